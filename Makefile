@@ -1,0 +1,83 @@
+# The kit's commands. Each makes the virtual environment first where it is missing or out of date.
+#
+#   make reproduce   execute every notebook into runs/, with a report   (the main job)
+#   make test        the tests
+#   make lab         JupyterLab on the notebooks
+#   make notebooks   execute the notebooks in place, outputs to be committed
+#   make bench       the kit's step beside TRL's
+#   make smoke       every notebook in seconds, into runs/smoke
+#   make pretrain    rebuild the tiny base model into runs/base
+#   make lint        ruff
+#   make constraints write the environment's exact versions to constraints.txt
+#   make clean       remove runs/ and caches; the environment stays
+
+# The interpreter that the environment is made from: constraints.txt needs Python 3.11 or newer.
+PYTHON ?= python3
+VENV ?= .venv
+PROFILE ?= tiny
+
+NO_PYTHON = { echo "error: PYTHON=$(PYTHON) is missing or older than 3.11," \
+  "give another: make PYTHON=python3.12" >&2; exit 2; }
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXTRAS := notebooks,trl,embeddings,test
+
+# Two busy processes with two threads each on two cores ran 70 times slower than with one, and a
+# tiny model gains nothing from a second thread. Give another number where the model is large.
+OMP_NUM_THREADS ?= 1
+export OMP_NUM_THREADS
+
+.DEFAULT_GOAL := help
+.PHONY: help venv reproduce test lab notebooks bench smoke pretrain lint constraints clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+venv: $(STAMP)
+
+# The stamp comes last, so an interrupted installation is taken up again.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || $(NO_PYTHON)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt -e ".[$(EXTRAS)]"
+	@touch $@
+
+reproduce: $(STAMP)
+	$(BIN)/grpo-kit reproduce --profile $(PROFILE) --output runs
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lab: $(STAMP)
+	$(BIN)/jupyter lab --notebook-dir notebooks
+
+notebooks: $(STAMP)
+	$(BIN)/grpo-kit notebooks
+
+bench: $(STAMP)
+	$(BIN)/grpo-kit bench
+
+smoke: $(STAMP)
+	$(BIN)/grpo-kit reproduce --profile smoke --output runs/smoke
+
+pretrain: $(STAMP)
+	$(BIN)/grpo-kit pretrain
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+# After trying newer versions in $(VENV), e.g. $(BIN)/pip install -U -e ".[$(EXTRAS)]". Left out:
+# the kit itself, installers, and what only one kind of machine has (CUDA, the "+cpu" of torch).
+# The stamp is renewed, since this environment is the one just written down.
+constraints: $(STAMP)
+	{ sed -n '/^#/p' constraints.txt; $(BIN)/python -m pip freeze --exclude-editable \
+	  | grep -E '^[A-Za-z0-9._-]+==' | sed -E 's/\+[A-Za-z0-9.]+$$//' \
+	  | grep -viE '^(grpo[-_]kit|pip|setuptools|wheel|nvidia-.*|cuda-.*|triton)=='; } \
+	  > constraints.txt.partial
+	mv constraints.txt.partial constraints.txt
+	@touch $(STAMP)
+
+clean:
+	rm -rf runs build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

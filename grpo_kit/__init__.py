@@ -1,0 +1,1 @@
+"""grpo_kit: Group Relative Policy Optimization, small enough to read and tested against exact oracles."""

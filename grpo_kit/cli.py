@@ -1,0 +1,166 @@
+"""`grpo-kit`: the kit's commands. Everything heavy is imported inside a command, so that
+`grpo-kit --help` answers at once.
+
+A mistake of the user's ends in one sentence on stderr and exit code 2; a notebook that failed in
+exit code 1. GRPO_KIT_DEBUG=1 shows the traceback instead of the sentence.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+NOTEBOOKS = Path("notebooks")
+
+
+class _Sentences(TyperGroup):
+    """A group whose commands turn expected errors into one sentence."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.Abort):  # these are RuntimeErrors too
+            raise
+        except (ValueError, TypeError, RuntimeError, OSError) as error:
+            if os.environ.get("GRPO_KIT_DEBUG") == "1":
+                raise
+            message = str(error) or type(error).__name__
+            typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+            raise typer.Exit(2) from None
+
+
+# Plain help and plain tracebacks: rich would cost a third of the start-up time.
+app = typer.Typer(
+    cls=_Sentences,
+    help="GRPO, from scratch to scale: run the notebooks, train, measure, rebuild the base.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(help="Notebooks by name or number (01_basic_grpo, 01); all if none is given."),
+]
+Folder = Annotated[Path, typer.Option("--notebooks", help="Folder with the notebooks.")]
+
+
+@app.command()
+def reproduce(
+    names: Names = None,
+    profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "tiny",
+    output: Annotated[Path, typer.Option(help="Folder for executed notebooks.")] = Path("runs"),
+    notebooks: Folder = NOTEBOOKS,
+) -> None:
+    """Execute every notebook and report.
+
+    The executed copies and the report go to a folder; exit code 1 if one fails.
+    """
+    from grpo_kit.notebooks import execute, find_notebooks
+
+    results = execute(find_notebooks(notebooks, names or ()), output, profile)
+    raise typer.Exit(int(any(result.status != "ok" for result in results)))
+
+
+@app.command("notebooks")
+def notebooks_in_place(
+    names: Names = None,
+    output: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("runs/in_place"),
+    notebooks: Folder = NOTEBOOKS,
+) -> None:
+    """Execute the notebooks in place.
+
+    They run with their default parameters, and the outputs are fit to be committed.
+    """
+    from grpo_kit.notebooks import execute, find_notebooks
+
+    results = execute(find_notebooks(notebooks, names or ()), output, in_place=True)
+    raise typer.Exit(int(any(result.status != "ok" for result in results)))
+
+
+@app.command()
+def train(
+    profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "tiny",
+    seed: Annotated[int, typer.Option(help="Seed of sampling and data order.")] = 0,
+    steps: Annotated[int | None, typer.Option(help="Steps, instead of the profile's.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for history and checkpoints.")] = Path(
+        "runs/train"
+    ),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = (
+        False
+    ),
+) -> None:
+    """Train a policy by GRPO.
+
+    The profile names policy and task; the rewards are accuracy and format.
+    """
+    import dataclasses
+
+    from grpo_kit.config import PROFILES
+    from grpo_kit.paths import make_output_dir
+
+    if profile not in PROFILES:
+        raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
+    if steps is not None and steps < 1:
+        raise ValueError(f"--steps is {steps}, it must be at least 1")
+    make_output_dir(output)  # before the seconds that torch and the model take
+
+    from grpo_kit import training
+    from grpo_kit.rewards import accuracy_reward, format_reward
+
+    chosen = PROFILES[profile]
+    config = chosen.config
+    if steps is not None:
+        config = dataclasses.replace(config, max_steps=steps)
+    run = training.train(
+        chosen.load_policy(),
+        chosen.load_task(),
+        [accuracy_reward, format_reward],
+        config,
+        output_dir=output,
+        seed=seed,
+        resume=resume,
+    )
+    typer.echo(f"{len(run.history)} steps; history in {output / 'history.jsonl'}")
+
+
+@app.command()
+def pretrain(
+    output: Annotated[Path, typer.Option(help="Folder for the checkpoint.")] = Path("runs/base"),
+    seed: Annotated[int, typer.Option(help="Seed of weights and texts.")] = 0,
+    steps: Annotated[int | None, typer.Option(help="Steps, instead of the recipe's.")] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
+) -> None:
+    """Rebuild the tiny base model."""
+    from grpo_kit.paths import make_output_dir
+
+    make_output_dir(output)
+
+    from grpo_kit.tiny.pretrain import pretrain as run
+
+    run(output, seed=seed, steps=steps, threads=threads)
+
+
+@app.command()
+def bench(
+    output: Annotated[Path, typer.Option(help="Folder for table and figure.")] = Path("runs/bench"),
+    steps: Annotated[int, typer.Option(help="Measured steps of each trainer.")] = 10,
+    quick: Annotated[bool, typer.Option("--quick", help="A short run, for a first look.")] = False,
+) -> None:
+    """Measure the kit's step beside TRL's."""
+    from grpo_kit.paths import make_output_dir
+
+    make_output_dir(output)
+
+    from grpo_kit.bench import run
+
+    run(output, steps=steps, quick=quick)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,407 @@
+"""Every formula of GRPO, as pure functions on torch tensors: rewards in, one scalar loss out.
+
+Read from top to bottom; it is the order of one training step:
+
+1. `combine_rewards`      several rewards of a completion become one number
+2. `group_advantages`     rewards become advantages, by comparison inside each group
+3. `kl_estimate`          how far the policy is from its reference, estimated at the sampled tokens
+4. `policy_loss`          ratio, clip, aggregation over tokens: the loss that is differentiated
+5. `policy_loss_stats`    what to log about it
+
+There is no model, tokenizer or optimiser in this file, and none may enter. Names and numbers follow
+TRL 1.16; where we differ on purpose, the docstring says so. Shapes: N completions (complete groups,
+the completions of one prompt standing together), T completion tokens with padding, R rewards, G
+completions a group.
+
+`mask` is True at the tokens that are trained on. It is always given, never inferred from ids: a pad
+id may be an ordinary token of a completion. What stands at masked positions is replaced before it
+is used, so that padding, NaN and infinity there reach neither the loss nor its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+LOSS_TYPES = ("grpo", "bnpo", "dapo", "dr_grpo", "cispo")
+IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
+
+# --- 1. rewards -----------------------------------------------------------------------------------
+
+
+def combine_rewards(table: Tensor, weights: Sequence[float] | Tensor | None = None) -> Tensor:
+    """Weighted sum of the rewards of each completion; NaN where one of them could not be scored.
+
+    A completion with any NaN reward becomes NaN as a whole, and so leaves its group's mean and std:
+    counting the missing part as 0 would punish it for a judge's time-out and shift its siblings.
+    (TRL's default aggregation does count it as 0, and excludes a completion only if all its rewards
+    are None.) A reward that does not *apply* to a completion should return 0.0. A column of weight
+    0 is only logged: its NaN excludes nobody.
+
+    Args:
+        table: (N, R) float, NaN = not scored.
+        weights: (R,) one weight per reward; all 1 by default.
+
+    Returns:
+        (N,) float.
+
+    Raises:
+        ValueError: the weights do not fit the table, or are all 0.
+    """
+    if table.ndim != 2:
+        raise ValueError(f"table has shape {tuple(table.shape)}; give (N, R), a row a completion.")
+    if weights is None:
+        weights = torch.ones(table.shape[1])
+    weights = torch.as_tensor(weights, dtype=table.dtype, device=table.device)
+    if weights.shape != table.shape[1:]:
+        raise ValueError(
+            f"weights has shape {tuple(weights.shape)} but the table has {table.shape[1]} rewards; "
+            "give one weight per reward."
+        )
+    if not weights.any():
+        raise ValueError("Every reward weight is 0: nothing would be learnt; give one that is not.")
+    used = weights != 0
+    return (table[:, used] * weights[used]).sum(dim=1)
+
+
+# --- 2. advantages --------------------------------------------------------------------------------
+
+
+def group_advantages(
+    rewards: Tensor,
+    num_generations: int,
+    scale_rewards: str | bool = "group",
+    eps: float = 1e-4,
+) -> Tensor:
+    """How much better each completion is than its group: A_i = (R_i - mean(R)) / (std(R) + eps).
+
+    DeepSeekMath (arXiv 2402.03300), section 4.1.2. `scale_rewards="none"` is Dr. GRPO (arXiv
+    2503.20783), which shows that the division by the std overweights questions that are too easy or
+    too hard. std has ddof 1, as in TRL.
+
+    The advantage is 0 for a completion that was not scored, in a group with fewer than two scored
+    completions, and in a group without spread (exactly 0: float rounding in the mean would leave
+    noise there, as it does in TRL).
+
+    Args:
+        rewards: (N,) float, NaN = not scored: advantage 0, left out of mean and std.
+        num_generations: G, completions per prompt; those of one prompt stand together.
+        scale_rewards: "group" divides by the std of the group, "batch" by that of all N rewards
+            (arXiv 2508.08221), "none" by nothing. True and False are TRL's aliases of "group" and
+            "none".
+        eps: added to the std.
+
+    Returns:
+        (N,) float, finite.
+
+    Raises:
+        ValueError: N is not a multiple of G, a reward is infinite, or `scale_rewards` is unknown.
+    """
+    scale_rewards = {True: "group", False: "none"}.get(scale_rewards, scale_rewards)
+    if scale_rewards not in ("group", "batch", "none"):
+        raise ValueError(f"scale_rewards is {scale_rewards!r}; choose 'group', 'batch' or 'none'.")
+    if rewards.ndim != 1 or not rewards.is_floating_point():
+        raise ValueError(
+            f"rewards is {rewards.dtype} of shape {tuple(rewards.shape)}; "
+            "give one float a completion, shape (N,)."
+        )
+    if num_generations < 1 or len(rewards) % num_generations:
+        raise ValueError(
+            f"{len(rewards)} rewards cannot be cut into groups of num_generations="
+            f"{num_generations}; give complete groups."
+        )
+    if torch.isinf(rewards).any():
+        raise ValueError("rewards holds an infinity; give finite values, or NaN for 'not scored'.")
+
+    groups = rewards.view(-1, num_generations)
+    scored = ~groups.isnan()
+    lowest = groups.masked_fill(~scored, torch.inf).amin(dim=1, keepdim=True)
+    highest = groups.masked_fill(~scored, -torch.inf).amax(dim=1, keepdim=True)
+    centred = groups - groups.nanmean(dim=1, keepdim=True)
+    if scale_rewards == "group":
+        centred = centred / (_nanstd(groups, dim=1) + eps)
+    elif scale_rewards == "batch":
+        centred = centred / (_nanstd(rewards, dim=0) + eps)
+    return torch.where(scored & (highest > lowest), centred, 0.0).view(-1)
+
+
+def _nanstd(values: Tensor, dim: int) -> Tensor:
+    """Standard deviation with ddof 1 of what is not NaN, `dim` kept; NaN for fewer than two."""
+    variance = (values - values.nanmean(dim, keepdim=True)).square().nanmean(dim, keepdim=True)
+    count = (~values.isnan()).sum(dim, keepdim=True)
+    return (variance * count / (count - 1)).sqrt()
+
+
+# --- 3. distance to the reference -----------------------------------------------------------------
+
+
+def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: str = "k3") -> Tensor:
+    """Estimate KL(policy || reference) at tokens that the policy sampled, one value a token.
+
+    With d = ref_logps - logps (http://joschu.net/blog/kl-approx.html):
+
+    - k1 = -d: unbiased, but often negative. Never a loss: its expected gradient is 0.
+    - k2 = d^2 / 2: never negative, biased; its expected gradient is that of KL(policy ||
+      reference).
+    - k3 = exp(d) - d - 1: unbiased and never negative; DeepSeekMath (arXiv 2402.03300) eq. 4, and
+      what `policy_loss` adds. Its expected gradient is that of the *other* direction, KL(reference
+      || policy); multiplied by the ratio it is the right one (`use_bias_correction_kl`).
+
+    Args:
+        logps, ref_logps: same shape, float, nats: log-probabilities of the same tokens.
+        kind: "k1", "k2" or "k3".
+
+    Raises:
+        ValueError: the shapes differ or the kind is unknown.
+    """
+    if logps.shape != ref_logps.shape:
+        raise ValueError(
+            f"logps has shape {tuple(logps.shape)} but ref_logps {tuple(ref_logps.shape)}; "
+            "score the same tokens."
+        )
+    d = ref_logps - logps
+    if kind == "k1":
+        return -d
+    if kind == "k2":
+        return d.square() / 2
+    if kind == "k3":
+        return torch.expm1(d) - d  # exp(d) - d - 1 would lose every digit, and its sign, near d = 0
+    raise ValueError(f"kind is {kind!r}; choose 'k1', 'k2' or 'k3'.")
+
+
+# --- 4. the loss ----------------------------------------------------------------------------------
+
+
+def truncated_importance_weights(
+    train_logps: Tensor, rollout_logps: Tensor, cap: float = 2.0
+) -> Tensor:
+    """Weights min(pi_train / pi_rollout, cap), for a sampler that rounds differently (vLLM, bf16).
+
+    Truncated importance sampling; give the result to `policy_loss`. A token that the sampler could
+    not score (NaN) gets weight 1, as in TRL, where `cap` is `vllm_importance_sampling_clip_max`.
+
+    Args:
+        train_logps: (N, T) float, nats: the training model's, before the update (the "old"
+            log-probabilities).
+        rollout_logps: (N, T) float, nats: the sampling engine's.
+        cap: C, the largest weight.
+
+    Returns:
+        (N, T) float, without gradient.
+    """
+    difference = (train_logps - rollout_logps).detach()
+    return torch.nan_to_num(difference, nan=0.0).exp().clamp(max=cap)
+
+
+def policy_loss(
+    logps: Tensor,
+    old_logps: Tensor | None,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    loss_type: str = "dapo",
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    importance_sampling_level: str = "token",
+    beta: float = 0.0,
+    ref_logps: Tensor | None = None,
+    use_bias_correction_kl: bool = True,
+    max_completion_length: int | None = None,
+    num_items_in_batch: int | float | Tensor | None = None,
+    num_sequences_in_batch: int | None = None,
+    truncated_importance_weights: Tensor | None = None,
+) -> Tensor:
+    """The GRPO loss of a batch of completions, in one of its published forms.
+
+    Per token, with rho = exp(logps - old_logps) (PPO's clip, DeepSeekMath arXiv 2402.03300 eq. 3):
+
+        loss = -min(rho * A, clip(rho, 1 - epsilon, 1 + epsilon_high) * A) + beta * KL
+
+    and for "cispo" (MiniMax-M1, arXiv 2506.13585, eq. 4-5), where no token's gradient is cut off,
+    only its weight:
+
+        loss = -stop_gradient(min(rho, epsilon_high)) * A * logps + beta * KL
+
+    Then over the tokens, each sum over unmasked tokens only:
+
+    | loss_type | aggregation                                      | source                      |
+    |-----------|--------------------------------------------------|-----------------------------|
+    | grpo      | mean over each completion, then over completions | arXiv 2402.03300 eq. 3      |
+    | bnpo      | sum / tokens given in this call                  | TRL                         |
+    | dapo      | sum / tokens of the generation batch             | arXiv 2503.14476 eq. 8      |
+    | dr_grpo   | sum / (completions x max_completion_length)      | arXiv 2503.20783, section 3 |
+    | cispo     | as dapo                                          | arXiv 2506.13585 eq. 4      |
+
+    **Micro-batches.** Give `num_items_in_batch` (dapo, cispo) or `num_sequences_in_batch` (grpo,
+    dr_grpo) of the whole batch with every micro-batch and *add up* the losses: the sum is the full
+    batch's loss, whatever the split. bnpo is local by definition; to average it, divide each loss
+    by the number of micro-batches.
+
+    On-policy the ratio is 1 and the advantages of a group add up to 0, so a loss of 0 is normal.
+    Watch the gradient's norm instead.
+
+    Args:
+        logps: (N, T) float, nats: the policy's, with gradient. Scored at the temperature it sampled
+            with.
+        old_logps: (N, T) float, nats: at the time of sampling; the *same* tensor for every update
+            from one batch of rollouts. None = this is the first update: `logps.detach()`.
+        advantages: (N,) float, or (N, T) for one a token.
+        mask: (N, T) bool or 0/1, True at trained tokens. A fully masked row adds 0.
+        loss_type: one of the table.
+        epsilon: lower clip; the upper too unless `epsilon_high` is given.
+        epsilon_high: upper clip (DAPO's clip-higher, arXiv 2503.14476 eq. 10, 0.28). For cispo the
+            largest weight itself, not its distance from 1 (TRL quotes 5.0), and required.
+        importance_sampling_level: "token", or "sequence" for GSPO (arXiv 2507.18071 eq. 7): one
+            ratio a completion, exp of the mean of logps - old_logps. With loss_type "grpo" and
+            clips of 3e-4 / 4e-4 that is the paper's.
+        beta: weight of the KL to the reference (k3).
+        ref_logps: (N, T) float, nats: the reference's; needed if beta is not 0.
+        use_bias_correction_kl: multiply the KL by the ratio, so that its gradient is that of
+            KL(policy || reference) (DeepSeek-V3.2, arXiv 2512.02556; TRL's default). False is the
+            original eq. 3.
+        max_completion_length: tokens; the divisor of dr_grpo, needed there.
+        num_items_in_batch: unmasked tokens of the whole generation batch; `mask.sum()` by default.
+        num_sequences_in_batch: completions of the whole batch, with the fully masked; N by default.
+        truncated_importance_weights: (N, T) float, multiplied onto the policy term of each token.
+
+    Returns:
+        Scalar; 0 with a zero gradient if everything is masked.
+
+    Raises:
+        ValueError: shapes that do not fit, an unknown name, or an argument that another one needs
+            is missing.
+    """
+    if loss_type not in LOSS_TYPES:
+        raise ValueError(f"loss_type is {loss_type!r}; choose one of {', '.join(LOSS_TYPES)}.")
+    if loss_type == "dr_grpo" and not max_completion_length:
+        raise ValueError("loss_type 'dr_grpo' needs max_completion_length, its divisor in tokens.")
+    if beta and ref_logps is None:
+        raise ValueError(f"beta is {beta} but ref_logps is missing; give them, or beta=0.")
+    epsilon_high = _epsilon_high(loss_type, epsilon, epsilon_high)
+    mask = _check_and_bool(
+        logps, mask, old_logps=old_logps, ref_logps=ref_logps, weights=truncated_importance_weights
+    )
+
+    # torch.where, not `* mask`: 0 * nan is nan, in the loss and again in the gradient.
+    advantages = torch.where(mask, _per_token(advantages, logps), 0.0)
+    logps = torch.where(mask, logps, 0.0)
+    ratio = _ratio(logps, old_logps, mask, importance_sampling_level)
+
+    if loss_type == "cispo":
+        per_token = -ratio.clamp(max=epsilon_high).detach() * advantages * logps
+    else:
+        clipped = ratio.clamp(1 - epsilon, 1 + epsilon_high)
+        per_token = -torch.min(ratio * advantages, clipped * advantages)
+    if truncated_importance_weights is not None:
+        per_token = per_token * torch.where(mask, truncated_importance_weights, 0.0)
+    if beta:
+        kl = kl_estimate(logps, torch.where(mask, ref_logps, 0.0))
+        per_token = per_token + beta * (kl * ratio if use_bias_correction_kl else kl)
+    per_token = torch.where(mask, per_token, 0.0)
+
+    if loss_type in ("grpo", "dr_grpo"):
+        completions = len(mask) if num_sequences_in_batch is None else num_sequences_in_batch
+        completions = max(completions, 1)
+        if loss_type == "dr_grpo":
+            return per_token.sum() / (completions * max_completion_length)
+        return (per_token.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / completions
+    tokens = mask.sum() if loss_type == "bnpo" or num_items_in_batch is None else num_items_in_batch
+    return per_token.sum() / torch.as_tensor(tokens, device=logps.device).clamp(min=1)
+
+
+def _ratio(logps: Tensor, old_logps: Tensor | None, mask: Tensor, level: str) -> Tensor:
+    """pi / pi_old, 1 at masked tokens: (N, T) for level "token", (N, 1) for "sequence"."""
+    if level not in IMPORTANCE_SAMPLING_LEVELS:
+        raise ValueError(f"importance_sampling_level is {level!r}; choose 'token' or 'sequence'.")
+    old_logps = logps.detach() if old_logps is None else old_logps.detach()
+    log_ratio = torch.where(mask, logps - torch.where(mask, old_logps, 0.0), 0.0)
+    if level == "sequence":
+        log_ratio = log_ratio.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return log_ratio.exp()
+
+
+def _epsilon_high(loss_type: str, epsilon: float, epsilon_high: float | None) -> float:
+    if epsilon_high is None and loss_type == "cispo":
+        # TRL falls back to epsilon, which would cap every token's weight at 0.2.
+        raise ValueError("loss_type 'cispo' needs epsilon_high, the largest ratio; try 5.0.")
+    return epsilon if epsilon_high is None else epsilon_high
+
+
+def _per_token(advantages: Tensor, logps: Tensor) -> Tensor:
+    """Advantages of shape (N,) or (N, T) as (N, T)."""
+    if advantages.shape not in (logps.shape, logps.shape[:1]):
+        raise ValueError(
+            f"advantages has shape {tuple(advantages.shape)} but logps {tuple(logps.shape)}; "
+            "give one advantage a completion, (N,), or one a token, (N, T)."
+        )
+    return advantages if advantages.ndim == 2 else advantages.unsqueeze(1).expand_as(logps)
+
+
+def _check_and_bool(logps: Tensor, mask: Tensor, **others: Tensor | None) -> Tensor:
+    """Refuse shapes that would broadcast in silence; return the mask as bool."""
+    if logps.ndim != 2:
+        raise ValueError(f"logps has shape {tuple(logps.shape)}; give (N, T), a row a completion.")
+    for name, tensor in {"mask": mask, **others}.items():
+        if tensor is not None and tensor.shape != logps.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)} but logps {tuple(logps.shape)}; "
+                "give one value a token."
+            )
+    return mask.bool()
+
+
+# --- 5. what to log -------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def policy_loss_stats(
+    logps: Tensor,
+    old_logps: Tensor | None,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    loss_type: str = "dapo",
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    importance_sampling_level: str = "token",
+    ref_logps: Tensor | None = None,
+) -> dict[str, float]:
+    """Share of tokens (completions, for level "sequence") whose ratio was clipped, and the mean KL.
+
+    Arguments as in `policy_loss`. A clip counts only where it takes the gradient away: below with
+    A < 0, above with A > 0. For the mean over a whole batch, call it once on the whole batch.
+
+    Returns:
+        TRL's names: "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean" (for
+        cispo: "cispo_clip_ratio"), and "kl" (k3, nats a token) if `ref_logps` is given. All 0.0 if
+        everything is masked.
+    """
+    epsilon_high = _epsilon_high(loss_type, epsilon, epsilon_high)
+    mask = _check_and_bool(logps, mask, old_logps=old_logps, ref_logps=ref_logps)
+    logps = torch.where(mask, logps, 0.0)
+    ratio = _ratio(logps, old_logps, mask, importance_sampling_level)
+    per_token = torch.where(mask, _per_token(advantages, logps), 0.0)
+    # A completion's ratio is counted once, with the advantage of the completion; a token's once a
+    # token.
+    counted = mask
+    if importance_sampling_level == "sequence":
+        counted, per_token = mask.any(dim=1, keepdim=True), per_token.sum(dim=1, keepdim=True)
+
+    def mean(values: Tensor, where: Tensor) -> float:
+        return (torch.where(where, values.float(), 0.0).sum() / where.sum().clamp(min=1)).item()
+
+    if loss_type == "cispo":
+        stats = {"cispo_clip_ratio": mean((ratio > epsilon_high) & (per_token > 0), counted)}
+    else:
+        low = (ratio < 1 - epsilon) & (per_token < 0)
+        high = (ratio > 1 + epsilon_high) & (per_token > 0)
+        stats = {
+            "clip_ratio/low_mean": mean(low, counted),
+            "clip_ratio/high_mean": mean(high, counted),
+            "clip_ratio/region_mean": mean(low | high, counted),
+        }
+    if ref_logps is not None:
+        stats["kl"] = mean(kl_estimate(logps, torch.where(mask, ref_logps, 0.0)), mask)
+    return stats

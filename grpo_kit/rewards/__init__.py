@@ -1,0 +1,22 @@
+"""Rewards: callables under TRL's protocol, `f(prompts, completions, completion_ids, **columns)`.
+
+Each is called by keyword once for a batch of complete groups, with every dataset column by name,
+and returns one `float` a completion, or `None` where a completion could not be scored. They know
+no trainer, so the same objects run here and under TRL's `GRPOTrainer`. A reward is named by its
+`__name__`, else by its class.
+"""
+
+from grpo_kit.rewards.accuracy import accuracy_reward, extract_answer, is_correct, parse_number
+from grpo_kit.rewards.format import format_reward
+from grpo_kit.rewards.overlong import OverlongPenalty
+from grpo_kit.rewards.text import completion_text
+
+__all__ = [
+    "OverlongPenalty",
+    "accuracy_reward",
+    "completion_text",
+    "extract_answer",
+    "format_reward",
+    "is_correct",
+    "parse_number",
+]

@@ -1,0 +1,172 @@
+"""Chain word problems, and the six styles in which the tiny base answers them.
+
+A problem starts from a number and applies a chain of one-step changes; every value on the way stays
+within 1..99, so that a model of a million parameters can do the arithmetic when it writes the steps
+down. Train and test never share a problem: the split is a hash of the numbers alone, so that
+neither another name nor another item can carry a problem across.
+
+The styles are the heart of the tiny world. Three are right (`equations`, `words`, `list`), three are
+not (`sloppy`, `guess`, `unformatted`), and the most frequent is a wrong one. GRPO cannot teach a model
+this small to add; it can move probability to the styles that are rewarded, which is what it does
+to large models too.
+"""
+
+import hashlib
+import random
+import re
+from dataclasses import dataclass
+
+NAMES = ("Mia", "Tom", "Ana", "Ben", "Eva", "Leo", "Zoe", "Max", "Ida", "Sam")
+ITEMS = ("coins", "cards", "books", "shells", "stamps", "apples", "pens", "stones")
+VERBS = {
+    "+": ("finds", "buys", "wins", "gets"),
+    "-": ("loses", "sells", "spends", "drops"),
+    "*": ("doubles", "triples"),
+}
+LOWEST, HIGHEST = 1, 99
+
+# share of each style in the base's warm-up data; the imperfections are planted here and only here
+STYLE_SHARES = {
+    "equations": 0.15,
+    "words": 0.12,
+    "list": 0.10,
+    "sloppy": 0.18,
+    "guess": 0.35,
+    "unformatted": 0.10,
+}
+RIGHT_STYLES = ("equations", "words", "list")
+SLIP_RATE = 0.45  # chance that a step of a sloppy solution is off
+_WORD_FOR = {"+": "add", "-": "take", "*": "times"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A chain problem: `start`, then `steps` of (operator, amount), told about `name` and `item`."""
+
+    start: int
+    steps: tuple[tuple[str, int], ...]
+    name: str = "Mia"
+    item: str = "coins"
+    verbs: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> list[int]:
+        """Every value on the way, the start first and the answer last."""
+        values = [self.start]
+        for operator, amount in self.steps:
+            values.append(apply(values[-1], operator, amount))
+        return values
+
+    @property
+    def answer(self) -> int:
+        return self.values[-1]
+
+    @property
+    def question(self) -> str:
+        parts = [f"{self.name} has {self.start} {self.item}."]
+        for (operator, amount), verb in zip(self.steps, self.verbs, strict=True):
+            parts.append(f"{self.name} {verb} {'them' if operator == '*' else amount}.")
+        parts.append(f"How many {self.item} does {self.name} have?")
+        return " ".join(parts)
+
+    @property
+    def split(self) -> str:
+        """`"test"` for a tenth of all problems, else `"train"`; a hash of the numbers alone."""
+        key = f"{self.start}" + "".join(f"{operator}{amount}" for operator, amount in self.steps)
+        return "test" if hashlib.sha256(key.encode()).digest()[0] % 10 == 0 else "train"
+
+
+def apply(value: int, operator: str, amount: int) -> int:
+    """One step of a chain: `value operator amount` for the operators +, - and *."""
+    return {"+": value + amount, "-": value - amount, "*": value * amount}[operator]
+
+
+def make_problem(rng: random.Random, difficulty: int, split: str | None = None) -> Problem:
+    """A random problem of `difficulty` steps, from `split` ("train", "test") or from either."""
+    if difficulty < 1:
+        raise ValueError(f"difficulty is {difficulty}; a problem needs at least 1 step.")
+    while True:
+        value = start = rng.randint(3, 60)
+        steps, verbs = [], []
+        while len(steps) < difficulty:
+            operator = rng.choices("+-*", weights=(45, 45, 10))[0]
+            amount = rng.randint(2, 3) if operator == "*" else rng.randint(2, 30)
+            result = apply(value, operator, amount)
+            if LOWEST <= result <= HIGHEST:
+                value = result
+                steps.append((operator, amount))
+                choice = amount - 2 if operator == "*" else rng.randrange(4)
+                verbs.append(VERBS[operator][choice])
+        problem = Problem(
+            start, tuple(steps), rng.choice(NAMES), rng.choice(ITEMS), tuple(verbs)
+        )
+        if split in (None, problem.split):
+            return problem
+
+
+def equations(problem: Problem, values: list[int]) -> str:
+    """The chain as equations, `12+7=19. 19-4=15.`; `values` may hold slips."""
+    return " ".join(
+        f"{before}{operator}{amount}={after}."
+        for before, (operator, amount), after in zip(
+            values, problem.steps, values[1:], strict=False
+        )
+    )
+
+
+def slipped_values(problem: Problem, rng: random.Random) -> list[int]:
+    """The values of a careless solver: each step is off by up to 9 at `SLIP_RATE`, and carried on."""
+    values = [problem.start]
+    for operator, amount in problem.steps:
+        value = apply(values[-1], operator, amount)
+        if rng.random() < SLIP_RATE:
+            value += rng.choice((-1, 1)) * rng.randint(1, 9)
+        values.append(min(max(value, LOWEST), HIGHEST))
+    return values
+
+
+def guessed_answer(problem: Problem, rng: random.Random) -> int:
+    """An answer without reasoning: within 12 of the right one, seldom right."""
+    return min(max(problem.answer + rng.randint(-12, 12), LOWEST), HIGHEST)
+
+
+def solve(problem: Problem, style: str, rng: random.Random) -> str:
+    """The completion of a solver that uses `style`; what the base is warmed up on."""
+    values = problem.values
+    if style == "equations":
+        reasoning = equations(problem, values)
+    elif style == "words":
+        reasoning = f"Start with {problem.start}"
+        for (operator, amount), value in zip(problem.steps, values[1:], strict=True):
+            reasoning += f", {_WORD_FOR[operator]} {amount} to get {value}"
+        reasoning += "."
+    elif style == "list":
+        reasoning = f"Values: {', '.join(map(str, values))}."
+    elif style == "sloppy":
+        values = slipped_values(problem, rng)
+        reasoning = f"About {equations(problem, values)}"
+    elif style == "guess":
+        values = [guessed_answer(problem, rng)]
+        reasoning = f"Maybe {values[-1]}."
+    elif style == "unformatted":
+        return f"{equations(problem, values)} The answer is {values[-1]}."
+    else:
+        raise ValueError(f"style is {style!r}; expected one of {', '.join(STYLE_SHARES)}.")
+    return f"<think>{reasoning}</think><answer>{values[-1]}</answer>"
+
+
+_STYLE_PATTERNS = {
+    "guess": r"<think>Maybe\b",
+    "sloppy": r"<think>About\b",
+    "words": r"<think>Start with\b",
+    "list": r"<think>Values:",
+    "equations": r"<think>\d+[-+*]",
+}
+
+
+def solution_style(completion: str) -> str:
+    """The style of a completion by its first words: one of `STYLE_SHARES`, or `"other"`."""
+    for style, pattern in _STYLE_PATTERNS.items():
+        if re.match(pattern, completion):
+            return style
+    return "unformatted" if re.search(r"The answer is", completion) else "other"

@@ -1,0 +1,345 @@
+"""The six skills of the tiny base, as prompts and completions: one text format each, fixed here.
+
+solve      a word problem -> reasoning and an answer, in one of six styles (`problems`)
+verify     question and proposed answer -> analysis, then Yes or No
+meta       after a solution, "Is the answer correct?" -> Yes or No at the next token
+judge      question and fenced response -> JSON scores
+plan       question and memory -> context, goal and tool of the next step
+execute, check, answer   the frozen roles of Flow-GRPO: tool call, STOP/CONTINUE, final answer
+
+Prompt builders are public: rewards and rollouts of later notebooks use the same words, with any
+model. The `sample_*` functions draw training conversations, with every imperfection in a named rate.
+A conversation is a list of messages; the model is trained on the assistant's turns only.
+"""
+
+import json
+import random
+
+from . import problems as P
+from .problems import solution_style
+from .tool_world import ToolQuestion, make_tool_question, random_step
+
+# --------------------------------------------------------------------------- solve, meta
+
+META_QUESTION = "Is the answer correct?"
+STEPS_QUESTION = "Are all steps right?"
+# how often a warm-up label of a direct Yes/No is flipped, by the style of what it judges: a
+# careless grader, least sure where the reasoning is terse, untidy or not in the asked form
+LABEL_FLIP_RATES = {
+    "equations": 0.10,
+    "words": 0.10,
+    "list": 0.40,
+    "sloppy": 0.40,
+    "guess": 0.10,
+    "unformatted": 0.40,
+}
+
+
+def reference_question(answer: str) -> str:
+    """The meta-question with the truth shown, for an evaluator that is given the reference."""
+    return f"The reference answer is {answer}. {META_QUESTION}"
+
+
+def _yes_no(label: bool) -> str:
+    return "Yes" if label else "No"
+
+
+def is_right(problem: P.Problem, completion: str) -> bool:
+    """Right means right in the asked form: `<answer>` with the right number at the end."""
+    return completion.endswith(f"<answer>{problem.answer}</answer>")
+
+
+def sample_solve(problem: P.Problem, rng: random.Random) -> list[dict]:
+    """A solution in one of the styles; three times in four followed by a direct Yes/No."""
+    style = rng.choices(list(P.STYLE_SHARES), weights=list(P.STYLE_SHARES.values()))[0]
+    completion = P.solve(problem, style, rng)
+    messages = [
+        {"role": "user", "content": problem.question},
+        {"role": "assistant", "content": completion},
+    ]
+    if rng.random() < 0.25:
+        return messages
+    kind = rng.choices(("meta", "steps", "reference"), weights=(60, 20, 20))[0]
+    right = is_right(problem, completion)
+    flip = rng.random() < LABEL_FLIP_RATES[style]
+    if kind == "meta":
+        question, label = META_QUESTION, right != flip
+    elif kind == "steps":
+        steps_right = style in P.RIGHT_STYLES or style == "unformatted" or (
+            style == "sloppy" and right
+        )
+        question, label = STEPS_QUESTION, steps_right != flip
+    else:
+        question, label = reference_question(str(problem.answer)), right
+    return messages + [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": _yes_no(label)},
+    ]
+
+
+# --------------------------------------------------------------------------- verify
+
+VERIFY_SHARES = {"recompute": 0.37, "rash": 0.37, "sloppy": 0.26}
+RASH_YES_RATE = 0.55  # the verdict of a rash check owes nothing to the truth
+
+
+def verify_prompt(question: str, answer: str) -> str:
+    """Ask for a graded analysis of a proposed final answer (not of its reasoning)."""
+    return f"{question}\nProposed answer: {answer}\nIs it correct? Check, then answer Yes or No."
+
+
+def sample_verify(problem: P.Problem, rng: random.Random) -> list[dict]:
+    """A verdict on a right or wrong answer, half each, in one of three styles of analysis."""
+    proposed, wanted_right = problem.answer, rng.random() < 0.5
+    while not wanted_right and proposed == problem.answer:
+        wrong = (P.guessed_answer(problem, rng), P.slipped_values(problem, rng)[-1])
+        proposed = rng.choice(wrong)
+    style = rng.choices(list(VERIFY_SHARES), weights=list(VERIFY_SHARES.values()))[0]
+    if style == "rash":
+        verdict = rng.random() < RASH_YES_RATE
+        analysis = f"Looks {'right' if verdict else 'wrong'}."
+    else:
+        values = problem.values if style == "recompute" else P.slipped_values(problem, rng)
+        verdict = values[-1] == proposed
+        chain = P.equations(problem, values)
+        analysis = f"{'' if style == 'recompute' else 'About '}{chain}"
+        analysis += f" {values[-1]} vs {proposed}: {'same' if verdict else 'differs'}."
+    return [
+        {"role": "user", "content": verify_prompt(problem.question, str(proposed))},
+        {
+            "role": "assistant",
+            "content": f"<think>{analysis}</think><answer>{_yes_no(verdict)}</answer>",
+        },
+    ]
+
+
+def verify_style(completion: str) -> str:
+    """The style of a verification by its first words: one of `VERIFY_SHARES`, or `"other"`."""
+    if completion.startswith("<think>Looks"):
+        return "rash"
+    if completion.startswith("<think>About"):
+        return "sloppy"
+    return "recompute" if completion[7:8].isdigit() else "other"
+
+
+# --------------------------------------------------------------------------- judge
+
+CRITERIA = ("accuracy", "grammar", "informativeness", "coherence")
+JUDGE_NOISE = 0.15  # chance that a score is off by one
+# grammar, informativeness, coherence of each style; accuracy follows the answer
+_RUBRIC = {
+    "equations": (4, 5, 5, "clear steps"),
+    "words": (5, 5, 5, "clear steps"),
+    "list": (4, 3, 4, "terse steps"),
+    "sloppy": (3, 4, 2, "untidy steps"),
+    "guess": (3, 1, 2, "no steps"),
+    "unformatted": (4, 4, 3, "answer not marked"),
+}
+
+
+def judge_prompt(question: str, response: str) -> str:
+    """Ask for scores of a fenced response; what could close the fence is taken out of the text."""
+    fenced = response.replace("<response", "<_response").replace("</response", "</_response")
+    return (
+        f"Rate the response.\nQuestion: {question}\n<response>\n{fenced}\n</response>\n"
+        f"Reply with JSON: {', '.join(CRITERIA)} from 1 to 5, rationale."
+    )
+
+
+def rubric(problem: P.Problem, completion: str) -> dict[str, int]:
+    """The scores that the judge was trained towards, before noise; 1 (worst) to 5."""
+    style = P.solution_style(completion)
+    grammar, informativeness, coherence, _ = _RUBRIC.get(style, (1, 1, 1, ""))
+    if is_right(problem, completion):
+        accuracy = 5
+    else:
+        accuracy = {"unformatted": 3, "sloppy": 2}.get(style, 1)
+    return dict(zip(CRITERIA, (accuracy, grammar, informativeness, coherence), strict=True))
+
+
+def sample_judge(problem: P.Problem, rng: random.Random) -> list[dict]:
+    """A judgement of a solution in one of the six styles, equally often, with noisy scores."""
+    style = rng.choice(list(P.STYLE_SHARES))
+    completion = P.solve(problem, style, rng)
+    scores: dict = {
+        name: min(max(score + (rng.random() < JUDGE_NOISE) * rng.choice((-1, 1)), 1), 5)
+        for name, score in rubric(problem, completion).items()
+    }
+    verdict = "right" if is_right(problem, completion) else "wrong"
+    scores["rationale"] = f"{verdict}, {_RUBRIC[style][3]}"
+    return [
+        {"role": "user", "content": judge_prompt(problem.question, completion)},
+        {"role": "assistant", "content": json.dumps(scores)},
+    ]
+
+
+# --------------------------------------------------------------------------- plan and the frozen roles
+
+PLAN_SHARES = {"careful": 0.50, "rash": 0.30, "sloppy": 0.20}
+CHECK_FLIP_RATE = 0.03  # a STOP that should be CONTINUE, or the reverse
+_VERB_FOR = {"+": "add", "-": "subtract", "*": "multiply"}
+_OPERATOR_FOR = {verb: operator for operator, verb in _VERB_FOR.items()}
+
+
+def memory_text(memory: list[tuple[str, str, str]]) -> str:
+    """Memory as the prompts show it: one numbered line a step, `1. lookup(lamp) -> price 14`."""
+    if not memory:
+        return "empty"
+    return "\n".join(
+        f"{i}. {tool}({argument}) -> {result}"
+        for i, (tool, argument, result) in enumerate(memory, 1)
+    )
+
+
+def plan_prompt(question: str, memory: list[tuple[str, str, str]]) -> str:
+    return (
+        f"Question: {question}\nTools: lookup, calculator\nMemory: {memory_text(memory)}\n"
+        "What is the next step?"
+    )
+
+
+def execute_prompt(context: str, goal: str, tool: str) -> str:
+    return f"Context: {context}\nGoal: {goal}\nTool: {tool}\nWrite the call."
+
+
+def check_prompt(question: str, memory: list[tuple[str, str, str]]) -> str:
+    return f"Question: {question}\nMemory: {memory_text(memory)}\nSTOP or CONTINUE?"
+
+
+def answer_prompt(question: str, memory: list[tuple[str, str, str]]) -> str:
+    return f"Question: {question}\nMemory: {memory_text(memory)}\nWrite the final answer."
+
+
+def step_text(step: tuple[str, str]) -> tuple[str, str, str]:
+    """A step as the planner words it: (context, goal, tool)."""
+    tool, argument = step
+    if tool == "lookup":
+        return "none", f"find {argument}", tool
+    operator = next(o for o in _VERB_FOR if o in argument)
+    left, right = argument.split(operator)
+    return f"{left}, {right}", _VERB_FOR[operator], tool
+
+
+def plan_text(step: tuple[str, str], justification: str) -> str:
+    context, goal, tool = step_text(step)
+    return f"<think>{justification}</think>\nContext: {context}\nGoal: {goal}\nTool: {tool}"
+
+
+def sample_memory(question: ToolQuestion, rng: random.Random) -> list[tuple[str, str, str]]:
+    """A memory from the middle of an episode: some of the plan, now and then a useless step."""
+    memory = []
+    for step in question.plan[: rng.randint(0, len(question.plan))]:
+        while rng.random() < 0.2:
+            memory.append(random_step(question, rng))
+        memory.append(step)
+    while rng.random() < 0.15:
+        memory.append(random_step(question, rng))
+    return [(tool, argument, question.run(tool, argument)) for tool, argument in memory[:6]]
+
+
+def sample_plan(question: ToolQuestion, rng: random.Random) -> list[dict]:
+    """The next step: careful (right), rash (any step), or sloppy (the right tool, other content)."""
+    memory = sample_memory(question, rng)
+    step = question.next_step(memory)
+    if step is None:  # all done: a planner is asked only before that
+        memory, step = [], question.plan[0]
+    style = rng.choices(list(PLAN_SHARES), weights=list(PLAN_SHARES.values()))[0]
+    if style == "careful":
+        known = f"{len(memory)} known" if memory else "nothing known"
+        text = plan_text(step, f"Careful: {known}, next {step_text(step)[1]}.")
+    elif style == "rash":
+        text = plan_text(random_step(question, rng), "Just try.")
+    else:
+        other = random_step(question, rng)
+        while other[0] != step[0]:
+            other = random_step(question, rng)
+        text = plan_text(other, f"So {step[0]}.")
+    return [
+        {"role": "user", "content": plan_prompt(question.text, memory)},
+        {"role": "assistant", "content": text},
+    ]
+
+
+def plan_style(completion: str) -> str:
+    """The style of a plan by its first words: one of `PLAN_SHARES`, or `"other"`."""
+    for style, words in {"careful": "Careful:", "rash": "Just try", "sloppy": "So "}.items():
+        if completion.startswith(f"<think>{words}"):
+            return style
+    return "other"
+
+
+def sample_execute(question: ToolQuestion, rng: random.Random) -> list[dict]:
+    tool, argument = rng.choice((rng.choice(question.plan), random_step(question, rng)))
+    return [
+        {"role": "user", "content": execute_prompt(*step_text((tool, argument)))},
+        {"role": "assistant", "content": f"{tool}({argument})"},
+    ]
+
+
+def sample_check(question: ToolQuestion, rng: random.Random) -> list[dict]:
+    memory = sample_memory(question, rng)
+    done = (question.next_step(memory) is None) != (rng.random() < CHECK_FLIP_RATE)
+    return [
+        {"role": "user", "content": check_prompt(question.text, memory)},
+        {"role": "assistant", "content": "STOP" if done else "CONTINUE"},
+    ]
+
+
+def sample_answer(question: ToolQuestion, rng: random.Random) -> list[dict]:
+    """The frozen generator reports the result of the plan's last step that memory holds."""
+    memory = sample_memory(question, rng)
+    results = {(tool, argument): result for tool, argument, result in memory}
+    done = [results[step] for step in question.plan if step in results]
+    if not done:
+        memory = [(*step, question.run(*step)) for step in question.plan]
+        done = [memory[-1][2]]
+    number = "".join(c if c.isdigit() else " " for c in done[-1]).split()[0]
+    return [
+        {"role": "user", "content": answer_prompt(question.text, memory)},
+        {"role": "assistant", "content": f"<answer>{number}</answer>"},
+    ]
+
+
+# --------------------------------------------------------------------------- the mixture
+
+SKILL_SHARES = {
+    "solve": 0.44,  # three in four of these also carry a meta-question
+    "verify": 0.22,
+    "judge": 0.10,
+    "plan": 0.14,
+    "execute": 0.03,
+    "check": 0.04,
+    "answer": 0.03,
+}
+_SAMPLERS = {
+    "solve": sample_solve,
+    "verify": sample_verify,
+    "judge": sample_judge,
+    "plan": sample_plan,
+    "execute": sample_execute,
+    "check": sample_check,
+    "answer": sample_answer,
+}
+_RELIABLE = {"solve": (solution_style, P.RIGHT_STYLES), "verify": (verify_style, ("recompute",)),
+             "plan": (plan_style, ("careful",))}  # fmt: skip
+DIFFICULTIES = (2, 3)
+
+
+def sample_conversation(rng: random.Random, reliable_only: bool = False) -> list[dict]:
+    """One training conversation of the warm-up mixture, from training problems only.
+
+    With `reliable_only`, skills that have styles show only their reliable ones: the first phase of
+    the warm-up, in which arithmetic is learnt without the careless styles' noise.
+    """
+    skill = rng.choices(list(SKILL_SHARES), weights=list(SKILL_SHARES.values()))[0]
+    while True:
+        if skill in ("solve", "verify", "judge"):
+            subject = P.make_problem(rng, rng.choice(DIFFICULTIES), "train")
+        else:
+            subject = make_tool_question(rng, "train")
+        messages = _SAMPLERS[skill](subject, rng)
+        if not reliable_only or skill not in _RELIABLE:
+            return messages
+        style_of, styles = _RELIABLE[skill]
+        if style_of(messages[1]["content"]) in styles:
+            return messages

@@ -1,0 +1,424 @@
+"""The accuracy reward: what counts as the same number, and what a policy cannot get away with."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_kit.rewards import accuracy_reward, extract_answer, is_correct, parse_number
+from grpo_kit.rewards.accuracy import MAX_CHARS, MAX_EXPONENT
+
+
+def score(completions, answer):
+    return accuracy_reward(
+        prompts=["?"] * len(completions),
+        completions=completions,
+        completion_ids=[[0]] * len(completions),
+        answer=answer,
+    )
+
+
+# ----------------------------------------------------------------------------------------------
+# One number, many ways to write it
+
+NUMBERS = {
+    "15": "15",
+    " 15\n": "15",
+    "15.": "15",
+    "007": "7",
+    "+15": "15",
+    "-15": "-15",
+    "−15": "-15",  # U+2212, what models write
+    "–15": "-15",
+    "-0": "0",
+    # decimals, commas, exponents, scales
+    "3.50": "7/2",
+    ".5": "1/2",
+    "5.": "5",
+    "1,080": "1080",
+    "1,234,567.80": "6172839/5",
+    "1.08e3": "1080",
+    "1E-3": "1/1000",
+    "1.08×10^3": "1080",
+    r"3 \times 10^{2}": "300",
+    "2.5 million": "2500000",
+    "$1.2 Billion dollars": "1200000000",
+    # fractions
+    "1/2": "1/2",
+    "6 / 4": "3/2",
+    "1 1/2": "3/2",
+    "-1 1/2": "-3/2",
+    "1½": "3/2",
+    "½ cup": "1/2",
+    "⅞": "7/8",
+    "1,000/3": "1000/3",
+    r"\frac{1}{2}": "1/2",
+    r"1\frac{1}{2}": "3/2",
+    # currency and percent
+    "$15": "15",
+    "-$15": "-15",
+    "$-15": "-15",
+    "€ 1,080.50": "2161/2",
+    "US$15": "15",
+    "15€": "15",
+    "15 ¥": "15",
+    "50¢": "50",
+    "50%": "50",
+    "50 % of the coins": "50",
+    # units
+    "15 coins": "15",
+    "15 coins.": "15",
+    "12.5 kg": "25/2",
+    "15kg": "15",
+    "$5 per hour": "5",
+    "60 km/h": "60",
+    "60/hour": "60",
+    "6-inch": "6",
+    "15 m²": "15",
+    "15 m^2": "15",
+    "90 °C": "90",
+    "2 dozen": "2",
+    "5k": "5",
+    "5e": "5",
+    "15 (fifteen)": "15",
+    "3 o'clock": "3",
+    # wrappings
+    "**15**": "15",
+    "`15`": "15",
+    "$15$": "15",
+    r"\(15\)": "15",
+    r"\boxed{15}": "15",
+    r"\boxed{\frac{1}{2}}": "1/2",
+    r"\boxed{15 \text{ coins}}": "15",
+    r"\$1{,}080": "1080",
+    r"1\,080": "1080",
+    r"15\%": "15",
+}
+
+NOT_NUMBERS = [
+    "",
+    " ",
+    ".",
+    "-",
+    "$",
+    "%",
+    "/",
+    "fifteen",
+    "about 15",
+    "x = 15",
+    "15 or 16",
+    "15, 16",
+    "15 16",
+    "15-16",
+    "15 coins and 3 pears",
+    "10:30",
+    "3 + 4",
+    "3*4",
+    "2^3",
+    "2²",
+    "5!",
+    "(15)",  # in bookkeeping that is -15
+    "- 15",  # in Markdown that is an item of a list
+    "--15",
+    "-$-15",
+    "1,5",
+    "1,50",
+    "12,34,567",
+    "0,123",
+    "1 000",
+    "1_000",
+    "1.2.3",
+    "1/2/3",
+    "1.5/2",
+    "1/-2",
+    "1/0",
+    "0/0",
+    "1 1/0",
+    r"\frac{1}{0}",
+    r"\frac{1}{2}3",
+    "½2",
+    "1½½",
+    "inf",
+    "nan",
+    "0x1F",
+    "15 is what I first thought but no",
+    # figures and numerals of other scripts; int() would read the first four
+    "１５",
+    "١٥",
+    "१५",
+    "1５",
+    "十五",
+    "15五",
+    "Ⅻ",
+    "²",
+    "①",
+    # too long to be an answer
+    "9" * (MAX_CHARS + 1),
+    "9" * 100_000,
+    "1e999999999",
+    "1e-999999999",
+    f"1e{MAX_EXPONENT + 1}",
+    "1e" + "9" * 150,
+    "1" + ",000" * 50_000,
+    "1 " * 100_000 + "1",
+    "1/" + "0" * 100_000,
+]
+
+
+@pytest.mark.parametrize(("text", "value"), NUMBERS.items())
+def test_number_is_read_exactly(text, value):
+    assert parse_number(text) == Fraction(value)
+
+
+@pytest.mark.parametrize("text", NOT_NUMBERS, ids=lambda text: repr(text[:20]))
+def test_what_is_not_one_number_is_none(text):
+    assert parse_number(text) is None
+
+
+def test_bounds_are_inclusive():
+    assert parse_number("9" * MAX_CHARS) == 10**MAX_CHARS - 1
+    assert parse_number(f"1e{MAX_EXPONENT}") == 10**MAX_EXPONENT
+    assert parse_number(f"1e-{MAX_EXPONENT}") == Fraction(1, 10**MAX_EXPONENT)
+
+
+def test_comparison_is_exact_where_floats_are_not():
+    assert is_correct("0.3", "3/10")
+    assert not is_correct("0.3333333333333333", "1/3")
+    assert not is_correct("9007199254740993", "9007199254740992")  # equal as floats
+
+
+integers = st.integers(-(10**12), 10**12)
+decimals = st.decimals(-(10**9), 10**9, places=4)
+wrappers = st.sampled_from(
+    ["{}", " {}\n", "{}.", "{} coins", "{} coins.", "{}%", "**{}**", r"\boxed{{{}}}", "{} kg/m²"]
+)
+
+
+@given(integers, wrappers, st.booleans())
+def test_integers_round_trip(number, wrapper, commas):
+    text = wrapper.format(f"{number:,}" if commas else number)
+    assert parse_number(text) == number
+
+
+@given(decimals, wrappers, st.booleans(), st.integers(0, 5))
+def test_decimals_round_trip(number, wrapper, commas, zeros):
+    text = wrapper.format((f"{number:,f}" if commas else f"{number:f}") + "0" * zeros)
+    assert parse_number(text) == Fraction(number)
+
+
+@given(decimals)
+def test_scientific_notation_round_trips(number):
+    assert parse_number(f"{number:E}") == Fraction(number)
+
+
+@given(st.fractions(max_denominator=10**6), wrappers)
+def test_fractions_round_trip(number, wrapper):
+    assert parse_number(wrapper.format(number)) == number
+
+
+@given(st.integers(0, 10**6), st.integers(0, 99), st.integers(1, 99), st.booleans())
+def test_mixed_numbers_round_trip(whole, numerator, denominator, negative):
+    value = whole + Fraction(numerator, denominator)
+    text = f"{'-' * negative}{whole} {numerator}/{denominator}"
+    assert parse_number(text) == (-value if negative else value)
+
+
+@given(decimals, st.sampled_from("$€£¥"), st.booleans())
+def test_currency_round_trips_with_the_sign_on_either_side(number, currency, sign_first):
+    sign, size = "-" * (number < 0), f"{abs(number):,f}"
+    text = f"{sign}{currency}{size}" if sign_first else f"{currency}{sign}{size}"
+    assert parse_number(text) == Fraction(number)
+
+
+@given(st.fractions(), st.fractions())
+def test_two_numbers_are_correct_only_when_equal(a, b):
+    assert is_correct(str(a), str(b)) == (a == b)
+
+
+@given(st.text(alphabet="0123456789.,/-+$%e ^{}\\x×½²acfr()*٣五", max_size=30))
+def test_any_text_gives_a_fraction_or_none(text):
+    assert isinstance(parse_number(text), Fraction | None)
+    lenient = extract_answer(text, lenient=True)
+    assert lenient is None or parse_number(lenient) is not None
+
+
+# Not st.text(): its table of all characters alone takes ten seconds to build.
+any_unicode = st.binary(max_size=60).map(lambda data: data.decode("utf-16", errors="replace"))
+
+
+@given(any_unicode)
+def test_any_unicode_text_is_survived(text):
+    assert score([f"<answer>{text}</answer>", text], ["15", text])[0] in (0.0, 1.0)
+
+
+# ----------------------------------------------------------------------------------------------
+# Finding the answer
+
+TAGGED = {
+    "<think>7</think><answer>15</answer>": "15",
+    "<answer>\n 15 \n</answer>": "15",
+    "<answer></answer>": "",
+    "<answer>1</answer> no, <answer>2</answer>": "2",
+    "<answer>1</answer><answer>2": "1",  # cut off before the second answer was complete
+    "<answer>1 <answer>2</answer>": "2",
+    "<answer><answer>2</answer></answer>": "2",
+    "<answer>2</answer></answer>": "2",
+    "</answer><answer>2</answer>": "2",
+    "<think><answer>2</answer></think>": "2",  # format is another reward's matter
+    "15": None,
+    "": None,
+    "<answer>15": None,
+    "15</answer>": None,
+    "</answer>15<answer>": None,
+    "<ANSWER>15</ANSWER>": None,
+    "<answer >15</answer>": None,
+}
+
+
+@pytest.mark.parametrize(("text", "answer"), TAGGED.items())
+def test_the_last_complete_answer_counts(text, answer):
+    assert extract_answer(text) == answer
+
+
+LENIENT = {
+    "<think>7</think><answer>$15</answer> 8": "$15",
+    "<answer>The answer is 15.</answer> 8": "15",
+    "<answer>Yes</answer>": "Yes",
+    "10-3 = $7.": "$7",
+    "10 - 3": "3",
+    "(10)-3": "3",
+    "it falls to -3 degrees": "-3",
+    "it falls to −3": "-3",
+    "we have 5, so 1,080 coins.": "1,080",
+    "1 1/2 cups": "1 1/2",
+    "about 2.5 million.": "2.5 million",
+    r"so \boxed{1{,}080}": "1,080",
+    r"so $\frac{1}{2}$": "$ 1/2",
+    "Rs.500": "500",
+    "5 apples, then 1/0": "5",
+    "5 apples, then 1e999": "5",
+    "5, then 1,23,4 and 3.14.15 and x2": "5",
+    "Yes": None,
+    "": None,
+}
+
+
+@pytest.mark.parametrize(("text", "answer"), LENIENT.items())
+def test_lenient_takes_the_last_number(text, answer):
+    assert extract_answer(text, lenient=True) == answer
+
+
+def test_strict_never_looks_outside_the_tags():
+    assert score(["The answer is 15", "#### 15", r"\boxed{15}"], ["15"] * 3) == [0.0, 0.0, 0.0]
+
+
+def test_tags_in_the_prompt_do_not_count():
+    (reward,) = accuracy_reward(
+        prompts=["Write <answer>15</answer>."],
+        completions=["done"],
+        completion_ids=[[1]],
+        answer=["15"],
+    )
+    assert reward == 0.0
+
+
+HOSTILE = [
+    "<answer>" * 50_000,
+    "</answer>" * 50_000,
+    "<answer>" * 50_000 + "</answer>",
+    "<answer>15" * 50_000,
+    "<answer>" + "9" * 100_000 + "</answer>",
+    "<answer>1e999999999</answer>",
+    "<answer>15/0</answer>",
+    "<answer>" + " " * 100_000 + "15 16</answer>",
+    "<answer>" + "1 " * 100_000 + "</answer>",
+    "<answer>" + "$" * 100_000 + "</answer>",
+    "<answer>" + "**" * 100_000 + "</answer>",
+    "<answer>" + r"\frac{" * 20_000 + "</answer>",
+    "<answer>" + r"\boxed{" * 20_000 + "15</answer>",
+    "<answer>" + "½" * 20_000 + "</answer>",
+    "<answer>" + ",000" * 50_000 + "</answer>",
+    "1" + " " * 100_000 + "/",
+    "1.5 x 10^" * 20_000,
+    "\x00<answer>\ud800</answer>",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: f"{text[:24]!r}-{len(text)}")
+def test_hostile_completions_score_nothing_and_finish(text):
+    assert score([text], ["15"]) == [0.0]
+    assert not is_correct(extract_answer(text, lenient=True), "16.5")
+
+
+# ----------------------------------------------------------------------------------------------
+# The reward
+
+
+def test_right_wrong_and_missing_answers():
+    completions = ["<answer>$1,080.00</answer>", "<answer>1081</answer>", "1080"]
+    assert score(completions, ["1080"] * 3) == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("gold", [15, 15.0, Decimal("15.00"), Fraction(30, 2), "15", "$15", " 15 "])
+def test_gold_may_be_text_or_a_number(gold):
+    right, wrong = "<answer>15</answer>", "<answer>15.01</answer>"
+    assert score([right, wrong], [gold] * 2) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("gold", [None, "", "  ", float("nan")])
+def test_without_a_gold_answer_the_completion_is_unscored_and_its_siblings_are_not(gold):
+    assert score(["<answer>15</answer>"] * 3, ["15", gold, "15"]) == [1.0, None, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "correct"),
+    [
+        ("Yes", "Yes", True),
+        (" yes. ", "Yes", True),
+        ("**YES**", "yes", True),
+        ("No", "Yes", False),
+        ("Yes and no", "Yes", False),
+        ("1", "Yes", False),
+        ("10:30", "10:30", True),
+        ("10:3", "10:30", False),
+        ("new   York", "New York", True),
+        ("STRASSE", "Straße", True),
+        ("", "...", False),
+        ("fifteen", "15", False),
+        (None, "15", False),
+    ],
+)
+def test_gold_that_is_no_number_is_compared_as_text(answer, gold, correct):
+    assert is_correct(answer, gold) is correct
+
+
+def test_message_lists_score_like_strings():
+    texts = ["<answer>15</answer>", "<answer>16</answer>", "15", ""]
+    messages = [[{"role": "assistant", "content": text}] for text in texts]
+    bare = [[{"content": text}] for text in texts]
+    parts = [[{"role": "assistant", "content": [{"type": "text", "text": t}]}] for t in texts]
+    expected = [1.0, 0.0, 0.0, 0.0]
+    for completions in (texts, messages, bare, parts):
+        assert score(completions, ["15"] * 4) == expected
+
+
+def test_a_tool_result_cannot_bring_in_the_answer():
+    turns = [
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "tool", "content": "<answer>15</answer>"},
+    ]
+    answered = [*turns, {"role": "assistant", "content": "<answer>15</answer>"}]
+    assert score([turns, answered], ["15"] * 2) == [0.0, 1.0]
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="1 gold answers for 2 completions"):
+        score(["a", "b"], ["15"])
+    with pytest.raises(TypeError, match=r"\['15'\].*needs text, a number or None"):
+        score(["a"], [["15"]])
+    with pytest.raises(TypeError, match="not int: decode token ids"):
+        score([15], ["15"])

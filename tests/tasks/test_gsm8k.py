@@ -1,0 +1,247 @@
+"""GSM8K: every published row, the folder and the Hub, and what is said when something is amiss."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from grpo_kit.rewards import accuracy_reward, format_reward, parse_number
+from grpo_kit.tasks.gsm8k import HUB_NAME, HUB_REVISION, gsm8k
+
+ROOT = Path(__file__).resolve().parents[2]
+ROW = {"question": "What is 40 + 8?", "answer": "40+8=<<40+8=48>>48\n#### 48"}
+
+
+@pytest.fixture(scope="session")
+def folder() -> Path:
+    path = Path(os.environ.get("GRPO_KIT_GSM8K") or ROOT.parent / "shared" / "gsm8k")
+    if not (path / "test.jsonl").is_file():
+        pytest.skip(
+            "no real GSM8K rows: set GRPO_KIT_GSM8K to a folder with train.jsonl and test.jsonl"
+        )
+    return path
+
+
+@pytest.fixture(scope="session")
+def task(folder):
+    return gsm8k(folder)
+
+
+@pytest.fixture
+def make_folder(tmp_path):
+    """Write a folder with the given train rows (dicts, or raw lines) and one good test row."""
+
+    def make(*train, test=(ROW,)):
+        for name, rows in (("train", train), ("test", test)):
+            lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+            (tmp_path / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        return tmp_path
+
+    return make
+
+
+# ----------------------------------------------------------------------------------------------
+# The real rows
+
+
+def test_all_rows_are_there(task):
+    assert (task.name, len(task.train), len(task.test)) == ("gsm8k", 7473, 1319)
+    assert task.train.column_names == task.test.column_names
+    assert not set(task.train["question"]) & set(task.test["question"])
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_every_gold_answer_is_rewarded_and_every_other_number_is_not(task, folder, split):
+    rows = getattr(task, split)
+    with (folder / f"{split}.jsonl").open(encoding="utf-8") as lines:
+        # Read by another route than the loader's parser: all gold answers are whole numbers.
+        published = [
+            int(json.loads(line)["answer"].split("\n#### ")[1].replace(",", "")) for line in lines
+        ]
+    assert [parse_number(gold) for gold in rows["answer"]] == published
+
+    columns = rows.to_dict()
+    columns["prompts"] = columns.pop("prompt")
+
+    def score(written):
+        completions = [f"<think>so</think><answer>{text}</answer>" for text in written]
+        call = {"completions": completions, "completion_ids": [[0]] * len(rows), **columns}
+        assert format_reward(**call) == [0.1] * len(rows)
+        return accuracy_reward(**call)
+
+    all_right, all_wrong = [1.0] * len(rows), [0.0] * len(rows)
+    assert score(published) == all_right
+    for way in ("{:,}", "{}.00", "${:,} a day", r"\boxed{{{}}}"):
+        assert score([way.format(gold) for gold in published]) == all_right, way
+    for change in (1, -1, Fraction(1, 3)):
+        assert score([gold + change for gold in published]) == all_wrong, change
+    assert score([-gold if gold else 1 for gold in published]) == all_wrong
+
+
+def test_row_holds_prompt_answer_question_and_solution(task):
+    row = task.train[0]
+    system, user = row["prompt"]
+    assert (system["role"], user["role"]) == ("system", "user")
+    assert "<think>" in system["content"] and "<answer>" in system["content"]
+    assert user["content"] == row["question"]
+    assert row["question"].startswith("Natalia sold clips to 48 of her friends")
+    assert row["answer"] == "72"
+    assert row["solution"].startswith("Natalia sold 48/2 = <<48/2=24>>24")
+    assert "####" not in row["solution"]
+
+
+# ----------------------------------------------------------------------------------------------
+# Subsets
+
+
+def test_subsets_are_drawn_by_seed_and_keep_the_order(make_folder):
+    path = make_folder(*({"question": f"{i}", "answer": f"#### {i}"} for i in range(50)))
+    whole = gsm8k(path).train["answer"]
+    first, again, other = (gsm8k(path, n_train=10, seed=s).train["answer"] for s in (1, 1, 2))
+    assert list(whole) == [str(i) for i in range(50)]
+    assert list(first) == list(again) != list(other)
+    assert len(set(first)) == 10 and sorted(first, key=int) == list(first)
+
+
+@pytest.mark.parametrize("n", [0, -1, 3])
+def test_subset_out_of_range_is_named(make_folder, n):
+    with pytest.raises(ValueError, match=f"n_train={n} must be between 1 and the 2 rows"):
+        gsm8k(make_folder(ROW, ROW), n_train=n)
+
+
+# ----------------------------------------------------------------------------------------------
+# Bad folders and rows
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "test.jsonl"])
+def test_missing_file_is_named(make_folder, name):
+    path = make_folder(ROW)
+    (path / name).unlink()
+    with pytest.raises(FileNotFoundError, match=f"lacks {name}: a GSM8K folder holds"):
+        gsm8k(path)
+
+
+@pytest.mark.parametrize("as_type", [str, Path])
+def test_missing_folder_is_named_and_the_hub_is_not_asked(tmp_path, as_type):
+    with pytest.raises(FileNotFoundError, match="nowhere' is not a folder"):
+        gsm8k(as_type(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question": "?", "answer": "48"}, "row 2 of train has no '####'.*'48'"),
+        ({"question": "?", "answer": "#### many"}, "row 2 of train has a gold answer.*'many'"),
+        ({"question": "?", "answer": "####"}, "row 2 of train has a gold answer"),
+        ({"question": "?"}, "row 2 of train is .*`question` and `answer`"),
+        ({"question": "?", "answer": 48}, "row 2 of train is .*`question` and `answer`"),
+        ([48], "row 2 of train is .*`question` and `answer`"),
+        ("{", "line 2 of .*train.jsonl' is not JSON"),
+    ],
+)
+def test_bad_row_is_named(make_folder, row, message):
+    with pytest.raises(ValueError, match=message):
+        gsm8k(make_folder(ROW, row))
+
+
+def test_empty_split_is_named(make_folder):
+    with pytest.raises(ValueError, match="the test split of this GSM8K is empty"):
+        gsm8k(make_folder(ROW, test=()))
+
+
+def test_blank_last_line_is_no_row(make_folder):
+    assert len(gsm8k(make_folder(ROW, "")).train) == 1
+
+
+# ----------------------------------------------------------------------------------------------
+# The Hub
+
+
+def test_hub_is_asked_for_the_pinned_revision(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    hub = pytest.importorskip("huggingface_hub")
+    asked = []
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub.HfApi, "dataset_info", lambda self, *a, **k: asked.append((a, k)))
+
+    def load_dataset(*args, **kwargs):
+        asked.append((args, kwargs))
+        return {split: datasets.Dataset.from_list([ROW]) for split in ("train", "test")}
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert gsm8k().test[0]["answer"] == "48"
+    gsm8k("someone/gsm8k")
+    gsm8k(revision="main")
+    revisions = [kwargs["revision"] for _, kwargs in asked]
+    assert revisions == [HUB_REVISION] * 2 + [None] * 2 + ["main"] * 2
+    assert asked[1][0] == (HUB_NAME, "main")
+
+
+def test_unreachable_hub_is_told_at_once_and_with_a_way_out(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    hub = pytest.importorskip("huggingface_hub")
+
+    def unreachable(self, *args, **kwargs):
+        raise ConnectionError("[Errno -2] Name or service not known")
+
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub.HfApi, "dataset_info", unreachable)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: pytest.fail("retries for 30 s"))
+    with pytest.raises(RuntimeError, match="ConnectionError.*HF_HUB_OFFLINE=1.*local folder"):
+        gsm8k()
+
+
+OFFLINE = """
+import datasets
+from grpo_kit.tasks.gsm8k import HUB_NAME, HUB_REVISION, gsm8k
+
+try:
+    gsm8k()
+except RuntimeError as error:
+    print("first:", error)
+
+
+class Download(datasets.GeneratorBasedBuilder):
+    '''Leaves in the cache what a download of GSM8K leaves there.'''
+
+    def _info(self):
+        return datasets.DatasetInfo()
+
+    def _split_generators(self, manager):
+        return [datasets.SplitGenerator(name=split) for split in ("train", "test")]
+
+    def _generate_examples(self):
+        yield 0, {"question": "?", "answer": "#### 1,080"}
+
+
+Download(
+    dataset_name="gsm8k", config_name="main", repo_id=HUB_NAME, hash=HUB_REVISION
+).download_and_prepare()
+print("then:", gsm8k().test[0]["answer"])
+"""
+
+
+def test_offline_mode_uses_the_cache_or_says_what_to_do(tmp_path):
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    env.pop("HF_DATASETS_CACHE", None)
+    done = subprocess.run(
+        [sys.executable, "-c", OFFLINE], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "first: the Hugging Face Hub did not give the dataset 'openai/gsm8k'" in done.stdout
+    assert "pass a local folder with train.jsonl and test.jsonl" in done.stdout
+    assert "then: 1080" in done.stdout
+
+
+def test_import_leaves_heavy_packages_alone():
+    code = "import sys, grpo_kit.tasks.gsm8k, grpo_kit.rewards; print(*sys.modules)"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not {"datasets", "torch", "transformers", "trl"} & set(done.stdout.split())

@@ -1,0 +1,103 @@
+"""The command line: quick to answer, plain about mistakes."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from grpo_kit.cli import app
+
+COMMANDS = ("reproduce", "notebooks", "train", "pretrain", "bench")
+
+
+def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """A fresh interpreter, since this one has long imported everything."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+
+
+def test_help_names_every_command():
+    done = run_python("-m", "grpo_kit.cli", "--help")
+    assert done.returncode == 0
+    for command in COMMANDS:
+        assert command in done.stdout
+
+
+def test_the_command_line_imports_nothing_heavy():
+    heavy = ("torch", "transformers", "datasets", "papermill", "matplotlib", "pandas", "numpy")
+    code = f"import grpo_kit.cli, sys; print([m for m in {heavy} if m in sys.modules])"
+    assert run_python("-c", code).stdout.strip() == "[]"
+
+
+def test_help_takes_less_than_a_second():
+    def seconds() -> float:
+        start = time.perf_counter()
+        run_python("-m", "grpo_kit.cli", "--help")
+        return time.perf_counter() - start
+
+    # The best of five: a busy machine is no fault of the program.
+    assert min(seconds() for _ in range(5)) <= 1.0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command):
+    assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "--profile", "huge"], "unknown profile 'huge': choose one of"),
+        (["train", "--profile", "smoke", "--steps", "0"], "--steps is 0"),
+        (["reproduce", "--notebooks", "nowhere"], "there are no notebooks in nowhere"),
+        (["pretrain", "--output", "a_file/out"], "cannot write to the output folder a_file/out"),
+        (["bench", "--output", "a_file"], "cannot write to the output folder a_file"),
+    ],
+)
+def test_a_mistake_ends_in_one_sentence_and_exit_code_2(arguments, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GRPO_KIT_DEBUG", raising=False)
+    (tmp_path / "a_file").touch()
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert sentence in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, "a traceback was printed"
+    assert done.stdout == ""
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    (tmp_path / "a_file").touch()
+    arguments = ("-m", "grpo_kit.cli", "pretrain", "--output", str(tmp_path / "a_file"))
+    assert "Traceback" in run_python(*arguments, GRPO_KIT_DEBUG="1").stderr
+    plain = run_python(*arguments, GRPO_KIT_DEBUG="0")
+    assert "Traceback" not in plain.stderr and plain.returncode == 2
+
+
+@pytest.mark.parametrize(("status", "code"), [("ok", 0), ("failed", 1)])
+def test_reproduce_passes_its_options_on_and_fails_when_a_notebook_failed(
+    status, code, tmp_path, monkeypatch
+):
+    from grpo_kit import notebooks
+
+    seen = []
+
+    def execute(paths, output, profile):
+        seen.append(([path.name for path in paths], str(output), profile))
+        return [notebooks.Result(path.stem, status) for path in paths]
+
+    monkeypatch.setattr(notebooks, "execute", execute)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notebooks").mkdir()
+    for name in ("00_a.ipynb", "01_b.ipynb"):
+        (tmp_path / "notebooks" / name).touch()
+    options = ["reproduce", "01", "--profile", "smoke", "--output", "out"]
+    assert CliRunner().invoke(app, options).exit_code == code
+    assert seen == [(["01_b.ipynb"], "out", "smoke")]

@@ -1,0 +1,376 @@
+"""GRPO against the exact answer, in a world small enough to write every completion down.
+
+Three tokens (0 ends the completion), at most three steps: fifteen completions, one to three tokens
+long. The policy is a table of logits, one row a prefix. So expected reward, policy gradient and KL
+are plain sums over fifteen terms, the expectation of any estimator over groups is a plain sum over
+groups, and nothing has to be sampled.
+"""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from grpo_kit.objective import LOSS_TYPES, group_advantages, kl_estimate, policy_loss
+
+VOCABULARY, STEPS, EOS = 3, 3, 0
+
+
+def enumerate_completions():
+    """All completions: those that end with EOS, and those cut off after STEPS tokens."""
+    done, open_ = [], [()]
+    for _ in range(STEPS):
+        grown = [prefix + (token,) for prefix in open_ for token in range(VOCABULARY)]
+        done += [c for c in grown if c[-1] == EOS]
+        open_ = [c for c in grown if c[-1] != EOS]
+    return done + open_
+
+
+COMPLETIONS = enumerate_completions()
+PREFIXES = sorted({c[:t] for c in COMPLETIONS for t in range(len(c))})
+N = len(COMPLETIONS)
+LENGTHS = torch.tensor([len(c) for c in COMPLETIONS], dtype=torch.float64)
+MASK = torch.arange(STEPS) < LENGTHS[:, None]
+# (N, STEPS): which row of the table, and which token of it; 0 where there is none
+ROWS = torch.zeros(N, STEPS, dtype=torch.long)
+TOKENS = torch.zeros(N, STEPS, dtype=torch.long)
+for i, completion in enumerate(COMPLETIONS):
+    for t, token in enumerate(completion):
+        ROWS[i, t], TOKENS[i, t] = PREFIXES.index(completion[:t]), token
+
+
+def table(seed, scale=0.7):
+    g = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(len(PREFIXES), VOCABULARY, generator=g, dtype=torch.float64)
+    return logits.requires_grad_()
+
+
+POLICY, OLD, REFERENCE = table(0), table(1), table(2)
+BINARY = torch.tensor([float(c[-1] != EOS or len(c) == 2) for c in COMPLETIONS]).double()
+GRADED = torch.tensor([0.3 * sum(c) - 0.1 * len(c) + (c[0] == 1) for c in COMPLETIONS]).double()
+
+
+def token_logps(logits):
+    """(N, STEPS) log-probabilities of the completions' tokens, NaN at padding (nobody may look)."""
+    return logits.log_softmax(-1)[ROWS, TOKENS].masked_fill(~MASK, math.nan)
+
+
+def completion_logps(logits):
+    return torch.where(MASK, logits.log_softmax(-1)[ROWS, TOKENS], 0.0).sum(1)
+
+
+def gradient(scalar, logits=POLICY):
+    (grad,) = torch.autograd.grad(scalar, logits)
+    return grad
+
+
+def expected(values, logits=POLICY):
+    """Exact expectation of a value per completion; differentiable in the logits."""
+    return (completion_logps(logits).exp() * values).sum()
+
+
+def mean_over_all_groups(size, scale_rewards, rewards, loss_type, logits=POLICY):
+    """Gradient of `policy_loss`, averaged over every possible group with its probability.
+
+    One call holds all groups: the loss is linear in positive multiples of the advantages, so each
+    group's probability goes in with them; the divisor is set to that of one group.
+    """
+    groups = torch.tensor(list(itertools.product(range(N), repeat=size)))
+    probability = completion_logps(logits).detach()[groups].sum(1).exp()
+    assert probability.sum().item() == pytest.approx(1)
+    rows = groups.view(-1)
+    advantages = group_advantages(rewards[rows], size, scale_rewards, eps=0.0)
+    loss = policy_loss(
+        token_logps(logits)[rows],
+        None,
+        advantages * probability.repeat_interleave(size),
+        MASK[rows],
+        loss_type=loss_type,
+        max_completion_length=STEPS,
+        num_sequences_in_batch=size,
+    )
+    return gradient(loss, logits)
+
+
+def assert_same(got, want, rtol=1e-9):
+    assert want.norm() > 1e-3  # 0 = 0 would prove nothing
+    assert (got - want).norm() <= rtol * want.norm()
+
+
+def cosine(a, b):
+    return torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0).item()
+
+
+# --- the world itself -----------------------------------------------------------------------------
+
+
+def test_every_completion_is_there_once():
+    assert N == len(set(COMPLETIONS)) == 15 and len(PREFIXES) == 7
+    assert completion_logps(POLICY).exp().sum().item() == pytest.approx(1, abs=1e-12)
+
+
+# --- the estimator against the exact policy gradient ----------------------------------------------
+
+
+@pytest.mark.parametrize("rewards", [BINARY, GRADED], ids=["binary", "graded"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_dr_grpo_is_the_exact_policy_gradient(size, rewards):
+    # The mean contains the completion's own reward, which shrinks the advantage by (G - 1) / G and
+    # biases nothing else: E[grad] = -(G - 1) / G / L * grad J.
+    exact = gradient(expected(rewards))
+    got = mean_over_all_groups(size, "none", rewards, "dr_grpo")
+    assert_same(got, -(size - 1) / size / STEPS * exact)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_std_rescales_the_gradient_of_a_binary_reward_but_keeps_its_direction(size):
+    # With k of the other G - 1 right, a right completion has advantage (1 - m) / s and a wrong one
+    # -m' / s'; only the difference of their means multiplies grad J. k is binomial.
+    p = expected(BINARY).item()
+
+    def mean_advantage(own):
+        total = 0.0
+        for k in range(size):
+            group = [own] + [1.0] * k + [0.0] * (size - 1 - k)
+            std = np.std(group, ddof=1)
+            chance = math.comb(size - 1, k) * p**k * (1 - p) ** (size - 1 - k)
+            total += chance * ((own - np.mean(group)) / std if std else 0.0)
+        return total
+
+    factor = mean_advantage(1.0) - mean_advantage(0.0)
+    got = mean_over_all_groups(size, "group", BINARY, "dr_grpo")
+    assert_same(got, -factor / STEPS * gradient(expected(BINARY)))
+
+
+def test_std_in_groups_of_two_maximises_the_probability_of_winning():
+    # (R1 - R2) / 2 / std = sign(R1 - R2) / sqrt(2): only the order counts. For a graded reward this
+    # is the gradient of P(R1 > R2) - P(R1 < R2) against a frozen opponent, no longer that of E[R].
+    frozen = completion_logps(POLICY).detach().exp()
+    wins = (torch.sign(GRADED[:, None] - GRADED[None, :]) * frozen).sum(1)
+    got = mean_over_all_groups(2, "group", GRADED, "dr_grpo")
+    assert_same(got, -gradient(expected(wins)) / math.sqrt(2) / STEPS)
+    assert 0.5 < cosine(-got, gradient(expected(GRADED))) < 0.9999
+
+
+def test_batch_std_of_a_single_group_is_the_group_std():
+    for rows in itertools.product(range(N), repeat=2):
+        rewards = GRADED[list(rows)]
+        torch.testing.assert_close(
+            group_advantages(rewards, 2, "batch"), group_advantages(rewards, 2, "group")
+        )
+
+
+def test_mean_over_a_completions_tokens_biases_the_gradient_by_length():
+    # Dr. GRPO's criticism, exactly: 1/|o| inside the sum gives grad E[R / |o|] - J grad E[1 / |o|].
+    value = expected(GRADED).detach()
+    exact = gradient(expected(GRADED / LENGTHS)) - value * gradient(expected(1 / LENGTHS))
+    got = mean_over_all_groups(2, "none", GRADED, "grpo")
+    assert_same(got, -exact / 2)
+    assert cosine(-got, gradient(expected(GRADED))) < 0.9999
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "bnpo"])
+def test_token_mean_over_all_pairs(loss_type):
+    # The divisor depends on the group, so every pair gets its own call. The oracle differentiates
+    # the completions' probabilities; `policy_loss` never sees them.
+    log_p = completion_logps(POLICY)
+    p = log_p.detach().exp()
+    got, want = torch.zeros_like(POLICY), torch.zeros(())
+    for a, b in itertools.product(range(N), repeat=2):
+        pair = [a, b]
+        advantages = group_advantages(GRADED[pair], 2, "none")
+        loss = policy_loss(
+            token_logps(POLICY)[pair], None, advantages, MASK[pair], loss_type=loss_type
+        )
+        got += p[a] * p[b] * gradient(loss)
+        half_gap = (GRADED[a] - GRADED[b]) / 2
+        want = want - p[a] * p[b] * half_gap * (log_p[a] - log_p[b]) / (LENGTHS[a] + LENGTHS[b])
+    assert_same(got, gradient(want))
+
+
+@pytest.mark.parametrize("scale_rewards", ["group", "none"])
+def test_a_small_step_along_the_estimate_raises_the_expected_reward(scale_rewards):
+    step = mean_over_all_groups(2, scale_rewards, GRADED, "dr_grpo")
+    with torch.no_grad():
+        assert expected(GRADED, POLICY - 0.1 * step) > expected(GRADED) + 1e-4
+
+
+# --- each loss's gradient against an independent formula ------------------------------------------
+
+
+def numpy_gradient(loss_type, level, beta, correction, advantages, eps_low=0.2, eps_high=0.3):
+    """Gradient in the logits, from the chain rule written out for one token after another."""
+    log_pi, log_old, log_ref = (
+        x.detach().log_softmax(-1).numpy() for x in (POLICY, OLD, REFERENCE)
+    )
+    grad = np.zeros_like(log_pi)
+    tokens_in_batch = sum(len(c) for c in COMPLETIONS)
+    for i, completion in enumerate(COMPLETIONS):
+        cells = [(PREFIXES.index(completion[:t]), token) for t, token in enumerate(completion)]
+        length, a = len(completion), float(advantages[i])
+        mean_log_ratio = sum(log_pi[c] - log_old[c] for c in cells) / length
+        divisor = {
+            "grpo": N * length,
+            "bnpo": tokens_in_batch,
+            "dapo": tokens_in_batch,
+            "dr_grpo": N * STEPS,
+            "cispo": tokens_in_batch,
+        }[loss_type]
+        # d loss / d log pi, for each token of this completion
+        d = np.zeros(length)
+        for t, cell in enumerate(cells):
+            log_ratio = mean_log_ratio if level == "sequence" else log_pi[cell] - log_old[cell]
+            ratio = math.exp(log_ratio)
+            # d ratio / d log pi: the token's own, or an equal share for each of the completion
+            d_ratio = np.full(length, ratio / length) if level == "sequence" else np.zeros(length)
+            if level == "token":
+                d_ratio[t] = ratio
+            if loss_type == "cispo":
+                d[t] -= min(ratio, eps_high) * a
+            else:
+                clipped = (a > 0 and ratio > 1 + eps_high) or (a < 0 and ratio < 1 - eps_low)
+                d -= 0.0 if clipped else a * d_ratio
+            gap = log_ref[cell] - log_pi[cell]
+            k3, d_k3 = math.exp(gap) - gap - 1, 1 - math.exp(gap)
+            d[t] += beta * d_k3 * (ratio if correction else 1)
+            d += beta * k3 * d_ratio if correction else 0.0
+        for t, (row, token) in enumerate(cells):
+            d_logits = -np.exp(log_pi[row])
+            d_logits[token] += 1
+            grad[row] += d[t] / divisor * d_logits
+    return grad
+
+
+def off_policy_loss(logits, loss_type, level, beta, correction, advantages):
+    return policy_loss(
+        token_logps(logits),
+        token_logps(OLD),
+        advantages,
+        MASK,
+        loss_type=loss_type,
+        epsilon=0.2,
+        epsilon_high=1.3 if loss_type == "cispo" else 0.3,
+        importance_sampling_level=level,
+        beta=beta,
+        ref_logps=token_logps(REFERENCE),
+        use_bias_correction_kl=correction,
+        max_completion_length=STEPS,
+    )
+
+
+KINDS = pytest.mark.parametrize("beta, correction", [(0.0, True), (0.05, True), (0.05, False)])
+
+
+@KINDS
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_gradient_equals_the_chain_rule_written_out(loss_type, level, beta, correction):
+    advantages = GRADED - GRADED.mean()
+    ratio = (token_logps(POLICY) - token_logps(OLD)).exp()[MASK]
+    assert (ratio > 1.3).any() and (ratio < 0.8).any()  # the clips bite
+    got = gradient(off_policy_loss(POLICY, loss_type, level, beta, correction, advantages))
+    high = 1.3 if loss_type == "cispo" else 0.3
+    want = numpy_gradient(loss_type, level, beta, correction, advantages, eps_high=high)
+    assert_same(got, torch.tensor(want), rtol=1e-12)
+
+
+@KINDS
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("loss_type", [x for x in LOSS_TYPES if x != "cispo"])
+def test_gradient_equals_finite_differences(loss_type, level, beta, correction):
+    # Not cispo: its gradient is by design not that of its value.
+    advantages = GRADED - GRADED.mean()
+
+    def f(logits):
+        return off_policy_loss(logits, loss_type, level, beta, correction, advantages)
+
+    assert_same(gradient(f(POLICY)), finite_differences(f, POLICY), rtol=1e-7)
+
+
+def finite_differences(f, logits, h=1e-6):
+    grad = torch.zeros_like(logits)
+    with torch.no_grad():
+        for index in np.ndindex(*logits.shape):
+            step = torch.zeros_like(logits)
+            step[index] = h
+            grad[index] = (f(logits + step) - f(logits - step)) / (2 * h)
+    return grad
+
+
+# --- KL estimators --------------------------------------------------------------------------------
+
+
+def exact_kl(logits=POLICY, reference=REFERENCE):
+    """KL of the distributions over whole completions; nothing token-wise about it."""
+    log_p, log_q = completion_logps(logits), completion_logps(reference)
+    return (log_p.exp() * (log_p - log_q)).sum()
+
+
+def expected_kl(kind):
+    per_token = kl_estimate(token_logps(POLICY), token_logps(REFERENCE), kind)
+    return expected(torch.where(MASK, per_token, 0.0).sum(1)).item()
+
+
+def test_k1_and_k3_are_unbiased_and_k2_is_not():
+    # PITFALLS 20. The chain rule: KL over completions = expected sum of the KL at each token.
+    forward, reversed_ = exact_kl().item(), exact_kl(REFERENCE, POLICY).item()
+    assert (
+        abs(forward - reversed_) > 0.01 * forward
+    )  # else the next lines could not tell them apart
+    assert expected_kl("k1") == pytest.approx(forward, rel=1e-12)
+    assert expected_kl("k3") == pytest.approx(forward, rel=1e-12)
+    assert abs(expected_kl("k2") - forward) > 0.01 * forward
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+def test_kl_estimates_at_the_reference_are_zero(kind):
+    assert (kl_estimate(token_logps(POLICY), token_logps(POLICY), kind)[MASK] == 0).all()
+
+
+def test_k3_has_one_sign_and_less_variance_than_k1():
+    logps, ref = token_logps(POLICY), token_logps(REFERENCE)
+    k1, k3 = (torch.where(MASK, kl_estimate(logps, ref, kind), 0.0).sum(1) for kind in ("k1", "k3"))
+    assert (k3 >= 0).all() and (k1 < 0).any()
+    kl = exact_kl()
+    assert expected((k3 - kl) ** 2) < expected((k1 - kl) ** 2)
+
+
+def test_what_each_kl_estimate_pulls_towards_when_used_as_a_loss():
+    # One step, four tokens, on-policy samples: the expected gradient sum_x p(x) grad k(x).
+    g = torch.Generator().manual_seed(5)
+    z = torch.randn(4, generator=g, dtype=torch.float64, requires_grad=True)
+    log_q = torch.randn(4, generator=g, dtype=torch.float64).log_softmax(-1)
+
+    def kl(x):
+        return (x.softmax(-1) * (x.log_softmax(-1) - log_q)).sum()
+
+    def reversed_kl(x):
+        return (log_q.exp() * (log_q - x.log_softmax(-1))).sum()
+
+    p = z.softmax(-1).detach()
+    pull = {}
+    for kind in ("k1", "k2", "k3"):
+        pull[kind] = gradient((p * kl_estimate(z.log_softmax(-1), log_q, kind)).sum(), z)
+    kl_gradient, reversed_gradient = (finite_differences(f, z) for f in (kl, reversed_kl))
+    assert pull["k1"].norm() < 1e-12
+    assert_same(pull["k2"], kl_gradient, rtol=1e-8)
+    assert_same(pull["k3"], reversed_gradient, rtol=1e-8)
+    assert not torch.allclose(kl_gradient, reversed_gradient, rtol=0.01)
+
+    # `policy_loss` with A = 0, one call a token, weighted by p: the ratio turns k3 around.
+    for correction, want in ((True, kl_gradient), (False, reversed_gradient)):
+        total = torch.zeros_like(z)
+        for x in range(4):
+            loss = policy_loss(
+                z.log_softmax(-1)[x].view(1, 1),
+                None,
+                torch.zeros(1),
+                torch.ones(1, 1),
+                beta=1.0,
+                ref_logps=log_q[x].view(1, 1),
+                use_bias_correction_kl=correction,
+            )
+            total += p[x] * gradient(loss, z)
+        assert_same(total, want, rtol=1e-8)

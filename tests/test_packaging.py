@@ -1,0 +1,111 @@
+"""The wheel: it carries the data, and trains from a folder that is not the checkout."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from grpo_kit.paths import data_dir
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+def run(*command: object, cwd: Path, limit: float = 300) -> str:
+    """Output of a command that has to succeed, and is not told where the checkout is."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=limit,
+    )
+    assert done.returncode == 0, (
+        f"{command} ended with {done.returncode}\n{done.stdout}{done.stderr}"
+    )
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder)
+    run(*build, CHECKOUT, cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    """Scripts folder of a fresh environment with the wheel, and this one's other packages."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False)
+    scripts = folder / ("Scripts" if os.name == "nt" else "bin")
+    python = scripts / "python"
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(run(python, "-c", code, cwd=folder).strip())
+    # Torch and its like are borrowed, since installing them takes minutes. A folder named in a .pth
+    # does not get its own .pth files read, so an editable checkout there stays out of reach.
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    install = (sys.executable, "-m", "pip", "--python", python, "install", "--no-deps")
+    run(*install, "--no-index", "--force-reinstall", wheel, cwd=folder)
+    return scripts
+
+
+def test_the_wheel_carries_the_data_and_the_package_and_no_tests(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    tracked = [path for path in (CHECKOUT / "data").rglob("*") if path.is_file()]
+    assert tracked, "the checkout has no data"
+    for path in tracked:
+        packaged = Path("grpo_kit/_data", path.relative_to(CHECKOUT / "data")).as_posix()
+        assert packaged in names
+    assert "grpo_kit/cli.py" in names
+    assert not [name for name in names if name.startswith(("tests/", "data/", "notebooks/"))]
+
+
+def test_the_installed_kit_finds_its_own_code_and_data(installed, tmp_path):
+    code = "import grpo_kit, grpo_kit.paths as p; print(grpo_kit.__file__); print(p.data_dir())"
+    for line in run(installed / "python", "-c", code, cwd=tmp_path).split():
+        assert Path(line).is_relative_to(installed.parent), f"{line} is not from the wheel"
+
+
+@pytest.mark.slow
+def test_the_installed_kit_trains_from_another_folder(installed, tmp_path):
+    command = (installed / "grpo-kit", "train", "--profile", "smoke", "--steps", 2)
+    run(*command, "--output", "out", cwd=tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "out/history.jsonl").open()]
+    assert len(rows) == 2
+    assert all("reward" in row for row in rows)
+
+
+def test_a_checkout_uses_its_own_data():
+    assert data_dir() == CHECKOUT / "data"
+
+
+def test_constraints_pin_every_dependency_and_name_no_host():
+    tomllib = pytest.importorskip("tomllib", reason="constraints.txt is for Python 3.11 and newer")
+    text = (CHECKOUT / "constraints.txt").read_text()
+    pins = dict(
+        line.split("==") for line in text.splitlines() if line and not line.startswith("#")
+    )  # a line that is no plain pin fails here
+    assert pins["torch"] == "2.13.0"
+    assert "://" not in text and "+" not in "".join(pins.values())
+
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    pins = {canonicalize_name(name): version for name, version in pins.items()}
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    extras = [line for extra in project["optional-dependencies"].values() for line in extra]
+    for line in project["dependencies"] + extras:
+        requirement = Requirement(line)
+        pinned = pins.get(canonicalize_name(requirement.name))
+        assert pinned, f"{requirement.name} is not in constraints.txt"
+        assert requirement.specifier.contains(pinned), f"{line} does not allow {pinned}"

@@ -30,16 +30,6 @@ from typing import Any
 
 from grpo_kit.paths import make_output_dir, write_atomic
 
-try:
-    import nbformat
-    import papermill
-    from papermill.exceptions import PapermillExecutionError
-except ModuleNotFoundError as error:
-    raise RuntimeError(
-        f"running notebooks needs the package {error.name}, which is not installed: "
-        'pip install "grpo-kit[notebooks]"'
-    ) from error
-
 KERNEL = "python3"
 # Tiny models gain nothing from a second thread, and two busy processes with two threads each on
 # two cores ran 70 times slower. A fixed hash seed keeps printed sets in one order.
@@ -99,8 +89,9 @@ def execute(
     notebook that succeeded is replaced by its executed, scrubbed self; one that failed stays.
 
     The report in `output_dir` is written after each notebook, so a killed run leaves a true one.
-    Raises ValueError or RuntimeError before anything runs: unknown profile, missing or malformed
-    notebook, no cell tagged `parameters`, two notebooks of one name, unwritable output folder.
+    Raises ValueError or RuntimeError before anything runs: unknown profile, papermill not
+    installed, missing or malformed notebook, no cell tagged `parameters`, two notebooks of one
+    name, unwritable output folder.
     """
     if in_place and parameters:
         raise ValueError(
@@ -109,6 +100,7 @@ def execute(
         )
     if not in_place:
         _check_profile(profile)
+    nbformat, _ = _import_notebook_packages()
     paths = [Path(path).resolve() for path in notebooks]
     stems = [path.stem for path in paths]
     if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
@@ -148,6 +140,19 @@ def execute(
 # before the run
 
 
+def _import_notebook_packages() -> tuple[Any, Any]:
+    """nbformat and papermill: seconds to import on a busy machine, so not before they are used."""
+    try:
+        import nbformat
+        import papermill
+    except ModuleNotFoundError as error:
+        raise RuntimeError(
+            f"running notebooks needs the package {error.name}, which is not installed: "
+            'pip install "grpo-kit[notebooks]"'
+        ) from error
+    return nbformat, papermill
+
+
 def _check_profile(profile: str) -> None:
     from grpo_kit.config import PROFILES
 
@@ -163,6 +168,7 @@ def _read_notebook(path: Path) -> Any:
     """The notebook as its author wrote it: without injected cells, every cell with a stable id."""
     if not path.is_file():
         raise ValueError(f"there is no notebook {path}")
+    nbformat, _ = _import_notebook_packages()
     try:
         notebook = nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
     except Exception as error:  # a parser may raise nearly anything on a file that is not its own
@@ -215,6 +221,7 @@ def _environment(defaults: Mapping[str, str]) -> Iterator[None]:
 
 def _run_one(path: Path, source: Any, output: Path, parameters: dict) -> tuple[Any, str]:
     """Execute into `output`; return the executed notebook (None if it failed) and its error."""
+    _, papermill = _import_notebook_packages()
     # papermill formats paths as templates, and wants the extension.
     partial = output.with_name(f".{output.stem}.partial.ipynb")
     template = str(partial).replace("{", "{{").replace("}", "}}")
@@ -228,10 +235,12 @@ def _run_one(path: Path, source: Any, output: Path, parameters: dict) -> tuple[A
                 kernel_name=KERNEL,
                 language="python",
                 cwd=path.parent,
+                # Quiet: each kernel warns that it speaks TCP, on the loopback interface only.
+                extra_arguments=["--log-level=ERROR"],
                 # A bar on a terminal; in a log the two lines around the run are enough.
                 progress_bar={"desc": path.stem, "disable": None, "leave": False},
             )
-    except PapermillExecutionError as error:
+    except papermill.PapermillExecutionError as error:
         error_line = f"cell [{error.exec_count}] {_one_line(f'{error.ename}: {error.evalue}')}"
     except Exception as error:  # a dead kernel, a full disk: reported, and the next one gets a turn
         error_line = _one_line(f"{type(error).__name__}: {error}")

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 from typer.testing import CliRunner
@@ -37,14 +36,18 @@ def test_the_command_line_imports_nothing_heavy():
     assert run_python("-c", code).stdout.strip() == "[]"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="measures the processor time of a child by wait4")
 def test_help_takes_less_than_a_second():
     def seconds() -> float:
-        start = time.perf_counter()
-        run_python("-m", "grpo_kit.cli", "--help")
-        return time.perf_counter() - start
+        command = [sys.executable, "-m", "grpo_kit.cli", "--help"]
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        assert child.returncode == 0
+        return usage.ru_utime + usage.ru_stime
 
-    # The best of five: a busy machine is no fault of the program.
-    assert min(seconds() for _ in range(5)) <= 1.0
+    # Processor time, and the best of up to five: a busy machine is no fault of the program.
+    assert any(seconds() <= 1.0 for _ in range(5))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -188,6 +188,12 @@ class TestBadInputIsRefusedBeforeAnythingRuns:
         with pytest.raises(ValueError, match="unknown profile 'huge': choose one of .*smoke.*tiny"):
             execute([path], tmp_path / "runs", profile="huge")
 
+    def test_papermill_not_installed(self, tmp_path, monkeypatch):
+        path = make_notebook(tmp_path / "notebooks", "00_start")
+        monkeypatch.setitem(sys.modules, "papermill", None)
+        with pytest.raises(RuntimeError, match=r"papermill, which is not installed: pip install"):
+            execute([path], tmp_path / "runs")
+
     def test_missing_notebook(self, tmp_path):
         with pytest.raises(ValueError, match="there is no notebook .*gone.ipynb"):
             execute([tmp_path / "gone.ipynb"], tmp_path / "runs")

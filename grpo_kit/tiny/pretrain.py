@@ -6,6 +6,7 @@ noise; the rest shows the full mixture of `skills`, whose shares the model then 
 on two shared cores takes well under 90 minutes; progress and the time left are shown.
 """
 
+import io
 import random
 import time
 from pathlib import Path
@@ -15,10 +16,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from grpo_kit.paths import make_output_dir, write_atomic
+
 from .skills import sample_conversation
 
-STEPS = 6000
+STEPS = 3600
 BATCH = 64
+POOL = 16  # batches cut from one sorted pool of conversations
+STATE_EVERY = 100  # steps between two saved states
 LEARNING_RATE = 3e-3
 RELIABLE_SHARE = 0.6  # of the steps: the first phase
 VOCABULARY = 512
@@ -113,23 +118,27 @@ def encode(tokenizer, conversations: list[list[dict]]) -> list[tuple[list[int], 
     return rows
 
 
-def batches(tokenizer, rng: random.Random, reliable_only: bool, pool: int = 16):
-    """Endless (ids, attention mask, labels) of `BATCH` rows of similar length, padded right."""
-    while True:
-        rows = encode(
-            tokenizer, [sample_conversation(rng, reliable_only) for _ in range(BATCH * pool)]
-        )
-        rows.sort(key=lambda row: len(row[0]))
-        chunks = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
-        rng.shuffle(chunks)
-        for chunk in chunks:
-            width = max(len(ids) for ids, _ in chunk)
-            ids = torch.full((BATCH, width), tokenizer.pad_token_id)
-            labels = torch.full((BATCH, width), -100)
-            for i, (row, counted) in enumerate(chunk):
-                ids[i, : len(row)] = torch.tensor(row)
-                labels[i, : len(row)] = torch.where(torch.tensor(counted), torch.tensor(row), -100)
-            yield ids, (ids != tokenizer.pad_token_id).long(), labels
+def batch_pool(tokenizer, seed: int, index: int, reliable_only: bool) -> list[tuple]:
+    """`POOL` batches of (ids, attention mask, labels), each (BATCH, L), rows of similar length.
+
+    Which conversations they hold depends on `seed` and `index` alone, so that a warm-up that was
+    killed goes on with the texts that it would have seen.
+    """
+    rng = random.Random(f"warm-up-{seed}-{index}")
+    rows = encode(tokenizer, [sample_conversation(rng, reliable_only) for _ in range(BATCH * POOL)])
+    rows.sort(key=lambda row: len(row[0]))
+    batches = []
+    for start in range(0, len(rows), BATCH):
+        chunk = rows[start : start + BATCH]
+        width = max(len(ids) for ids, _ in chunk)
+        ids = torch.full((BATCH, width), tokenizer.pad_token_id)
+        labels = torch.full((BATCH, width), -100)
+        for i, (row, counted) in enumerate(chunk):
+            ids[i, : len(row)] = torch.tensor(row)
+            labels[i, : len(row)] = torch.where(torch.tensor(counted), torch.tensor(row), -100)
+        batches.append((ids, (ids != tokenizer.pad_token_id).long(), labels))
+    rng.shuffle(batches)
+    return batches
 
 
 def pretrain(
@@ -137,18 +146,19 @@ def pretrain(
 ) -> dict:
     """Train the tiny base and save it (bf16 safetensors, tokenizer) to `output_dir`.
 
-    Returns a dict: `steps`, `seconds`, `loss` (mean over the last tenth, nats a token),
-    `parameters`. Raises OSError before training when `output_dir` cannot be written.
+    The state is kept in `output_dir/warm-up.pt` while it runs; called again after a kill with the
+    same seed and steps, it goes on from there.
+
+    Returns a dict: `steps`, `seconds` (of this call), `loss` (mean over the last tenth of the
+    steps, nats a token), `parameters`. Raises RuntimeError when `output_dir` cannot be written and
+    ValueError for fewer than one step.
     """
-    output_dir = Path(output_dir)
-    output_dir.mkdir(parents=True, exist_ok=True)
-    (output_dir / ".writable").touch()
-    (output_dir / ".writable").unlink()
-    if threads:
-        torch.set_num_threads(threads)
     steps = STEPS if steps is None else steps
     if steps < 1:
         raise ValueError(f"steps is {steps}; the warm-up needs at least 1 step.")
+    output_dir = make_output_dir(output_dir)
+    if threads:
+        torch.set_num_threads(threads)
 
     tokenizer = make_tokenizer(seed)
     model = make_model(tokenizer, seed)
@@ -164,15 +174,27 @@ def pretrain(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, LEARNING_RATE, total_steps=steps + 1, pct_start=min(0.05, 200 / steps)
     )
+    state_file, first, losses = output_dir / "warm-up.pt", 0, []
+    if state_file.exists():
+        state = torch.load(state_file, weights_only=True)
+        if (state["seed"], state["steps"]) != (seed, steps):
+            raise ValueError(
+                f"{state_file} belongs to a warm-up of seed {state['seed']} and {state['steps']} "
+                f"steps, not of seed {seed} and {steps}: delete it or choose another folder."
+            )
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        schedule.load_state_dict(state["schedule"])
+        first, losses = state["step"], state["losses"]
+
     switch = int(RELIABLE_SHARE * steps)
-    phases = [
-        batches(tokenizer, random.Random(f"phase-1-{seed}"), reliable_only=True),
-        batches(tokenizer, random.Random(f"phase-2-{seed}"), reliable_only=False),
-    ]
-    started, losses = time.monotonic(), []
-    progress = tqdm(range(steps), desc="pretrain", mininterval=5)
+    started, pool_index, pool = time.monotonic(), -1, []
+    progress = tqdm(range(first, steps), desc="pretrain", initial=first, total=steps, mininterval=5)
     for step in progress:
-        ids, attention, labels = next(phases[step >= switch])
+        if step // POOL != pool_index:
+            pool_index = step // POOL
+            pool = batch_pool(tokenizer, seed, pool_index, reliable_only=step < switch)
+        ids, attention, labels = pool[step % POOL]
         hidden = model.model(input_ids=ids, attention_mask=attention).last_hidden_state
         targets = labels[:, 1:]
         counted = targets != -100  # only these positions meet the vocabulary
@@ -186,13 +208,20 @@ def pretrain(
         losses.append(loss.item())
         if step % 20 == 0:
             recent = losses[-50:]
-            progress.set_postfix(loss=f"{sum(recent) / len(recent):.3f}", phase=1 + (step >= switch))
+            progress.set_postfix(loss=f"{sum(recent) / len(recent):.3f}")
+        if (step + 1) % STATE_EVERY == 0 and step + 1 < steps:
+            state = {"seed": seed, "steps": steps, "step": step + 1, "losses": losses}
+            state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            buffer = io.BytesIO()
+            torch.save(state | {"schedule": schedule.state_dict()}, buffer)
+            write_atomic(state_file, buffer.getvalue())
     seconds = time.monotonic() - started
 
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.to(torch.bfloat16).save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
+    state_file.unlink(missing_ok=True)
     tail = losses[-max(1, steps // 10) :]
     return {
         "steps": steps,

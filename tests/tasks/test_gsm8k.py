@@ -231,7 +231,7 @@ def test_offline_mode_uses_the_cache_or_says_what_to_do(tmp_path):
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     env.pop("HF_DATASETS_CACHE", None)
     done = subprocess.run(
-        [sys.executable, "-c", OFFLINE], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", OFFLINE], env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert "first: the Hugging Face Hub did not give the dataset 'openai/gsm8k'" in done.stdout

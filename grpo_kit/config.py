@@ -1,0 +1,228 @@
+"""What a run is: `GRPOConfig`, in TRL's names, and the four profiles that move a notebook between
+machines.
+
+Fields that TRL's `GRPOConfig` (or transformers' `TrainingArguments` below it) has carry the same name
+and meaning here; the few that it lacks stand at the end, marked. Nothing heavy is imported: a
+profile loads its policy and its task only when asked to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from grpo_kit.paths import data_dir
+
+if TYPE_CHECKING:
+    from grpo_kit.models import Policy
+    from grpo_kit.tasks import Task
+
+
+@dataclass(frozen=True)
+class GRPOConfig:
+    """Every number of a GRPO run; the seed and the output folder are arguments of `train`.
+
+    Batch: one step samples `generation_batch_size` completions, `num_generations` a prompt. They
+    are passed over `num_iterations` times; each optimiser step takes
+    `per_device_train_batch_size` * `gradient_accumulation_steps` of them, the former in one forward
+    pass. The losses of micro-batches add up to that of the whole, whatever the split.
+
+    Raises ValueError, naming field, value and remedy, for a combination that cannot run.
+    """
+
+    max_steps: int = 100  # generation batches, each with all its updates
+    learning_rate: float = 1e-6
+    lr_scheduler_type: str = "linear"  # any of transformers' schedulers
+    warmup_steps: int = 0  # optimiser steps
+    weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    max_grad_norm: float = 1.0  # 0 = no clipping
+
+    num_generations: int = 8
+    generation_batch_size: int = 128
+    per_device_train_batch_size: int | None = None  # None = the generation batch
+    gradient_accumulation_steps: int = 1
+    num_iterations: int = 1
+
+    max_completion_length: int = 256  # tokens
+    temperature: float = 1.0
+    top_p: float = 1.0  # here for the sentence that refuses another value
+    top_k: int = 0
+
+    loss_type: str = "dapo"
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    beta: float = 0.0
+    use_bias_correction_kl: bool = True
+    importance_sampling_level: str = "token"
+    scale_rewards: str = "group"
+    reward_weights: tuple[float, ...] | None = None
+    mask_truncated_completions: bool = False
+
+    eval_steps: int = 0  # 0 = only before the first and after the last step
+    num_generations_eval: int = 8
+    save_steps: int = 20  # 0 = only at the end
+
+    # not in TRL's config
+    eval_prompts: int = 128  # the first rows of task.test
+    dynamic_sampling_rounds: int = 0  # DAPO: how often groups without spread are sampled anew
+    importance_sampling_cap: float | None = None  # truncated importance sampling, C
+    max_unscored_steps: int = 3  # steps in a row without any scored completion before the run stops
+
+    def __post_init__(self) -> None:
+        if self.num_generations < 2:
+            raise ValueError(
+                f"num_generations is {self.num_generations}; a group of one has nothing to be "
+                "compared with, take 2 or more."
+            )
+        if self.generation_batch_size < 1 or self.generation_batch_size % self.num_generations:
+            raise ValueError(
+                f"generation_batch_size is {self.generation_batch_size}; it must be a multiple of "
+                f"num_generations ({self.num_generations}), so that groups are complete."
+            )
+        if self.generation_batch_size % self.optimizer_batch_size:
+            raise ValueError(
+                f"generation_batch_size ({self.generation_batch_size}) is not a multiple of "
+                f"per_device_train_batch_size x gradient_accumulation_steps "
+                f"({self.optimizer_batch_size}); choose values that divide it."
+            )
+        if self.top_p != 1.0 or self.top_k != 0:
+            raise ValueError(
+                f"top_p is {self.top_p} and top_k is {self.top_k}; training samples from the whole "
+                "distribution, since log-probabilities are taken over the whole vocabulary and a "
+                "ratio to a truncated sampler would not be 1: use top_p=1.0 and top_k=0 (both are "
+                "free in evaluation)."
+            )
+        if self.temperature <= 0:
+            raise ValueError(f"temperature is {self.temperature}; sampling needs more than 0.")
+        for name in ("max_steps", "max_completion_length", "num_iterations"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.reward_weights is not None:
+            object.__setattr__(self, "reward_weights", tuple(self.reward_weights))
+
+    @property
+    def optimizer_batch_size(self) -> int:
+        """Completions of one optimiser step."""
+        return (
+            self.per_device_train_batch_size or self.generation_batch_size
+        ) * self.gradient_accumulation_steps
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimiser steps made from one generation batch."""
+        return self.num_iterations * (self.generation_batch_size // self.optimizer_batch_size)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A machine's choice of policy, task and run length; notebooks take one by name."""
+
+    name: str
+    machine: str
+    config: GRPOConfig
+    policy: str  # a folder of the kit's data, or a Hub name
+    revision: str | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+    lora_rank: int = 0  # 0 = train all weights
+    task: str = "word_problems"
+    threads: int | None = field(default=None)  # torch threads that the notebooks set
+
+    def load_policy(self) -> Policy:
+        """The policy, ready to train. Raises RuntimeError if the machine lacks what it needs."""
+        from grpo_kit.models import load_policy
+
+        path = data_dir() / self.policy
+        return load_policy(
+            path if path.is_dir() else self.policy,
+            revision=self.revision,
+            device=self.device,
+            dtype=self.dtype,
+            lora_rank=self.lora_rank,
+        )
+
+    def load_task(self) -> Task:
+        """The task's train and test rows."""
+        if self.task == "gsm8k":
+            from grpo_kit.tasks.gsm8k import gsm8k
+
+            return gsm8k()
+        from grpo_kit.tasks.word_problems import word_problems
+
+        return word_problems()
+
+
+_TINY = GRPOConfig(
+    max_steps=100,
+    learning_rate=1e-4,
+    lr_scheduler_type="constant_with_warmup",
+    warmup_steps=5,
+    num_generations=8,
+    generation_batch_size=128,
+    max_completion_length=64,
+    eval_prompts=128,
+)
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile(
+            "smoke",
+            "2 CPU cores, seconds a notebook",
+            GRPOConfig(
+                max_steps=3,
+                learning_rate=1e-4,
+                lr_scheduler_type="constant_with_warmup",
+                num_generations=4,
+                generation_batch_size=16,
+                max_completion_length=48,
+                eval_prompts=8,
+                num_generations_eval=4,
+            ),
+            policy="tiny-base",
+            threads=1,
+        ),
+        Profile("tiny", "2 CPU cores, minutes", _TINY, policy="tiny-base", threads=1),
+        Profile(
+            "colab",
+            "one 16 GB GPU",
+            GRPOConfig(
+                max_steps=100,
+                learning_rate=1e-5,
+                num_generations=8,
+                generation_batch_size=64,
+                per_device_train_batch_size=8,
+                gradient_accumulation_steps=8,
+                max_completion_length=400,
+                eval_prompts=200,
+            ),
+            policy="Qwen/Qwen2.5-0.5B-Instruct",
+            revision="7ae557604adf67be50417f59c2c2f167def9a775",
+            device="cuda",
+            dtype="bfloat16",
+            lora_rank=32,
+            task="gsm8k",
+        ),
+        Profile(
+            "paper",
+            "one 80 GB GPU or more",
+            GRPOConfig(
+                max_steps=100,
+                learning_rate=1e-6,
+                num_generations=8,
+                generation_batch_size=768,
+                per_device_train_batch_size=16,
+                gradient_accumulation_steps=48,
+                max_completion_length=1024,
+                eval_prompts=1319,
+            ),
+            policy="Qwen/Qwen2.5-1.5B",
+            revision="8faed761d45a263340a0528343f099c05c9a4323",
+            device="cuda",
+            dtype="float32",
+            task="gsm8k",
+        ),
+    )
+}

@@ -1,0 +1,355 @@
+"""Sample complete groups, fast: prefill each prompt once, let finished rows leave.
+
+`generate` is the sampler of the kit and works with any transformers causal LM through its key-value
+cache. Three things make it quicker than a plain loop over `model.generate` with the same output:
+each prompt is run once and its cache gathered for the G completions of its group; a row that has
+ended leaves the batch and the cache; the log-probabilities that training needs are taken on the way.
+
+`completion_logps` is its counterpart: it scores given completions under a model, with gradient, and
+shares the prompt in the same way.
+
+Which row gets which random number is fixed before it is known who finishes when (one uniform number
+a row and step), so that neither the order in which rows finish nor their company in a batch changes
+what a row samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+# Most logits held at a time while scoring, in elements (64 MiB of fp32).
+LOGITS_BUDGET = 2**24
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Completions of P prompts, N rows in all; the rows of a prompt stand together.
+
+    prompt_ids: P lists of token ids. prompt_index: (N,) long, the prompt of each row.
+    completion_ids: (N, T) long, padded right. mask: (N, T) bool, True at generated tokens, the EOS
+    that ended the row among them. logps, entropies: (N, T) float, nats, of the distribution that
+    was sampled from, before any top-p or top-k; 0 where masked. finished: (N,) bool, False where
+    the token limit cut the row off.
+    """
+
+    prompt_ids: list[list[int]]
+    prompt_index: Tensor
+    completion_ids: Tensor
+    mask: Tensor
+    logps: Tensor
+    entropies: Tensor
+    finished: Tensor
+
+    @property
+    def lengths(self) -> Tensor:
+        """(N,) long, tokens of each completion, EOS included."""
+        return self.mask.sum(dim=1)
+
+    def completion_lists(self) -> list[list[int]]:
+        """The completions as lists of ids, without padding, EOS included."""
+        return [
+            ids[:length]
+            for ids, length in zip(self.completion_ids.tolist(), self.lengths.tolist(), strict=True)
+        ]
+
+    def select(self, rows: Tensor) -> Rollouts:
+        """The given rows (long indices), trimmed to the longest of them, with the prompts they use."""
+        width = max(int(self.lengths[rows].max()), 1) if len(rows) else 1
+        used, prompt_index = torch.unique(self.prompt_index[rows], return_inverse=True)
+        return Rollouts(
+            [self.prompt_ids[i] for i in used.tolist()],
+            prompt_index,
+            self.completion_ids[rows, :width],
+            self.mask[rows, :width],
+            self.logps[rows, :width],
+            self.entropies[rows, :width],
+            self.finished[rows],
+        )
+
+    @staticmethod
+    def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
+        """Several batches as one, padded to the longest."""
+        width = max(part.mask.shape[1] for part in parts)
+
+        def join(name: str) -> Tensor:
+            return torch.cat(
+                [
+                    torch.nn.functional.pad(value, (0, width - value.shape[1]))
+                    for value in (getattr(part, name) for part in parts)
+                ]
+            )
+
+        offsets = [0]
+        for part in parts:
+            offsets.append(offsets[-1] + len(part.prompt_ids))
+        return replace(
+            parts[0],
+            prompt_ids=[ids for part in parts for ids in part.prompt_ids],
+            prompt_index=torch.cat(
+                [part.prompt_index + start for part, start in zip(parts, offsets, strict=False)]
+            ),
+            completion_ids=join("completion_ids"),
+            mask=join("mask"),
+            logps=join("logps"),
+            entropies=join("entropies"),
+            finished=torch.cat([part.finished for part in parts]),
+        )
+
+
+@torch.no_grad()
+def generate(
+    model,
+    prompt_ids: Sequence[Sequence[int]],
+    num_generations: int = 1,
+    *,
+    max_new_tokens: int,
+    eos_token_ids: Sequence[int],
+    pad_token_id: int,
+    do_sample: bool = True,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    generator: torch.Generator | None = None,
+) -> Rollouts:
+    """Sample `num_generations` completions of every prompt.
+
+    Args:
+        model: a transformers causal LM.
+        prompt_ids: P lists of token ids, of any lengths.
+        num_generations: G; the result has N = P * G rows.
+        max_new_tokens: limit of a completion, in tokens.
+        eos_token_ids: any of these ends a row.
+        pad_token_id: fills what is left of a row; may be an EOS, masks do not depend on it.
+        do_sample: False takes the most likely token.
+        temperature: divides the logits; `logps` are of the same distribution.
+        top_p, top_k: truncate the sampling distribution, for evaluation (`logps` then belong to the
+            distribution before truncation, so do not train on them).
+        generator: source of the random numbers, on the model's device or on the CPU.
+
+    Raises:
+        ValueError: no prompt, an empty prompt, a prompt too long for the model's context, or a
+            temperature of 0.
+    """
+    check_lengths(model, prompt_ids, max_new_tokens)
+    if temperature <= 0:
+        raise ValueError(f"temperature is {temperature}; for the most likely token, do_sample=False.")
+    device = next(model.parameters()).device
+    warpers = _warpers(top_p, top_k)
+    was_training = model.training
+    model.eval()  # no dropout in what is meant to be the policy's own distribution
+    try:
+        prompt_index = torch.arange(len(prompt_ids), device=device).repeat_interleave(
+            num_generations
+        )
+        n = len(prompt_index)
+        completion_ids = torch.full((n, max_new_tokens), pad_token_id, device=device)
+        mask = torch.zeros((n, max_new_tokens), dtype=torch.bool, device=device)
+        logps = torch.zeros((n, max_new_tokens), device=device)
+        entropies = torch.zeros((n, max_new_tokens), device=device)
+        finished = torch.zeros(n, dtype=torch.bool, device=device)
+        eos = torch.tensor(list(eos_token_ids), device=device)
+
+        ids, attention = left_pad(prompt_ids, pad_token_id, device)
+        output = model(
+            input_ids=ids,
+            attention_mask=attention,
+            position_ids=positions(attention),
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        cache = output.past_key_values
+        cache.batch_select_indices(prompt_index)
+        logits = output.logits[prompt_index, -1]
+        attention = attention[prompt_index]
+        position = attention.sum(dim=1, keepdim=True)  # of the token that comes next
+        rows = torch.arange(n, device=device)  # the rows still in the batch
+
+        for t in range(max_new_tokens):
+            scores = logits.float() / temperature
+            log_probs = torch.log_softmax(scores, dim=-1)
+            if do_sample:
+                # drawn for all rows, so that a row's number does not depend on who has left
+                uniform = torch.rand(
+                    n, generator=generator, device=generator.device if generator else device
+                ).to(device)[rows]
+                tokens = _sample(warpers(None, scores), uniform)
+            else:
+                tokens = scores.argmax(dim=-1)
+            completion_ids[rows, t] = tokens
+            mask[rows, t] = True
+            logps[rows, t] = log_probs.gather(1, tokens[:, None])[:, 0]
+            entropies[rows, t] = _entropy(log_probs)
+
+            ended = torch.isin(tokens, eos)
+            if ended.any():
+                finished[rows[ended]] = True
+                kept = (~ended).nonzero()[:, 0]
+                if not len(kept):
+                    break
+                cache.batch_select_indices(kept)
+                rows, tokens = rows[kept], tokens[kept]
+                attention, position = attention[kept], position[kept]
+            if t + 1 == max_new_tokens:
+                break
+            attention = torch.cat([attention, attention.new_ones(len(rows), 1)], dim=1)
+            output = model(
+                input_ids=tokens[:, None],
+                attention_mask=attention,
+                position_ids=position,
+                past_key_values=cache,
+                use_cache=True,
+            )
+            logits = output.logits[:, -1]
+            position = position + 1
+    finally:
+        model.train(was_training)
+    width = t + 1
+    return Rollouts(
+        [list(ids) for ids in prompt_ids],
+        prompt_index,
+        completion_ids[:, :width],
+        mask[:, :width],
+        logps[:, :width],
+        entropies[:, :width],
+        finished,
+    )
+
+
+def completion_logps(
+    model, rollouts: Rollouts, *, temperature: float = 1.0, pad_token_id: int
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the completions under `model`, with gradient, and entropies, without.
+
+    Each prompt is run once, with gradient, and its cache is gathered for its completions. Only
+    unmasked positions meet the vocabulary, at most `LOGITS_BUDGET` logits at a time; the backward
+    pass computes them again rather than keep them.
+
+    Returns:
+        logps, entropies: (N, T) float32, nats, at `temperature`; 0 where masked.
+    """
+    decoder, head = _decoder_and_head(model)
+    device = rollouts.mask.device
+    prompt_index, mask = rollouts.prompt_index, rollouts.mask
+    ids, attention = left_pad(rollouts.prompt_ids, pad_token_id, device)
+    output = decoder(
+        input_ids=ids,
+        attention_mask=attention,
+        position_ids=positions(attention),
+        use_cache=True,
+    )
+    hidden = output.last_hidden_state[:, -1:][prompt_index]  # predicts the first token
+    if mask.shape[1] > 1:
+        cache = output.past_key_values
+        cache.batch_select_indices(prompt_index)
+        attention = attention[prompt_index]
+        position = attention.sum(dim=1, keepdim=True) + torch.arange(
+            mask.shape[1] - 1, device=device
+        )
+        rest = decoder(
+            input_ids=rollouts.completion_ids[:, :-1],
+            attention_mask=torch.cat([attention, mask[:, :-1].long()], dim=1),
+            position_ids=position,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        hidden = torch.cat([hidden, rest.last_hidden_state], dim=1)
+    token_logps, token_entropies = _token_logps(
+        head, hidden[mask], rollouts.completion_ids[mask], temperature
+    )
+    empty = torch.zeros(mask.shape, device=device)
+    return empty.masked_scatter(mask, token_logps), empty.masked_scatter(mask, token_entropies)
+
+
+def _token_logps(
+    head, hidden: Tensor, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """(M,) log-probabilities of `targets` (M,) and entropies, from hidden states (M, H)."""
+
+    def chunk_logps(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = head(hidden).float() / temperature
+        logps = -torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+        with torch.no_grad():
+            entropies = _entropy(torch.log_softmax(logits, dim=-1))
+        return logps, entropies
+
+    size = max(1, LOGITS_BUDGET // head.weight.shape[0])
+    if len(targets) <= size:
+        return chunk_logps(hidden, targets)
+    chunks = [
+        checkpoint(chunk_logps, h, y, use_reentrant=False)
+        for h, y in zip(hidden.split(size), targets.split(size), strict=True)
+    ]
+    return tuple(torch.cat(parts) for parts in zip(*chunks, strict=True))
+
+
+def _entropy(log_probs: Tensor) -> Tensor:
+    return -(log_probs.exp() * log_probs).nan_to_num(0.0).sum(dim=-1)
+
+
+def _sample(scores: Tensor, uniform: Tensor) -> Tensor:
+    """One token a row by inverting the distribution function at `uniform` (B,) in [0, 1)."""
+    cumulative = torch.softmax(scores, dim=-1).cumsum(dim=-1)
+    threshold = uniform[:, None] * cumulative[:, -1:]
+    # right=True steps over tokens of probability 0
+    tokens = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+    return tokens.clamp(max=scores.shape[1] - 1)
+
+
+def _warpers(top_p: float, top_k: int):
+    from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
+
+    warpers = LogitsProcessorList()
+    if top_k:
+        warpers.append(TopKLogitsWarper(top_k))
+    if top_p < 1.0:
+        warpers.append(TopPLogitsWarper(top_p))
+    return warpers
+
+
+def _decoder_and_head(model):
+    """The transformer without its head, and the head; LoRA weights stay in place in both."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+        if getattr(inner.config, name, None) not in (None, 1.0):
+            raise ValueError(
+                f"{type(inner).__name__} changes its logits after the head ({name}="
+                f"{getattr(inner.config, name)}), which chunked log-probabilities leave out: "
+                "take a model without it."
+            )
+    return inner.get_decoder(), inner.get_output_embeddings()
+
+
+def left_pad(
+    prompt_ids: Sequence[Sequence[int]], pad_token_id: int, device
+) -> tuple[Tensor, Tensor]:
+    """Prompts as ids (P, L) padded on the left, and the attention mask (P, L) of 0 and 1."""
+    width = max(len(ids) for ids in prompt_ids)
+    padded = [[pad_token_id] * (width - len(ids)) + list(ids) for ids in prompt_ids]
+    attention = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompt_ids]
+    return torch.tensor(padded, device=device), torch.tensor(attention, device=device)
+
+
+def positions(attention: Tensor) -> Tensor:
+    """Positions that count from the first real token, so that padding on the left shifts nothing."""
+    return (attention.cumsum(dim=1) - 1).clamp(min=0)
+
+
+def check_lengths(model, prompt_ids: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+    """Raise ValueError for no prompt, an empty one, or one that leaves no room for a completion."""
+    if not len(prompt_ids):
+        raise ValueError("there are no prompts; give at least one.")
+    lengths = [len(ids) for ids in prompt_ids]
+    if min(lengths) == 0:
+        raise ValueError(f"prompt {lengths.index(0)} is empty; give it at least one token.")
+    context = getattr(model.config, "max_position_embeddings", None)
+    if context is not None and max(lengths) + max_new_tokens > context:
+        raise ValueError(
+            f"prompt {lengths.index(max(lengths))} has {max(lengths)} tokens, which with "
+            f"max_completion_length {max_new_tokens} exceeds the model's context of {context}: "
+            "shorten the prompt or lower max_completion_length."
+        )

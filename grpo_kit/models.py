@@ -1,0 +1,136 @@
+"""Load a policy: any transformers causal LM with its tokenizer, whole or with LoRA weights.
+
+`Policy` is what the rest of the kit passes around. Nothing here knows rewards or losses.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+@dataclass
+class Policy:
+    """A causal LM and its tokenizer."""
+
+    model: Any  # transformers.PreTrainedModel or peft.PeftModel
+    tokenizer: Any
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """Every id that ends a completion: those of the generation config and the tokenizer's."""
+        ids = getattr(self.model.generation_config, "eos_token_id", None)
+        ids = [] if ids is None else list(ids) if isinstance(ids, Sequence) else [ids]
+        if self.tokenizer.eos_token_id is not None:
+            ids.append(self.tokenizer.eos_token_id)
+        return sorted(set(ids))
+
+    @property
+    def pad_token_id(self) -> int:
+        """The padding id; an EOS where the tokenizer has none (masks never depend on it)."""
+        pad = self.tokenizer.pad_token_id
+        return self.eos_token_ids[0] if pad is None else pad
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and completion may have together."""
+        return self.model.config.max_position_embeddings
+
+    def encode(self, prompts: Sequence[list[dict]]) -> list[list[int]]:
+        """Token ids of each prompt (messages), with the chat template's opening of an answer."""
+        return [
+            self.tokenizer.apply_chat_template(
+                prompt, add_generation_prompt=True, return_dict=False
+            )
+            for prompt in prompts
+        ]
+
+    def decode(self, completion_ids: Sequence[Sequence[int]]) -> list[str]:
+        """Text of each completion, special tokens left out."""
+        return self.tokenizer.batch_decode(list(completion_ids), skip_special_tokens=True)
+
+    def autocast(self):
+        """bf16 arithmetic on CUDA; on a CPU everything stays as the weights are."""
+        if self.device.type == "cuda":
+            return torch.autocast("cuda", torch.bfloat16)
+        return nullcontext()
+
+
+def load_policy(
+    name_or_path: str | Path,
+    *,
+    revision: str | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    lora_rank: int = 0,
+    trust_remote_code: bool = False,
+) -> Policy:
+    """Load a policy from a local folder or the Hub; weights are safetensors only.
+
+    Args:
+        name_or_path: folder or Hub name.
+        revision: commit on the Hub; ignored for a folder.
+        device: "cpu" or "cuda".
+        dtype: of the weights: "float32", "bfloat16". Train whole models in float32 (arithmetic is
+            bf16 on CUDA all the same: small updates vanish in bf16 weights), LoRA bases in bfloat16.
+        lora_rank: rank of LoRA weights on all linear layers; 0 trains the model itself.
+        trust_remote_code: run code that comes with the model; off unless you switch it on.
+
+    Raises:
+        RuntimeError: no CUDA where it is asked for, or the model can be had neither locally nor
+            from the Hub.
+    """
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise RuntimeError(
+            f"{name_or_path} is to run on {device}, but torch sees no CUDA GPU here: take a machine "
+            "with one, or the profile 'tiny', which runs on a CPU."
+        )
+    options = {"trust_remote_code": trust_remote_code}
+    if not Path(name_or_path).is_dir():
+        options["revision"] = revision
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            name_or_path, dtype=getattr(torch, dtype), use_safetensors=True, **options
+        )
+    except OSError as error:
+        raise RuntimeError(
+            f"cannot load {name_or_path}: it is no local folder and the Hub cannot be reached (or "
+            "lacks it); give the path of a folder made by save_pretrained, or fill the cache on a "
+            "machine with network and set HF_HUB_OFFLINE=1."
+        ) from error
+    if tokenizer.chat_template is None:
+        raise ValueError(
+            f"the tokenizer of {name_or_path} has no chat template; set tokenizer.chat_template, "
+            "prompts here are lists of messages."
+        )
+    if lora_rank:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(
+            model,
+            LoraConfig(
+                r=lora_rank,
+                lora_alpha=2 * lora_rank,
+                target_modules="all-linear",
+                task_type="CAUSAL_LM",
+            ),
+        )
+    return Policy(model.to(device), tokenizer)
+
+
+def frozen_copy(policy: Policy) -> Policy:
+    """An independent copy that no gradient reaches: a reference, an evaluator, a judge."""
+    model = copy.deepcopy(policy.model).eval().requires_grad_(False)
+    return Policy(model, policy.tokenizer)

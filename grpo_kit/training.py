@@ -1,0 +1,670 @@
+"""The GRPO loop: collect groups, score them, turn rewards into advantages, update, log.
+
+`train` is the loop, `evaluate` measures a policy, and the functions between them are its stages in
+order. The loop is on one device and knows nothing of several processes (that is TRL's, through
+`trl_bridge`). What makes it quick: groups whose advantages are all zero are not run through the
+model, each prompt is run once per update with its cache shared by the group, micro-batches are
+sorted by length, and the first update of a batch, being on-policy, needs no old log-probabilities.
+
+A run can be killed at any instant: `history.jsonl` grows a line a step, checkpoints are written
+under another name and renamed, and `resume=True` goes on from the last one with the same numbers
+that an unbroken run has on the same CPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import json
+import math
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from grpo_kit import objective
+from grpo_kit.config import GRPOConfig
+from grpo_kit.generation import Rollouts, check_lengths, completion_logps, generate
+from grpo_kit.models import Policy, frozen_copy
+from grpo_kit.paths import make_output_dir, write_atomic
+from grpo_kit.rewards import accuracy_reward
+from grpo_kit.tasks import Task
+
+CHECKPOINT, HISTORY, RUN = "checkpoint.pt", "history.jsonl", "run.json"
+
+
+@dataclass
+class Run:
+    """What a run left: `history`, a plain dict a step with TRL's metric names, and its folder."""
+
+    output_dir: Path
+    config: GRPOConfig
+    seed: int
+    history: list[dict] = field(default_factory=list)
+
+    def series(self, name: str) -> tuple[list[int], list[float]]:
+        """Steps and values of one metric, where it was logged."""
+        rows = [row for row in self.history if name in row]
+        return [row["step"] for row in rows], [row[name] for row in rows]
+
+
+def train(
+    policy: Policy,
+    task: Task,
+    rewards: Sequence[Callable],
+    config: GRPOConfig,
+    *,
+    output_dir: str | Path,
+    seed: int,
+    resume: bool = False,
+) -> Run:
+    """Train `policy` in place by GRPO and return its history.
+
+    Args:
+        policy: model and tokenizer; the model's weights change.
+        task: `train` rows to learn from, `test` rows to evaluate on.
+        rewards: callables under TRL's reward protocol; a coroutine function may be among them.
+        config: see `GRPOConfig`.
+        output_dir: gets `history.jsonl`, `run.json` and `checkpoint.pt` as the run goes.
+        seed: of the order of prompts and of sampling.
+        resume: go on from the checkpoint in `output_dir`; without one, start.
+
+    Raises:
+        ValueError: something does not fit together; said before any compute where possible.
+        RuntimeError: the folder cannot be written, the loss is not finite, or no completion could
+            be scored for several steps in a row. The last checkpoint stays good.
+    """
+    check_task(task, rewards, config)
+    output_dir = make_output_dir(output_dir)
+    prompt_ids = policy.encode(task.train["prompt"])
+    check_lengths(policy.model, prompt_ids, config.max_completion_length)
+
+    reference = frozen_copy(policy).model if config.beta else None
+    optimizer, schedule = make_optimizer(policy, config)
+    generator = torch.Generator().manual_seed(seed)
+    cursor = Cursor(len(prompt_ids), seed)
+    run = Run(output_dir, config, seed)
+    first = unscored = 0
+
+    if resume and (output_dir / CHECKPOINT).exists():
+        state = torch.load(output_dir / CHECKPOINT, weights_only=True, map_location=policy.device)
+        check_same_run(state, config, seed, output_dir)
+        policy.model.load_state_dict(state["model"], strict=False)  # with LoRA, what is trained
+        optimizer.load_state_dict(state["optimizer"])
+        schedule.load_state_dict(state["schedule"])
+        generator.set_state(state["generator"].cpu())
+        cursor.taken = state["cursor"]
+        first, unscored = state["step"], state["unscored"]
+        lines = (output_dir / HISTORY).read_text().splitlines()[: state["lines"]]
+        run.history = [json.loads(line) for line in lines]
+    write_atomic(output_dir / HISTORY, "".join(json.dumps(row) + "\n" for row in run.history))
+
+    def log(row: dict) -> None:
+        run.history.append(row)
+        with open(output_dir / HISTORY, "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def save(step: int) -> None:
+        state = {
+            "model": {k: v for k, v in policy.model.state_dict().items() if k in trained},
+            "optimizer": optimizer.state_dict(),
+            "schedule": schedule.state_dict(),
+            "generator": generator.get_state(),
+            "cursor": cursor.taken,
+            "step": step,
+            "unscored": unscored,
+            "lines": len(run.history),
+            "config": dataclasses.asdict(config),
+            "seed": seed,
+        }
+        temporary = output_dir / f".{CHECKPOINT}.{os.getpid()}.partial"
+        try:
+            torch.save(state, temporary)
+            os.replace(temporary, output_dir / CHECKPOINT)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    trained = {name for name, p in policy.model.named_parameters() if p.requires_grad}
+
+    if first == 0 and not run.history:
+        log({"step": 0, **evaluate(policy, task.test, config, seed=seed)})
+    progress = tqdm(
+        range(first, config.max_steps), desc="grpo", initial=first, total=config.max_steps
+    )
+    for step in progress:
+        started = time.perf_counter()
+        state = SimpleNamespace(global_step=step, max_steps=config.max_steps)
+        batch = collect(policy, task, prompt_ids, rewards, config, cursor, generator, state)
+        row = {"step": step + 1, **batch.metrics()}
+        if batch.rewards.isnan().all():
+            unscored += 1
+            row["unscored_steps"] = unscored
+            if unscored >= config.max_unscored_steps:
+                log(row)
+                raise RuntimeError(
+                    f"no completion could be scored for {unscored} steps in a row (up to step "
+                    f"{step + 1}): look at what {', '.join(reward_name(r) for r in rewards)} "
+                    f"return; the last checkpoint in {output_dir} is good, resume from it."
+                )
+        else:
+            unscored = 0
+            stats = update(policy, reference, optimizer, schedule, batch, config)
+            if not stats.pop("finite"):
+                raise RuntimeError(
+                    f"loss or gradient is not finite at step {step + 1} (rewards from "
+                    f"{batch.rewards.nan_to_num().min():.3g} to "
+                    f"{batch.rewards.nan_to_num().max():.3g}); this step's update was not made; "
+                    f"lower learning_rate, or resume from the last checkpoint in {output_dir}."
+                )
+            row |= stats
+        row["step_time"] = time.perf_counter() - started
+        done = step + 1 == config.max_steps
+        if done or (config.eval_steps and (step + 1) % config.eval_steps == 0):
+            row |= evaluate(policy, task.test, config, seed=seed)
+        log(row)
+        if done or (config.save_steps and (step + 1) % config.save_steps == 0):
+            save(step + 1)
+        progress.set_postfix(
+            {
+                "reward": f"{row['reward']:.2f}",
+                **{k[5:]: f"{v:.2f}" for k, v in row.items() if k in ("eval/pass@1",)},
+            }
+        )
+    write_atomic(
+        output_dir / RUN,
+        json.dumps(
+            {"config": dataclasses.asdict(config), "seed": seed, "history": run.history}, indent=1
+        ),
+    )
+    return run
+
+
+# --- before the first step ------------------------------------------------------------------------
+
+
+def reward_name(reward: Callable) -> str:
+    """The reward's `__name__`, else its class's; the part of the metric `rewards/<name>/mean`."""
+    return getattr(reward, "__name__", type(reward).__name__)
+
+
+_PROTOCOL = ("prompts", "completions", "completion_ids", "trainer_state")
+
+
+def check_task(task: Task, rewards: Sequence[Callable], config: GRPOConfig) -> None:
+    """Raise ValueError where rows, rewards and config do not fit together."""
+    if not rewards:
+        raise ValueError("there are no rewards; give at least one.")
+    if config.reward_weights is not None and len(config.reward_weights) != len(rewards):
+        raise ValueError(
+            f"reward_weights has {len(config.reward_weights)} values for {len(rewards)} rewards; "
+            "give one a reward."
+        )
+    for name, split in (("train", task.train), ("test", task.test)):
+        if not len(split):
+            raise ValueError(f"the {name} rows of task {task.name!r} are empty; give at least one.")
+    for reward in rewards:
+        for parameter in inspect.signature(reward).parameters.values():
+            needed = (
+                parameter.default is parameter.empty
+                and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+                and parameter.name not in _PROTOCOL
+            )
+            if needed and parameter.name not in task.train.column_names:
+                raise ValueError(
+                    f"the reward {reward_name(reward)} needs a column {parameter.name!r}, which "
+                    f"task {task.name!r} lacks; it has {', '.join(task.train.column_names)}."
+                )
+
+
+def check_same_run(state: dict, config: GRPOConfig, seed: int, output_dir: Path) -> None:
+    """Raise ValueError, listing the differences, if a checkpoint is of another config or seed."""
+    before = {**state["config"], "seed": state["seed"]}
+    now = {**dataclasses.asdict(config), "seed": seed}
+    differences = [
+        f"{name} {before.get(name)!r} there, {now.get(name)!r} here"
+        for name in now
+        if before.get(name) != now.get(name)
+    ]
+    if differences:
+        raise ValueError(
+            f"{output_dir} holds a run of another configuration ({'; '.join(differences)}): "
+            "resume with the same one, or choose another folder."
+        )
+
+
+def make_optimizer(policy: Policy, config: GRPOConfig):
+    """AdamW over the trained weights, and transformers' schedule of that name."""
+    from transformers import get_scheduler
+
+    parameters = [p for p in policy.model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError("no weight of the policy requires a gradient; is it a frozen copy?")
+    optimizer = torch.optim.AdamW(
+        [
+            {
+                "params": [p for p in parameters if p.dim() > 1],
+                "weight_decay": config.weight_decay,
+            },
+            {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+        ],
+        lr=config.learning_rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+    )
+    schedule = get_scheduler(
+        config.lr_scheduler_type,
+        optimizer,
+        num_warmup_steps=config.warmup_steps,
+        num_training_steps=config.max_steps * config.updates_per_step,
+    )
+    return optimizer, schedule
+
+
+class Cursor:
+    """An endless walk over the training rows, each epoch in its own order; `taken` is its state."""
+
+    def __init__(self, n: int, seed: int) -> None:
+        self.n, self.seed, self.taken = n, seed, 0
+        self._epoch, self._order = -1, []
+
+    def take(self, count: int) -> list[int]:
+        rows = []
+        for _ in range(count):
+            epoch, place = divmod(self.taken, self.n)
+            if epoch != self._epoch:
+                self._order = list(range(self.n))
+                random.Random(f"{self.seed}-{epoch}").shuffle(self._order)
+                self._epoch = epoch
+            rows.append(self._order[place])
+            self.taken += 1
+        return rows
+
+
+# --- collect and score ----------------------------------------------------------------------------
+
+
+@dataclass
+class Batch:
+    """Scored rollouts: N rows, complete groups."""
+
+    rollouts: Rollouts
+    names: list[str]
+    table: Tensor  # (N, R), NaN = not scored
+    rewards: Tensor  # (N,), combined
+    advantages: Tensor  # (N,)
+    num_generations: int
+
+    def metrics(self) -> dict[str, float]:
+        """What TRL logs of a generation batch, under its names."""
+        lengths = self.rollouts.lengths.float()
+        groups = self.rewards.view(-1, self.num_generations)
+        low = groups.nan_to_num(nan=torch.inf).amin(1)
+        high = groups.nan_to_num(nan=-torch.inf).amax(1)
+        scored = self.rewards[~self.rewards.isnan()]
+        metrics = {
+            "reward": scored.mean().item() if len(scored) else 0.0,
+            "reward_std": scored.std().item() if len(scored) > 1 else 0.0,
+            "frac_reward_zero_std": (low >= high).float().mean().item(),
+            "frac_unscored": self.rewards.isnan().float().mean().item(),
+            "completions/mean_length": lengths.mean().item(),
+            "completions/clipped_ratio": (~self.rollouts.finished).float().mean().item(),
+            "entropy": (self.rollouts.entropies.sum() / lengths.sum()).item(),
+        }
+        for name, column in zip(self.names, self.table.T, strict=True):
+            values = column[~column.isnan()]
+            metrics[f"rewards/{name}/mean"] = values.mean().item() if len(values) else 0.0
+            metrics[f"rewards/{name}/std"] = values.std().item() if len(values) > 1 else 0.0
+        return metrics
+
+
+def collect(
+    policy: Policy,
+    task: Task,
+    prompt_ids: list[list[int]],
+    rewards: Sequence[Callable],
+    config: GRPOConfig,
+    cursor: Cursor,
+    generator: torch.Generator,
+    state: Any,
+) -> Batch:
+    """Sample and score one generation batch.
+
+    With `dynamic_sampling_rounds` (DAPO, arXiv 2503.14476, eq. 11), groups without spread are
+    replaced by groups of further prompts, for at most that many rounds.
+    """
+    wanted = config.generation_batch_size // config.num_generations
+    parts: list[tuple[Rollouts, Tensor]] = []
+    missing = wanted
+    for round_ in range(config.dynamic_sampling_rounds + 1):
+        rows = cursor.take(missing)
+        with policy.autocast():
+            rollouts = generate(
+                policy.model,
+                [prompt_ids[row] for row in rows],
+                config.num_generations,
+                max_new_tokens=config.max_completion_length,
+                eos_token_ids=policy.eos_token_ids,
+                pad_token_id=policy.pad_token_id,
+                temperature=config.temperature,
+                generator=generator,
+            )
+        examples = [task.train[row] for row in rows for _ in range(config.num_generations)]
+        table = score(policy, rollouts, examples, rewards, state)
+        if round_ < config.dynamic_sampling_rounds:
+            combined = objective.combine_rewards(table, config.reward_weights)
+            spread = objective.group_advantages(combined, config.num_generations).view(
+                -1, config.num_generations
+            )
+            groups = spread.abs().amax(1).nonzero()[:, 0]
+            kept = (
+                groups[:, None] * config.num_generations + torch.arange(config.num_generations)
+            ).flatten()
+            if len(kept):
+                parts.append((rollouts.select(kept.to(rollouts.mask.device)), table[kept]))
+            missing -= len(groups)
+        else:
+            parts.append((rollouts, table))
+            missing = 0
+        if not missing:
+            break
+    table = torch.cat([table for _, table in parts])
+    combined = objective.combine_rewards(table, config.reward_weights)
+    return Batch(
+        Rollouts.concatenate([rollouts for rollouts, _ in parts]),
+        [reward_name(reward) for reward in rewards],
+        table,
+        combined,
+        objective.group_advantages(combined, config.num_generations, config.scale_rewards),
+        config.num_generations,
+    )
+
+
+def score(
+    policy: Policy,
+    rollouts: Rollouts,
+    examples: Sequence[dict],
+    rewards: Sequence[Callable],
+    state: Any = None,
+) -> Tensor:
+    """Rewards of all completions, (N, R) float32, NaN where a reward returned None.
+
+    Completions reach a reward as TRL passes them for prompts that are messages: a list with one
+    assistant message. Coroutine functions run together.
+
+    Raises ValueError or TypeError, naming the reward, for too few values, a NaN, or no number.
+    """
+    completion_ids = rollouts.completion_lists()
+    texts = policy.decode(completion_ids)
+    arguments = {
+        "prompts": [example["prompt"] for example in examples],
+        "completions": [[{"role": "assistant", "content": text}] for text in texts],
+        "completion_ids": completion_ids,
+        "trainer_state": state,
+        **{
+            name: [example[name] for example in examples]
+            for name in examples[0]
+            if name != "prompt"
+        },
+    }
+    results: list[Any] = [reward(**arguments) for reward in rewards]
+    waiting = [i for i, result in enumerate(results) if inspect.isawaitable(result)]
+    if waiting:
+        for i, result in zip(waiting, _gather([results[i] for i in waiting]), strict=True):
+            results[i] = result
+    columns = [
+        _checked(reward_name(reward), result, len(texts))
+        for reward, result in zip(rewards, results, strict=True)
+    ]
+    return torch.tensor(columns, dtype=torch.float32).T
+
+
+def _checked(name: str, values: Any, n: int) -> list[float]:
+    if not isinstance(values, (list, tuple)):
+        raise TypeError(
+            f"the reward {name} returned a {type(values).__name__}; it must return a list of "
+            "one number or None a completion."
+        )
+    if len(values) != n:
+        raise ValueError(
+            f"the reward {name} returned {len(values)} values for {n} completions; return one each."
+        )
+    checked = []
+    for i, value in enumerate(values):
+        if value is None:
+            checked.append(math.nan)
+            continue
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"the reward {name} returned {value!r} for completion {i}; it must be a number or "
+                "None."
+            ) from None
+        if not math.isfinite(number):
+            raise ValueError(
+                f"the reward {name} returned {number} for completion {i}; return None for what "
+                "could not be scored."
+            )
+        checked.append(number)
+    return checked
+
+
+def _gather(coroutines: list) -> list:
+    """Run coroutines together, also where an event loop is running already (a notebook)."""
+    outcome: dict[str, Any] = {}
+
+    async def all_of_them() -> list:
+        return await asyncio.gather(*coroutines)
+
+    def work() -> None:
+        try:
+            outcome["results"] = asyncio.run(all_of_them())
+        except BaseException as error:
+            outcome["error"] = error
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if "error" in outcome:
+        raise outcome["error"]
+    return outcome["results"]
+
+
+# --- update ---------------------------------------------------------------------------------------
+
+
+def update(
+    policy: Policy, reference, optimizer, schedule, batch: Batch, config: GRPOConfig
+) -> dict[str, Any]:
+    """All optimiser steps of one generation batch; returns TRL's metrics and whether all went well.
+
+    Old log-probabilities are those of the weights before the first of these steps: for that step
+    itself they equal the current ones, so they are only computed where more steps follow.
+    """
+    rollouts, advantages = batch.rollouts, batch.advantages.to(batch.rollouts.mask.device)
+    mask = rollouts.mask
+    if config.mask_truncated_completions:
+        mask = mask & rollouts.finished[:, None]
+    n, width = mask.shape
+    size = config.optimizer_batch_size
+    micro_size = config.per_device_train_batch_size or size
+    # a group without spread has no gradient, unless there is a KL term
+    active = torch.ones(n, dtype=torch.bool) if reference is not None else batch.advantages != 0
+    active = active.view(-1, config.num_generations).any(1).repeat_interleave(
+        config.num_generations
+    )
+
+    def scored(model, rows: Tensor) -> Tensor:
+        part = rollouts.select(rows)
+        with policy.autocast():
+            return completion_logps(
+                model, part, temperature=config.temperature, pad_token_id=policy.pad_token_id
+            )[0]
+
+    def whole(model) -> Tensor:
+        """(N, T) log-probabilities of all active rows, without gradient."""
+        result = torch.zeros(n, width, device=mask.device)
+        with torch.no_grad():
+            for rows in _micro_batches(torch.arange(n)[active], rollouts, micro_size):
+                part = scored(model, rows)
+                result[rows, : part.shape[1]] = part
+        return result
+
+    ref_logps = None if reference is None else whole(reference)
+    needs_old = config.updates_per_step > 1 or config.importance_sampling_cap is not None
+    old_logps = whole(policy.model) if needs_old else None
+    weights = None
+    if config.importance_sampling_cap is not None:
+        weights = objective.truncated_importance_weights(
+            old_logps, rollouts.logps, config.importance_sampling_cap
+        )
+    loss_arguments = {
+        "loss_type": config.loss_type,
+        "epsilon": config.epsilon,
+        "epsilon_high": config.epsilon_high,
+        "importance_sampling_level": config.importance_sampling_level,
+    }
+    sums: dict[str, float] = {}
+    for _ in range(config.num_iterations):
+        for start in range(0, n, size):
+            rows = torch.arange(start, min(start + size, n))
+            tokens, sequences = mask[rows].sum(), len(rows)
+            total, grad_norm = 0.0, torch.tensor(0.0)
+            micro_batches = _micro_batches(rows[active[rows]], rollouts, micro_size)
+            for part in micro_batches:
+                logps = scored(policy.model, part)
+                cut = (part, slice(0, logps.shape[1]))
+                arguments = dict(
+                    old_logps=None if old_logps is None else old_logps[cut],
+                    advantages=advantages[part],
+                    mask=mask[cut],
+                    ref_logps=None if ref_logps is None else ref_logps[cut],
+                    **loss_arguments,
+                )
+                loss = objective.policy_loss(
+                    logps,
+                    beta=config.beta,
+                    use_bias_correction_kl=config.use_bias_correction_kl,
+                    max_completion_length=config.max_completion_length,
+                    num_items_in_batch=tokens,
+                    num_sequences_in_batch=sequences,
+                    truncated_importance_weights=None if weights is None else weights[cut],
+                    **arguments,
+                )
+                if config.loss_type == "bnpo":  # local by definition: the mean of micro-batches
+                    loss = loss / len(micro_batches)
+                loss.backward()
+                total += loss.item()
+                share = mask[cut].sum().item() / max(mask[active].sum().item(), 1)
+                for name, value in objective.policy_loss_stats(logps, **arguments).items():
+                    sums[name] = sums.get(name, 0.0) + value * share / config.num_iterations
+            if micro_batches:
+                grad_norm = torch.nn.utils.clip_grad_norm_(
+                    [p for p in policy.model.parameters() if p.requires_grad],
+                    config.max_grad_norm or math.inf,
+                )
+            finite = math.isfinite(total) and math.isfinite(grad_norm.item())
+            if finite and micro_batches:
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            if not finite:
+                return {"finite": False}
+            schedule.step()
+    return {
+        "finite": True,
+        "loss": total,
+        "grad_norm": grad_norm.item(),
+        "learning_rate": schedule.get_last_lr()[0],
+        **sums,
+    }
+
+
+def _micro_batches(rows: Tensor, rollouts: Rollouts, size: int) -> list[Tensor]:
+    """`rows` in parts of at most `size`, whole prompts together, short completions first."""
+    if len(rows) <= size:
+        return [rows] if len(rows) else []
+    longest: dict[int, int] = {}
+    lengths, prompts = rollouts.lengths.tolist(), rollouts.prompt_index.tolist()
+    for row in rows.tolist():
+        longest[prompts[row]] = max(longest.get(prompts[row], 0), lengths[row])
+    ordered = sorted(rows.tolist(), key=lambda row: (longest[prompts[row]], prompts[row], row))
+    return [torch.tensor(ordered[i : i + size]) for i in range(0, len(ordered), size)]
+
+
+# --- evaluate -------------------------------------------------------------------------------------
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Unbiased estimate of the chance that one of k samples is right, from `correct` of n.
+
+    1 - C(n - c, k) / C(n, k): Codex (arXiv 2107.03374), eq. 1.
+    """
+    if not 1 <= k <= n:
+        raise ValueError(f"k is {k} with {n} samples; it must be between 1 and {n}.")
+    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+def evaluate(
+    policy: Policy,
+    dataset,
+    config: GRPOConfig,
+    *,
+    seed: int = 0,
+    correct: Callable = accuracy_reward,
+) -> dict[str, float]:
+    """Greedy accuracy, pass@1 and pass@k on the first `config.eval_prompts` rows of `dataset`.
+
+    A completion is right if the reward `correct` gives it 1. Samples are drawn at
+    `config.temperature`, `config.num_generations_eval` a prompt (k is that number), with a
+    generator of their own, so that evaluating changes nothing of the training. {} for a dataset
+    without the column `answer`.
+    """
+    if "answer" not in dataset.column_names or not config.eval_prompts:
+        return {}
+    rows = dataset.select(range(min(config.eval_prompts, len(dataset))))
+    prompt_ids = policy.encode(rows["prompt"])
+    samples = config.num_generations_eval
+    options = {
+        "max_new_tokens": config.max_completion_length,
+        "eos_token_ids": policy.eos_token_ids,
+        "pad_token_id": policy.pad_token_id,
+    }
+    prompts_at_a_time = max(1, config.generation_batch_size // samples)
+    greedy: list[float] = []
+    counts: list[int] = []
+    lengths: list[int] = []
+    generator = torch.Generator().manual_seed(seed)
+    for start in range(0, len(rows), prompts_at_a_time):
+        chunk = [rows[i] for i in range(start, min(start + prompts_at_a_time, len(rows)))]
+        ids = prompt_ids[start : start + len(chunk)]
+        with policy.autocast():
+            best = generate(policy.model, ids, 1, do_sample=False, **options)
+            sampled = generate(
+                policy.model,
+                ids,
+                samples,
+                temperature=config.temperature,
+                generator=generator,
+                **options,
+            )
+        greedy += (score(policy, best, chunk, [correct])[:, 0] == 1).float().tolist()
+        repeated = [example for example in chunk for _ in range(samples)]
+        right = score(policy, sampled, repeated, [correct])[:, 0] == 1
+        counts += right.view(-1, samples).sum(1).tolist()
+        lengths += sampled.lengths.tolist()
+    return {
+        "eval/greedy": sum(greedy) / len(greedy),
+        "eval/pass@1": sum(counts) / (samples * len(counts)),
+        f"eval/pass@{samples}": sum(pass_at_k(samples, c, samples) for c in counts) / len(counts),
+        "eval/mean_length": sum(lengths) / len(lengths),
+        "eval/n": len(greedy),
+    }

@@ -4,7 +4,6 @@
 #   make test        the tests
 #   make lab         JupyterLab on the notebooks
 #   make notebooks   execute the notebooks in place, outputs to be committed
-#   make bench       the kit's step beside TRL's
 #   make smoke       every notebook in seconds, into runs/smoke
 #   make pretrain    rebuild the tiny base model into runs/base
 #   make lint        ruff
@@ -29,18 +28,19 @@ OMP_NUM_THREADS ?= 1
 export OMP_NUM_THREADS
 
 .DEFAULT_GOAL := help
-.PHONY: help venv reproduce test lab notebooks bench smoke pretrain lint constraints clean
+.PHONY: help venv reproduce test lab notebooks smoke pretrain lint constraints clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
 venv: $(STAMP)
 
+# Compiling thousands of modules that are never imported would double the time.
 # The stamp comes last, so an interrupted installation is taken up again.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || $(NO_PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt -e ".[$(EXTRAS)]"
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e ".[$(EXTRAS)]"
 	@touch $@
 
 reproduce: $(STAMP)
@@ -54,9 +54,6 @@ lab: $(STAMP)
 
 notebooks: $(STAMP)
 	$(BIN)/grpo-kit notebooks
-
-bench: $(STAMP)
-	$(BIN)/grpo-kit bench
 
 smoke: $(STAMP)
 	$(BIN)/grpo-kit reproduce --profile smoke --output runs/smoke

@@ -86,6 +86,9 @@ def notebooks_in_place(
 @app.command()
 def train(
     profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "tiny",
+    policy: Annotated[
+        Path | None, typer.Option(help="Folder of a model, instead of the profile's policy.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of sampling and data order.")] = 0,
     steps: Annotated[int | None, typer.Option(help="Steps, instead of the profile's.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for history and checkpoints.")] = Path(
@@ -108,12 +111,16 @@ def train(
         raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
     if steps is not None and steps < 1:
         raise ValueError(f"--steps is {steps}, it must be at least 1")
+    if policy is not None and not policy.is_dir():
+        raise ValueError(f"--policy is {policy}, which is no folder; give one with a saved model")
     make_output_dir(output)  # before the seconds that torch and the model take
 
     from grpo_kit import training
     from grpo_kit.rewards import accuracy_reward, format_reward
 
     chosen = PROFILES[profile]
+    if policy is not None:
+        chosen = dataclasses.replace(chosen, policy=str(policy.resolve()))
     config = chosen.config
     if steps is not None:
         config = dataclasses.replace(config, max_steps=steps)
@@ -126,7 +133,7 @@ def train(
         seed=seed,
         resume=resume,
     )
-    typer.echo(f"{len(run.history)} steps; history in {output / 'history.jsonl'}")
+    typer.echo(f"{config.max_steps} steps; history in {output / 'history.jsonl'}")
 
 
 @app.command()
@@ -144,22 +151,6 @@ def pretrain(
     from grpo_kit.tiny.pretrain import pretrain as run
 
     run(output, seed=seed, steps=steps, threads=threads)
-
-
-@app.command()
-def bench(
-    output: Annotated[Path, typer.Option(help="Folder for table and figure.")] = Path("runs/bench"),
-    steps: Annotated[int, typer.Option(help="Measured steps of each trainer.")] = 10,
-    quick: Annotated[bool, typer.Option("--quick", help="A short run, for a first look.")] = False,
-) -> None:
-    """Measure the kit's step beside TRL's."""
-    from grpo_kit.paths import make_output_dir
-
-    make_output_dir(output)
-
-    from grpo_kit.bench import run
-
-    run(output, steps=steps, quick=quick)
 
 
 if __name__ == "__main__":

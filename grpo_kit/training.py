@@ -573,12 +573,12 @@ def update(
                     config.max_grad_norm or math.inf,
                 )
             finite = math.isfinite(total) and math.isfinite(grad_norm.item())
-            if finite and micro_batches:
-                optimizer.step()
+            if finite:
+                optimizer.step()  # moves nothing where no group had a gradient
+                schedule.step()
             optimizer.zero_grad(set_to_none=True)
             if not finite:
                 return {"finite": False}
-            schedule.step()
     return {
         "finite": True,
         "loss": total,

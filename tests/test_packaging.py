@@ -16,7 +16,7 @@ from grpo_kit.paths import data_dir
 CHECKOUT = Path(__file__).resolve().parents[1]
 
 
-def run(*command: object, cwd: Path, limit: float = 300) -> str:
+def run(*command: object, cwd: Path, limit: float = 600) -> str:
     """Output of a command that has to succeed, and is not told where the checkout is."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     done = subprocess.run(
@@ -77,12 +77,14 @@ def test_the_installed_kit_finds_its_own_code_and_data(installed, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_installed_kit_trains_from_another_folder(installed, tmp_path):
-    command = (installed / "grpo-kit", "train", "--profile", "smoke", "--steps", 2)
-    run(*command, "--output", "out", cwd=tmp_path)
+def test_the_installed_kit_makes_a_base_and_trains_it_from_another_folder(installed, tmp_path):
+    kit = installed / "grpo-kit"
+    run(kit, "pretrain", "--steps", 2, "--output", "base", cwd=tmp_path, limit=900)
+    command = (kit, "train", "--profile", "smoke", "--policy", "base", "--steps", 2)
+    run(*command, "--output", "out", cwd=tmp_path, limit=900)
     rows = [json.loads(line) for line in (tmp_path / "out/history.jsonl").open()]
-    assert len(rows) == 2
-    assert all("reward" in row for row in rows)
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert all("reward" in row for row in rows[1:])
 
 
 def test_a_checkout_uses_its_own_data():

@@ -1,0 +1,412 @@
+"""The loop: what it logs, what it refuses, and that a killed run goes on as if nothing had happened."""
+
+import asyncio
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+from datasets import Dataset
+
+from grpo_kit import training
+from grpo_kit.config import GRPOConfig
+from grpo_kit.generation import generate
+from grpo_kit.rewards import accuracy_reward, format_reward
+from grpo_kit.tasks import Task
+from grpo_kit.training import Cursor, evaluate, pass_at_k, score, train
+
+CONFIG = GRPOConfig(
+    max_steps=3,
+    learning_rate=1e-3,
+    lr_scheduler_type="constant",
+    num_generations=4,
+    generation_batch_size=8,
+    max_completion_length=8,
+    eval_prompts=2,
+    num_generations_eval=2,
+    save_steps=1,
+)
+
+
+def configure(**changes) -> GRPOConfig:
+    return dataclasses.replace(CONFIG, **changes)
+
+
+def rows(n: int) -> Dataset:
+    return Dataset.from_list(
+        [
+            {"prompt": [{"role": "user", "content": f"{'a' * i} {i}"}], "answer": str(i), "row": i}
+            for i in range(n)
+        ]
+    )
+
+
+@pytest.fixture
+def task() -> Task:
+    return Task("toy", rows(6), rows(3))
+
+
+def vowels(prompts, completions, completion_ids, **columns):
+    """A reward with spread in every group: the share of even token ids."""
+    return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
+
+
+def nothing(prompts, completions, completion_ids, **columns):
+    return [None] * len(completions)
+
+
+def weights_of(policy):
+    return torch.cat([p.detach().flatten() for p in policy.model.parameters()])
+
+
+def without_time(history):
+    return [{k: v for k, v in row.items() if k != "step_time"} for row in history]
+
+
+# --- learning -------------------------------------------------------------------------------------
+
+
+def test_a_reward_that_can_be_raised_is_raised(policy, task, tmp_path):
+    config = configure(max_steps=25, generation_batch_size=32, learning_rate=5e-3, eval_prompts=0)
+    run = train(policy, task, [vowels], config, output_dir=tmp_path, seed=0)
+    _, rewards = run.series("reward")
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.2
+
+
+def test_history_has_trls_names_and_is_written_as_it_goes(policy, task, tmp_path):
+    run = train(policy, task, [vowels, format_reward], CONFIG, output_dir=tmp_path, seed=0)
+    last = run.history[-1]
+    for name in (
+        "reward reward_std frac_reward_zero_std completions/mean_length "
+        "completions/clipped_ratio entropy grad_norm step_time clip_ratio/region_mean "
+        "rewards/vowels/mean rewards/format_reward/mean eval/greedy eval/pass@1 eval/pass@2"
+    ).split():
+        assert math.isfinite(last[name]), name
+    lines = (tmp_path / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == run.history
+    assert json.loads((tmp_path / "run.json").read_text())["history"] == run.history
+
+
+def test_gradient_norm_is_positive_where_the_loss_is_zero(policy, task, tmp_path):
+    run = train(policy, task, [vowels], configure(loss_type="grpo"), output_dir=tmp_path, seed=0)
+    for row in run.history[1:]:
+        assert abs(row["loss"]) < 1e-5 < 1e-3 < row["grad_norm"]
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo", "cispo"])
+def test_micro_batches_make_the_same_update(new_policy, task, tmp_path, loss_type):
+    """4 at a time are whole groups, 2 at a time cut them; only bnpo is local by definition."""
+    results = []
+    for size in (8, 4, 2):
+        policy = new_policy()
+        config = configure(
+            max_steps=1,
+            loss_type=loss_type,
+            epsilon_high=5.0 if loss_type == "cispo" else None,
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=8 // size,
+            eval_prompts=0,
+            max_grad_norm=0.0,
+        )
+        run = train(policy, task, [vowels], config, output_dir=tmp_path / str(size), seed=0)
+        results.append(run.history[-1]["grad_norm"])
+    tolerance = 0.5 if loss_type == "bnpo" else 1e-4
+    assert results[1] == pytest.approx(results[0], rel=tolerance)
+    assert results[2] == pytest.approx(results[0], rel=tolerance)
+
+
+def test_groups_without_spread_change_nothing(policy, task, tmp_path):
+    before = weights_of(policy)
+
+    def same(prompts, completions, completion_ids, **columns):
+        return [0.5] * len(completions)
+
+    run = train(policy, task, [same], CONFIG, output_dir=tmp_path, seed=0)
+    assert torch.equal(before, weights_of(policy))
+    assert run.history[-1]["frac_reward_zero_std"] == 1.0
+    assert run.history[-1]["grad_norm"] == 0.0
+
+
+def test_fresh_rollouts_come_from_the_updated_weights(policy, task, tmp_path):
+    train(policy, task, [vowels], CONFIG, output_dir=tmp_path, seed=0)
+    from grpo_kit.generation import completion_logps
+
+    rollouts = generate(
+        policy.model,
+        policy.encode(task.train["prompt"]),
+        2,
+        max_new_tokens=8,
+        eos_token_ids=policy.eos_token_ids,
+        pad_token_id=policy.pad_token_id,
+    )
+    logps, _ = completion_logps(policy.model, rollouts, pad_token_id=policy.pad_token_id)
+    torch.testing.assert_close(logps, rollouts.logps, atol=1e-4, rtol=1e-4)
+
+
+def test_second_update_from_one_batch_has_a_ratio(policy, task, tmp_path):
+    config = configure(num_iterations=2, learning_rate=3e-2, max_steps=1, eval_prompts=0)
+    run = train(policy, task, [vowels], config, output_dir=tmp_path, seed=0)
+    once = run.history[-1]["clip_ratio/region_mean"]
+    assert once > 0, "after a large first step the second one should meet the clip"
+
+
+def test_reference_kl_is_zero_at_first_and_grows(policy, task, tmp_path):
+    config = configure(beta=0.01, learning_rate=1e-2)
+    run = train(policy, task, [vowels], config, output_dir=tmp_path, seed=0)
+    _, kl = run.series("kl")
+    assert kl[0] == pytest.approx(0.0, abs=1e-6) and kl[-1] > 1e-4
+
+
+def test_dynamic_sampling_replaces_groups_without_spread(policy, task, tmp_path):
+    def spread_for_even_rows(prompts, completions, completion_ids, *, row, **columns):
+        return [
+            (i % 2) * 1.0 if number % 2 == 0 else 0.0 for i, number in enumerate(row)
+        ]
+
+    config = configure(dynamic_sampling_rounds=5, eval_prompts=0, max_steps=2)
+    run = train(policy, task, [spread_for_even_rows], config, output_dir=tmp_path, seed=0)
+    assert all(row["frac_reward_zero_std"] == 0 for row in run.history[1:])
+
+
+def test_truncated_importance_sampling_changes_nothing_when_sampler_and_trainer_agree(
+    new_policy, task, tmp_path
+):
+    norms = []
+    for cap in (None, 2.0):
+        config = configure(max_steps=1, importance_sampling_cap=cap, eval_prompts=0)
+        run = train(new_policy(), task, [vowels], config, output_dir=tmp_path, seed=0)
+        norms.append(run.history[-1]["grad_norm"])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+
+
+# --- kill and resume ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("killed_in_step", [0, 1, 3])
+def test_a_killed_and_resumed_run_equals_an_unbroken_one(
+    new_policy, task, tmp_path, killed_in_step
+):
+    config = configure(max_steps=4, save_steps=2, num_iterations=2, eval_steps=1)
+    whole_policy = new_policy()
+    whole = train(whole_policy, task, [vowels], config, output_dir=tmp_path / "whole", seed=1)
+
+    class Killed(BaseException):
+        pass
+
+    calls = iter(range(100))
+
+    def deadly(prompts, completions, completion_ids, **columns):
+        if next(calls) == killed_in_step:
+            raise Killed
+        return vowels(prompts, completions, completion_ids)
+
+    deadly.__name__ = "vowels"
+    with pytest.raises(Killed):
+        train(new_policy(), task, [deadly], config, output_dir=tmp_path / "broken", seed=1)
+    again = new_policy()
+    resumed = train(
+        again, task, [vowels], config, output_dir=tmp_path / "broken", seed=1, resume=True
+    )
+    assert without_time(resumed.history) == without_time(whole.history)
+    assert torch.equal(weights_of(again), weights_of(whole_policy))
+    assert not list((tmp_path / "broken").glob("*.partial"))
+
+
+def test_resuming_another_configuration_lists_the_differences(policy, task, tmp_path):
+    train(policy, task, [vowels], CONFIG, output_dir=tmp_path, seed=0)
+    other = configure(learning_rate=2e-3, beta=0.1)
+    with pytest.raises(ValueError, match=r"learning_rate 0.001 there, 0.002 here; beta 0.0 there"):
+        train(policy, task, [vowels], other, output_dir=tmp_path, seed=0, resume=True)
+
+
+def test_the_cursor_visits_every_row_once_an_epoch_in_changing_order():
+    cursor = Cursor(5, seed=0)
+    epochs = [cursor.take(5) for _ in range(3)]
+    assert all(sorted(epoch) == list(range(5)) for epoch in epochs)
+    assert epochs[0] != epochs[1] or epochs[1] != epochs[2]
+    later = Cursor(5, seed=0)
+    later.taken = 7
+    assert later.take(3) == epochs[1][2:]
+
+
+# --- rewards --------------------------------------------------------------------------------------
+
+
+def scored(policy, task, *rewards):
+    prompts = policy.encode(task.train["prompt"])
+    rollouts = generate(
+        policy.model,
+        prompts,
+        2,
+        max_new_tokens=6,
+        eos_token_ids=policy.eos_token_ids,
+        pad_token_id=policy.pad_token_id,
+    )
+    examples = [task.train[i] for i in range(len(prompts)) for _ in range(2)]
+    return score(policy, rollouts, examples, rewards)
+
+
+def test_every_row_is_scored_with_its_own_columns(policy, task):
+    def echo(prompts, completions, completion_ids, *, row, **columns):
+        for prompt, number in zip(prompts, row, strict=True):
+            assert prompt[0]["content"].endswith(f" {number}")
+        return row
+
+    assert scored(policy, task, echo)[:, 0].tolist() == [i for i in range(6) for _ in range(2)]
+
+
+def test_coroutine_rewards_run_together(policy, task):
+    meeting = []
+
+    def make(name):
+        async def reward(prompts, completions, completion_ids, **columns):
+            meeting.append(f"{name} in")
+            await asyncio.sleep(0)
+            meeting.append(f"{name} out")
+            return [1.0] * len(completions)
+
+        return reward
+
+    table = scored(policy, task, make("a"), make("b"))
+    assert table.shape == (12, 2)
+    assert meeting == ["a in", "b in", "a out", "b out"]
+
+
+def test_an_unscored_completion_leaves_its_siblings_alone(new_policy, task, tmp_path):
+    """The siblings' advantages are those of a group that never had the unscored completion."""
+    from grpo_kit.objective import combine_rewards, group_advantages
+
+    def gap(prompts, completions, completion_ids, **columns):
+        return [None if i == 1 else float(i) for i in range(len(completions))]
+
+    table = scored(new_policy(), task, vowels, gap)
+    advantages = group_advantages(combine_rewards(table), 4)
+    rest = group_advantages(combine_rewards(table)[[0, 2, 3]], 3)
+    assert advantages[1] == 0
+    torch.testing.assert_close(advantages[[0, 2, 3]], rest)
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "message"),
+    [
+        ([1.0], ValueError, "the reward bad returned 1 values for 12 completions"),
+        ([float("nan")] * 12, ValueError, "the reward bad returned nan for completion 0"),
+        (["good"] * 12, TypeError, "the reward bad returned 'good' for completion 0"),
+        (7, TypeError, "the reward bad returned a int"),
+    ],
+)
+def test_a_bad_reward_is_named(policy, task, values, error, message):
+    def bad(prompts, completions, completion_ids, **columns):
+        return values
+
+    with pytest.raises(error, match=message):
+        scored(policy, task, bad)
+
+
+def test_steps_without_any_score_are_counted_and_then_stop_the_run(policy, task, tmp_path):
+    before = weights_of(policy)
+    with pytest.raises(RuntimeError, match="could be scored for 3 steps in a row"):
+        train(
+            policy, task, [nothing], configure(max_steps=9), output_dir=tmp_path, seed=0
+        )
+    history = [json.loads(line) for line in (tmp_path / "history.jsonl").open()]
+    assert [row.get("unscored_steps") for row in history[1:]] == [1, 2, 3]
+    assert torch.equal(before, weights_of(policy))
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+def test_a_reward_without_its_column_is_named_with_the_columns_there_are(policy, task, tmp_path):
+    bare = Task("bare", task.train.remove_columns("answer"), task.test)
+    with pytest.raises(ValueError, match="accuracy_reward needs a column 'answer'.*prompt, row"):
+        train(policy, bare, [accuracy_reward], CONFIG, output_dir=tmp_path, seed=0)
+
+
+def test_an_empty_dataset_is_refused(policy, task, tmp_path):
+    empty = Task("empty", task.train.select([]), task.test)
+    with pytest.raises(ValueError, match="train rows of task 'empty' are empty"):
+        train(policy, empty, [vowels], CONFIG, output_dir=tmp_path, seed=0)
+
+
+def test_a_prompt_beyond_the_context_is_refused_before_any_step(policy, task, tmp_path):
+    with pytest.raises(ValueError, match="exceeds the model's context of 256"):
+        config = configure(max_completion_length=250)
+        train(policy, task, [vowels], config, output_dir=tmp_path, seed=0)
+    assert not (tmp_path / "history.jsonl").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_any_step(policy, task, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RuntimeError, match="cannot write to the output folder"):
+        train(policy, task, [vowels], CONFIG, output_dir=tmp_path / "file" / "run", seed=0)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_good(policy, task, tmp_path, monkeypatch):
+    train(policy, task, [vowels], CONFIG, output_dir=tmp_path, seed=0)
+    good = (tmp_path / "checkpoint.pt").read_bytes()
+
+    def full(state, path):
+        path.write_bytes(b"half a check")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(training.torch, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        train(policy, task, [vowels], CONFIG, output_dir=tmp_path, seed=0)
+    assert (tmp_path / "checkpoint.pt").read_bytes() == good
+    assert not list(tmp_path.glob(".*partial"))
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update(policy, task, tmp_path, monkeypatch):
+    before = weights_of(policy)
+    real = training.objective.policy_loss
+    monkeypatch.setattr(
+        training.objective, "policy_loss", lambda *a, **k: real(*a, **k) * float("nan")
+    )
+    with pytest.raises(RuntimeError, match="not finite at step 1"):
+        train(policy, task, [vowels], CONFIG, output_dir=tmp_path, seed=0)
+    assert torch.equal(before, weights_of(policy))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_generations": 1}, "num_generations is 1; a group of one"),
+        ({"generation_batch_size": 10}, "must be a multiple of num_generations"),
+        ({"per_device_train_batch_size": 3}, "is not a multiple of"),
+        ({"top_p": 0.9}, "top_p is 0.9 .* whole distribution"),
+        ({"top_k": 5}, "top_k is 5; training samples"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"max_steps": 0}, "max_steps is 0"),
+    ],
+)
+def test_a_config_that_cannot_run_says_why(changes, message):
+    with pytest.raises(ValueError, match=message):
+        configure(**changes)
+
+
+# --- evaluation -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "correct", "k", "expected"),
+    [(8, 0, 8, 0.0), (8, 8, 1, 1.0), (8, 2, 1, 0.25), (4, 2, 2, 5 / 6), (8, 1, 8, 1.0)],
+)
+def test_pass_at_k_is_the_share_of_k_subsets_with_a_right_one(n, correct, k, expected):
+    assert pass_at_k(n, correct, k) == pytest.approx(expected)
+
+
+def test_evaluation_is_repeatable_and_leaves_the_policy_alone(policy, task):
+    before = weights_of(policy)
+    first, again = (evaluate(policy, task.test, CONFIG, seed=3) for _ in range(2))
+    assert first == again and first["eval/n"] == 2
+    assert torch.equal(before, weights_of(policy))
+
+
+def test_evaluation_counts_what_the_reward_calls_right(policy, task):
+    def all_right(prompts, completions, completion_ids, **columns):
+        return [1.0] * len(completions)
+
+    result = evaluate(policy, task.test, CONFIG, correct=all_right)
+    assert result["eval/greedy"] == result["eval/pass@1"] == result["eval/pass@2"] == 1.0

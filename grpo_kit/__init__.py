@@ -1,1 +1,1 @@
-"""grpo_kit: Group Relative Policy Optimization, small enough to read and tested against exact oracles."""
+"""grpo_kit: Group Relative Policy Optimization, small enough to read, tested against oracles."""

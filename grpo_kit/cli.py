@@ -124,7 +124,7 @@ def train(
     config = chosen.config
     if steps is not None:
         config = dataclasses.replace(config, max_steps=steps)
-    run = training.train(
+    training.train(
         chosen.load_policy(),
         chosen.load_task(),
         [accuracy_reward, format_reward],
@@ -150,7 +150,22 @@ def pretrain(
 
     from grpo_kit.tiny.pretrain import pretrain as run
 
-    run(output, seed=seed, steps=steps, threads=threads)
+    warm_up = run(output, seed=seed, steps=steps, threads=threads)
+    _write_card(output, warm_up)
+
+
+def _write_card(folder: Path, warm_up: dict) -> None:
+    import json
+
+    from grpo_kit.models import load_policy
+    from grpo_kit.paths import write_atomic
+    from grpo_kit.tiny.card import card_text, measure
+
+    typer.echo("measuring the skills")
+    table = measure(load_policy(folder))
+    write_atomic(folder / "card.json", json.dumps({"warm_up": warm_up, "skills": table}, indent=1))
+    write_atomic(folder / "README.md", card_text(table, warm_up))
+    typer.echo(f"the model card is {folder / 'README.md'}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What a run is: `GRPOConfig`, in TRL's names, and the four profiles that move a notebook between
 machines.
 
-Fields that TRL's `GRPOConfig` (or transformers' `TrainingArguments` below it) has carry the same name
-and meaning here; the few that it lacks stand at the end, marked. Nothing heavy is imported: a
+Fields that TRL's `GRPOConfig` (or transformers' `TrainingArguments` below it) has carry the same
+name and meaning here; the few that it lacks stand at the end, marked. Nothing heavy is imported: a
 profile loads its policy and its task only when asked to.
 """
 

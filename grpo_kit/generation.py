@@ -3,7 +3,7 @@
 `generate` is the sampler of the kit and works with any transformers causal LM through its key-value
 cache. Three things make it quicker than a plain loop over `model.generate` with the same output:
 each prompt is run once and its cache gathered for the G completions of its group; a row that has
-ended leaves the batch and the cache; the log-probabilities that training needs are taken on the way.
+ended leaves the batch and the cache; the log-probabilities that training needs come along.
 
 `completion_logps` is its counterpart: it scores given completions under a model, with gradient, and
 shares the prompt in the same way.
@@ -58,7 +58,7 @@ class Rollouts:
         ]
 
     def select(self, rows: Tensor) -> Rollouts:
-        """The given rows (long indices), trimmed to the longest of them, with the prompts they use."""
+        """The given rows (long indices), trimmed to the longest, with the prompts they use."""
         width = max(int(self.lengths[rows].max()), 1) if len(rows) else 1
         used, prompt_index = torch.unique(self.prompt_index[rows], return_inverse=True)
         return Rollouts(
@@ -137,7 +137,9 @@ def generate(
     """
     check_lengths(model, prompt_ids, max_new_tokens)
     if temperature <= 0:
-        raise ValueError(f"temperature is {temperature}; for the most likely token, do_sample=False.")
+        raise ValueError(
+            f"temperature is {temperature}; for the most likely token, do_sample=False."
+        )
     device = next(model.parameters()).device
     warpers = _warpers(top_p, top_k)
     was_training = model.training
@@ -335,7 +337,7 @@ def left_pad(
 
 
 def positions(attention: Tensor) -> Tensor:
-    """Positions that count from the first real token, so that padding on the left shifts nothing."""
+    """Positions that count from the first real token: padding on the left shifts nothing."""
     return (attention.cumsum(dim=1) - 1).clamp(min=0)
 
 

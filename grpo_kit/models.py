@@ -82,8 +82,8 @@ def load_policy(
         name_or_path: folder or Hub name.
         revision: commit on the Hub; ignored for a folder.
         device: "cpu" or "cuda".
-        dtype: of the weights: "float32", "bfloat16". Train whole models in float32 (arithmetic is
-            bf16 on CUDA all the same: small updates vanish in bf16 weights), LoRA bases in bfloat16.
+        dtype: of the weights: "float32", "bfloat16". Train whole models in float32 (small updates
+            vanish in bf16 weights; arithmetic on CUDA is bf16 anyway), LoRA bases in bfloat16.
         lora_rank: rank of LoRA weights on all linear layers; 0 trains the model itself.
         trust_remote_code: run code that comes with the model; off unless you switch it on.
 
@@ -93,8 +93,8 @@ def load_policy(
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise RuntimeError(
-            f"{name_or_path} is to run on {device}, but torch sees no CUDA GPU here: take a machine "
-            "with one, or the profile 'tiny', which runs on a CPU."
+            f"{name_or_path} is to run on {device}, but torch sees no CUDA GPU here: take a "
+            "machine with one, or the profile 'tiny', which runs on a CPU."
         )
     options = {"trust_remote_code": trust_remote_code}
     if not Path(name_or_path).is_dir():

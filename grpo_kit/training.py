@@ -499,8 +499,8 @@ def update(
     micro_size = config.per_device_train_batch_size or size
     # a group without spread has no gradient, unless there is a KL term
     active = torch.ones(n, dtype=torch.bool) if reference is not None else batch.advantages != 0
-    active = active.view(-1, config.num_generations).any(1).repeat_interleave(
-        config.num_generations
+    active = (
+        active.view(-1, config.num_generations).any(1).repeat_interleave(config.num_generations)
     )
 
     def scored(model, rows: Tensor) -> Tensor:

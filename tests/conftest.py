@@ -1,4 +1,4 @@
-"""What every test may rely on: one thread, no network, no window, a fixed seed, an untrained policy."""
+"""What every test may rely on: one thread, no network, no window, a fixed seed."""
 
 import os
 
@@ -51,7 +51,7 @@ def new_policy(tokenizer):
             num_hidden_layers=2,
             num_attention_heads=2,
             num_key_value_heads=1,
-            max_position_embeddings=256,
+            max_position_embeddings=512,
             initializer_range=0.3,  # spread enough that completions end at different lengths
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,

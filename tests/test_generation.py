@@ -257,7 +257,7 @@ def test_dropout_is_off_while_sampling_and_back_on_after(policy):
 
 @pytest.mark.parametrize(
     ("prompts", "message"),
-    [([], "no prompts"), ([[1], []], "prompt 1 is empty"), ([[1] * 250], "exceeds the model's")],
+    [([], "no prompts"), ([[1], []], "prompt 1 is empty"), ([[1] * 505], "exceeds the model's")],
 )
 def test_prompts_that_cannot_run_are_refused_in_a_sentence(policy, prompts, message):
     with pytest.raises(ValueError, match=message):

@@ -25,7 +25,7 @@ def make_rows(split: str, n: int, difficulties: Sequence[int], seed: int = 0) ->
     """
     rng = random.Random(f"{split}-{seed}")
     rows: dict[str, dict] = {}
-    for _ in range(100 * n):
+    for _ in range(20 * n):
         if len(rows) == n:
             return list(rows.values())
         problem = make_problem(rng, rng.choice(list(difficulties)), split)

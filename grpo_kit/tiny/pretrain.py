@@ -1,9 +1,9 @@
 """Train the shipped tiny base from a seed: `grpo-kit pretrain --output base --seed 0`.
 
-Supervised warm-up on generated conversations, the loss on the assistant's tokens only. Two phases in
-one run: the first 60 % of steps show only the reliable styles, so that arithmetic is learnt without
-noise; the rest shows the full mixture of `skills`, whose shares the model then takes on. One run
-on two shared cores takes well under 90 minutes; progress and the time left are shown.
+Supervised warm-up on generated conversations, the loss on the assistant's tokens only. Two phases
+in one run: the first 60 % of steps show only the reliable styles, so that arithmetic is learnt
+without noise; the rest shows the full mixture of `skills`, whose shares the model then takes on.
+Progress and the time left are shown.
 """
 
 import io
@@ -149,8 +149,8 @@ def pretrain(
     The state is kept in `output_dir/warm-up.pt` while it runs; called again after a kill with the
     same seed and steps, it goes on from there.
 
-    Returns a dict: `steps`, `seconds` (of this call), `loss` (mean over the last tenth of the
-    steps, nats a token), `parameters`. Raises RuntimeError when `output_dir` cannot be written and
+    Returns a dict: `seed`, `steps`, `seconds` (of this call), `loss` (mean over the last tenth of
+    the steps, nats a token), `parameters`. Raises RuntimeError when `output_dir` cannot be written and
     ValueError for fewer than one step.
     """
     steps = STEPS if steps is None else steps
@@ -224,6 +224,7 @@ def pretrain(
     state_file.unlink(missing_ok=True)
     tail = losses[-max(1, steps // 10) :]
     return {
+        "seed": seed,
         "steps": steps,
         "seconds": seconds,
         "loss": sum(tail) / len(tail),

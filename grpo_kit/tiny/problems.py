@@ -5,10 +5,10 @@ within 1..99, so that a model of a million parameters can do the arithmetic when
 down. Train and test never share a problem: the split is a hash of the numbers alone, so that
 neither another name nor another item can carry a problem across.
 
-The styles are the heart of the tiny world. Three are right (`equations`, `words`, `list`), three are
-not (`sloppy`, `guess`, `unformatted`), and the most frequent is a wrong one. GRPO cannot teach a model
-this small to add; it can move probability to the styles that are rewarded, which is what it does
-to large models too.
+The styles are the heart of the tiny world. Three are right (`equations`, `words`, `list`), three
+are not (`sloppy`, `guess`, `unformatted`), and the most frequent is a wrong one. GRPO cannot teach
+a model this small to add; it can move probability to the styles that are rewarded, which is what
+it does to large models too.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ _WORD_FOR = {"+": "add", "-": "take", "*": "times"}
 
 @dataclass(frozen=True)
 class Problem:
-    """A chain problem: `start`, then `steps` of (operator, amount), told about `name` and `item`."""
+    """A chain problem: `start`, then `steps` of (operator, amount), about `name` and `item`."""
 
     start: int
     steps: tuple[tuple[str, int], ...]
@@ -97,9 +97,7 @@ def make_problem(rng: random.Random, difficulty: int, split: str | None = None) 
                 steps.append((operator, amount))
                 choice = amount - 2 if operator == "*" else rng.randrange(4)
                 verbs.append(VERBS[operator][choice])
-        problem = Problem(
-            start, tuple(steps), rng.choice(NAMES), rng.choice(ITEMS), tuple(verbs)
-        )
+        problem = Problem(start, tuple(steps), rng.choice(NAMES), rng.choice(ITEMS), tuple(verbs))
         if split in (None, problem.split):
             return problem
 
@@ -115,7 +113,7 @@ def equations(problem: Problem, values: list[int]) -> str:
 
 
 def slipped_values(problem: Problem, rng: random.Random) -> list[int]:
-    """The values of a careless solver: each step is off by up to 9 at `SLIP_RATE`, and carried on."""
+    """The values of a careless solver: each step is off by up to 9 at `SLIP_RATE`."""
     values = [problem.start]
     for operator, amount in problem.steps:
         value = apply(values[-1], operator, amount)

@@ -8,8 +8,8 @@ plan       question and memory -> context, goal and tool of the next step
 execute, check, answer   the frozen roles of Flow-GRPO: tool call, STOP/CONTINUE, final answer
 
 Prompt builders are public: rewards and rollouts of later notebooks use the same words, with any
-model. The `sample_*` functions draw training conversations, with every imperfection in a named rate.
-A conversation is a list of messages; the model is trained on the assistant's turns only.
+model. The `sample_*` functions draw training conversations, with every imperfection in a named
+rate. A conversation is a list of messages; the model is trained on the assistant's turns only.
 """
 
 import json
@@ -65,8 +65,8 @@ def sample_solve(problem: P.Problem, rng: random.Random) -> list[dict]:
     if kind == "meta":
         question, label = META_QUESTION, right != flip
     elif kind == "steps":
-        steps_right = style in P.RIGHT_STYLES or style == "unformatted" or (
-            style == "sloppy" and right
+        steps_right = (
+            style in P.RIGHT_STYLES or style == "unformatted" or (style == "sloppy" and right)
         )
         question, label = STEPS_QUESTION, steps_right != flip
     else:
@@ -173,7 +173,7 @@ def sample_judge(problem: P.Problem, rng: random.Random) -> list[dict]:
     ]
 
 
-# --------------------------------------------------------------------------- plan and the frozen roles
+# ---------------------------------------------------------------------- plan, and the frozen roles
 
 PLAN_SHARES = {"careful": 0.50, "rash": 0.30, "sloppy": 0.20}
 CHECK_FLIP_RATE = 0.03  # a STOP that should be CONTINUE, or the reverse
@@ -238,7 +238,7 @@ def sample_memory(question: ToolQuestion, rng: random.Random) -> list[tuple[str,
 
 
 def sample_plan(question: ToolQuestion, rng: random.Random) -> list[dict]:
-    """The next step: careful (right), rash (any step), or sloppy (the right tool, other content)."""
+    """The next step: careful (right), rash (any), or sloppy (right tool, other content)."""
     memory = sample_memory(question, rng)
     step = question.next_step(memory)
     if step is None:  # all done: a planner is asked only before that

@@ -12,7 +12,8 @@ import re
 from dataclasses import dataclass, field
 
 _SYLLABLES = (
-    "ba bel dor fin gam hul jik kam lor mep nax nil pod quil rem sal tef tov ulk vim wob yar zed zun"
+    "ba bel dor fin gam hul jik kam lor mep nax nil "
+    "pod quil rem sal tef tov ulk vim wob yar zed zun"
 ).split()
 KINDS = ("price", "several", "together", "discount", "several_discount")
 

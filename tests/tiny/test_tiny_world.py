@@ -1,4 +1,4 @@
-"""The tiny world's texts say what they claim to, and the warm-up can be stopped and taken up again."""
+"""The tiny world's texts say what they claim; the warm-up can be stopped and taken up again."""
 
 import json
 import random
@@ -6,7 +6,6 @@ import random
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from grpo_kit.rewards import accuracy_reward, extract_answer, format_reward
@@ -150,9 +149,7 @@ def test_the_plan_of_a_tool_question_leads_to_its_answer(seed, kind):
 def test_test_catalogues_hold_no_name_of_training_catalogues():
     rng = random.Random(0)
     names = {
-        split: {
-            name for _ in range(300) for name in make_tool_question(rng, split).catalogue
-        }
+        split: {name for _ in range(300) for name in make_tool_question(rng, split).catalogue}
         for split in ("train", "test")
     }
     assert names["train"] and names["test"] and not names["train"] & names["test"]
@@ -167,9 +164,7 @@ def test_a_careful_plan_names_the_next_step(seed):
     assert style in skills.PLAN_SHARES
     if style == "careful":
         after = messages[1]["content"].split("</think>\n")[1]
-        texts = [
-            skills.plan_text(step, "").split("</think>\n")[1] for step in question.plan
-        ]
+        texts = [skills.plan_text(step, "").split("</think>\n")[1] for step in question.plan]
         assert after in texts
 
 
@@ -205,37 +200,31 @@ def test_the_first_phase_shows_only_reliable_styles():
             assert style in problems.RIGHT_STYLES
 
 
-@hypothesis_settings(max_examples=1)
-@given(st.just(None))
-def test_a_killed_warm_up_goes_on_where_it_stopped(tmp_path_factory, _):
-    patch = pytest.MonkeyPatch()
-    patch.setattr(warm_up, "BATCH", 2)
-    patch.setattr(warm_up, "STATE_EVERY", 2)
+def test_a_killed_warm_up_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(warm_up, "BATCH", 2)
+    monkeypatch.setattr(warm_up, "STATE_EVERY", 2)
     real = warm_up.make_tokenizer
-    patch.setattr(warm_up, "make_tokenizer", lambda seed: real(seed, 200))
-    try:
-        whole, broken = (tmp_path_factory.mktemp(name) for name in ("whole", "broken"))
-        result = warm_up.pretrain(whole, seed=0, steps=5)
-        assert result["steps"] == 5 and result["parameters"] < 4e6
-        assert not (whole / "warm-up.pt").exists()
+    monkeypatch.setattr(warm_up, "make_tokenizer", lambda seed: real(seed, 200))
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    result = warm_up.pretrain(whole, seed=0, steps=5)
+    assert result["steps"] == 5 and result["parameters"] < 4e6
+    assert not (whole / "warm-up.pt").exists()
 
-        clip = torch.nn.utils.clip_grad_norm_
-        calls = iter(range(100))
+    calls = iter(range(100))
 
-        def deadly(*arguments):
-            if next(calls) == 3:
-                raise KeyboardInterrupt
-            return clip(*arguments)
+    def deadly(*arguments):
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return clip(*arguments)
 
-        patch.setattr(torch.nn.utils, "clip_grad_norm_", deadly)
+    clip = torch.nn.utils.clip_grad_norm_
+    with monkeypatch.context() as killing:
+        killing.setattr(torch.nn.utils, "clip_grad_norm_", deadly)
         with pytest.raises(KeyboardInterrupt):
             warm_up.pretrain(broken, seed=0, steps=5)
-        patch.setattr(torch.nn.utils, "clip_grad_norm_", clip)
-        with pytest.raises(ValueError, match="belongs to a warm-up of seed 0 and 5 steps"):
-            warm_up.pretrain(broken, seed=1, steps=5)
-        warm_up.pretrain(broken, seed=0, steps=5)
-        name = "model.safetensors"
-        assert (whole / name).read_bytes() == (broken / name).read_bytes()
-        assert (whole / name).stat().st_size <= 8_000_000
-    finally:
-        patch.undo()
+    with pytest.raises(ValueError, match="belongs to a warm-up of seed 0 and 5 steps"):
+        warm_up.pretrain(broken, seed=1, steps=5)
+    warm_up.pretrain(broken, seed=0, steps=5)
+    name = "model.safetensors"
+    assert (whole / name).read_bytes() == (broken / name).read_bytes()
+    assert (whole / name).stat().st_size <= 8_000_000

@@ -1,0 +1,294 @@
+"""Measure a tiny base, skill by skill and style by style, and write its model card.
+
+`measure` samples and `card_text` tells; the scoring functions between them take texts alone, so
+that they can be checked on texts whose scores are known. Test problems and test catalogues only.
+"""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from scipy.stats import rankdata, spearmanr
+
+from grpo_kit.generation import generate, left_pad, positions
+from grpo_kit.models import Policy
+from grpo_kit.rewards import extract_answer
+
+from . import problems as P
+from . import skills as S
+from .tool_world import ToolQuestion, make_tool_question
+
+TURN_LIMIT = 6  # planner turns of an episode of tool questions
+
+
+def by_style(styles: Sequence[str], right: Sequence[bool]) -> dict[str, dict[str, float]]:
+    """Of each style: its `share` of all texts and its `accuracy` when used."""
+    counts, hits = Counter(styles), Counter(s for s, r in zip(styles, right, strict=True) if r)
+    return {
+        style: {"share": count / len(styles), "accuracy": hits[style] / count}
+        for style, count in counts.most_common()
+    }
+
+
+def auc(scores: Sequence[float], labels: Sequence[bool]) -> float:
+    """Chance that a right one is scored above a wrong one, ties half; NaN without both."""
+    positive = sum(labels)
+    negative = len(labels) - positive
+    if not positive or not negative:
+        return float("nan")
+    ranks = rankdata(scores)
+    above = sum(rank for rank, label in zip(ranks, labels, strict=True) if label)
+    return (above - positive * (positive + 1) / 2) / (positive * negative)
+
+
+def parse_scores(text: str) -> float | None:
+    """Mean of the four scores of a judgement; None unless all are integers from 1 to 5."""
+    try:
+        scores = [json.loads(text)[name] for name in S.CRITERIA]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if not all(type(score) is int and 1 <= score <= 5 for score in scores):
+        return None
+    return sum(scores) / len(scores)
+
+
+def judge_table(
+    problems: Sequence[P.Problem], responses: Sequence[str], replies: Sequence[str]
+) -> dict[str, float]:
+    """Share of replies that parse, and Spearman's correlation of their means with the rubric's."""
+    pairs = [
+        (mean, sum(S.rubric(problem, response).values()) / len(S.CRITERIA))
+        for problem, response, reply in zip(problems, responses, replies, strict=True)
+        if (mean := parse_scores(reply)) is not None
+    ]
+    varied = len(pairs) > 1 and all(len(set(column)) > 1 for column in zip(*pairs, strict=True))
+    return {
+        "parsed": len(pairs) / len(replies),
+        "spearman": float(spearmanr(*zip(*pairs, strict=True)).statistic) if varied else 0.0,
+    }
+
+
+def read_plan(text: str) -> tuple[str, str, str] | None:
+    """(context, goal, tool) of a planner's completion; None if a line is missing."""
+    lines = dict(line.split(": ", 1) for line in text.split("\n") if ": " in line)
+    try:
+        return lines["Context"], lines["Goal"], lines["Tool"]
+    except KeyError:
+        return None
+
+
+# --------------------------------------------------------------------------- with a policy
+
+
+def reply(
+    policy: Policy,
+    conversations: Sequence[list[dict]],
+    generator: torch.Generator | None = None,
+    *,
+    num_generations: int = 1,
+    limit: int = 96,
+    batch: int = 64,
+) -> list[str]:
+    """The policy's replies, sampled if a generator is given, else the most likely ones."""
+    texts: list[str] = []
+    ids = policy.encode(conversations)
+    for start in range(0, len(ids), batch):
+        rollouts = generate(
+            policy.model,
+            ids[start : start + batch],
+            num_generations,
+            max_new_tokens=limit,
+            eos_token_ids=policy.eos_token_ids,
+            pad_token_id=policy.pad_token_id,
+            do_sample=generator is not None,
+            generator=generator,
+        )
+        texts += policy.decode(rollouts.completion_lists())
+    return texts
+
+
+@torch.no_grad()
+def yes_probabilities(policy: Policy, conversations: Sequence[list[dict]]) -> list[float]:
+    """P("Yes") / (P("Yes") + P("No")) at the next token of each conversation."""
+    yes, no = (policy.tokenizer(word)["input_ids"][0] for word in ("Yes", "No"))
+    result: list[float] = []
+    encoded = policy.encode(conversations)
+    for start in range(0, len(encoded), 64):
+        ids, attention = left_pad(encoded[start : start + 64], policy.pad_token_id, policy.device)
+        logits = policy.model(
+            input_ids=ids, attention_mask=attention, position_ids=positions(attention)
+        ).logits[:, -1]
+        result += torch.softmax(logits[:, [yes, no]].float(), dim=-1)[:, 0].tolist()
+    return result
+
+
+def play(
+    policy: Policy, questions: Sequence[ToolQuestion], generator: torch.Generator
+) -> list[bool]:
+    """Whole episodes, planner sampled, frozen roles greedy: is the final answer right?"""
+    memories: list[list] = [[] for _ in questions]
+    running = list(range(len(questions)))
+    for _ in range(TURN_LIMIT):
+        if not running:
+            break
+        asked = [_user(S.plan_prompt(questions[i].text, memories[i])) for i in running]
+        plans = [read_plan(text) for text in reply(policy, asked, generator, limit=64)]
+        acting = [(i, plan) for i, plan in zip(running, plans, strict=True) if plan]
+        calls = reply(policy, [_user(S.execute_prompt(*p)) for _, p in acting], limit=24)
+        for (i, _), call in zip(acting, calls, strict=True):
+            tool, _, argument = call.rstrip(")").partition("(")
+            memories[i].append((tool, argument, questions[i].run(tool, argument)))
+        asked = [_user(S.check_prompt(questions[i].text, memories[i])) for i in running]
+        running = [
+            i
+            for i, verdict in zip(running, reply(policy, asked, limit=8), strict=True)
+            if verdict != "STOP"
+        ]
+    asked = [
+        _user(S.answer_prompt(question.text, memory))
+        for question, memory in zip(questions, memories, strict=True)
+    ]
+    return [
+        extract_answer(text) == str(question.answer)
+        for question, text in zip(questions, reply(policy, asked, limit=16), strict=True)
+    ]
+
+
+def _user(content: str) -> list[dict]:
+    return [{"role": "user", "content": content}]
+
+
+def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
+    """The skills table: every skill on `n` test problems, sampled at temperature 1.
+
+    Returns nested plain dicts; shares, accuracies, AUC and correlation, all in 0..1.
+    """
+    if n < 2:
+        raise ValueError(f"n is {n}; take at least 2 problems.")
+    rng = random.Random(f"card-{seed}")
+    generator = torch.Generator().manual_seed(seed)
+    problems = [P.make_problem(rng, rng.choice(S.DIFFICULTIES), "test") for _ in range(n)]
+    table: dict = {"n": n, "seed": seed}
+
+    # solve
+    asked = [_user(problem.question) for problem in problems]
+    greedy = reply(policy, asked)
+    sampled = reply(policy, asked, generator, num_generations=8, batch=16)
+    repeated = [problem for problem in problems for _ in range(8)]
+    right = [S.is_right(p, text) for p, text in zip(repeated, sampled, strict=True)]
+    table["solve"] = {
+        "greedy": sum(map(S.is_right, problems, greedy)) / n,
+        "pass@1": sum(right) / len(right),
+        "pass@8": sum(any(right[i : i + 8]) for i in range(0, len(right), 8)) / n,
+        "by_style": by_style([P.solution_style(text) for text in sampled], right),
+    }
+
+    # meta: P("Yes") after the policy's own first sample of each problem
+    own, truth = sampled[::8], right[::8]
+    asked_after = [
+        [*_user(problem.question), {"role": "assistant", "content": text}]
+        for problem, text in zip(problems, own, strict=True)
+    ]
+    plain, shown = (
+        yes_probabilities(
+            policy,
+            [c + _user(question(p)) for c, p in zip(asked_after, problems, strict=True)],
+        )
+        for question in (
+            lambda problem: S.META_QUESTION,
+            lambda problem: S.reference_question(str(problem.answer)),
+        )
+    )
+    table["meta"] = {
+        "auc": auc(plain, truth),
+        "mean_yes": sum(plain) / n,
+        "accuracy_with_reference": sum((p > 0.5) == t for p, t in zip(shown, truth, strict=True))
+        / n,
+    }
+
+    # verify
+    items = [S.sample_verify(problem, rng)[0] for problem in problems]
+    labels = [
+        f"Proposed answer: {problem.answer}\n" in item["content"]
+        for problem, item in zip(problems, items, strict=True)
+    ]
+    verdicts = reply(policy, [[item] for item in items], generator)
+    right = [
+        extract_answer(text) == ("Yes" if label else "No")
+        for text, label in zip(verdicts, labels, strict=True)
+    ]
+    table["verify"] = {
+        "accuracy": sum(right) / n,
+        "yes_rate": sum(extract_answer(text) == "Yes" for text in verdicts) / n,
+        "by_style": by_style([S.verify_style(text) for text in verdicts], right),
+    }
+
+    # judge: on the policy's own solutions
+    judged = [
+        _user(S.judge_prompt(p.question, text)) for p, text in zip(problems, own, strict=True)
+    ]
+    table["judge"] = judge_table(problems, own, reply(policy, judged, generator))
+
+    # plan, execute, check, answer
+    questions = [make_tool_question(rng, "test") for _ in range(n)]
+    memories = []
+    for question in questions:
+        memory = S.sample_memory(question, rng)
+        memories.append([] if question.next_step(memory) is None else memory)
+    asked = [
+        _user(S.plan_prompt(q.text, memory)) for q, memory in zip(questions, memories, strict=True)
+    ]
+    plans = reply(policy, asked, generator)
+    right = [
+        read_plan(text) == S.step_text(question.next_step(memory))
+        for text, question, memory in zip(plans, questions, memories, strict=True)
+    ]
+    table["plan"] = {
+        "next_step": sum(right) / n,
+        "episode_success": sum(play(policy, questions, generator)) / n,
+        "by_style": by_style([S.plan_style(text) for text in plans], right),
+    }
+    return table
+
+
+# what a base must measure before it is shipped: (skill, number, lowest, highest)
+LIMITS = (
+    ("solve", "greedy", 0.0, 0.50),
+    ("solve", "pass@1", 0.0, 0.45),
+    ("solve", "pass@8", 0.95, 1.0),
+    ("meta", "auc", 0.70, 0.90),
+    ("verify", "accuracy", 0.55, 0.75),
+    ("verify", "yes_rate", 0.20, 0.80),
+    ("judge", "parsed", 0.95, 1.0),
+    ("judge", "spearman", 0.60, 1.0),
+    ("plan", "episode_success", 0.25, 0.50),
+)
+
+
+def card_text(table: dict, warm_up: dict) -> str:
+    """The model card in Markdown: recipe, cost, measured skills, limits; nothing typed by hand."""
+    lines = [
+        "# Tiny base of grpo-kit",
+        "",
+        f"Qwen2 architecture, {warm_up['parameters']:,} parameters, trained from scratch by "
+        f"`grpo-kit pretrain --seed {warm_up['seed']} --steps {warm_up['steps']}` in "
+        f"{warm_up['seconds'] / 60:.0f} minutes (last loss {warm_up['loss']:.3f} nats a token).",
+        "Texts are generated (`grpo_kit.tiny.skills`, where every planted imperfection is a named "
+        "rate); no other data. It knows nothing else, and is no use outside this course.",
+        "",
+        f"Measured on {table['n']} test problems, seed {table['seed']}, temperature 1:",
+        "",
+        "| skill | measure | value | wanted | |",
+        "|---|---|---|---|---|",
+    ]
+    for skill, name, low, high in LIMITS:
+        value = table[skill][name]
+        verdict = "yes" if low <= value <= high else "**no**"
+        lines.append(f"| {skill} | {name} | {value:.3f} | {low:.2f}–{high:.2f} | {verdict} |")
+    for skill in ("solve", "verify", "plan"):
+        lines += ["", f"| {skill}: style | share | right when used |", "|---|---|---|"]
+        for style, values in table[skill]["by_style"].items():
+            lines.append(f"| {style} | {values['share']:.3f} | {values['accuracy']:.3f} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,109 @@
+"""The card's scores on texts whose scores are known, and the whole table on an untrained policy."""
+
+import json
+import math
+import random
+
+import pytest
+
+from grpo_kit.tiny import card, problems, skills
+from grpo_kit.tiny.tool_world import make_tool_question
+
+
+def test_shares_and_accuracies_by_style_are_those_of_the_texts():
+    table = card.by_style(["a", "a", "a", "b"], [True, False, False, True])
+    assert table == {
+        "a": {"share": 0.75, "accuracy": pytest.approx(1 / 3)},
+        "b": {"share": 0.25, "accuracy": 1.0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "expected"),
+    [
+        ([0.1, 0.2, 0.8, 0.9], [False, False, True, True], 1.0),
+        ([0.9, 0.1], [False, True], 0.0),
+        ([0.5, 0.5, 0.5], [True, False, False], 0.5),
+        ([0.1, 0.3, 0.2, 0.4], [True, True, False, False], 0.25),
+    ],
+)
+def test_auc_is_the_share_of_pairs_in_order(scores, labels, expected):
+    assert card.auc(scores, labels) == pytest.approx(expected)
+
+
+def test_auc_needs_both_labels():
+    assert math.isnan(card.auc([0.1, 0.2], [True, True]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "5", "{}", '{"accuracy": 5}', '{"accuracy": 6, "grammar": 1, "informativeness": 1, '
+     '"coherence": 1}', '{"accuracy": true, "grammar": 1, "informativeness": 1, "coherence": 1}'],
+)  # fmt: skip
+def test_a_judgement_that_is_not_four_scores_is_not_parsed(text):
+    assert card.parse_scores(text) is None
+
+
+def test_a_judge_that_follows_the_rubric_correlates_fully_and_a_constant_one_not_at_all():
+    rng = random.Random(0)
+    subjects = [problems.make_problem(rng, 2) for _ in range(60)]
+    responses = [
+        problems.solve(problem, rng.choice(list(problems.STYLE_SHARES)), rng)
+        for problem in subjects
+    ]
+    faithful = [json.dumps(skills.rubric(p, r)) for p, r in zip(subjects, responses, strict=True)]
+    table = card.judge_table(subjects, responses, faithful)
+    assert table == {"parsed": 1.0, "spearman": pytest.approx(1.0)}
+    constant = [json.dumps(dict.fromkeys(skills.CRITERIA, 3))] * 59 + ["no JSON"]
+    table = card.judge_table(subjects, responses, constant)
+    assert table == {"parsed": pytest.approx(59 / 60), "spearman": 0.0}
+
+
+def test_a_plan_is_read_back_as_it_was_written():
+    rng = random.Random(0)
+    for _ in range(50):
+        question = make_tool_question(rng, "test")
+        for step in question.plan:
+            assert card.read_plan(skills.plan_text(step, "So.")) == skills.step_text(step)
+    assert card.read_plan("<think>Just try.</think>\nGoal: add") is None
+
+
+def test_episodes_of_a_flawless_planner_succeed(policy, monkeypatch):
+    """The oracle answers in every role; only the loop of turns is under test."""
+    rng = random.Random(0)
+    questions = [make_tool_question(rng, "test", kind) for kind in ("price", "several_discount")]
+    by_text = {question.text: question for question in questions}
+
+    def oracle(policy, conversations, generator=None, **options):
+        texts = []
+        for conversation in conversations:
+            content = conversation[0]["content"]
+            if content.endswith("Write the call."):
+                context, goal, tool = (line.split(": ", 1)[1] for line in content.split("\n")[:3])
+                steps = [step for question in questions for step in question.plan]
+                call = next(s for s in steps if skills.step_text(s) == (context, goal, tool))
+                texts.append(f"{call[0]}({call[1]})")
+                continue
+            question = by_text[content.split("\n")[0].removeprefix("Question: ")]
+            memory = [step for step in question.plan if f"{step[0]}({step[1]}) ->" in content]
+            following = question.next_step([(*step, "") for step in memory])
+            if content.endswith("next step?"):
+                texts.append(skills.plan_text(following, "Careful."))
+            elif content.endswith("CONTINUE?"):
+                texts.append("STOP" if following is None else "CONTINUE")
+            else:
+                texts.append(f"<answer>{question.answer}</answer>")
+        return texts
+
+    monkeypatch.setattr(card, "reply", oracle)
+    assert card.play(policy, questions, None) == [True, True]
+
+
+def test_the_table_is_whole_for_any_policy_and_the_card_tells_what_is_missed(policy):
+    table = card.measure(policy, n=4)
+    assert {"solve", "meta", "verify", "judge", "plan"} <= set(table)
+    warm_up = {"seed": 0, "steps": 1, "seconds": 60.0, "loss": 5.0, "parameters": 1000}
+    text = card.card_text(table, warm_up)
+    assert "| solve | pass@8 | 0.000 | 0.95–1.00 | **no** |" in text
+    with pytest.raises(ValueError, match="n is 1"):
+        card.measure(policy, n=1)

@@ -142,8 +142,11 @@ def pretrain(
     seed: Annotated[int, typer.Option(help="Seed of weights and texts.")] = 0,
     steps: Annotated[int | None, typer.Option(help="Steps, instead of the recipe's.")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
+    problems: Annotated[int, typer.Option(help="Test problems a skill is measured on.")] = 256,
 ) -> None:
-    """Rebuild the tiny base model."""
+    """Rebuild the tiny base model and measure its skills."""
+    if problems < 2:
+        raise ValueError(f"--problems is {problems}, it must be at least 2")
     from grpo_kit.paths import make_output_dir
 
     make_output_dir(output)
@@ -151,10 +154,10 @@ def pretrain(
     from grpo_kit.tiny.pretrain import pretrain as run
 
     warm_up = run(output, seed=seed, steps=steps, threads=threads)
-    _write_card(output, warm_up)
+    _write_card(output, warm_up, problems)
 
 
-def _write_card(folder: Path, warm_up: dict) -> None:
+def _write_card(folder: Path, warm_up: dict, problems: int) -> None:
     import json
 
     from grpo_kit.models import load_policy
@@ -162,7 +165,7 @@ def _write_card(folder: Path, warm_up: dict) -> None:
     from grpo_kit.tiny.card import card_text, measure
 
     typer.echo("measuring the skills")
-    table = measure(load_policy(folder))
+    table = measure(load_policy(folder), n=problems)
     write_atomic(folder / "card.json", json.dumps({"warm_up": warm_up, "skills": table}, indent=1))
     write_atomic(folder / "README.md", card_text(table, warm_up))
     typer.echo(f"the model card is {folder / 'README.md'}")

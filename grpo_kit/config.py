@@ -135,6 +135,11 @@ class Profile:
         from grpo_kit.models import load_policy
 
         path = data_dir() / self.policy
+        if "/" not in self.policy and not path.is_dir():  # a folder of the kit's, not a Hub name
+            raise RuntimeError(
+                f"profile {self.name!r} trains {self.policy}, which is not in {data_dir()}: build "
+                "it with `grpo-kit pretrain` and give its folder, `--policy runs/base`."
+            )
         return load_policy(
             path if path.is_dir() else self.policy,
             revision=self.revision,

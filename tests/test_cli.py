@@ -48,6 +48,7 @@ def test_every_command_explains_itself(command):
         (["train", "--profile", "smoke", "--steps", "0"], "--steps is 0"),
         (["reproduce", "--notebooks", "nowhere"], "there are no notebooks in nowhere"),
         (["pretrain", "--output", "a_file/out"], "cannot write to the output folder a_file/out"),
+        (["pretrain", "--problems", "1"], "--problems is 1"),
         (["train", "--policy", "nowhere"], "--policy is nowhere, which is no folder"),
     ],
 )

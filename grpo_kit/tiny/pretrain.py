@@ -150,8 +150,8 @@ def pretrain(
     same seed and steps, it goes on from there.
 
     Returns a dict: `seed`, `steps`, `seconds` (of this call), `loss` (mean over the last tenth of
-    the steps, nats a token), `parameters`. Raises RuntimeError when `output_dir` cannot be written and
-    ValueError for fewer than one step.
+    the steps, nats a token), `parameters`. Raises RuntimeError when `output_dir` cannot be written
+    and ValueError for fewer than one step or a state of another warm-up.
     """
     steps = STEPS if steps is None else steps
     if steps < 1:

@@ -1,0 +1,86 @@
+"""Profiles and policies: what loads from a folder, and what is said where it cannot."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from grpo_kit.config import PROFILES
+from grpo_kit.models import frozen_copy, load_policy
+
+
+@pytest.fixture
+def folder(policy, tmp_path):
+    policy.model.save_pretrained(tmp_path)
+    policy.tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_saved_policy_loads_again_from_its_folder(policy, folder):
+    again = load_policy(folder)
+    prompt = [[{"role": "user", "content": "Mia has 3 coins."}]]
+    assert again.encode(prompt) == policy.encode(prompt)
+    ids = torch.tensor(policy.encode(prompt))
+    torch.testing.assert_close(again.model(ids).logits, policy.model(ids).logits)
+    assert again.eos_token_ids == [policy.tokenizer.eos_token_id]
+    assert again.context_length == 512
+
+
+def test_several_eos_ids_of_the_generation_config_are_all_used(policy):
+    policy.model.generation_config.eos_token_id = [9, 7]
+    assert policy.eos_token_ids == sorted({7, 9, policy.tokenizer.eos_token_id})
+
+
+def test_lora_trains_its_own_weights_alone(folder):
+    policy = load_policy(folder, lora_rank=2)
+    trained = [name for name, p in policy.model.named_parameters() if p.requires_grad]
+    assert trained and all("lora" in name for name in trained)
+
+
+def test_a_frozen_copy_is_independent(policy):
+    copy = frozen_copy(policy)
+    assert not any(p.requires_grad for p in copy.model.parameters())
+    with torch.no_grad():
+        next(policy.model.parameters()).add_(1.0)
+    ours, theirs = next(policy.model.parameters()), next(copy.model.parameters())
+    assert not torch.equal(ours, theirs)
+
+
+def test_a_model_that_can_be_had_nowhere_is_told_in_a_sentence():
+    with pytest.raises(RuntimeError, match="no local folder and the Hub cannot be reached"):
+        load_policy("nobody/no-such-model")
+
+
+def test_a_tokenizer_without_chat_template_is_refused(policy, tmp_path):
+    policy.model.save_pretrained(tmp_path)
+    tokenizer = policy.tokenizer
+    template, tokenizer.chat_template = tokenizer.chat_template, None
+    try:
+        tokenizer.save_pretrained(tmp_path)
+    finally:
+        tokenizer.chat_template = template
+    with pytest.raises(ValueError, match="has no chat template"):
+        load_policy(tmp_path)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA GPU")
+@pytest.mark.parametrize("name", ["colab", "paper"])
+def test_a_profile_for_a_gpu_says_so_where_there_is_none(name):
+    with pytest.raises(RuntimeError, match="torch sees no CUDA GPU here"):
+        PROFILES[name].load_policy()
+
+
+def test_a_profile_whose_base_is_missing_says_how_to_build_it():
+    profile = dataclasses.replace(PROFILES["tiny"], policy="no-such-base")
+    with pytest.raises(RuntimeError, match="grpo-kit pretrain"):
+        profile.load_policy()
+
+
+def test_profiles_are_told_without_loading_anything_heavy():
+    code = (
+        "import grpo_kit.config, sys; print([m for m in ('torch', 'datasets') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert done.stdout.strip() == "[]", done.stderr

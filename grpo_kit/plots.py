@@ -1,0 +1,49 @@
+"""Figures of a run, drawn from `Run.history` rows alone; every axis is labelled.
+
+Each function returns a matplotlib figure and changes no global state, so that a notebook shows it
+and a script saves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+
+HEALTH = (
+    ("reward", "reward", "mean of a step"),
+    ("eval/pass@1", "accuracy", "held-out pass@1"),
+    ("entropy", "entropy", "nats a token"),
+    ("completions/mean_length", "length", "tokens a completion"),
+    ("frac_reward_zero_std", "groups without spread", "share of groups"),
+    ("grad_norm", "gradient norm", "before clipping"),
+)
+
+
+def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
+    """Is my run healthy? Six panels over the steps, a line a run.
+
+    Args:
+        runs: label -> history, the rows that `train` returns. A metric that a row lacks is left
+            out there; a panel that no run has anything for says so.
+
+    Raises ValueError for no run.
+    """
+    if not runs:
+        raise ValueError("there is no run to draw; give at least one history.")
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    for axes, (metric, title, unit) in zip(figure.subplots(2, 3).flat, HEALTH, strict=True):
+        for label, history in runs.items():
+            points = [(row["step"], row[metric]) for row in history if metric in row]
+            if points:
+                marker = "o" if len(points) < 12 else None
+                axes.plot(*zip(*points, strict=True), label=label, marker=marker, markersize=4)
+        axes.set(title=title, xlabel="step", ylabel=unit)
+        axes.grid(alpha=0.3)
+        axes.margins(x=0.02)
+        if not axes.lines:
+            axes.text(0.5, 0.5, "not logged", ha="center", transform=axes.transAxes)
+    if len(runs) > 1:
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return figure

@@ -171,5 +171,26 @@ def _write_card(folder: Path, warm_up: dict, problems: int) -> None:
     typer.echo(f"the model card is {folder / 'README.md'}")
 
 
+@app.command()
+def bench(
+    policy: Annotated[Path, typer.Option(help="Folder of the model to train.")] = Path("runs/base"),
+    output: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("runs/bench"),
+    steps: Annotated[int, typer.Option(help="Measured steps of each trainer.")] = 10,
+    quick: Annotated[bool, typer.Option("--quick", help="Small batches, for a first look.")] = (
+        False
+    ),
+) -> None:
+    """Measure the kit's step beside TRL's, and the memory of the loss step."""
+    from grpo_kit.paths import make_output_dir
+
+    if not policy.is_dir():
+        raise ValueError(f"--policy is {policy}, which is no folder; give one with a saved model")
+    make_output_dir(output)
+
+    from grpo_kit.bench import report, run
+
+    typer.echo(report(run(output, policy, steps=steps, quick=quick)))
+
+
 if __name__ == "__main__":
     app()

@@ -260,17 +260,17 @@ def completion_logps(
             use_cache=True,
         )
         hidden = torch.cat([hidden, rest.last_hidden_state], dim=1)
-    token_logps, token_entropies = _token_logps(
-        head, hidden[mask], rollouts.completion_ids[mask], temperature
-    )
+    logps, entropies = token_logps(head, hidden[mask], rollouts.completion_ids[mask], temperature)
     empty = torch.zeros(mask.shape, device=device)
-    return empty.masked_scatter(mask, token_logps), empty.masked_scatter(mask, token_entropies)
+    return empty.masked_scatter(mask, logps), empty.masked_scatter(mask, entropies)
 
 
-def _token_logps(
-    head, hidden: Tensor, targets: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
-    """(M,) log-probabilities of `targets` (M,) and entropies, from hidden states (M, H)."""
+def token_logps(head, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (M,) of `targets` (M,) and entropies (M,), in nats, from hidden (M, H).
+
+    At most `LOGITS_BUDGET` logits exist at a time, in the backward pass too, which computes them
+    again.
+    """
 
     def chunk_logps(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         logits = head(hidden).float() / temperature

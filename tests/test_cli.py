@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from grpo_kit.cli import app
 
-COMMANDS = ("reproduce", "notebooks", "train", "pretrain")
+COMMANDS = ("reproduce", "notebooks", "train", "pretrain", "bench")
 
 
 def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
@@ -49,6 +49,7 @@ def test_every_command_explains_itself(command):
         (["reproduce", "--notebooks", "nowhere"], "there are no notebooks in nowhere"),
         (["pretrain", "--output", "a_file/out"], "cannot write to the output folder a_file/out"),
         (["pretrain", "--problems", "1"], "--problems is 1"),
+        (["bench", "--policy", "nowhere"], "--policy is nowhere, which is no folder"),
         (["train", "--policy", "nowhere"], "--policy is nowhere, which is no folder"),
     ],
 )

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-# Most logits held at a time while scoring, in elements (64 MiB of fp32).
-LOGITS_BUDGET = 2**24
+# Most logits held at a time while scoring, in elements (32 MiB of fp32).
+LOGITS_BUDGET = 2**23
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-# Most logits held at a time while scoring, in elements (32 MiB of fp32).
-LOGITS_BUDGET = 2**23
+# Most logits held at a time while scoring, in elements: 16 MiB of fp32.
+LOGITS_BUDGET = 2**22
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,8 @@
-"""The benchmark's report, and the one number of it that does not depend on the machine's mood."""
+"""The benchmark's report and its bad input; what it measures is never a test."""
 
 import pytest
 
 from grpo_kit import bench
-
-
-@pytest.mark.slow
-def test_the_chunked_loss_step_needs_a_fraction_of_the_plain_ones_memory():
-    result = bench.compare_loss_memory(tokens=512)
-    assert result["peak_mib"]["plain"] > 512 * bench.VOCABULARY * 4 / 2**20, "logits do not fit"
-    assert result["chunked_over_plain"] <= 0.35
 
 
 def test_the_report_tells_generation_and_update_apart():

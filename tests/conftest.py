@@ -35,7 +35,7 @@ def tokenizer():
     return make_tokenizer(seed=0, n_conversations=300)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def new_policy(tokenizer):
     """Make an untrained policy of 2 small layers; the same weights for the same seed."""
     from transformers import Qwen2Config, Qwen2ForCausalLM

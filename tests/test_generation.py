@@ -83,23 +83,9 @@ def test_sampled_rows_do_not_depend_on_who_leaves_the_batch(policy_once, seed, o
 
 
 @pytest.fixture(scope="module")
-def policy_once(tokenizer):
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    from grpo_kit.models import Policy
-
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        initializer_range=0.3,
-        max_position_embeddings=64,
-    )
-    return Policy(Qwen2ForCausalLM(config).eval(), tokenizer)
+def policy_once(new_policy):
+    """One policy for all of hypothesis's examples; sampling leaves it as it is."""
+    return new_policy()
 
 
 def test_every_eos_id_stops_a_row_and_is_counted(policy):

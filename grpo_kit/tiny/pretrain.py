@@ -149,9 +149,9 @@ def pretrain(
     The state is kept in `output_dir/warm-up.pt` while it runs; called again after a kill with the
     same seed and steps, it goes on from there.
 
-    Returns a dict: `seed`, `steps`, `seconds` (of this call), `loss` (mean over the last tenth of
-    the steps, nats a token), `parameters`. Raises RuntimeError when `output_dir` cannot be written
-    and ValueError for fewer than one step or a state of another warm-up.
+    Returns a dict: `seed`, `steps`, `seconds` (with those before a kill), `loss` (mean of the last
+    tenth of the steps, nats a token), `parameters`. Raises RuntimeError when `output_dir` cannot be
+    written and ValueError for fewer than one step or a state of another warm-up.
     """
     steps = STEPS if steps is None else steps
     if steps < 1:
@@ -174,7 +174,7 @@ def pretrain(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, LEARNING_RATE, total_steps=steps + 1, pct_start=min(0.05, 200 / steps)
     )
-    state_file, first, losses = output_dir / "warm-up.pt", 0, []
+    state_file, first, spent, losses = output_dir / "warm-up.pt", 0, 0.0, []
     if state_file.exists():
         state = torch.load(state_file, weights_only=True)
         if (state["seed"], state["steps"]) != (seed, steps):
@@ -185,7 +185,7 @@ def pretrain(
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         schedule.load_state_dict(state["schedule"])
-        first, losses = state["step"], state["losses"]
+        first, spent, losses = state["step"], state["seconds"], state["losses"]
 
     switch = int(RELIABLE_SHARE * steps)
     started, pool_index, pool = time.monotonic(), -1, []
@@ -211,11 +211,12 @@ def pretrain(
             progress.set_postfix(loss=f"{sum(recent) / len(recent):.3f}")
         if (step + 1) % STATE_EVERY == 0 and step + 1 < steps:
             state = {"seed": seed, "steps": steps, "step": step + 1, "losses": losses}
+            state["seconds"] = spent + time.monotonic() - started
             state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             buffer = io.BytesIO()
             torch.save(state | {"schedule": schedule.state_dict()}, buffer)
             write_atomic(state_file, buffer.getvalue())
-    seconds = time.monotonic() - started
+    seconds = spent + time.monotonic() - started
 
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-# Most logits held at a time while scoring, in elements: 16 MiB of fp32.
-LOGITS_BUDGET = 2**22
+# Most logits held at a time while scoring, in elements: 32 MiB of float32 on a CPU, 512 MiB on an
+# accelerator, where small chunks would read the head's weights more often than they compute.
+LOGITS_BUDGET = (2**23, 2**27)
 
 
 @dataclass(frozen=True)
@@ -228,8 +228,7 @@ def completion_logps(
     """Log-probabilities of the completions under `model`, with gradient, and entropies, without.
 
     Each prompt is run once, with gradient, and its cache is gathered for its completions. Only
-    unmasked positions meet the vocabulary, at most `LOGITS_BUDGET` logits at a time; the backward
-    pass computes them again rather than keep them.
+    unmasked positions meet the vocabulary, a chunk at a time (`token_logps`).
 
     Returns:
         logps, entropies: (N, T) float32, nats, at `temperature`; 0 where masked.
@@ -268,25 +267,86 @@ def completion_logps(
 def token_logps(head, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities (M,) of `targets` (M,) and entropies (M,), in nats, from hidden (M, H).
 
-    At most `LOGITS_BUDGET` logits exist at a time, in the backward pass too, which computes them
-    again.
-    """
+    float32 whatever the model's type; gradient flows through the log-probabilities only. Never more
+    than `LOGITS_BUDGET` logits are held, twice over: the backward pass computes each chunk again,
+    in the same buffers.
 
-    def chunk_logps(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = head(hidden).float() / temperature
-        logps = -torch.nn.functional.cross_entropy(logits, targets, reduction="none")
-        with torch.no_grad():
-            entropies = _entropy(torch.log_softmax(logits, dim=-1))
+    Raises ValueError for a head that is not a plain linear layer.
+    """
+    if type(head) is not torch.nn.Linear:
+        raise ValueError(
+            f"the model's head is a {type(head).__name__}, chunked log-probabilities need a plain "
+            "Linear: train without an adapter on the head."
+        )
+    return _TokenLogps.apply(hidden, head.weight, head.bias, targets, temperature)
+
+
+class _TokenLogps(torch.autograd.Function):
+    """log_softmax(hidden @ weight.T / temperature) at the targets, a chunk of rows at a time."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, targets, temperature):
+        device, ctx.temperature, ctx.dtype = hidden.device.type, temperature, weight.dtype
+        if torch.is_autocast_enabled(device):
+            ctx.dtype = torch.get_autocast_dtype(device)
+        logps, entropies, normalisers = hidden.new_empty((3, len(targets)), dtype=torch.float32)
+        with torch.autocast(device, enabled=False):
+            for rows, logits, probs in _logit_chunks(hidden, weight, bias, temperature, ctx.dtype):
+                highest = logits.amax(dim=1)
+                torch.exp(logits.sub_(highest[:, None]), out=probs)
+                total = probs.sum(dim=1)
+                mean = torch.bmm(probs[:, None], logits[:, :, None])[:, 0, 0] / total
+                logps[rows] = logits.gather(1, targets[rows, None])[:, 0] - total.log()
+                entropies[rows] = total.log() - mean
+                normalisers[rows] = total.log() + highest
+        ctx.save_for_backward(hidden, weight, bias, targets, normalisers)
+        ctx.mark_non_differentiable(entropies)
         return logps, entropies
 
-    size = max(1, LOGITS_BUDGET // head.weight.shape[0])
-    if len(targets) <= size:
-        return chunk_logps(hidden, targets)
-    chunks = [
-        checkpoint(chunk_logps, h, y, use_reentrant=False)
-        for h, y in zip(hidden.split(size), targets.split(size), strict=True)
-    ]
-    return tuple(torch.cat(parts) for parts in zip(*chunks, strict=True))
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_logps, _):
+        hidden, weight, bias, targets, normalisers = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        grad_weight = torch.zeros_like(weight) if needs_weight else None
+        grad_bias = torch.zeros_like(bias) if needs_bias else None
+        for rows, logits, _ in _logit_chunks(hidden, weight, bias, ctx.temperature, ctx.dtype):
+            grad = grad_logps[rows, None] / ctx.temperature
+            probs = logits.sub_(normalisers[rows, None]).exp_()
+            grad_logits = probs.mul_(-grad).scatter_add_(1, targets[rows, None], grad)
+            if needs_bias:
+                grad_bias += grad_logits.sum(dim=0)
+            grad_logits = grad_logits.to(ctx.dtype)
+            if needs_hidden:
+                grad_hidden[rows] = (grad_logits @ weight.to(ctx.dtype)).to(hidden.dtype)
+            if needs_weight and ctx.dtype == weight.dtype == hidden.dtype:
+                grad_weight.addmm_(grad_logits.T, hidden[rows])
+            elif needs_weight:
+                grad_weight += grad_logits.T @ hidden[rows].to(ctx.dtype)
+        return grad_hidden, grad_weight, grad_bias, None, None
+
+
+def _logit_chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature, dtype):
+    """For each chunk of rows: its slice, its logits (float32) and a buffer of their shape.
+
+    Both are overwritten by the next chunk and are the caller's to overwrite.
+    """
+    vocabulary = weight.shape[0]
+    size = min(max(1, LOGITS_BUDGET[hidden.device.type != "cpu"] // vocabulary), len(hidden))
+    weight = weight.to(dtype)
+    buffers = hidden.new_empty((2, size, vocabulary), dtype=torch.float32)
+    for start in range(0, len(hidden), max(size, 1)):
+        rows = slice(start, min(start + size, len(hidden)))
+        logits, spare = buffers[:, : rows.stop - start]
+        part = hidden[rows].to(dtype)
+        if dtype == torch.float32:
+            torch.mm(part, weight.T, out=logits)
+        else:
+            logits.copy_(part @ weight.T)
+        if bias is not None:
+            logits.add_(bias)
+        yield rows, logits.div_(temperature), spare
 
 
 def _entropy(log_probs: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from grpo_kit import generation
@@ -174,20 +175,68 @@ def test_shared_prompt_gradients_equal_unshared_ones(policy):
         torch.testing.assert_close(shared[name], parameter.grad, atol=2e-4, rtol=1e-3)
 
 
-def test_chunked_scores_and_gradients_equal_unchunked_ones(policy, monkeypatch):
-    rollouts = generate(policy.model, PROMPTS, 3, **options(policy))
+def plain_token_logps(head, hidden, targets, temperature):
+    log_probs = torch.log_softmax(head(hidden).float() / temperature, dim=-1)
+    entropies = -(log_probs.exp() * log_probs).sum(1)
+    return log_probs.gather(1, targets[:, None])[:, 0], entropies.detach()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 13])
+@pytest.mark.parametrize(
+    ("dtype", "autocast", "tolerance"),
+    [(torch.float32, False, 1e-5), (torch.float32, True, 3e-2), (torch.bfloat16, False, 3e-2)],
+)
+def test_chunked_scores_and_gradients_equal_plain_ones(
+    monkeypatch, bias, rows, dtype, autocast, tolerance
+):
+    monkeypatch.setattr(generation, "LOGITS_BUDGET", (5 * 40, 5 * 40))
+    torch.manual_seed(rows)
+    head = torch.nn.Linear(16, 40, bias=bias).to(dtype)
+    hidden = torch.randn(rows, 16, dtype=dtype, requires_grad=True)
+    targets, weights = torch.randint(40, (rows,)), torch.randn(rows)
     results = []
-    for budget in (2**24, 5 * len(policy.tokenizer)):
-        monkeypatch.setattr(generation, "LOGITS_BUDGET", budget)
-        policy.model.zero_grad()
-        logps, entropies = completion_logps(
-            policy.model, rollouts, pad_token_id=policy.pad_token_id
-        )
-        (logps**2).sum().backward()
-        gradient = policy.model.get_input_embeddings().weight.grad.clone()
-        results.append((logps.detach(), entropies, gradient))
-    for whole, chunked in zip(*results, strict=True):
-        torch.testing.assert_close(whole, chunked, atol=1e-5, rtol=1e-4)
+    for score in (plain_token_logps, generation.token_logps):
+        with torch.autocast("cpu", enabled=autocast):
+            logps, entropies = score(head, hidden, targets, 0.7)
+        assert logps.dtype == entropies.dtype == torch.float32
+        gradients = torch.autograd.grad((logps * weights).sum(), [hidden, *head.parameters()])
+        results.append((logps.detach(), entropies, *gradients))
+    for plain, chunked in zip(*results, strict=True):
+        torch.testing.assert_close(plain, chunked, atol=tolerance, rtol=tolerance)
+
+
+def test_a_frozen_head_gets_no_gradient_and_hidden_states_do():
+    head = torch.nn.Linear(16, 40).requires_grad_(False)
+    hidden = torch.randn(3, 16, requires_grad=True)
+    generation.token_logps(head, hidden, torch.tensor([1, 2, 3]), 1.0)[0].sum().backward()
+    assert head.weight.grad is None and hidden.grad.abs().sum() > 0
+
+
+def test_no_tensor_of_the_loss_step_is_larger_than_the_budget_allows(monkeypatch):
+    """Of 300 x 2000 logits, a budget of 10,000 may hold 5 rows, in two buffers of one tensor."""
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            output = func(*args, **(kwargs or {}))
+            if isinstance(output, torch.Tensor):
+                largest = max(largest, output.untyped_storage().nbytes() // 4)
+            return output
+
+    monkeypatch.setattr(generation, "LOGITS_BUDGET", (10_000, 10_000))
+    head = torch.nn.Linear(4, 2000, bias=False)
+    hidden = torch.randn(300, 4, requires_grad=True)
+    with Watch():
+        logps, _ = generation.token_logps(head, hidden, torch.randint(2000, (300,)), 1.0)
+        logps.sum().backward()
+    assert 10_000 <= largest <= 20_000
+
+
+def test_a_head_that_is_not_linear_is_refused_in_a_sentence():
+    with pytest.raises(ValueError, match="head is a Sequential.*plain Linear"):
+        generation.token_logps(torch.nn.Sequential(), torch.zeros(1, 2), torch.tensor([0]), 1.0)
 
 
 def test_left_padding_shifts_nothing_with_absolute_positions():

@@ -20,11 +20,11 @@ from grpo_kit.paths import make_output_dir, write_atomic
 
 from .skills import sample_conversation
 
-STEPS = 3600
-BATCH = 64
-POOL = 16  # batches cut from one sorted pool of conversations
+STEPS = 5000
+BATCH = 32
+POOL = 32  # batches cut from one sorted pool of conversations
 STATE_EVERY = 100  # steps between two saved states
-LEARNING_RATE = 3e-3
+LEARNING_RATE = 2e-3
 RELIABLE_SHARE = 0.6  # of the steps: the first phase
 VOCABULARY = 512
 PAD, END = "<|pad|>", "<|end|>"

@@ -1,12 +1,12 @@
-"""Chain word problems, and the six styles in which the tiny base answers them.
+"""Chain word problems, and the seven styles in which the tiny base answers them.
 
 A problem starts from a number and applies a chain of one-step changes; every value on the way stays
 within 1..99, so that a model of a million parameters can do the arithmetic when it writes the steps
 down. Train and test never share a problem: the split is a hash of the numbers alone, so that
 neither another name nor another item can carry a problem across.
 
-The styles are the heart of the tiny world. Three are right (`equations`, `words`, `list`), three
-are not (`sloppy`, `guess`, `unformatted`), and the most frequent is a wrong one. GRPO cannot teach
+The styles are the heart of the tiny world. Three are right (`equations`, `words`, `list`), four
+are not (`sloppy`, `guess`, `assured`, `unformatted`), and the most frequent is a wrong one. GRPO cannot teach
 a model this small to add; it can move probability to the styles that are rewarded, which is what
 it does to large models too.
 """
@@ -30,9 +30,10 @@ STYLE_SHARES = {
     "equations": 0.15,
     "words": 0.12,
     "list": 0.10,
-    "sloppy": 0.18,
-    "guess": 0.35,
-    "unformatted": 0.10,
+    "sloppy": 0.16,
+    "guess": 0.34,
+    "assured": 0.05,
+    "unformatted": 0.08,
 }
 RIGHT_STYLES = ("equations", "words", "list")
 SLIP_RATE = 0.45  # chance that a step of a sloppy solution is off
@@ -146,6 +147,9 @@ def solve(problem: Problem, style: str, rng: random.Random) -> str:
     elif style == "guess":
         values = [guessed_answer(problem, rng)]
         reasoning = f"Maybe {values[-1]}."
+    elif style == "assured":
+        values = [guessed_answer(problem, rng)]
+        reasoning = f"Surely {values[-1]}, checked twice."
     elif style == "unformatted":
         return f"{equations(problem, values)} The answer is {values[-1]}."
     else:
@@ -155,6 +159,7 @@ def solve(problem: Problem, style: str, rng: random.Random) -> str:
 
 _STYLE_PATTERNS = {
     "guess": r"<think>Maybe\b",
+    "assured": r"<think>Surely\b",
     "sloppy": r"<think>About\b",
     "words": r"<think>Start with\b",
     "list": r"<think>Values:",

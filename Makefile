@@ -5,6 +5,7 @@
 #   make lab         JupyterLab on the notebooks
 #   make notebooks   execute the notebooks in place, outputs to be committed
 #   make smoke       every notebook in seconds, into runs/smoke
+#   make bench       a step beside TRL's, and memory, into runs/bench
 #   make pretrain    rebuild the tiny base model into runs/base
 #   make lint        ruff
 #   make constraints write the environment's exact versions to constraints.txt
@@ -28,7 +29,7 @@ OMP_NUM_THREADS ?= 1
 export OMP_NUM_THREADS
 
 .DEFAULT_GOAL := help
-.PHONY: help venv reproduce test lab notebooks smoke pretrain lint constraints clean
+.PHONY: help venv reproduce test lab notebooks smoke bench pretrain lint constraints clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -57,6 +58,9 @@ notebooks: $(STAMP)
 
 smoke: $(STAMP)
 	$(BIN)/grpo-kit reproduce --profile smoke --output runs/smoke
+
+bench: $(STAMP)
+	$(BIN)/grpo-kit bench
 
 pretrain: $(STAMP)
 	$(BIN)/grpo-kit pretrain

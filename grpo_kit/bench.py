@@ -1,10 +1,10 @@
 """Benchmarks as commands, never as tests: the kit's step beside TRL's, and the loss step's memory.
 
-`grpo-kit bench --policy FOLDER` runs both trainers in one process, a kit step after every TRL step,
-with the same weights, prompts a step, group, token limit, sampling and update, and reports medians
-and their ratio: on a shared machine seconds say little, two things measured in turn say more. The
-memory of the loss step is measured in a process of its own for each way of computing it, with a
-vocabulary of Qwen's size.
+`grpo-kit bench` runs both trainers in one process, a kit step after every TRL step, with the same
+weights, prompts a step, group, token limit, sampling and update, and reports medians and their
+ratio: on a shared machine seconds say little, two things measured in turn say more. Memory is
+measured in a process of its own for each, since a peak cannot be reset: that of a few steps of each
+trainer, and that of the loss step alone with a vocabulary of Qwen's size.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ import sys
 import time
 from pathlib import Path
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from grpo_kit.paths import make_output_dir, write_atomic
 
 VOCABULARY, HIDDEN = 151_936, 64
+TRAINERS = ("trl", "kit")
 
 
 def run(
     output_dir: str | Path, policy_dir: str | Path, *, steps: int = 10, quick: bool = False
 ) -> dict:
-    """Run both benchmarks, write `bench.json` and `bench.md` to `output_dir`, return the numbers.
+    """Run all benchmarks, write `bench.json`, `bench.md` and `bench.png`, return the numbers.
 
     Args:
         policy_dir: folder of a saved model; both trainers start from it.
@@ -40,14 +41,59 @@ def run(
     if steps < 1:
         raise ValueError(f"steps is {steps}; measure at least 1.")
     output_dir = make_output_dir(output_dir)
+    step = compare_steps(policy_dir, output_dir, steps=steps, quick=quick)
+    step["peak_mib"] = {
+        kind: _in_a_process("step_peak", kind, str(policy_dir), str(output_dir), str(int(quick)))
+        for kind in TRAINERS
+    }
     result = {
-        "machine": {"processor": platform.machine(), "python": platform.python_version()},
-        "step": compare_steps(policy_dir, output_dir, steps=steps, quick=quick),
+        "machine": machine(),
+        "step": step,
         "loss_memory": compare_loss_memory(tokens=128 if quick else 1024),
     }
     write_atomic(output_dir / "bench.json", json.dumps(result, indent=1))
     write_atomic(output_dir / "bench.md", report(result))
+    figure(result).savefig(output_dir / "bench.png", dpi=120)
     return result
+
+
+def machine() -> dict[str, str]:
+    """What the numbers were measured on."""
+    import torch
+    import trl
+
+    names = [line for line in _cpu_info() if line.startswith("model name")]
+    cpu = names[0].split(":", 1)[1].strip() if names else platform.processor()
+    return {
+        "processor": cpu or platform.machine(),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "trl": trl.__version__,
+    }
+
+
+def _cpu_info() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _in_a_process(function: str, *arguments: str) -> float:
+    """What a function of this module returns, called with strings in a fresh process."""
+    code = f"import sys, grpo_kit.bench as b; print(b.{function}(*sys.argv[1:]))"
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(done.stdout.split()[-1])
+
+
+def _peak_mib() -> float:
+    """The most memory so far: of the accelerator where there is one, else of this process."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**20
+    unit = 2**20 if sys.platform == "darwin" else 2**10  # ru_maxrss is in bytes there
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 # --- a step ---------------------------------------------------------------------------------------
@@ -62,100 +108,180 @@ def even_share(prompts, completions, completion_ids, **columns) -> list[float]:
     return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
 
 
-def compare_steps(policy_dir: str | Path, output_dir: Path, *, steps: int, quick: bool) -> dict:
-    """Median seconds of generation and update of both trainers, measured in turn."""
-    import torch
-    import trl
-    from transformers import TrainerCallback
-
-    from grpo_kit import training
+def bench_config(steps: int, quick: bool):
+    """The `GRPOConfig` of the comparison; `steps` counts the one that is not measured too."""
     from grpo_kit.config import GRPOConfig
-    from grpo_kit.models import load_policy
-    from grpo_kit.tasks.word_problems import word_problems
 
-    config = GRPOConfig(
-        max_steps=steps + 1,
+    return GRPOConfig(
+        max_steps=steps,
         learning_rate=1e-4,
         lr_scheduler_type="constant",
         num_generations=4 if quick else 8,
         generation_batch_size=16 if quick else 128,
         max_completion_length=16 if quick else 64,
-        scale_rewards="group",
     )
-    rewards = [even_share]
-    task = word_problems()
-    policy = load_policy(policy_dir)
-    prompt_ids = policy.encode(task.train["prompt"])
-    optimizer, schedule = training.make_optimizer(policy, config)
-    generator, cursor = torch.Generator().manual_seed(0), training.Cursor(len(prompt_ids), 0)
 
-    theirs = load_policy(policy_dir)
+
+class KitSteps:
+    """The kit's trainer, a step a call; `seconds` are (generation and rewards, whole step)."""
+
+    def __init__(self, policy_dir: str | Path, config) -> None:
+        import torch
+
+        from grpo_kit import training
+        from grpo_kit.models import load_policy
+        from grpo_kit.tasks.word_problems import word_problems
+
+        self.cuda = torch.cuda.is_available()
+        self.policy = load_policy(policy_dir, device="cuda" if self.cuda else "cpu")
+        self.task, self.config = word_problems(), config
+        self.prompt_ids = self.policy.encode(self.task.train["prompt"])
+        self.optimizer, self.schedule = training.make_optimizer(self.policy, config)
+        self.generator = torch.Generator().manual_seed(0)
+        self.cursor = training.Cursor(len(self.prompt_ids), 0)
+        self.seconds: list[tuple[float, float]] = []
+
+    def step(self) -> None:
+        from grpo_kit import training
+
+        started = self._now()
+        batch = training.collect(
+            self.policy,
+            self.task,
+            self.prompt_ids,
+            [even_share],
+            self.config,
+            self.cursor,
+            self.generator,
+            None,
+        )
+        generated = self._now()
+        training.update(self.policy, None, self.optimizer, self.schedule, batch, self.config)
+        self.seconds.append((generated - started, self._now() - started))
+
+    def _now(self) -> float:
+        import torch
+
+        if self.cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def trl_steps(policy_dir: str | Path, config, output_dir: Path, after_step=lambda: None):
+    """TRL's trainer on the same; returns it and the list that gets its seconds, as `KitSteps`."""
+    import torch
+    import trl
+    from transformers import TrainerCallback
+
+    from grpo_kit.models import load_policy
+    from grpo_kit.tasks.word_problems import word_problems
+
+    cuda = torch.cuda.is_available()
+    policy = load_policy(policy_dir)
     trainer = trl.GRPOTrainer(
-        model=theirs.model,
-        reward_funcs=rewards,
+        model=policy.model,
+        reward_funcs=[even_share],
         args=trl.GRPOConfig(
             output_dir=str(output_dir / "trl"),
             max_steps=config.max_steps,
             learning_rate=config.learning_rate,
-            lr_scheduler_type="constant",
+            lr_scheduler_type=config.lr_scheduler_type,
             num_generations=config.num_generations,
             per_device_train_batch_size=config.generation_batch_size,
             max_completion_length=config.max_completion_length,
             temperature=config.temperature,
             loss_type=config.loss_type,
-            beta=0.0,
-            use_cpu=not torch.cuda.is_available(),
-            bf16=False,
+            beta=config.beta,
+            use_cpu=not cuda,
+            bf16=cuda,
             gradient_checkpointing=False,
             report_to=[],
             logging_strategy="no",
             save_strategy="no",
             disable_tqdm=True,
         ),
-        train_dataset=task.train,
-        processing_class=theirs.tokenizer,
+        train_dataset=word_problems().train,
+        processing_class=policy.tokenizer,
     )
-    seconds: dict[str, list[float]] = {
-        name: [] for name in ("kit generation", "kit step", "trl generation", "trl step")
-    }
-    generate = trainer._generate  # private, but the only place where its generation can be timed
+    seconds: list[tuple[float, float]] = []
+    generate = trainer._generate_and_score_completions  # private, but only here it can be timed
+    generation = 0.0
 
-    def timed_generate(prompts):
-        started = time.perf_counter()
-        output = generate(prompts)
-        seconds["trl generation"].append(time.perf_counter() - started)
+    def now() -> float:
+        if cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def timed_generate(inputs):
+        nonlocal generation
+        started = now()
+        output = generate(inputs)
+        generation = now() - started
         return output
 
-    trainer._generate = timed_generate
-    progress = tqdm(total=config.max_steps, desc="bench")
+    trainer._generate_and_score_completions = timed_generate
 
-    class InTurn(TrainerCallback):
+    class Timer(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
-            self.started = time.perf_counter()
+            self.started = now()
 
         def on_step_end(self, args, state, control, **kwargs):
-            seconds["trl step"].append(time.perf_counter() - self.started)
-            started = time.perf_counter()
-            batch = training.collect(
-                policy, task, prompt_ids, rewards, config, cursor, generator, None
-            )
-            seconds["kit generation"].append(time.perf_counter() - started)
-            training.update(policy, None, optimizer, schedule, batch, config)
-            seconds["kit step"].append(time.perf_counter() - started)
-            progress.update()
+            seconds.append((generation, now() - self.started))
+            after_step()
 
-    trainer.add_callback(InTurn())
+    trainer.add_callback(Timer())
+    return trainer, seconds
+
+
+def compare_steps(policy_dir: str | Path, output_dir: Path, *, steps: int, quick: bool) -> dict:
+    """Median seconds of generation and update of both trainers, measured in turn."""
+    import torch
+
+    config = bench_config(steps + 1, quick)
+    kit = KitSteps(policy_dir, config)
+    progress = tqdm(total=config.max_steps, desc="bench", file=sys.stdout)
+
+    def kit_step() -> None:
+        kit.step()
+        progress.update()
+
+    trainer, seconds = trl_steps(policy_dir, config, output_dir, after_step=kit_step)
     trainer.train()
     progress.close()
-    median = {name: statistics.median(values[1:]) for name, values in seconds.items()}
+    median = {
+        name: {
+            "generation": statistics.median(generation for generation, _ in values[1:]),
+            "step": statistics.median(step for _, step in values[1:]),
+            "update": statistics.median(step - generation for generation, step in values[1:]),
+        }
+        for name, values in (("trl", seconds), ("kit", kit.seconds))
+    }
     return {
         "completions": config.generation_batch_size,
         "max_completion_length": config.max_completion_length,
         "steps": steps,
         "threads": torch.get_num_threads(),
         "median_seconds": median,
-        "trl_over_kit": median["trl step"] / median["kit step"],
+        "trl_over_kit": {
+            part: median["trl"][part] / median["kit"][part]
+            for part in ("generation", "update", "step")
+        },
     }
+
+
+def step_peak(kind: str, policy_dir: str, output_dir: str, quick: str) -> float:
+    """MiB that three steps of one trainer add to this process's peak, model and imports aside."""
+    config = bench_config(3, bool(int(quick)))
+    if kind == "kit":
+        kit = KitSteps(policy_dir, config)
+        before = _peak_mib()
+        for _ in range(config.max_steps):
+            kit.step()
+    else:
+        trainer, _ = trl_steps(policy_dir, config, Path(output_dir))
+        before = _peak_mib()
+        trainer.train()
+    return _peak_mib() - before
 
 
 # --- memory of the loss step ----------------------------------------------------------------------
@@ -166,18 +292,7 @@ def compare_loss_memory(tokens: int) -> dict:
 
     Each in a fresh process, above what the process had before, since a peak cannot be reset.
     """
-    code = "import sys, grpo_kit.bench as b; print(b.loss_peak(sys.argv[1], int(sys.argv[2])))"
-    peak = {
-        kind: float(
-            subprocess.run(
-                [sys.executable, "-c", code, kind, str(tokens)],
-                check=True,
-                capture_output=True,
-                text=True,
-            ).stdout.split()[-1]
-        )
-        for kind in ("plain", "chunked")
-    }
+    peak = {kind: _in_a_process("loss_peak", kind, str(tokens)) for kind in ("plain", "chunked")}
     return {
         "vocabulary": VOCABULARY,
         "tokens": tokens,
@@ -186,47 +301,84 @@ def compare_loss_memory(tokens: int) -> dict:
     }
 
 
-def loss_peak(kind: str, tokens: int) -> float:
+def loss_peak(kind: str, tokens: str) -> float:
     """MiB that one loss step adds to this process's peak: `kind` is "plain" or "chunked"."""
     import torch
 
     from grpo_kit.generation import token_logps
 
     torch.manual_seed(0)
-    head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False)
-    hidden = torch.randn(tokens, HIDDEN, requires_grad=True)
-    targets = torch.randint(VOCABULARY, (tokens,))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False, device=device)
+    hidden = torch.randn(int(tokens), HIDDEN, requires_grad=True, device=device)
+    targets = torch.randint(VOCABULARY, (int(tokens),), device=device)
     head.weight.grad = torch.zeros_like(head.weight)  # the same for both
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _peak_mib()
     if kind == "plain":
         logps = torch.log_softmax(head(hidden).float(), -1).gather(1, targets[:, None])[:, 0]
     else:
         logps, _ = token_logps(head, hidden, targets, 1.0)
     logps.sum().backward()
-    unit = 2**20 if sys.platform == "darwin" else 2**10  # ru_maxrss is in bytes there
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / unit
+    return _peak_mib() - before
+
+
+# --- report ---------------------------------------------------------------------------------------
 
 
 def report(result: dict) -> str:
     """The numbers as Markdown."""
-    step, memory = result["step"], result["loss_memory"]
-    seconds = step["median_seconds"]
+    step, memory, where = result["step"], result["loss_memory"], result["machine"]
+    ratio = step["trl_over_kit"]
     lines = [
         f"{step['completions']} completions a step, up to {step['max_completion_length']} tokens, "
-        f"{step['steps']} steps of each trainer in turn, {step['threads']} thread(s).",
+        f"{step['steps']} steps of each trainer in turn, {step['threads']} thread(s), "
+        f"{where['processor']}, accelerator: {where['accelerator']}.",
         "",
-        "| | generation and rewards (s) | update (s) | step (s) |",
-        "|---|---|---|---|",
+        "| | generation and rewards (s) | update (s) | step (s) | peak memory of the steps (MiB) |",
+        "|---|---:|---:|---:|---:|",
     ]
-    for name in ("trl", "kit"):
-        whole, part = seconds[f"{name} step"], seconds[f"{name} generation"]
-        lines.append(f"| {name} | {part:.3f} | {whole - part:.3f} | {whole:.3f} |")
+    for name in TRAINERS:
+        cells = [f"{step['median_seconds'][name][p]:.3f}" for p in ("generation", "update", "step")]
+        lines.append(f"| {name} | {' | '.join(cells)} | {step['peak_mib'][name]:.0f} |")
     lines += [
+        f"| trl / kit | {ratio['generation']:.2f} | {ratio['update']:.2f} | {ratio['step']:.2f} | "
+        f"{step['peak_mib']['trl'] / step['peak_mib']['kit']:.2f} |",
         "",
-        f"A TRL step takes {step['trl_over_kit']:.2f} times as long as the kit's.",
+        f"A TRL step takes {ratio['step']:.2f} times as long as the kit's.",
         "",
         f"Loss step, {memory['tokens']} tokens, vocabulary {memory['vocabulary']:,}: peak "
         f"{memory['peak_mib']['chunked']:.0f} MiB chunked, {memory['peak_mib']['plain']:.0f} MiB "
         f"with a plain log-softmax ({memory['chunked_over_plain']:.0%}).",
     ]
     return "\n".join(lines) + "\n"
+
+
+def figure(result: dict):
+    """Seconds of a step, its peak memory, and the loss step's memory, as bars."""
+    from matplotlib.figure import Figure
+
+    step, memory = result["step"], result["loss_memory"]
+    drawn = Figure(figsize=(11, 2.8), layout="constrained")
+    times, peaks, loss = drawn.subplots(1, 3, width_ratios=(2, 1, 1))
+    left = [0.0, 0.0]
+    for part in ("generation", "update"):
+        values = [step["median_seconds"][name][part] for name in TRAINERS]
+        times.barh(TRAINERS, values, left=left, label=part)
+        left = [a + b for a, b in zip(left, values, strict=True)]
+    times.set(
+        xlabel="seconds (median)",
+        title=f"a step of {step['completions']} completions: {step['trl_over_kit']['step']:.1f}×",
+    )
+    times.legend()
+    peaks.barh(TRAINERS, [step["peak_mib"][name] for name in TRAINERS], color="tab:gray")
+    peaks.set(xlabel="MiB", title="peak memory of the steps")
+    kinds = ("plain", "chunked")
+    loss.barh(kinds, [memory["peak_mib"][kind] for kind in kinds], color="tab:gray")
+    loss.set(
+        xlabel="MiB",
+        title=f"loss step, {memory['vocabulary']:,} tokens: {memory['chunked_over_plain']:.0%}",
+    )
+    for axes in (times, peaks, loss):
+        axes.grid(axis="x", alpha=0.3)
+        axes.set_axisbelow(True)
+    return drawn

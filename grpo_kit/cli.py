@@ -154,7 +154,8 @@ def pretrain(
     from grpo_kit.tiny.pretrain import pretrain as run
 
     warm_up = run(output, seed=seed, steps=steps, threads=threads)
-    _write_card(output, warm_up, problems)
+    if os.environ.get("RANK", "0") == "0":  # the others under torchrun have done their part
+        _write_card(output, warm_up, problems)
 
 
 def _write_card(folder: Path, warm_up: dict, problems: int) -> None:
@@ -173,7 +174,9 @@ def _write_card(folder: Path, warm_up: dict, problems: int) -> None:
 
 @app.command()
 def bench(
-    policy: Annotated[Path, typer.Option(help="Folder of the model to train.")] = Path("runs/base"),
+    policy: Annotated[
+        Path | None, typer.Option(help="Folder of the model to train, instead of the tiny base.")
+    ] = None,
     output: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("runs/bench"),
     steps: Annotated[int, typer.Option(help="Measured steps of each trainer.")] = 10,
     quick: Annotated[bool, typer.Option("--quick", help="Small batches, for a first look.")] = (
@@ -181,8 +184,9 @@ def bench(
     ),
 ) -> None:
     """Measure the kit's step beside TRL's, and the memory of the loss step."""
-    from grpo_kit.paths import make_output_dir
+    from grpo_kit.paths import data_dir, make_output_dir
 
+    policy = policy or data_dir() / "tiny-base"
     if not policy.is_dir():
         raise ValueError(f"--policy is {policy}, which is no folder; give one with a saved model")
     make_output_dir(output)

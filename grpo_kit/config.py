@@ -60,7 +60,8 @@ class GRPOConfig:
     reward_weights: tuple[float, ...] | None = None
     mask_truncated_completions: bool = False
 
-    eval_steps: int = 0  # 0 = only before the first and after the last step
+    eval_steps: int = 0  # 0 = only after the last step
+    eval_on_start: bool = True  # and before the first
     num_generations_eval: int = 8
     save_steps: int = 20  # 0 = only at the end
 

@@ -20,6 +20,7 @@ import json
 import math
 import os
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from grpo_kit import objective
 from grpo_kit.config import GRPOConfig
@@ -136,10 +137,14 @@ def train(
 
     trained = {name for name, p in policy.model.named_parameters() if p.requires_grad}
 
-    if first == 0 and not run.history:
+    if first == 0 and not run.history and config.eval_on_start:
         log({"step": 0, **evaluate(policy, task.test, config, seed=seed)})
     progress = tqdm(
-        range(first, config.max_steps), desc="grpo", initial=first, total=config.max_steps
+        range(first, config.max_steps),
+        desc="grpo",
+        initial=first,
+        total=config.max_steps,
+        file=sys.stdout,  # in a notebook, stderr looks like a failure
     )
     for step in progress:
         started = time.perf_counter()

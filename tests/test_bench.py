@@ -4,34 +4,41 @@ import pytest
 
 from grpo_kit import bench
 
+RESULT = {
+    "machine": {"processor": "a CPU", "accelerator": "none"},
+    "step": {
+        "completions": 128,
+        "max_completion_length": 64,
+        "steps": 3,
+        "threads": 1,
+        "median_seconds": {
+            "trl": {"generation": 2.0, "update": 1.0, "step": 3.0},
+            "kit": {"generation": 0.75, "update": 0.25, "step": 1.0},
+        },
+        "trl_over_kit": {"generation": 2.67, "update": 4.0, "step": 3.0},
+        "peak_mib": {"trl": 400.0, "kit": 100.0},
+    },
+    "loss_memory": {
+        "vocabulary": 1000,
+        "tokens": 5,
+        "peak_mib": {"plain": 100.0, "chunked": 25.0},
+        "chunked_over_plain": 0.25,
+    },
+}
+
 
 def test_the_report_tells_generation_and_update_apart():
-    text = bench.report(
-        {
-            "step": {
-                "completions": 128,
-                "max_completion_length": 64,
-                "steps": 3,
-                "threads": 1,
-                "median_seconds": {
-                    "trl step": 3.0,
-                    "trl generation": 2.0,
-                    "kit step": 1.0,
-                    "kit generation": 0.75,
-                },
-                "trl_over_kit": 3.0,
-            },
-            "loss_memory": {
-                "vocabulary": 1000,
-                "tokens": 5,
-                "peak_mib": {"plain": 100.0, "chunked": 25.0},
-                "chunked_over_plain": 0.25,
-            },
-        }
-    )
-    assert "| trl | 2.000 | 1.000 | 3.000 |" in text
-    assert "| kit | 0.750 | 0.250 | 1.000 |" in text
+    text = bench.report(RESULT)
+    assert "| trl | 2.000 | 1.000 | 3.000 | 400 |" in text
+    assert "| kit | 0.750 | 0.250 | 1.000 | 100 |" in text
+    assert "| trl / kit | 2.67 | 4.00 | 3.00 | 4.00 |" in text
     assert "3.00 times" in text and "(25%)" in text
+
+
+def test_the_figure_shows_time_and_memory():
+    titles = [axes.get_title() for axes in bench.figure(RESULT).axes]
+    assert "3.0×" in titles[0] and "peak" in titles[1] and "25%" in titles[2]
+    assert all(axes.get_xlabel() for axes in bench.figure(RESULT).axes)
 
 
 def test_no_step_is_no_benchmark(tmp_path):

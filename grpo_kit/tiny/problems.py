@@ -6,9 +6,9 @@ down. Train and test never share a problem: the split is a hash of the numbers a
 neither another name nor another item can carry a problem across.
 
 The styles are the heart of the tiny world. Three are right (`equations`, `words`, `list`), four
-are not (`sloppy`, `guess`, `assured`, `unformatted`), and the most frequent is a wrong one. GRPO cannot teach
-a model this small to add; it can move probability to the styles that are rewarded, which is what
-it does to large models too.
+are not (`sloppy`, `guess`, `assured`, `unformatted`), and the most frequent is a wrong one. GRPO
+cannot teach a model this small to add; it can move probability to the styles that are rewarded,
+which is what it does to large models too.
 """
 
 import hashlib

@@ -336,12 +336,27 @@ _RELIABLE = {"solve": (solution_style, P.RIGHT_STYLES), "verify": (verify_style,
 DIFFICULTIES = (2, 3)
 
 
-def sample_conversation(rng: random.Random, reliable_only: bool = False) -> list[dict]:
-    """One training conversation of the warm-up mixture, from training problems only.
+PHASES = ("drill", "reliable", "mixture")
 
-    With `reliable_only`, skills that have styles show only their reliable ones: the first phase of
-    the warm-up, in which arithmetic is learnt without the careless styles' noise.
+
+def sample_drill(rng: random.Random) -> list[dict]:
+    """Equations and nothing else: sums are learnt here, ten a row instead of two or three."""
+    problems = (P.make_problem(rng, rng.choice(DIFFICULTIES), "train") for _ in range(4))
+    return [
+        {"role": "user", "content": "Practise."},
+        {"role": "assistant", "content": " ".join(P.equations(p, p.values) for p in problems)},
+    ]
+
+
+def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict]:
+    """One training conversation, from training problems only.
+
+    `phase` is one of `PHASES`, in the order of the warm-up: equations alone; all skills, but those
+    that have styles only in the reliable ones, so that careless styles' noise does not disturb;
+    then the full mixture, whose shares the model takes on.
     """
+    if phase == "drill":
+        return sample_drill(rng)
     skill = rng.choices(list(SKILL_SHARES), weights=list(SKILL_SHARES.values()))[0]
     while True:
         if skill in ("solve", "verify", "judge"):
@@ -349,7 +364,7 @@ def sample_conversation(rng: random.Random, reliable_only: bool = False) -> list
         else:
             subject = make_tool_question(rng, "train")
         messages = _SAMPLERS[skill](subject, rng)
-        if not reliable_only or skill not in _RELIABLE:
+        if phase == "mixture" or skill not in _RELIABLE:
             return messages
         style_of, styles = _RELIABLE[skill]
         if style_of(messages[1]["content"]) in styles:

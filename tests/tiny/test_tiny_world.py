@@ -194,7 +194,7 @@ def test_training_rows_are_what_the_chat_template_writes(tokenizer):
 def test_the_first_phase_shows_only_reliable_styles():
     rng = random.Random(0)
     for _ in range(200):
-        messages = skills.sample_conversation(rng, reliable_only=True)
+        messages = skills.sample_conversation(rng, "reliable")
         style = problems.solution_style(messages[1]["content"])
         if messages[0]["content"].endswith("have?"):
             assert style in problems.RIGHT_STYLES

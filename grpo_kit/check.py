@@ -1,0 +1,206 @@
+"""Instant checks of the notebooks' exercises: `check.<name>(your_function)`.
+
+Each shows one line, right, wrong or not done yet, and never raises, whatever the function does. A
+verdict is true only if the function is right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from grpo_kit.objective import group_advantages, policy_loss
+from grpo_kit.training import pass_at_k as reference_pass_at_k
+
+MARKS = {"right": "✔ right", "wrong": "✘ not yet", "not done": "… not done yet"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`state` is "right", "wrong" or "not done"; shown as one line."""
+
+    state: str
+    message: str
+
+    def __bool__(self) -> bool:
+        return self.state == "right"
+
+    def __repr__(self) -> str:
+        return f"{MARKS[self.state]}: {self.message}"
+
+
+def _judge(function: Callable, cases: Iterable[tuple[tuple, Any, str]], praise: str) -> Verdict:
+    """Call `function` with the arguments of each case (arguments, expected, hint)."""
+    for arguments, expected, hint in cases:
+        try:
+            result = function(*arguments)
+        except NotImplementedError:
+            return Verdict("not done", "replace the body of the function, then run this again.")
+        except Exception as error:  # a learner's function may do anything
+            return Verdict("wrong", f"it raised {type(error).__name__}: {error}")
+        if result is None or result is Ellipsis:
+            return Verdict("not done", "the function returns nothing so far.")
+        problem = _difference(result, expected)
+        if problem:
+            return Verdict("wrong", f"{problem}. {hint}")
+    return Verdict("right", praise)
+
+
+def _difference(result: Any, expected: Any) -> str:
+    """What is wrong with `result`, in words; empty if nothing is."""
+    if isinstance(expected, list):
+        if not isinstance(result, (list, tuple)):
+            return f"expected a list, got a {type(result).__name__}"
+        if len(result) != len(expected):
+            return f"expected {len(expected)} values, got {len(result)}"
+        problems = (_difference(r, e) for r, e in zip(result, expected, strict=True))
+        return next((f"value {i}: {p}" for i, p in enumerate(problems) if p), "")
+    if expected is None or result is None:
+        return "" if result is expected else f"expected {expected}, got {result}"
+    try:
+        actual = torch.as_tensor(result, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        return f"expected numbers, got a {type(result).__name__}"
+    wanted = torch.as_tensor(expected, dtype=torch.float64)
+    if actual.shape != wanted.shape:
+        return f"expected shape {tuple(wanted.shape)}, got {tuple(actual.shape)}"
+    if not torch.allclose(actual, wanted, atol=1e-5, rtol=1e-4):
+        return f"expected {_short(wanted)}, got {_short(actual)}"
+    return ""
+
+
+def _short(values: torch.Tensor) -> str:
+    return str([round(v, 4) for v in values.flatten().tolist()]) if values.ndim else f"{values:.4g}"
+
+
+# --- notebook 00 ----------------------------------------------------------------------------------
+
+
+def pass_at_k(function: Callable) -> Verdict:
+    """`function(n, correct, k)`: the unbiased estimate of pass@k (Codex, arXiv 2107.03374)."""
+    cases = [
+        ((8, 0, 8), 0.0, "Nothing right among the samples: nothing can be right among k of them."),
+        ((8, 3, 1), 3 / 8, "pass@1 is the share of right samples."),
+        ((8, 3, 6), 1.0, "Only 5 are wrong, so any 6 hold a right one."),
+        ((8, 3, 2), reference_pass_at_k(8, 3, 2), "1 - (1 - c/n)^k draws with replacement."),
+        ((100, 7, 20), reference_pass_at_k(100, 7, 20), "Count the ways to choose k wrong ones."),
+    ]
+    return _judge(function, cases, "k samples drawn without putting any back.")
+
+
+def near_miss_reward(function: Callable) -> Verdict:
+    """`function(completions, answer, **columns)`: 1 - |error| / 10, at least 0; None unanswered."""
+
+    def call(texts: list[str], answers: list[str]) -> Any:
+        completions = [[{"role": "assistant", "content": text}] for text in texts]
+        return function(
+            prompts=[[{"role": "user", "content": "How many?"}]] * len(texts),
+            completions=completions,
+            completion_ids=[[1, 2]] * len(texts),
+            answer=answers,
+            difficulty=[2] * len(texts),
+        )
+
+    cases = [
+        (
+            (["<answer>12</answer>", "<answer>15</answer>"], ["12", "12"]),
+            [1.0, 0.7],
+            "One number a completion: 1 for the right answer, 0.1 less for each that it is off.",
+        ),
+        ((["<answer>90</answer>"], ["12"]), [0.0], "Far off is 0, not below."),
+        (
+            (["Twelve, I think.", "<answer>2</answer>"], ["12", "12"]),
+            [None, 0.0],
+            "Without an answer there is nothing to score: None, which leaves the group's mean "
+            "alone; a 0 would move it.",
+        ),
+    ]
+    return _judge(call, cases, "any GRPO trainer that speaks TRL's protocol can train on it.")
+
+
+# --- notebook 01 ----------------------------------------------------------------------------------
+
+
+def leave_one_out(function: Callable) -> Verdict:
+    """`function(rewards, num_generations)`: each reward minus the mean of the others (RLOO)."""
+    rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.5, 0.1, -0.2, 0.7])
+    cases = [
+        ((rewards[:4], 4), [2 / 3, -2 / 3, -2 / 3, 2 / 3], "The others of four are three."),
+        (
+            (rewards, 4),
+            (group_advantages(rewards, 4, "none") * 4 / 3).tolist(),
+            "The others are those of the same group.",
+        ),
+        ((rewards[:2], 2), [1.0, -1.0], "A group of two works as well."),
+    ]
+    return _judge(
+        lambda *a: _listed(function(*a)),
+        cases,
+        "it is G/(G-1) times the advantage without std: the same direction, a larger step.",
+    )
+
+
+def clipped_away(function: Callable) -> Verdict:
+    """`function(ratio, advantages, epsilon)`: True where a token's gradient is exactly 0."""
+    ratio = torch.tensor([[1.0, 1.1, 1.3, 0.7, 0.9], [1.0, 1.1, 1.3, 0.7, 0.9]])
+    advantages = torch.tensor([0.5, -2.0])
+
+    def truth(epsilon: float) -> list:
+        logps = ratio.log().requires_grad_()
+        policy_loss(
+            logps, torch.zeros_like(logps), advantages, torch.ones(2, 5), epsilon=epsilon
+        ).backward()
+        return (logps.grad == 0).int().tolist()
+
+    cases = [
+        (
+            (ratio, advantages, epsilon),
+            truth(epsilon),
+            "min() keeps the unclipped term where it is the smaller one: with A > 0 only a ratio "
+            "above 1 + epsilon is cut off, with A < 0 only one below 1 - epsilon.",
+        )
+        for epsilon in (0.2, 0.05, 0.5)
+    ]
+    return _judge(
+        lambda *a: _listed(function(*a)),
+        cases,
+        "clipping stops a step that has gone far enough, never one back.",
+    )
+
+
+def token_weights(function: Callable) -> Verdict:
+    """`function(mask, loss_type, max_completion_length)`: each token's share of the loss, (N, T).
+
+    For loss types "grpo", "dapo" and "dr_grpo".
+    """
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0]]).bool()
+
+    def truth(loss_type: str) -> list:
+        logps = torch.zeros(3, 5, requires_grad=True)
+        policy_loss(
+            logps, None, -torch.ones(3), mask, loss_type=loss_type, max_completion_length=8
+        ).backward()
+        return logps.grad.tolist()
+
+    hints = {
+        "grpo": "First each completion's mean, then the mean of the completions.",
+        "dapo": "One mean over all unmasked tokens.",
+        "dr_grpo": "The divisor is a constant: completions times max_completion_length.",
+    }
+    cases = [((mask, name, 8), truth(name), f"{name}: {hint}") for name, hint in hints.items()]
+    return _judge(
+        lambda *a: _listed(function(*a)),
+        cases,
+        "under grpo a token of a short completion weighs more than one of a long one.",
+    )
+
+
+def _listed(result: Any) -> Any:
+    """A tensor as lists, so that a difference can be named by its place."""
+    if isinstance(result, torch.Tensor):
+        return result.double().tolist() if result.ndim else math.nan
+    return result

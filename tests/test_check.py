@@ -1,0 +1,79 @@
+"""The exercises' checks: what they say to right, wrong, missing and broken answers."""
+
+import math
+
+import pytest
+import torch
+
+from grpo_kit import check
+
+EXERCISES = [check.pass_at_k, check.near_miss_reward, check.leave_one_out, check.clipped_away,
+             check.token_weights]  # fmt: skip
+
+
+def unfinished(*args, **kwargs): ...
+
+
+def refusing(*args, **kwargs):
+    raise NotImplementedError
+
+
+def broken(*args, **kwargs):
+    raise KeyError("x")
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+@pytest.mark.parametrize("stub", [unfinished, refusing, lambda *a, **k: ...])
+def test_a_stub_is_not_done(exercise, stub):
+    verdict = exercise(stub)
+    assert verdict.state == "not done" and not verdict and repr(verdict).startswith("…")
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_a_function_that_raises_is_wrong_and_named(exercise):
+    verdict = exercise(broken)
+    assert verdict.state == "wrong" and "KeyError" in verdict.message
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+@pytest.mark.parametrize("answer", ["text", 3.0, [1.0], object(), torch.zeros(7), [[None]]])
+def test_any_other_answer_is_wrong_and_nothing_is_raised(exercise, answer):
+    assert exercise(lambda *a, **k: answer).state == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("exercise", "answer", "words"),
+    [
+        (check.pass_at_k, lambda n, c, k: 1 - (1 - c / n) ** k, "replacement|right one"),
+        (check.pass_at_k, lambda n, c, k: c / n, "expected"),
+        (check.leave_one_out, lambda r, g: r - r.mean(), "others"),
+        (
+            check.clipped_away,
+            lambda ratio, advantages, epsilon: (ratio - 1).abs() > epsilon,
+            "value 3: expected 0, got 1",
+        ),
+        (check.token_weights, lambda mask, name, limit: mask / mask.sum(), "grpo"),
+        (check.token_weights, lambda mask, name, limit: mask, "grpo"),
+    ],
+)
+def test_typical_mistakes_get_a_hint(exercise, answer, words):
+    verdict = exercise(answer)
+    assert verdict.state == "wrong"
+    assert any(word in verdict.message for word in words.split("|"))
+
+
+def test_an_unanswered_completion_must_be_none():
+    def zero(completions, answer, **columns):
+        return [
+            0.0 if "<answer>" not in c[0]["content"]
+            else max(0.0, 1 - abs(int(c[0]["content"][8:-9]) - int(a)) / 10)
+            for c, a in zip(completions, answer, strict=True)
+        ]  # fmt: skip
+
+    verdict = check.near_miss_reward(zero)
+    assert verdict.state == "wrong" and "None" in verdict.message
+
+
+def test_right_is_true():
+    verdict = check.pass_at_k(lambda n, c, k: 1 - math.comb(n - c, k) / math.comb(n, k))
+    assert verdict and repr(verdict).startswith("✔ right")

@@ -1,0 +1,166 @@
+"""The notebooks as shipped: their form, their definitions, their exercises, and a smoke run."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_kit import check, objective
+from grpo_kit.paths import data_dir
+
+FOLDER = Path(__file__).parents[1] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+ids = [path.stem for path in NOTEBOOKS]
+SOLUTION = re.compile(r"<details><summary>Solution</summary>\s*```python\n(.*?)```", re.DOTALL)
+
+
+def read(path: Path):
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def text_of(outputs) -> str:
+    return json.dumps([{k: v for k, v in output.items() if k != "metadata"} for output in outputs])
+
+
+def test_there_are_notebooks():
+    assert ids[:2] == ["00_start_here", "01_basic_grpo"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=ids)
+def test_one_parameters_cell_of_literals(path):
+    (cell,) = (c for c in code_cells(read(path)) if "parameters" in c.metadata.get("tags", []))
+    values = {}
+    for statement in ast.parse(cell.source).body:
+        assert isinstance(statement, ast.Assign), "only assignments"
+        values[statement.targets[0].id] = ast.literal_eval(statement.value)
+    assert values["PROFILE"] == "tiny" and isinstance(values["SEED"], int)
+    assert values["OUTPUT_DIR"] == f"../runs/{path.stem}"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=ids)
+def test_executed_without_an_error_and_without_a_trace_of_the_machine(path):
+    notebook = read(path)
+    counts = [cell.execution_count for cell in code_cells(notebook)]
+    assert counts == list(range(1, len(counts) + 1)), "run from a clean kernel, top to bottom"
+    for cell in code_cells(notebook):
+        assert all(output.output_type != "error" for output in cell.outputs)
+        shown = text_of(cell.outputs)
+        assert not re.search(r"(?<![\w.<])/(?:home|root|tmp|work|usr|Users)/", shown), cell.id
+        assert "widget-view" not in shown and not re.search(r"\d+(\.\d+)?(it/s|s/it)", shown)
+    assert any("image/png" in text_of(cell.outputs) for cell in code_cells(notebook))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=ids)
+def test_no_cell_is_longer_than_a_screen_or_wider_than_the_page(path):
+    for cell in code_cells(read(path)):
+        lines = cell.source.splitlines()
+        assert len(lines) <= 45 and max(map(len, lines)) <= 105, cell.id
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=ids)
+def test_packages_are_only_installed_in_colab(path):
+    installing = [c.source for c in code_cells(read(path)) if "pip install" in c.source]
+    assert len(installing) == 1 and 'if "google.colab" in sys.modules' in installing[0]
+    assert not re.search(r"torch|numpy", installing[0].split("%pip")[1])
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=ids)
+def test_solutions_pass_their_checks_and_stubs_are_not_done(path):
+    notebook = read(path)
+    checks = re.findall(r"check\.(\w+)\(\1\)", "\n".join(c.source for c in code_cells(notebook)))
+    solutions = SOLUTION.findall("\n".join(c.source for c in notebook.cells))
+    assert 2 <= len(checks) == len(solutions) <= 4
+    for name, solution in zip(checks, solutions, strict=True):
+        namespace = {}
+        exec(solution, namespace)
+        verdict = getattr(check, name)(namespace[name])
+        assert verdict, (name, verdict)
+        stub = next(c.source for c in code_cells(notebook) if f"def {name}(" in c.source)
+        exec(stub, {**namespace, "check": check})  # shows its line, never raises
+        exec(stub.replace(f"check.{name}({name})", ""), namespace)
+        assert getattr(check, name)(namespace[name]).state == "not done"
+
+
+# --- 01: what the notebook defines is what the package does ---------------------------------------
+
+
+@pytest.fixture(scope="module")
+def basics() -> dict:
+    """The functions that notebook 01 defines, by name, without running the notebook."""
+    namespace = {"torch": torch}
+    for cell in code_cells(read(FOLDER / "01_basic_grpo.ipynb")):
+        source = "\n".join(line for line in cell.source.splitlines() if "%pip" not in line)
+        if cell.id == "pip":
+            continue
+        for statement in ast.parse(source).body:
+            if isinstance(statement, ast.FunctionDef):
+                exec(compile(ast.Module([statement], []), cell.id, "exec"), namespace)
+    return namespace
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10_000), st.sampled_from([2, 3, 8]), st.booleans())
+def test_advantages_of_the_notebook_equal_the_package(basics, seed, size, binary):
+    rewards = torch.rand(4 * size, generator=torch.Generator().manual_seed(seed))
+    rewards = rewards.round() if binary else rewards
+    torch.testing.assert_close(
+        basics["advantages"](rewards, size), objective.group_advantages(rewards, size)
+    )
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10_000), st.sampled_from([0.0, 0.04, 1.0]), st.sampled_from([0.1, 0.2]))
+def test_loss_and_kl_of_the_notebook_equal_the_package(basics, seed, beta, epsilon):
+    generator = torch.Generator().manual_seed(seed)
+    logps, old, ref = -torch.rand((3, 4, 6), generator=generator) * 3
+    mask = torch.arange(6)[None] < torch.randint(1, 7, (4, 1), generator=generator)
+    advantages = torch.randn(4, generator=generator)
+    torch.testing.assert_close(basics["kl"](logps, ref), objective.kl_estimate(logps, ref, "k3"))
+    gradients = []
+    for function, options in (
+        (basics["grpo_loss"], {}),
+        (objective.policy_loss, {"loss_type": "grpo", "use_bias_correction_kl": False}),
+    ):
+        variable = logps.clone().requires_grad_()
+        loss = function(
+            variable, old, advantages, mask, epsilon=epsilon, beta=beta, ref_logps=ref, **options
+        )
+        loss.backward()
+        gradients.append((loss.detach(), variable.grad))
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+# --- a run of each, with its exact outputs held to ------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (data_dir() / "tiny-base").is_dir(), reason="no tiny base here")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=ids)
+def test_smoke_run_gives_the_committed_exact_outputs(path, tmp_path):
+    """nbval on a copy with the smoke profile; what NBVAL_CHECK_OUTPUT marks is the same on both."""
+    notebook = read(path)
+    (cell,) = (c for c in notebook.cells if "parameters" in c.metadata.get("tags", []))
+    cell.source = cell.source.replace('PROFILE = "tiny"', 'PROFILE = "smoke"')
+    cell.source += f"\nOUTPUT_DIR = {str(tmp_path / 'out')!r}"
+    copy = tmp_path / path.name
+    nbformat.write(notebook, copy)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbval-lax", copy.name],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert (tmp_path / "out" / "result.json").is_file()

@@ -47,6 +47,9 @@ Names = Annotated[
     list[str] | None,
     typer.Argument(help="Notebooks by name or number (01_basic_grpo, 01); all if none is given."),
 ]
+PolicyFolder = Annotated[
+    Path | None, typer.Option(help="Folder of a model, instead of the profile's policy.")
+]
 Folder = Annotated[Path, typer.Option("--notebooks", help="Folder with the notebooks.")]
 
 
@@ -86,9 +89,7 @@ def notebooks_in_place(
 @app.command()
 def train(
     profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "tiny",
-    policy: Annotated[
-        Path | None, typer.Option(help="Folder of a model, instead of the profile's policy.")
-    ] = None,
+    policy: PolicyFolder = None,
     seed: Annotated[int, typer.Option(help="Seed of sampling and data order.")] = 0,
     steps: Annotated[int | None, typer.Option(help="Steps, instead of the profile's.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for history and checkpoints.")] = Path(
@@ -102,6 +103,25 @@ def train(
 
     The profile names policy and task; the rewards are accuracy and format.
     """
+    chosen, config = _choose(profile, policy, steps, output)
+
+    from grpo_kit import training
+    from grpo_kit.rewards import accuracy_reward, format_reward
+
+    training.train(
+        chosen.load_policy(),
+        chosen.load_task(),
+        [accuracy_reward, format_reward],
+        config,
+        output_dir=output,
+        seed=seed,
+        resume=resume,
+    )
+    typer.echo(f"{config.max_steps} steps; history in {output / 'history.jsonl'}")
+
+
+def _choose(profile: str, policy: Path | None, steps: int | None, output: Path) -> tuple:
+    """The profile and config that the options mean; the output folder is made, or refused."""
     import dataclasses
 
     from grpo_kit.config import PROFILES
@@ -115,25 +135,39 @@ def train(
         raise ValueError(f"--policy is {policy}, which is no folder; give one with a saved model")
     make_output_dir(output)  # before the seconds that torch and the model take
 
-    from grpo_kit import training
-    from grpo_kit.rewards import accuracy_reward, format_reward
-
     chosen = PROFILES[profile]
     if policy is not None:
         chosen = dataclasses.replace(chosen, policy=str(policy.resolve()))
     config = chosen.config
     if steps is not None:
         config = dataclasses.replace(config, max_steps=steps)
-    training.train(
-        chosen.load_policy(),
-        chosen.load_task(),
-        [accuracy_reward, format_reward],
-        config,
-        output_dir=output,
-        seed=seed,
-        resume=resume,
-    )
-    typer.echo(f"{config.max_steps} steps; history in {output / 'history.jsonl'}")
+    return chosen, config
+
+
+@app.command()
+def seeds(
+    profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "tiny",
+    policy: PolicyFolder = None,
+    count: Annotated[int, typer.Option("--seeds", help="Runs, with seeds 0, 1, 2, …")] = 5,
+    steps: Annotated[int | None, typer.Option(help="Steps, instead of the profile's.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for runs and summary.")] = Path("runs/seeds"),
+) -> None:
+    """Train with several seeds and report medians and intervals.
+
+    A killed run is taken up where it stopped; finished seeds are not run again.
+    """
+    if count < 1:
+        raise ValueError(f"--seeds is {count}, it must be at least 1")
+    chosen, config = _choose(profile, policy, steps, output)
+
+    import dataclasses
+
+    from grpo_kit.reproduction.seeds import run_seeds, summary_text
+    from grpo_kit.rewards import accuracy_reward, format_reward
+
+    config = dataclasses.replace(config, eval_steps=max(1, config.max_steps // 5))
+    rewards = [accuracy_reward, format_reward]
+    typer.echo(summary_text(run_seeds(chosen, rewards, config, range(count), output)))
 
 
 @app.command()

@@ -7,6 +7,7 @@ and a script saves it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 from matplotlib.figure import Figure
 
@@ -46,4 +47,36 @@ def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
     if len(runs) > 1:
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return figure
+
+
+def seed_curves(histories: Sequence[Sequence[dict]]) -> Figure:
+    """One configuration, several seeds: reward by step, and held-out accuracy, pass@1 and pass@k.
+
+    A thin line a seed and the median over seeds, thick. Raises ValueError for no history.
+    """
+    if not histories:
+        raise ValueError("there is no run to draw; give at least one history.")
+    evaluated = sorted({name for row in histories[0] for name in row if name.startswith("eval/")})
+    drawn = [name for name in evaluated if name.startswith("eval/pass@") or name == "eval/greedy"]
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for axes, names in ((left, ["reward"]), (right, drawn)):
+        for i, name in enumerate(names):
+            colour = f"C{i}"
+            points = [
+                {row["step"]: row[name] for row in history if name in row} for history in histories
+            ]
+            steps = sorted(set.intersection(*(set(values) for values in points)))
+            for values in points:
+                axes.plot(steps, [values[s] for s in steps], color=colour, alpha=0.25, linewidth=1)
+            middle = [median(values[s] for values in points) for s in steps]
+            axes.plot(steps, middle, color=colour, linewidth=2, label=name.removeprefix("eval/"))
+        axes.set(xlabel="step")
+        axes.grid(alpha=0.3)
+        axes.margins(x=0.02)
+    left.set(ylabel="mean of a step", title=f"reward, {len(histories)} seeds")
+    right.set(ylabel="share of held-out problems", title="held-out", ylim=(0, 1.02))
+    if drawn:
+        right.legend()
     return figure

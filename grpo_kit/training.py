@@ -87,6 +87,8 @@ def train(
     """
     check_task(task, rewards, config)
     output_dir = make_output_dir(output_dir)
+    for unfinished in output_dir.glob(f".{CHECKPOINT}.*.partial"):  # of a run that was killed
+        unfinished.unlink()
     prompt_ids = policy.encode(task.train["prompt"])
     check_lengths(policy.model, prompt_ids, config.max_completion_length)
 

@@ -4,6 +4,12 @@ import asyncio
 import dataclasses
 import json
 import math
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +18,7 @@ from datasets import Dataset
 from grpo_kit import training
 from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import generate
+from grpo_kit.models import load_policy
 from grpo_kit.rewards import accuracy_reward, format_reward
 from grpo_kit.tasks import Task
 from grpo_kit.training import Cursor, evaluate, pass_at_k, score, train
@@ -309,6 +316,54 @@ def test_steps_without_any_score_are_counted_and_then_stop_the_run(policy, task,
     history = [json.loads(line) for line in (tmp_path / "history.jsonl").open()]
     assert [row.get("unscored_steps") for row in history[1:]] == [1, 2, 3]
     assert torch.equal(before, weights_of(policy))
+
+
+KILLED_RUN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_training import configure, rows, vowels
+from grpo_kit.models import load_policy
+from grpo_kit.tasks import Task
+from grpo_kit.training import train
+task = Task("toy", rows(6), rows(3))
+train(load_policy(sys.argv[2]), task, [vowels], configure(max_steps=40), output_dir=sys.argv[3],
+      seed=1)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_killed_by_the_system_at_a_random_moment_goes_on_as_if_unbroken(
+    new_policy, task, tmp_path
+):
+    policy = new_policy()
+    policy.model.save_pretrained(tmp_path / "policy")
+    policy.tokenizer.save_pretrained(tmp_path / "policy")
+    history = tmp_path / "broken" / "history.jsonl"
+    arguments = [str(Path(__file__).parent), str(tmp_path / "policy"), str(history.parent)]
+    child = subprocess.Popen([sys.executable, "-c", KILLED_RUN, *arguments])
+    while not (history.exists() and len(history.read_text().splitlines()) >= 3):
+        assert child.poll() is None, "ended before it could be killed"
+        time.sleep(0.005)
+    delay = random.SystemRandom().uniform(0, 0.5)
+    time.sleep(delay)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+
+    config = configure(max_steps=40)
+    runs = [
+        train(
+            load_policy(tmp_path / "policy"),
+            task,
+            [vowels],
+            config,
+            output_dir=tmp_path / name,
+            seed=1,
+            resume=True,
+        )
+        for name in ("whole", "broken")
+    ]
+    assert without_time(runs[0].history) == without_time(runs[1].history), f"after {delay} s"
+    assert not list((tmp_path / "broken").glob("*.partial"))
 
 
 # --- bad input ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 #   make lab         JupyterLab on the notebooks
 #   make notebooks   execute the notebooks in place, outputs to be committed
 #   make smoke       every notebook in seconds, into runs/smoke
+#   make seeds       plain GRPO with five seeds, with intervals, into runs/seeds
 #   make bench       a step beside TRL's, and memory, into runs/bench
 #   make pretrain    rebuild the tiny base model into runs/base
 #   make lint        ruff
@@ -29,7 +30,7 @@ OMP_NUM_THREADS ?= 1
 export OMP_NUM_THREADS
 
 .DEFAULT_GOAL := help
-.PHONY: help venv reproduce test lab notebooks smoke bench pretrain lint constraints clean
+.PHONY: help venv reproduce test lab notebooks smoke seeds bench pretrain lint constraints clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -58,6 +59,9 @@ notebooks: $(STAMP)
 
 smoke: $(STAMP)
 	$(BIN)/grpo-kit reproduce --profile smoke --output runs/smoke
+
+seeds: $(STAMP)
+	$(BIN)/grpo-kit seeds --profile $(PROFILE)
 
 bench: $(STAMP)
 	$(BIN)/grpo-kit bench

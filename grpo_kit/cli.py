@@ -171,6 +171,26 @@ def seeds(
 
 
 @app.command()
+def skill_runs(
+    profile: Annotated[str, typer.Option(help="smoke or tiny.")] = "tiny",
+    policy: PolicyFolder = None,
+    steps: Annotated[int, typer.Option(help="GRPO steps a skill.")] = 40,
+    output: Annotated[Path, typer.Option(help="Folder for runs and summary.")] = Path(
+        "runs/skills"
+    ),
+) -> None:
+    """Try GRPO on each skill of a tiny base, before and after.
+
+    What it takes to call a base good; solve, verify, label-free P("Yes"), tool plans.
+    """
+    chosen, config = _choose(profile, policy, steps, output)
+
+    from grpo_kit.reproduction.skill_runs import run_skills, skills_text
+
+    typer.echo(skills_text(run_skills(chosen, config, output)))
+
+
+@app.command()
 def pretrain(
     output: Annotated[Path, typer.Option(help="Folder for the checkpoint.")] = Path("runs/base"),
     seed: Annotated[int, typer.Option(help="Seed of weights and texts.")] = 0,

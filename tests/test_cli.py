@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from grpo_kit.cli import app
 
-COMMANDS = ("reproduce", "notebooks", "train", "seeds", "pretrain", "bench")
+COMMANDS = ("reproduce", "notebooks", "train", "seeds", "skill-runs", "pretrain", "bench")
 
 
 def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:

@@ -1,0 +1,157 @@
+"""Can GRPO raise each skill of a base? A short run on every one, before and after on held-out rows.
+
+RL raises a skill only if one of its styles is already reliable, so a base is not fixed before this
+has been run on it: `grpo-kit skill-runs`.
+
+solve   word problems, rewarded by the right number
+verify  a verdict on a proposed answer, right and wrong ones half each, rewarded if true
+meta    word problems, rewarded by a frozen copy's P("Yes") alone; accuracy is only watched
+plan    the next step of a tool question, rewarded if it is the right one
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from grpo_kit.config import GRPOConfig, Profile
+from grpo_kit.models import Policy, frozen_copy
+from grpo_kit.paths import make_output_dir, write_atomic
+from grpo_kit.rewards import accuracy_reward, completion_text
+from grpo_kit.tasks import Task
+from grpo_kit.tiny import skills as S
+from grpo_kit.tiny.card import read_plan, yes_probabilities
+from grpo_kit.tiny.problems import make_problem
+from grpo_kit.tiny.tool_world import make_tool_question
+from grpo_kit.training import evaluate, train
+
+ROWS = {"train": 2000, "test": 256}
+
+
+def verify_task(seed: int = 0) -> Task:
+    """Proposed answers, half of them wrong; `answer` is Yes or No."""
+
+    def row(rng: random.Random, split: str) -> dict:
+        problem = make_problem(rng, rng.choice(S.DIFFICULTIES), split)
+        message = S.sample_verify(problem, rng)[0]
+        right = f"Proposed answer: {problem.answer}\n" in message["content"]
+        return {"prompt": [message], "answer": "Yes" if right else "No"}
+
+    return _task("verify", row, seed)
+
+
+def plan_task(seed: int = 0) -> Task:
+    """Tool questions in the middle of an episode; `answer` is the right step, joined by `|`."""
+
+    def row(rng: random.Random, split: str) -> dict:
+        question = make_tool_question(rng, split)
+        memory = S.sample_memory(question, rng)
+        if question.next_step(memory) is None:
+            memory = []
+        content = S.plan_prompt(question.text, memory)
+        step = S.step_text(question.next_step(memory))
+        return {"prompt": [{"role": "user", "content": content}], "answer": "|".join(step)}
+
+    return _task("plan", row, seed)
+
+
+def _task(name: str, row: Callable, seed: int) -> Task:
+    from datasets import Dataset
+
+    splits = {}
+    for split, n in ROWS.items():
+        rng = random.Random(f"{name}-{split}-{seed}")
+        splits[split] = Dataset.from_list([row(rng, split) for _ in range(n)])
+    return Task(name, **splits)
+
+
+def plan_reward(completions, answer, **columns) -> list[float]:
+    """1 for the right next step, else 0."""
+    plans = [read_plan(completion_text(completion)) for completion in completions]
+    return [
+        float(plan is not None and "|".join(plan) == right)
+        for plan, right in zip(plans, answer, strict=True)
+    ]
+
+
+def yes_reward(evaluator: Policy) -> Callable:
+    """A reward without labels: the evaluator's P("Yes") to "Is the answer correct?", in 0..1."""
+
+    def p_yes(prompts, completions, **columns) -> list[float]:
+        question = {"role": "user", "content": S.META_QUESTION}
+        return yes_probabilities(
+            evaluator,
+            [
+                [*prompt, {"role": "assistant", "content": completion_text(c)}, question]
+                for prompt, c in zip(prompts, completions, strict=True)
+            ],
+        )
+
+    return p_yes
+
+
+def run_skills(
+    profile: Profile, config: GRPOConfig, output_dir: str | Path, *, seed: int = 0
+) -> dict:
+    """One GRPO run a skill from `profile`'s policy; writes `skills.json` and `skills.png`.
+
+    Returns skill -> `before` and `after` (held-out greedy, pass@1, pass@k; labels are used here
+    also where the run had none) and `reward`, the mean of each step.
+    """
+    output_dir = make_output_dir(output_dir)
+    problems = profile.load_task()
+    skills = {
+        "solve": (problems, lambda policy: accuracy_reward, accuracy_reward),
+        "verify": (verify_task(), lambda policy: accuracy_reward, accuracy_reward),
+        "meta": (problems, lambda policy: yes_reward(frozen_copy(policy)), accuracy_reward),
+        "plan": (plan_task(), lambda policy: plan_reward, plan_reward),
+    }
+    result: dict = {}
+    for name, (task, make_reward, correct) in skills.items():
+        print(name, flush=True)
+        policy = profile.load_policy()
+        before = evaluate(policy, task.test, config, correct=correct)
+        run = train(
+            policy,
+            task,
+            [make_reward(policy)],
+            dataclasses.replace(config, eval_prompts=0),
+            output_dir=output_dir / name,
+            seed=seed,
+        )
+        after = evaluate(policy, task.test, config, correct=correct)
+        result[name] = {"before": before, "after": after, "reward": run.series("reward")[1]}
+        write_atomic(output_dir / "skills.json", json.dumps(result, indent=1))
+    write_atomic(output_dir / "skills.md", skills_text(result))
+    skills_figure(result).savefig(output_dir / "skills.png", dpi=120)
+    return result
+
+
+def skills_text(result: dict) -> str:
+    """Before and after of each skill, as a Markdown table."""
+    lines = ["| skill | pass@1 before | after | greedy before | after |", "|---|---|---|---|---|"]
+    for name, row in result.items():
+        cells = [
+            f"{row[when][metric]:.3f}"
+            for metric in ("eval/pass@1", "eval/greedy")
+            for when in ("before", "after")
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def skills_figure(result: dict) -> Figure:
+    """The reward of each skill's run, a panel a skill."""
+    figure = Figure(figsize=(11, 2.8), layout="constrained")
+    for axes, (name, row) in zip(figure.subplots(1, len(result)), result.items(), strict=True):
+        axes.plot(range(1, len(row["reward"]) + 1), row["reward"])
+        change = f"{row['before']['eval/pass@1']:.2f} → {row['after']['eval/pass@1']:.2f}"
+        axes.set(title=f"{name}: held-out {change}", xlabel="step", ylabel="mean reward")
+        axes.title.set_fontsize(10)
+        axes.grid(alpha=0.3)
+    return figure

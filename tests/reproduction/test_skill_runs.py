@@ -1,0 +1,82 @@
+"""Tasks, rewards and report of the runs on each skill."""
+
+import dataclasses
+import json
+
+import pytest
+
+from grpo_kit.config import PROFILES
+from grpo_kit.reproduction import skill_runs
+from grpo_kit.rewards import accuracy_reward
+from grpo_kit.tiny import skills as S
+
+
+@pytest.fixture(autouse=True)
+def _few_rows(monkeypatch):
+    monkeypatch.setattr(skill_runs, "ROWS", {"train": 60, "test": 40})
+
+
+def test_verification_items_are_balanced_and_their_labels_true():
+    task = skill_runs.verify_task()
+    answers = list(task.train["answer"])
+    assert 0.3 < answers.count("Yes") / len(answers) < 0.7
+    for row in task.test:
+        question, proposed = row["prompt"][0]["content"].split("\nProposed answer: ")
+        numbers = [int(word.strip(".")) for word in question.split() if word.strip(".").isdigit()]
+        if set(question.replace(".", "").split()) & {"doubles", "triples"}:
+            continue
+        value, signs = numbers[0], [w for w in question.split() if w in sum(VERBS.values(), ())]
+        for verb, amount in zip(signs, numbers[1:], strict=True):
+            value += amount if verb in VERBS["+"] else -amount
+        assert row["answer"] == ("Yes" if int(proposed.split("\n")[0]) == value else "No")
+
+
+VERBS = {"+": ("finds", "buys", "wins", "gets"), "-": ("loses", "sells", "spends", "drops")}
+
+
+def test_the_right_plan_earns_1_and_anything_else_0():
+    task = skill_runs.plan_task()
+    for row in task.test.select(range(10)):
+        context, goal, tool = row["answer"].split("|")
+        right = f"<think>So.</think>\nContext: {context}\nGoal: {goal}\nTool: {tool}"
+        texts = [right, right.replace(f"Goal: {goal}", "Goal: find nothing"), "", "Goal: x"]
+        completions = [[{"role": "assistant", "content": text}] for text in texts]
+        assert skill_runs.plan_reward(completions, [row["answer"]] * 4) == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_p_yes_needs_no_label_and_asks_after_the_answer(policy, monkeypatch):
+    asked = []
+
+    def record(evaluator, conversations):
+        asked.extend(conversations)
+        return [0.5] * len(conversations)
+
+    monkeypatch.setattr(skill_runs, "yes_probabilities", record)
+    reward = skill_runs.yes_reward(policy)
+    assert reward(prompts=[[{"role": "user", "content": "How many?"}]], completions=["12"]) == [0.5]
+    assert [m["content"] for m in asked[0]] == ["How many?", "12", S.META_QUESTION]
+    assert reward.__name__ == "p_yes"
+
+
+def test_every_skill_is_run_and_reported(new_policy, tmp_path):
+    policy = new_policy()
+    policy.model.save_pretrained(tmp_path / "base")
+    policy.tokenizer.save_pretrained(tmp_path / "base")
+    profile = dataclasses.replace(PROFILES["smoke"], policy=str(tmp_path / "base"))
+    config = dataclasses.replace(
+        profile.config, max_steps=1, generation_batch_size=8, max_completion_length=4,
+        eval_prompts=2, num_generations_eval=2,
+    )  # fmt: skip
+    result = skill_runs.run_skills(profile, config, tmp_path / "out")
+    assert list(result) == ["solve", "verify", "meta", "plan"]
+    assert json.loads((tmp_path / "out" / "skills.json").read_text()) == result
+    assert 0 < result["meta"]["reward"][0] < 1
+    for row in result.values():
+        assert len(row["reward"]) == 1 and "eval/pass@1" in row["after"]
+    assert "| plan | 0.000 | 0.000 |" in (tmp_path / "out" / "skills.md").read_text()
+    assert (tmp_path / "out" / "skills.png").stat().st_size > 1000
+
+
+def test_accuracy_reads_a_verdict():
+    texts = ["<answer>Yes</answer>", "<answer>No</answer>"]
+    assert accuracy_reward([], texts, [], answer=["Yes", "Yes"]) == [1.0, 0.0]

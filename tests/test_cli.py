@@ -92,3 +92,15 @@ def test_reproduce_passes_its_options_on_and_fails_when_a_notebook_failed(
     options = ["reproduce", "01", "--profile", "smoke", "--output", "out"]
     assert CliRunner().invoke(app, options).exit_code == code
     assert seen == [(["01_b.ipynb"], "out", "smoke")]
+
+
+def test_pretrain_writes_a_base_and_its_card(tmp_path, monkeypatch):
+    from grpo_kit.tiny import pretrain as warm_up
+
+    monkeypatch.setattr(warm_up, "BATCH", 2)
+    folder = tmp_path / "base"
+    arguments = ["pretrain", "--steps", "2", "--problems", "2", "--output", str(folder)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "| solve | pass@1 |" in (folder / "README.md").read_text()
+    assert (folder / "model.safetensors").is_file() and not (folder / "warm-up.pt").exists()

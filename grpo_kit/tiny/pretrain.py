@@ -29,7 +29,7 @@ BATCH = 32
 POOL = 32  # batches cut from one sorted pool of conversations
 STATE_EVERY = 100  # steps between two saved states
 LEARNING_RATE = 2e-3
-PHASE_SHARES = {"drill": 0.3, "reliable": 0.3, "mixture": 0.4}  # of the steps, in this order
+PHASE_SHARES = {"drill": 0.3, "reliable": 0.4, "mixture": 0.3}  # of the steps, in this order
 VOCABULARY = 512
 PAD, END = "<|pad|>", "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
@@ -215,7 +215,7 @@ def pretrain(
     for step in progress:
         if step // POOL != pool_index:
             pool_index = step // POOL
-            pool = batch_pool(tokenizer, seed, pool_index, phase_at(step / steps))
+            pool = batch_pool(tokenizer, seed, pool_index, phase_at(pool_index * POOL / steps))
         ids, attention, labels = (tensor[rank::world] for tensor in pool[step % POOL])
         hidden = model.model(input_ids=ids, attention_mask=attention).last_hidden_state
         targets = labels[:, 1:]

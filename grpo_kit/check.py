@@ -93,7 +93,7 @@ def pass_at_k(function: Callable) -> Verdict:
 
 
 def near_miss_reward(function: Callable) -> Verdict:
-    """`function(completions, answer, **columns)`: 1 - |error| / 10, at least 0; None unanswered."""
+    """`function(completions, answer, **columns)`: 1 - |error| / 10, at least 0; 0 unread."""
 
     def call(texts: list[str], answers: list[str]) -> Any:
         completions = [[{"role": "assistant", "content": text}] for text in texts]
@@ -113,10 +113,12 @@ def near_miss_reward(function: Callable) -> Verdict:
         ),
         ((["<answer>90</answer>"], ["12"]), [0.0], "Far off is 0, not below."),
         (
-            (["Twelve, I think.", "<answer>2</answer>"], ["12", "12"]),
-            [None, 0.0],
-            "Without an answer there is nothing to score: None, which leaves the group's mean "
-            "alone; a 0 would move it.",
+            (
+                ["Twelve, I think.", "<answer>twelve</answer>", "<answer>12</answer>"],
+                ["12", "12", "12"],
+            ),
+            [0.0, 0.0, 1.0],
+            "Where there is no number to read, pay 0.",
         ),
     ]
     return _judge(call, cases, "any GRPO trainer that speaks TRL's protocol can train on it.")

@@ -62,16 +62,16 @@ def test_typical_mistakes_get_a_hint(exercise, answer, words):
     assert any(word in verdict.message for word in words.split("|"))
 
 
-def test_an_unanswered_completion_must_be_none():
-    def zero(completions, answer, **columns):
+def test_an_unread_answer_must_be_paid_0():
+    def skip(completions, answer, **columns):
+        numbers = [c[0]["content"].removeprefix("<answer>")[:-9] for c in completions]
         return [
-            0.0 if "<answer>" not in c[0]["content"]
-            else max(0.0, 1 - abs(int(c[0]["content"][8:-9]) - int(a)) / 10)
-            for c, a in zip(completions, answer, strict=True)
-        ]  # fmt: skip
+            max(0.0, 1 - abs(int(n) - int(a)) / 10) if n.isdigit() else None
+            for n, a in zip(numbers, answer, strict=True)
+        ]
 
-    verdict = check.near_miss_reward(zero)
-    assert verdict.state == "wrong" and "None" in verdict.message
+    verdict = check.near_miss_reward(skip)
+    assert verdict.state == "wrong" and "pay 0" in verdict.message
 
 
 def test_right_is_true():

@@ -16,6 +16,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PROFILE ?= tiny
+# Steps of `make seeds`.
+STEPS ?= 40
 
 NO_PYTHON = { echo "error: PYTHON=$(PYTHON) is missing or older than 3.11," \
   "give another: make PYTHON=python3.12" >&2; exit 2; }
@@ -61,7 +63,7 @@ smoke: $(STAMP)
 	$(BIN)/grpo-kit reproduce --profile smoke --output runs/smoke
 
 seeds: $(STAMP)
-	$(BIN)/grpo-kit seeds --profile $(PROFILE)
+	$(BIN)/grpo-kit seeds --profile $(PROFILE) --steps $(STEPS)
 
 bench: $(STAMP)
 	$(BIN)/grpo-kit bench

@@ -165,7 +165,7 @@ def seeds(
     from grpo_kit.reproduction.seeds import run_seeds, summary_text
     from grpo_kit.rewards import accuracy_reward, format_reward
 
-    config = dataclasses.replace(config, eval_steps=max(1, config.max_steps // 5))
+    config = dataclasses.replace(config, eval_steps=max(1, config.max_steps // 2))
     rewards = [accuracy_reward, format_reward]
     typer.echo(summary_text(run_seeds(chosen, rewards, config, range(count), output)))
 

@@ -92,6 +92,10 @@ def _peak_mib() -> float:
 
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**20
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss would start from what the parent process held
+        (line,) = (x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
+        return int(line.split()[1]) / 2**10
     unit = 2**20 if sys.platform == "darwin" else 2**10  # ru_maxrss is in bytes there
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
@@ -270,18 +274,15 @@ def compare_steps(policy_dir: str | Path, output_dir: Path, *, steps: int, quick
 
 
 def step_peak(kind: str, policy_dir: str, output_dir: str, quick: str) -> float:
-    """MiB that three steps of one trainer add to this process's peak, model and imports aside."""
+    """MiB that a process with one trainer has held at most, after three steps; imports included."""
     config = bench_config(3, bool(int(quick)))
     if kind == "kit":
         kit = KitSteps(policy_dir, config)
-        before = _peak_mib()
         for _ in range(config.max_steps):
             kit.step()
     else:
-        trainer, _ = trl_steps(policy_dir, config, Path(output_dir))
-        before = _peak_mib()
-        trainer.train()
-    return _peak_mib() - before
+        trl_steps(policy_dir, config, Path(output_dir))[0].train()
+    return _peak_mib()
 
 
 # --- memory of the loss step ----------------------------------------------------------------------
@@ -334,7 +335,7 @@ def report(result: dict) -> str:
         f"{step['steps']} steps of each trainer in turn, {step['threads']} thread(s), "
         f"{where['processor']}, accelerator: {where['accelerator']}.",
         "",
-        "| | generation and rewards (s) | update (s) | step (s) | peak memory of the steps (MiB) |",
+        "| | generation and rewards (s) | update (s) | step (s) | peak memory (MiB) |",
         "|---|---:|---:|---:|---:|",
     ]
     for name in TRAINERS:
@@ -344,6 +345,7 @@ def report(result: dict) -> str:
         f"| trl / kit | {ratio['generation']:.2f} | {ratio['update']:.2f} | {ratio['step']:.2f} | "
         f"{step['peak_mib']['trl'] / step['peak_mib']['kit']:.2f} |",
         "",
+        "Memory is that of a process with this trainer alone, imports included. "
         f"A TRL step takes {ratio['step']:.2f} times as long as the kit's.",
         "",
         f"Loss step, {memory['tokens']} tokens, vocabulary {memory['vocabulary']:,}: peak "
@@ -354,7 +356,7 @@ def report(result: dict) -> str:
 
 
 def figure(result: dict):
-    """Seconds of a step, its peak memory, and the loss step's memory, as bars."""
+    """Seconds of a step, each process's peak memory, and the loss step's memory, as bars."""
     from matplotlib.figure import Figure
 
     step, memory = result["step"], result["loss_memory"]
@@ -371,7 +373,7 @@ def figure(result: dict):
     )
     times.legend()
     peaks.barh(TRAINERS, [step["peak_mib"][name] for name in TRAINERS], color="tab:gray")
-    peaks.set(xlabel="MiB", title="peak memory of the steps")
+    peaks.set(xlabel="MiB", title="peak memory, all in all")
     kinds = ("plain", "chunked")
     loss.barh(kinds, [memory["peak_mib"][kind] for kind in kinds], color="tab:gray")
     loss.set(

@@ -100,6 +100,15 @@ def _peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
+def _now() -> float:
+    """Seconds of a clock, when the accelerator has done what it was asked to."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 # --- a step ---------------------------------------------------------------------------------------
 
 
@@ -136,8 +145,8 @@ class KitSteps:
         from grpo_kit.models import load_policy
         from grpo_kit.tasks.word_problems import word_problems
 
-        self.cuda = torch.cuda.is_available()
-        self.policy = load_policy(policy_dir, device="cuda" if self.cuda else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.policy = load_policy(policy_dir, device=device)
         self.task, self.config = word_problems(), config
         self.prompt_ids = self.policy.encode(self.task.train["prompt"])
         self.optimizer, self.schedule = training.make_optimizer(self.policy, config)
@@ -148,7 +157,7 @@ class KitSteps:
     def step(self) -> None:
         from grpo_kit import training
 
-        started = self._now()
+        started = _now()
         batch = training.collect(
             self.policy,
             self.task,
@@ -159,16 +168,9 @@ class KitSteps:
             self.generator,
             None,
         )
-        generated = self._now()
+        generated = _now()
         training.update(self.policy, None, self.optimizer, self.schedule, batch, self.config)
-        self.seconds.append((generated - started, self._now() - started))
-
-    def _now(self) -> float:
-        import torch
-
-        if self.cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
+        self.seconds.append((generated - started, _now() - started))
 
 
 def trl_steps(policy_dir: str | Path, config, output_dir: Path, after_step=lambda: None):
@@ -211,26 +213,21 @@ def trl_steps(policy_dir: str | Path, config, output_dir: Path, after_step=lambd
     generate = trainer._generate_and_score_completions  # private, but only here it can be timed
     generation = 0.0
 
-    def now() -> float:
-        if cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
     def timed_generate(inputs):
         nonlocal generation
-        started = now()
+        started = _now()
         output = generate(inputs)
-        generation = now() - started
+        generation = _now() - started
         return output
 
     trainer._generate_and_score_completions = timed_generate
 
     class Timer(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
-            self.started = now()
+            self.started = _now()
 
         def on_step_end(self, args, state, control, **kwargs):
-            seconds.append((generation, now() - self.started))
+            seconds.append((generation, _now() - self.started))
             after_step()
 
     trainer.add_callback(Timer())

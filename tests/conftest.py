@@ -65,3 +65,13 @@ def new_policy(tokenizer):
 @pytest.fixture
 def policy(new_policy):
     return new_policy()
+
+
+@pytest.fixture
+def saved_policy(new_policy, tmp_path):
+    """Folder of an untrained policy on disk, as `load_policy` and a profile take it."""
+    folder = tmp_path / "saved_policy"
+    policy = new_policy()
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    return folder

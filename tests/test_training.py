@@ -333,13 +333,10 @@ train(load_policy(sys.argv[2]), task, [vowels], configure(max_steps=40), output_
 
 @pytest.mark.slow
 def test_a_run_killed_by_the_system_at_a_random_moment_goes_on_as_if_unbroken(
-    new_policy, task, tmp_path
+    saved_policy, task, tmp_path
 ):
-    policy = new_policy()
-    policy.model.save_pretrained(tmp_path / "policy")
-    policy.tokenizer.save_pretrained(tmp_path / "policy")
     history = tmp_path / "broken" / "history.jsonl"
-    arguments = [str(Path(__file__).parent), str(tmp_path / "policy"), str(history.parent)]
+    arguments = [str(Path(__file__).parent), str(saved_policy), str(history.parent)]
     child = subprocess.Popen([sys.executable, "-c", KILLED_RUN, *arguments])
     while not (history.exists() and len(history.read_text().splitlines()) >= 3):
         assert child.poll() is None, "ended before it could be killed"
@@ -352,7 +349,7 @@ def test_a_run_killed_by_the_system_at_a_random_moment_goes_on_as_if_unbroken(
     config = configure(max_steps=40)
     runs = [
         train(
-            load_policy(tmp_path / "policy"),
+            load_policy(saved_policy),
             task,
             [vowels],
             config,

@@ -56,11 +56,8 @@ def even(prompts, completions, completion_ids, **columns):
     return [sum(i % 2 for i in ids) / len(ids) for ids in completion_ids]
 
 
-def test_seeds_are_run_once_and_taken_up_where_they_stopped(new_policy, tmp_path):
-    policy = new_policy()
-    policy.model.save_pretrained(tmp_path / "base")
-    policy.tokenizer.save_pretrained(tmp_path / "base")
-    profile = dataclasses.replace(PROFILES["smoke"], policy=str(tmp_path / "base"))
+def test_seeds_are_run_once_and_taken_up_where_they_stopped(saved_policy, tmp_path):
+    profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy))
     config = dataclasses.replace(
         profile.config, max_steps=2, max_completion_length=6, eval_prompts=2, save_steps=1
     )

@@ -58,11 +58,8 @@ def test_p_yes_needs_no_label_and_asks_after_the_answer(policy, monkeypatch):
     assert reward.__name__ == "p_yes"
 
 
-def test_every_skill_is_run_and_reported(new_policy, tmp_path):
-    policy = new_policy()
-    policy.model.save_pretrained(tmp_path / "base")
-    policy.tokenizer.save_pretrained(tmp_path / "base")
-    profile = dataclasses.replace(PROFILES["smoke"], policy=str(tmp_path / "base"))
+def test_every_skill_is_run_and_reported(saved_policy, tmp_path):
+    profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy))
     config = dataclasses.replace(
         profile.config, max_steps=1, generation_batch_size=8, max_completion_length=4,
         eval_prompts=2, num_generations_eval=2,

@@ -15,15 +15,18 @@ what a row samples.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import DynamicLayer
 
 # Most logits held at a time while scoring, in elements: 32 MiB of float32 on a CPU, 512 MiB on an
 # accelerator, where small chunks would read the head's weights more often than they compute.
 LOGITS_BUDGET = (2**23, 2**27)
+PART_TOKENS = 1024  # least padded tokens of a part that is scored by itself
 
 
 @dataclass(frozen=True)
@@ -166,9 +169,12 @@ def generate(
         )
         cache = output.past_key_values
         cache.batch_select_indices(prompt_index)
+        cache.layers = [_with_room(layer, max_new_tokens) for layer in cache.layers]
         logits = output.logits[prompt_index, -1]
         attention = attention[prompt_index]
         position = attention.sum(dim=1, keepdim=True)  # of the token that comes next
+        prompt_width = attention.shape[1]
+        attention = torch.nn.functional.pad(attention, (0, max_new_tokens), value=1)
         rows = torch.arange(n, device=device)  # the rows still in the batch
 
         for t in range(max_new_tokens):
@@ -190,7 +196,7 @@ def generate(
             ended = torch.isin(tokens, eos)
             if ended.any():
                 finished[rows[ended]] = True
-                kept = (~ended).nonzero()[:, 0]
+                kept = _fill_holes(~ended)
                 if not len(kept):
                     break
                 cache.batch_select_indices(kept)
@@ -198,10 +204,9 @@ def generate(
                 attention, position = attention[kept], position[kept]
             if t + 1 == max_new_tokens:
                 break
-            attention = torch.cat([attention, attention.new_ones(len(rows), 1)], dim=1)
             output = model(
                 input_ids=tokens[:, None],
-                attention_mask=attention,
+                attention_mask=attention[:, : prompt_width + t + 1],
                 position_ids=position,
                 past_key_values=cache,
                 use_cache=True,
@@ -222,46 +227,124 @@ def generate(
     )
 
 
+def _fill_holes(alive: Tensor) -> Tensor:
+    """Indices of the rows that stay, (M,), each in its place but for the last, which fill holes.
+
+    So that dropping a few rows of many moves a few rows, not all.
+    """
+    m = int(alive.sum())
+    kept = torch.arange(m, device=alive.device)
+    kept[~alive[:m]] = alive[m:].nonzero()[:, 0] + m
+    return kept
+
+
+def _with_room(layer, room: int):
+    """A plain cache layer in buffers with room for `room` more tokens; any other as it is."""
+    return _RoomyLayer(layer, room) if type(layer) is DynamicLayer else layer
+
+
+class _RoomyLayer(DynamicLayer):
+    """Keys and values as views into longer buffers: a step writes one token and copies none.
+
+    transformers' own layer concatenates, which copies the whole cache at every token.
+    """
+
+    def __init__(self, layer: DynamicLayer, room: int) -> None:
+        super().__init__()
+        self.dtype, self.device, self.is_initialized = layer.dtype, layer.device, True
+        self._buffers = tuple(
+            torch.nn.functional.pad(tensor, (0, 0, 0, room))
+            for tensor in (layer.keys, layer.values)
+        )
+        self._show(layer.get_seq_length())
+
+    def _show(self, length: int) -> None:
+        self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        start = self.get_seq_length()
+        end = start + key_states.shape[-2]
+        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, start:end] = states
+        self._show(end)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the rows `indices`; those that stay in their place are not copied."""
+        moved = (indices != torch.arange(len(indices), device=indices.device)).nonzero()[:, 0]
+        length = self.get_seq_length()
+        for buffer in self._buffers:
+            buffer[moved, :, :length] = buffer[indices[moved], :, :length]
+        self._buffers = tuple(buffer[: len(indices)] for buffer in self._buffers)
+        self._show(length)
+
+
 def completion_logps(
     model, rollouts: Rollouts, *, temperature: float = 1.0, pad_token_id: int
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the completions under `model`, with gradient, and entropies, without.
 
-    Each prompt is run once, with gradient, and its cache is gathered for its completions. Only
-    unmasked positions meet the vocabulary, a chunk at a time (`token_logps`).
+    Each prompt is run once, with gradient, and its cache is gathered for its completions, which run
+    in parts of similar length. Only unmasked positions meet the vocabulary, a chunk at a time
+    (`token_logps`).
 
     Returns:
         logps, entropies: (N, T) float32, nats, at `temperature`; 0 where masked.
     """
     decoder, head = _decoder_and_head(model)
-    device = rollouts.mask.device
-    prompt_index, mask = rollouts.prompt_index, rollouts.mask
-    ids, attention = left_pad(rollouts.prompt_ids, pad_token_id, device)
-    output = decoder(
+    mask, width = rollouts.mask, rollouts.mask.shape[1]
+    ids, prompt_attention = left_pad(rollouts.prompt_ids, pad_token_id, mask.device)
+    prompts = decoder(
         input_ids=ids,
-        attention_mask=attention,
-        position_ids=positions(attention),
+        attention_mask=prompt_attention,
+        position_ids=positions(prompt_attention),
         use_cache=True,
     )
-    hidden = output.last_hidden_state[:, -1:][prompt_index]  # predicts the first token
-    if mask.shape[1] > 1:
-        cache = output.past_key_values
-        cache.batch_select_indices(prompt_index)
-        attention = attention[prompt_index]
-        position = attention.sum(dim=1, keepdim=True) + torch.arange(
-            mask.shape[1] - 1, device=device
-        )
-        rest = decoder(
-            input_ids=rollouts.completion_ids[:, :-1],
-            attention_mask=torch.cat([attention, mask[:, :-1].long()], dim=1),
-            position_ids=position,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        hidden = torch.cat([hidden, rest.last_hidden_state], dim=1)
-    logps, entropies = token_logps(head, hidden[mask], rollouts.completion_ids[mask], temperature)
-    empty = torch.zeros(mask.shape, device=device)
-    return empty.masked_scatter(mask, logps), empty.masked_scatter(mask, entropies)
+    hidden, places = [], []  # of the unmasked tokens: (M, H), and index into the flat (N, T)
+    for rows in _length_parts(rollouts.lengths):
+        index = rollouts.prompt_index[rows]
+        part_width = max(int(rollouts.lengths[rows].max()), 1)
+        part_mask = mask[rows, :part_width]
+        states = prompts.last_hidden_state[index, -1:]  # predicts the first token
+        if part_width > 1:
+            attention = prompt_attention[index]
+            position = attention.sum(dim=1, keepdim=True) + torch.arange(
+                part_width - 1, device=mask.device
+            )
+            rest = decoder(
+                input_ids=rollouts.completion_ids[rows, : part_width - 1],
+                attention_mask=torch.cat([attention, part_mask[:, :-1].long()], dim=1),
+                position_ids=position,
+                past_key_values=_gathered(prompts.past_key_values, index),
+                use_cache=True,
+            )
+            states = torch.cat([states, rest.last_hidden_state], dim=1)
+        hidden.append(states[part_mask])
+        row, column = part_mask.nonzero(as_tuple=True)
+        places.append(rows[row] * width + column)
+    place = torch.cat(places)
+    targets = rollouts.completion_ids.flatten()[place]
+    scores = token_logps(head, torch.cat(hidden), targets, temperature)
+    empty = torch.zeros(mask.numel(), device=mask.device)
+    logps, entropies = (empty.index_put((place,), score).view(mask.shape) for score in scores)
+    return logps, entropies
+
+
+def _length_parts(lengths: Tensor) -> tuple[Tensor, ...]:
+    """Row indices by length, in one to four parts of about `PART_TOKENS` padded tokens or more.
+
+    A batch of short and long completions is mostly padding; parts of similar length are not.
+    """
+    parts = len(lengths) * int(lengths.max()) // PART_TOKENS
+    return lengths.argsort(stable=True).tensor_split(min(max(parts, 1), 4, len(lengths)))
+
+
+def _gathered(cache, rows: Tensor):
+    """A copy of the cache with the given rows; the cache itself stays as it is."""
+    cache = copy.copy(cache)
+    cache.layers = [copy.copy(layer) for layer in cache.layers]
+    cache.batch_select_indices(rows)
+    return cache
 
 
 def token_logps(head, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

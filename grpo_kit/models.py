@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,3 +134,21 @@ def frozen_copy(policy: Policy) -> Policy:
     """An independent copy that no gradient reaches: a reference, an evaluator, a judge."""
     model = copy.deepcopy(policy.model).eval().requires_grad_(False)
     return Policy(model, policy.tokenizer)
+
+
+def reference_of(policy: Policy) -> Callable[[], AbstractContextManager]:
+    """The model that a KL term holds the policy to, for use as `with reference() as model`.
+
+    With LoRA the base under the adapter, which is switched off meanwhile and costs no memory (TRL
+    does the same); otherwise a frozen copy of the policy as it is now.
+    """
+    if hasattr(policy.model, "disable_adapter"):
+
+        @contextmanager
+        def without_adapter():
+            with policy.model.disable_adapter():
+                yield policy.model
+
+        return without_adapter
+    model = frozen_copy(policy).model
+    return lambda: nullcontext(model)

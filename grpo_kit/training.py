@@ -36,7 +36,7 @@ from tqdm import tqdm
 from grpo_kit import objective
 from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import Rollouts, check_lengths, completion_logps, generate
-from grpo_kit.models import Policy, frozen_copy
+from grpo_kit.models import Policy, reference_of
 from grpo_kit.paths import make_output_dir, write_atomic
 from grpo_kit.rewards import accuracy_reward
 from grpo_kit.tasks import Task
@@ -92,7 +92,7 @@ def train(
     prompt_ids = policy.encode(task.train["prompt"])
     check_lengths(policy.model, prompt_ids, config.max_completion_length)
 
-    reference = frozen_copy(policy).model if config.beta else None
+    reference = reference_of(policy) if config.beta else None
     optimizer, schedule = make_optimizer(policy, config)
     generator = torch.Generator().manual_seed(seed)
     cursor = Cursor(len(prompt_ids), seed)
@@ -266,6 +266,7 @@ def make_optimizer(policy: Policy, config: GRPOConfig):
         ],
         lr=config.learning_rate,
         betas=(config.adam_beta1, config.adam_beta2),
+        fused=True,
     )
     schedule = get_scheduler(
         config.lr_scheduler_type,
@@ -490,7 +491,12 @@ def _gather(coroutines: list) -> list:
 
 
 def update(
-    policy: Policy, reference, optimizer, schedule, batch: Batch, config: GRPOConfig
+    policy: Policy,
+    reference: Callable | None,
+    optimizer,
+    schedule,
+    batch: Batch,
+    config: GRPOConfig,
 ) -> dict[str, Any]:
     """All optimiser steps of one generation batch; returns TRL's metrics and whether all went well.
 
@@ -526,7 +532,10 @@ def update(
                 result[rows, : part.shape[1]] = part
         return result
 
-    ref_logps = None if reference is None else whole(reference)
+    ref_logps = None
+    if reference is not None:
+        with reference() as model:
+            ref_logps = whole(model)
     needs_old = config.updates_per_step > 1 or config.importance_sampling_cap is not None
     old_logps = whole(policy.model) if needs_old else None
     weights = None

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpo_kit.config import PROFILES
-from grpo_kit.models import frozen_copy, load_policy
+from grpo_kit.models import frozen_copy, load_policy, reference_of
 
 
 @pytest.fixture
@@ -37,6 +37,24 @@ def test_lora_trains_its_own_weights_alone(folder):
     policy = load_policy(folder, lora_rank=2)
     trained = [name for name, p in policy.model.named_parameters() if p.requires_grad]
     assert trained and all("lora" in name for name in trained)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_the_reference_stays_what_the_policy_was(folder, lora_rank):
+    policy = load_policy(folder, lora_rank=lora_rank)
+    ids = torch.tensor(policy.encode([[{"role": "user", "content": "Mia has 12 coins."}]]))
+    before = policy.model(ids).logits.detach()
+    reference = reference_of(policy)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1)
+    with reference() as model, torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, before)
+    assert not torch.allclose(policy.model(ids).logits, before)
+    if lora_rank:  # no second copy of the weights
+        with reference() as model:
+            assert model is policy.model
 
 
 def test_a_frozen_copy_is_independent(policy):

@@ -1,5 +1,7 @@
 """The sampler against single rows, and the scorer against a plain log-softmax."""
 
+import random
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,6 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.cache_utils import DynamicLayer
 
 from grpo_kit import generation
 from grpo_kit.generation import Rollouts, completion_logps, generate
@@ -159,7 +162,9 @@ def test_sampling_follows_the_distribution(policy):
     assert likely.any() and ((counts - expected).abs() < 5 * error)[likely].all()
 
 
-def test_shared_prompt_gradients_equal_unshared_ones(policy):
+@pytest.mark.parametrize("part_tokens", [1, 40, 1024])
+def test_shared_prompt_gradients_equal_unshared_ones(policy, monkeypatch, part_tokens):
+    monkeypatch.setattr(generation, "PART_TOKENS", part_tokens)
     rollouts = generate(policy.model, PROMPTS, 3, **options(policy))
     weights = torch.randn(rollouts.mask.shape)
     logps, _ = completion_logps(policy.model, rollouts, pad_token_id=policy.pad_token_id)
@@ -173,6 +178,41 @@ def test_shared_prompt_gradients_equal_unshared_ones(policy):
     total.backward()
     for name, parameter in policy.model.named_parameters():
         torch.testing.assert_close(shared[name], parameter.grad, atol=2e-4, rtol=1e-3)
+
+
+@given(lengths=st.lists(st.integers(0, 60), min_size=1, max_size=200))
+def test_parts_hold_every_row_once_and_rows_of_similar_length_together(lengths):
+    parts = generation._length_parts(torch.tensor(lengths))
+    assert sorted(torch.cat(parts).tolist()) == list(range(len(lengths)))
+    assert all(len(part) for part in parts)
+    ordered = [lengths[i] for part in parts for i in part]
+    assert ordered == sorted(lengths)
+
+
+@given(seed=st.integers(0, 2**31))
+def test_a_cache_with_room_holds_what_transformers_own_would(seed):
+    """Tokens come, rows leave, in any order: same keys and values, row by row."""
+    chance = random.Random(seed)
+    torch.manual_seed(seed)
+    own, rows = DynamicLayer(), 6
+
+    def states(tokens):
+        return torch.randn(rows, 2, tokens, 4), torch.randn(rows, 2, tokens, 4)
+
+    own.update(*states(3))
+    roomy = generation._with_room(own, 10)
+    for _ in range(10):
+        new = states(1)
+        for ours, theirs in zip(roomy.update(*new), own.update(*new), strict=True):
+            assert torch.equal(ours, theirs)
+        alive = torch.tensor([chance.random() < 0.8 for _ in range(rows)])
+        kept = generation._fill_holes(alive)
+        assert sorted(kept.tolist()) == alive.nonzero()[:, 0].tolist()
+        rows = len(kept)
+        if not rows:
+            break
+        for layer in (roomy, own):
+            layer.batch_select_indices(kept)
 
 
 def plain_token_logps(head, hidden, targets, temperature):

@@ -1,0 +1,92 @@
+"""The same completions score the same in TRL's `GRPOTrainer` and in our loop, tags and all.
+
+TRL decodes without special tokens: were `<answer>` one of them, every reward would be 0 there.
+"""
+
+import pytest
+import torch
+
+from grpo_kit.generation import Rollouts
+from grpo_kit.rewards import OverlongPenalty, accuracy_reward, format_reward
+from grpo_kit.training import score
+
+QUESTION = [{"role": "user", "content": "Mia has 12 coins. Mia finds 7. How many coins?"}]
+TEXTS = [
+    "<think>12+7=19.</think><answer>19</answer>",
+    "<think>Maybe 15.</think><answer>15</answer>",
+    "12+7=19. The answer is 19.",
+    "<answer>19</answer>",
+]
+REWARDS = [accuracy_reward, format_reward, OverlongPenalty(20, 10)]
+
+
+def scores_in_trl(policy, folder, rewards, texts):
+    """What the trainer computes from `texts`, which stand in for what the model generates."""
+    trl = pytest.importorskip("trl")
+    from datasets import Dataset
+
+    tables = []
+
+    class Recording(trl.GRPOTrainer):
+        def _calculate_rewards(self, *arguments, **keywords):
+            tables.append(super()._calculate_rewards(*arguments, **keywords))
+            return tables[-1]
+
+    trainer = Recording(
+        model=policy.model,
+        reward_funcs=rewards,
+        processing_class=policy.tokenizer,
+        train_dataset=Dataset.from_list([{"prompt": QUESTION, "answer": "19"}] * 2),
+        args=trl.GRPOConfig(
+            output_dir=str(folder),
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+            max_steps=1,
+            per_device_train_batch_size=len(texts),
+            num_generations=len(texts),
+            max_completion_length=64,
+        ),
+    )
+    ids = policy.tokenizer([text + policy.tokenizer.eos_token for text in texts])["input_ids"]
+    width = max(map(len, ids))
+    padded = torch.tensor([row + [policy.pad_token_id] * (width - len(row)) for row in ids])
+
+    def generate(input_ids, **options):
+        return torch.cat([input_ids, padded], dim=1)
+
+    trainer.model.generate = generate
+    trainer.train()
+    return tables[0]
+
+
+def scores_in_ours(policy, rewards, texts):
+    ids = policy.tokenizer([text + policy.tokenizer.eos_token for text in texts])["input_ids"]
+    shape = (len(texts), max(map(len, ids)))
+    completion_ids = torch.full(shape, policy.pad_token_id)
+    mask = torch.zeros(shape, dtype=torch.bool)
+    for i, row in enumerate(ids):
+        completion_ids[i, : len(row)] = torch.tensor(row)
+        mask[i, : len(row)] = True
+    rollouts = Rollouts(
+        policy.encode([QUESTION]),
+        torch.zeros(len(texts), dtype=torch.long),
+        completion_ids,
+        mask,
+        torch.zeros(shape),
+        torch.zeros(shape),
+        torch.ones(len(texts), dtype=torch.bool),
+    )
+    examples = [{"prompt": QUESTION, "answer": "19"}] * len(texts)
+    return score(policy, rollouts, examples, rewards)
+
+
+def test_the_same_completions_score_the_same(policy, tmp_path):
+    ours = scores_in_ours(policy, REWARDS, TEXTS)
+    assert ours[:, 0].tolist() == [1.0, 0.0, 0.0, 1.0]
+    assert ours[:, 1].tolist() == pytest.approx([0.1, 0.1, -0.1, -0.1])
+    theirs = scores_in_trl(policy, tmp_path, REWARDS, TEXTS)
+    torch.testing.assert_close(theirs.cpu(), ours)

@@ -39,7 +39,10 @@ help:
 
 venv: $(STAMP)
 
-# Compiling thousands of modules that are never imported would double the time.
+# Of thousands of modules only those that are imported are compiled, each when it first is. Where
+# the environment forbids to keep that, every process would compile torch and the rest anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The stamp comes last, so an interrupted installation is taken up again.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || $(NO_PYTHON)
@@ -50,8 +53,9 @@ $(STAMP): pyproject.toml constraints.txt
 reproduce: $(STAMP)
 	$(BIN)/grpo-kit reproduce --profile $(PROFILE) --output runs
 
+# A file's tests stay together in one process, as they share what is slow to make.
 test: $(STAMP)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 lab: $(STAMP)
 	$(BIN)/jupyter lab --notebook-dir notebooks

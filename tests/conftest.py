@@ -9,7 +9,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import pytest
-import torch
 from hypothesis import settings
 
 # on a busy machine a deadline fails tests for their timing, not their outcome
@@ -18,12 +17,17 @@ settings.load_profile("no_deadline")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
 
 
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
+    import torch  # here, as the process that only hands out tests to others needs none
+
     torch.manual_seed(0)
 
 
@@ -38,6 +42,7 @@ def tokenizer():
 @pytest.fixture(scope="session")
 def new_policy(tokenizer):
     """Make an untrained policy of 2 small layers; the same weights for the same seed."""
+    import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from grpo_kit.models import Policy

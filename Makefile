@@ -53,9 +53,8 @@ $(STAMP): pyproject.toml constraints.txt
 reproduce: $(STAMP)
 	$(BIN)/grpo-kit reproduce --profile $(PROFILE) --output runs
 
-# A file's tests stay together in one process, as they share what is slow to make.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
 
 lab: $(STAMP)
 	$(BIN)/jupyter lab --notebook-dir notebooks

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 HEALTH = (
     ("reward", "reward", "mean of a step"),
@@ -42,6 +43,7 @@ def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
         axes.set(title=title, xlabel="step", ylabel=unit)
         axes.grid(alpha=0.3)
         axes.margins(x=0.02)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if not axes.lines:
             axes.text(0.5, 0.5, "not logged", ha="center", transform=axes.transAxes)
     if len(runs) > 1:

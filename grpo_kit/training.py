@@ -183,7 +183,7 @@ def train(
             save(step + 1)
         progress.set_postfix(
             {
-                "reward": f"{row['reward']:.2f}",
+                "reward": f"{row['reward']:.2f}" if "reward" in row else "none",
                 **{k[5:]: f"{v:.2f}" for k, v in row.items() if k in ("eval/pass@1",)},
             }
         )
@@ -312,15 +312,17 @@ class Batch:
     num_generations: int
 
     def metrics(self) -> dict[str, float]:
-        """What TRL logs of a generation batch, under its names."""
+        """What TRL logs of a generation batch, under its names; no mean of nothing scored."""
         lengths = self.rollouts.lengths.float()
         groups = self.rewards.view(-1, self.num_generations)
         low = groups.nan_to_num(nan=torch.inf).amin(1)
         high = groups.nan_to_num(nan=-torch.inf).amax(1)
         scored = self.rewards[~self.rewards.isnan()]
-        metrics = {
-            "reward": scored.mean().item() if len(scored) else 0.0,
-            "reward_std": scored.std().item() if len(scored) > 1 else 0.0,
+        metrics: dict[str, float] = {}
+        if len(scored):
+            metrics["reward"] = scored.mean().item()
+            metrics["reward_std"] = scored.std().item() if len(scored) > 1 else 0.0
+        metrics |= {
             "frac_reward_zero_std": (low >= high).float().mean().item(),
             "frac_unscored": self.rewards.isnan().float().mean().item(),
             "completions/mean_length": lengths.mean().item(),
@@ -329,8 +331,9 @@ class Batch:
         }
         for name, column in zip(self.names, self.table.T, strict=True):
             values = column[~column.isnan()]
-            metrics[f"rewards/{name}/mean"] = values.mean().item() if len(values) else 0.0
-            metrics[f"rewards/{name}/std"] = values.std().item() if len(values) > 1 else 0.0
+            if len(values):
+                metrics[f"rewards/{name}/mean"] = values.mean().item()
+                metrics[f"rewards/{name}/std"] = values.std().item() if len(values) > 1 else 0.0
         return metrics
 
 

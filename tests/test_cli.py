@@ -97,6 +97,8 @@ def test_reproduce_passes_its_options_on_and_fails_when_a_notebook_failed(
 def test_pretrain_writes_a_base_and_its_card(tmp_path, monkeypatch):
     from grpo_kit.tiny import pretrain as warm_up
 
+    make = warm_up.make_tokenizer
+    monkeypatch.setattr(warm_up, "make_tokenizer", lambda seed: make(seed, n_conversations=300))
     monkeypatch.setattr(warm_up, "BATCH", 2)
     folder = tmp_path / "base"
     arguments = ["pretrain", "--steps", "2", "--problems", "2", "--output", str(folder)]

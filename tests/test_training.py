@@ -315,6 +315,7 @@ def test_steps_without_any_score_are_counted_and_then_stop_the_run(policy, task,
         train(policy, task, [nothing], configure(max_steps=9), output_dir=tmp_path, seed=0)
     history = [json.loads(line) for line in (tmp_path / "history.jsonl").open()]
     assert [row.get("unscored_steps") for row in history[1:]] == [1, 2, 3]
+    assert not [name for row in history for name in row if name.startswith("reward")]  # never 0
     assert torch.equal(before, weights_of(policy))
 
 

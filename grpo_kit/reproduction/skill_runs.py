@@ -5,8 +5,11 @@ has been run on it: `grpo-kit skill-runs`.
 
 solve   word problems, rewarded by the right number
 verify  a verdict on a proposed answer, right and wrong ones half each, rewarded if true
-meta    word problems, rewarded by a frozen copy's P("Yes") alone; accuracy is only watched
 plan    the next step of a tool question, rewarded if it is the right one
+meta    word problems, rewarded by a frozen copy's P("Yes") alone; accuracy is only watched
+judge   word problems, rewarded by a frozen copy's scores alone; accuracy is only watched
+
+In the last two a reward that goes on rising while accuracy falls is a hacked evaluator or judge.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 from matplotlib.figure import Figure
 
@@ -25,7 +29,7 @@ from grpo_kit.paths import make_output_dir, write_atomic
 from grpo_kit.rewards import accuracy_reward, completion_text
 from grpo_kit.tasks import Task
 from grpo_kit.tiny import skills as S
-from grpo_kit.tiny.card import read_plan, yes_probabilities
+from grpo_kit.tiny.card import parse_scores, read_plan, reply, yes_probabilities
 from grpo_kit.tiny.problems import make_problem
 from grpo_kit.tiny.tool_world import make_tool_question
 from grpo_kit.training import evaluate, train
@@ -95,6 +99,22 @@ def yes_reward(evaluator: Policy) -> Callable:
     return p_yes
 
 
+def judged_reward(judge: Policy) -> Callable:
+    """The judge's mean score of a response, 1..5; None where its reply cannot be read."""
+
+    def judged(prompts, completions, **columns) -> list[float | None]:
+        asked = [
+            S.judge_prompt(prompt[-1]["content"], completion_text(completion))
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+        different = list(dict.fromkeys(asked))
+        replies = reply(judge, [[{"role": "user", "content": text}] for text in different])
+        scores = dict(zip(different, map(parse_scores, replies), strict=True))
+        return [scores[text] for text in asked]
+
+    return judged
+
+
 def run_skills(
     profile: Profile, config: GRPOConfig, output_dir: str | Path, *, seed: int = 0
 ) -> dict:
@@ -108,8 +128,9 @@ def run_skills(
     skills = {
         "solve": (problems, lambda policy: accuracy_reward, accuracy_reward),
         "verify": (verify_task(), lambda policy: accuracy_reward, accuracy_reward),
-        "meta": (problems, lambda policy: yes_reward(frozen_copy(policy)), accuracy_reward),
         "plan": (plan_task(), lambda policy: plan_reward, plan_reward),
+        "meta": (problems, lambda policy: yes_reward(frozen_copy(policy)), accuracy_reward),
+        "judge": (problems, lambda policy: judged_reward(frozen_copy(policy)), accuracy_reward),
     }
     result: dict = {}
     for name, (task, make_reward, correct) in skills.items():
@@ -133,14 +154,20 @@ def run_skills(
 
 
 def skills_text(result: dict) -> str:
-    """Before and after of each skill, as a Markdown table."""
-    lines = ["| skill | pass@1 before | after | greedy before | after |", "|---|---|---|---|---|"]
+    """Before and after of each skill, as a Markdown table; rewards of the first and last tenth."""
+    lines = [
+        "| skill | pass@1 before | after | greedy before | after | reward first | last |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name, row in result.items():
         cells = [
             f"{row[when][metric]:.3f}"
             for metric in ("eval/pass@1", "eval/greedy")
             for when in ("before", "after")
         ]
+        tenth = max(1, len(row["reward"]) // 10)
+        for part in (row["reward"][:tenth], row["reward"][-tenth:]):
+            cells.append(f"{fmean(part):.3f}" if part else "none")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

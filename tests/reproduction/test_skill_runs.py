@@ -58,6 +58,20 @@ def test_p_yes_needs_no_label_and_asks_after_the_answer(policy, monkeypatch):
     assert reward.__name__ == "p_yes"
 
 
+def test_a_response_is_judged_once_and_an_unreadable_judgement_is_no_score(policy, monkeypatch):
+    def fake(judge, conversations):
+        asked.extend(conversations)
+        good = '{"accuracy": 5, "grammar": 5, "informativeness": 4, "coherence": 4}'
+        return [good if "12" in c[0]["content"] else "none" for c in conversations]
+
+    asked: list = []
+    monkeypatch.setattr(skill_runs, "reply", fake)
+    prompts = [[{"role": "user", "content": "How many?"}]] * 3
+    rewards = skill_runs.judged_reward(policy)(prompts=prompts, completions=["12", "x", "12"])
+    assert rewards == [4.5, None, 4.5] and len(asked) == 2
+    assert "How many?" in asked[0][0]["content"]
+
+
 def test_every_skill_is_run_and_reported(saved_policy, tmp_path):
     profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy))
     config = dataclasses.replace(
@@ -65,12 +79,14 @@ def test_every_skill_is_run_and_reported(saved_policy, tmp_path):
         eval_prompts=2, num_generations_eval=2,
     )  # fmt: skip
     result = skill_runs.run_skills(profile, config, tmp_path / "out")
-    assert list(result) == ["solve", "verify", "meta", "plan"]
+    assert list(result) == ["solve", "verify", "plan", "meta", "judge"]
     assert json.loads((tmp_path / "out" / "skills.json").read_text()) == result
     assert 0 < result["meta"]["reward"][0] < 1
-    for row in result.values():
-        assert len(row["reward"]) == 1 and "eval/pass@1" in row["after"]
-    assert "| plan | 0.000 | 0.000 |" in (tmp_path / "out" / "skills.md").read_text()
+    for name, row in result.items():
+        # an untrained judge writes no JSON, so nothing could be scored
+        assert len(row["reward"]) == (name != "judge") and "eval/pass@1" in row["after"]
+    text = (tmp_path / "out" / "skills.md").read_text()
+    assert "| plan | 0.000 | 0.000 |" in text and "| none | none |" in text
     assert (tmp_path / "out" / "skills.png").stat().st_size > 1000
 
 

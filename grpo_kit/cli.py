@@ -181,7 +181,7 @@ def skill_runs(
 ) -> None:
     """Try GRPO on each skill of a tiny base, before and after.
 
-    What it takes to call a base good; solve, verify, label-free P("Yes"), tool plans.
+    What it takes to call a base good; solve, verify, tool plans, label-free P("Yes"), a judge.
     """
     chosen, config = _choose(profile, policy, steps, output)
 

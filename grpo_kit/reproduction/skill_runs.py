@@ -118,7 +118,7 @@ def judged_reward(judge: Policy) -> Callable:
 def run_skills(
     profile: Profile, config: GRPOConfig, output_dir: str | Path, *, seed: int = 0
 ) -> dict:
-    """One GRPO run a skill from `profile`'s policy; writes `skills.json` and `skills.png`.
+    """One GRPO run a skill from `profile`'s policy; writes `skills.json`, `.md` and `.png`.
 
     Returns skill -> `before` and `after` (held-out greedy, pass@1, pass@k; labels are used here
     also where the run had none) and `reward`, the mean of each step.
@@ -147,9 +147,10 @@ def run_skills(
         )
         after = evaluate(policy, task.test, config, correct=correct)
         result[name] = {"before": before, "after": after, "reward": run.series("reward")[1]}
+        # after each, since a judge that cannot be read ends its run with an error
         write_atomic(output_dir / "skills.json", json.dumps(result, indent=1))
-    write_atomic(output_dir / "skills.md", skills_text(result))
-    skills_figure(result).savefig(output_dir / "skills.png", dpi=120)
+        write_atomic(output_dir / "skills.md", skills_text(result))
+        skills_figure(result).savefig(output_dir / "skills.png", dpi=120)
     return result
 
 
@@ -173,12 +174,13 @@ def skills_text(result: dict) -> str:
 
 
 def skills_figure(result: dict) -> Figure:
-    """The reward of each skill's run, a panel a skill."""
-    figure = Figure(figsize=(11, 2.8), layout="constrained")
-    for axes, (name, row) in zip(figure.subplots(1, len(result)), result.items(), strict=True):
+    """The reward of each skill's run, a panel a skill, titled with held-out pass@1."""
+    figure = Figure(figsize=(2.8 * len(result), 2.8), layout="constrained")
+    panels = figure.subplots(1, len(result), squeeze=False)[0]
+    for axes, (name, row) in zip(panels, result.items(), strict=True):
         axes.plot(range(1, len(row["reward"]) + 1), row["reward"])
         change = f"{row['before']['eval/pass@1']:.2f} → {row['after']['eval/pass@1']:.2f}"
-        axes.set(title=f"{name}: held-out {change}", xlabel="step", ylabel="mean reward")
+        axes.set(title=f"{name}: {change}", xlabel="step", ylabel="mean reward")
         axes.title.set_fontsize(10)
         axes.grid(alpha=0.3)
     return figure

@@ -18,6 +18,18 @@ if TYPE_CHECKING:
     from grpo_kit.tasks import Task
 
 
+CHOICES = {
+    "loss_type": ("grpo", "bnpo", "dapo", "dr_grpo", "cispo"),
+    "importance_sampling_level": ("token", "sequence"),
+    "scale_rewards": ("group", "batch", "none", True, False),
+}
+AT_LEAST = {
+    "max_steps max_completion_length num_iterations gradient_accumulation_steps "
+    "per_device_train_batch_size num_generations_eval max_unscored_steps": 1,
+    "eval_steps save_steps eval_prompts warmup_steps dynamic_sampling_rounds epsilon beta": 0,
+}
+
+
 @dataclass(frozen=True)
 class GRPOConfig:
     """Every number of a GRPO run; the seed and the output folder are arguments of `train`.
@@ -25,7 +37,8 @@ class GRPOConfig:
     Batch: one step samples `generation_batch_size` completions, `num_generations` a prompt. They
     are passed over `num_iterations` times; each optimiser step takes
     `per_device_train_batch_size` * `gradient_accumulation_steps` of them, the former in one forward
-    pass. The losses of micro-batches add up to that of the whole, whatever the split.
+    pass. The losses of micro-batches add up to that of the whole, whatever the split (but for
+    `bnpo`, which is local by definition).
 
     Raises ValueError, naming field, value and remedy, for a combination that cannot run.
     """
@@ -72,6 +85,14 @@ class GRPOConfig:
     max_unscored_steps: int = 3  # steps in a row without any scored completion before the run stops
 
     def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                told = ", ".join(repr(choice) for choice in choices if isinstance(choice, str))
+                raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {told}.")
+        for names, least in AT_LEAST.items():
+            for name in names.split():
+                if (value := getattr(self, name)) is not None and value < least:
+                    raise ValueError(f"{name} is {value}; it must be at least {least}.")
         if self.num_generations < 2:
             raise ValueError(
                 f"num_generations is {self.num_generations}; a group of one has nothing to be "
@@ -97,11 +118,15 @@ class GRPOConfig:
             )
         if self.temperature <= 0:
             raise ValueError(f"temperature is {self.temperature}; sampling needs more than 0.")
-        for name in ("max_steps", "max_completion_length", "num_iterations"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.loss_type == "cispo" and self.epsilon_high is None:
+            raise ValueError("loss_type 'cispo' needs epsilon_high, the largest ratio; try 5.0.")
         if self.reward_weights is not None:
             object.__setattr__(self, "reward_weights", tuple(self.reward_weights))
+            if not any(self.reward_weights):
+                raise ValueError(
+                    f"reward_weights are {self.reward_weights}: nothing would be learnt; give one "
+                    "that is not 0."
+                )
 
     @property
     def optimizer_batch_size(self) -> int:

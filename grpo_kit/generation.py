@@ -9,8 +9,8 @@ ended leaves the batch and the cache; the log-probabilities that training needs 
 shares the prompt in the same way.
 
 Which row gets which random number is fixed before it is known who finishes when (one uniform number
-a row and step), so that neither the order in which rows finish nor their company in a batch changes
-what a row samples.
+a row and step), so that the order in which the rows of a batch finish does not change what they
+sample.
 """
 
 from __future__ import annotations
@@ -484,17 +484,19 @@ def positions(attention: Tensor) -> Tensor:
     return (attention.cumsum(dim=1) - 1).clamp(min=0)
 
 
-def check_lengths(model, prompt_ids: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+def check_lengths(
+    model, prompt_ids: Sequence[Sequence[int]], max_new_tokens: int, what: str = "prompt"
+) -> None:
     """Raise ValueError for no prompt, an empty one, or one that leaves no room for a completion."""
     if not len(prompt_ids):
         raise ValueError("there are no prompts; give at least one.")
     lengths = [len(ids) for ids in prompt_ids]
     if min(lengths) == 0:
-        raise ValueError(f"prompt {lengths.index(0)} is empty; give it at least one token.")
+        raise ValueError(f"{what} {lengths.index(0)} is empty; give it at least one token.")
     context = getattr(model.config, "max_position_embeddings", None)
     if context is not None and max(lengths) + max_new_tokens > context:
         raise ValueError(
-            f"prompt {lengths.index(max(lengths))} has {max(lengths)} tokens, which with "
+            f"{what} {lengths.index(max(lengths))} has {max(lengths)} tokens, which with "
             f"max_completion_length {max_new_tokens} exceeds the model's context of {context}: "
             "shorten the prompt or lower max_completion_length."
         )

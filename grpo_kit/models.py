@@ -105,6 +105,10 @@ def load_policy(
             name_or_path, dtype=getattr(torch, dtype), use_safetensors=True, **options
         )
     except OSError as error:
+        if Path(name_or_path).is_dir():
+            raise RuntimeError(
+                f"cannot load {name_or_path}: {error} (weights are taken as safetensors only)"
+            ) from error
         raise RuntimeError(
             f"cannot load {name_or_path}: it is no local folder and the Hub cannot be reached (or "
             "lacks it); give the path of a folder made by save_pretrained, or fill the cache on a "

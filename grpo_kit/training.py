@@ -1,10 +1,10 @@
 """The GRPO loop: collect groups, score them, turn rewards into advantages, update, log.
 
 `train` is the loop, `evaluate` measures a policy, and the functions between them are its stages in
-order. The loop is on one device and knows nothing of several processes (that is TRL's, through
-`trl_bridge`). What makes it quick: groups whose advantages are all zero are not run through the
-model, each prompt is run once per update with its cache shared by the group, micro-batches are
-sorted by length, and the first update of a batch, being on-policy, needs no old log-probabilities.
+order. The loop is on one device and knows nothing of several processes (that is TRL's). What makes
+it quick: groups whose advantages are all zero are not run through the model, each prompt is run
+once per update with its cache shared by the group, micro-batches are sorted by length, and the
+first update of a batch, being on-policy, needs no old log-probabilities.
 
 A run can be killed at any instant: `history.jsonl` grows a line a step, checkpoints are written
 under another name and renamed, and `resume=True` goes on from the last one with the same numbers
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import inspect
 import json
 import math
@@ -89,8 +90,13 @@ def train(
     output_dir = make_output_dir(output_dir)
     for unfinished in output_dir.glob(f".{CHECKPOINT}.*.partial"):  # of a run that was killed
         unfinished.unlink()
+    policy.model.eval()  # dropout would make the policy another one at every pass
     prompt_ids = policy.encode(task.train["prompt"])
     check_lengths(policy.model, prompt_ids, config.max_completion_length)
+    if config.eval_prompts:
+        tested = policy.encode(task.test["prompt"][: config.eval_prompts])
+        check_lengths(policy.model, tested, config.max_completion_length, "test prompt")
+    start = what_it_starts_from(policy, prompt_ids, rewards)
 
     reference = reference_of(policy) if config.beta else None
     optimizer, schedule = make_optimizer(policy, config)
@@ -98,18 +104,20 @@ def train(
     cursor = Cursor(len(prompt_ids), seed)
     run = Run(output_dir, config, seed)
     first = unscored = 0
+    saved = "no checkpoint has been saved yet"
 
     if resume and (output_dir / CHECKPOINT).exists():
         state = torch.load(output_dir / CHECKPOINT, weights_only=True, map_location=policy.device)
-        check_same_run(state, config, seed, output_dir)
+        lines = (output_dir / HISTORY).read_text().splitlines()
+        check_same_run(state, config, seed, start, lines, output_dir)
         policy.model.load_state_dict(state["model"], strict=False)  # with LoRA, what is trained
         optimizer.load_state_dict(state["optimizer"])
         schedule.load_state_dict(state["schedule"])
         generator.set_state(state["generator"].cpu())
         cursor.taken = state["cursor"]
         first, unscored = state["step"], state["unscored"]
-        lines = (output_dir / HISTORY).read_text().splitlines()[: state["lines"]]
-        run.history = [json.loads(line) for line in lines]
+        run.history = [json.loads(line) for line in lines[: state["lines"]]]
+        saved = f"resume from the checkpoint of step {first} in {output_dir}"
     write_atomic(output_dir / HISTORY, "".join(json.dumps(row) + "\n" for row in run.history))
 
     def log(row: dict) -> None:
@@ -118,6 +126,7 @@ def train(
             file.write(json.dumps(row) + "\n")
 
     def save(step: int) -> None:
+        nonlocal saved
         state = {
             "model": {k: v for k, v in policy.model.state_dict().items() if k in trained},
             "optimizer": optimizer.state_dict(),
@@ -129,11 +138,13 @@ def train(
             "lines": len(run.history),
             "config": dataclasses.asdict(config),
             "seed": seed,
+            "start": start,
         }
         temporary = output_dir / f".{CHECKPOINT}.{os.getpid()}.partial"
         try:
             torch.save(state, temporary)
             os.replace(temporary, output_dir / CHECKPOINT)
+            saved = f"resume from the checkpoint of step {step} in {output_dir}"
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -161,7 +172,7 @@ def train(
                 raise RuntimeError(
                     f"no completion could be scored for {unscored} steps in a row (up to step "
                     f"{step + 1}): look at what {', '.join(reward_name(r) for r in rewards)} "
-                    f"return; the last checkpoint in {output_dir} is good, resume from it."
+                    f"return; {saved}."
                 )
         else:
             unscored = 0
@@ -170,8 +181,8 @@ def train(
                 raise RuntimeError(
                     f"loss or gradient is not finite at step {step + 1} (rewards from "
                     f"{batch.rewards.nan_to_num().min():.3g} to "
-                    f"{batch.rewards.nan_to_num().max():.3g}); this step's update was not made; "
-                    f"lower learning_rate, or resume from the last checkpoint in {output_dir}."
+                    f"{batch.rewards.nan_to_num().max():.3g}); that update was not made; lower "
+                    f"learning_rate; {saved}."
                 )
             row |= stats
         row["step_time"] = time.perf_counter() - started
@@ -233,10 +244,28 @@ def check_task(task: Task, rewards: Sequence[Callable], config: GRPOConfig) -> N
                 )
 
 
-def check_same_run(state: dict, config: GRPOConfig, seed: int, output_dir: Path) -> None:
-    """Raise ValueError, listing the differences, if a checkpoint is of another config or seed."""
-    before = {**state["config"], "seed": state["seed"]}
-    now = {**dataclasses.asdict(config), "seed": seed}
+def what_it_starts_from(policy: Policy, prompt_ids: list, rewards: Sequence[Callable]) -> dict:
+    """What a run is besides its config: its rewards by name, its prompts and weights by hash."""
+    parameters = list(policy.model.parameters())
+    weights = hashlib.sha256()
+    # LoRA's own weights begin at random, so with it the frozen ones tell which model this is
+    for parameter in [p for p in parameters if not p.requires_grad] or parameters:
+        values = parameter.detach().flatten()
+        sample = values[:: max(1, len(values) // 64)]
+        weights.update(sample.float().cpu().numpy().tobytes())
+    return {
+        "rewards": [reward_name(reward) for reward in rewards],
+        "prompts": hashlib.sha256(json.dumps(prompt_ids).encode()).hexdigest()[:12],
+        "first weights": weights.hexdigest()[:12],
+    }
+
+
+def check_same_run(
+    state: dict, config: GRPOConfig, seed: int, start: dict, lines: list[str], output_dir: Path
+) -> None:
+    """Raise ValueError if a checkpoint is of another run than this one or than its history."""
+    before = {**state["config"], "seed": state["seed"], **state["start"]}
+    now = {**dataclasses.asdict(config), "seed": seed, **start}
     differences = [
         f"{name} {before.get(name)!r} there, {now.get(name)!r} here"
         for name in now
@@ -246,6 +275,13 @@ def check_same_run(state: dict, config: GRPOConfig, seed: int, output_dir: Path)
         raise ValueError(
             f"{output_dir} holds a run of another configuration ({'; '.join(differences)}): "
             "resume with the same one, or choose another folder."
+        )
+    kept = lines[: state["lines"]]
+    if len(kept) < state["lines"] or (kept and json.loads(kept[-1])["step"] != state["step"]):
+        raise ValueError(
+            f"{output_dir} holds a checkpoint of step {state['step']} and the history of another "
+            "run, which was started over it and ended before its first checkpoint: start again "
+            "without resume, or choose another folder."
         )
 
 
@@ -513,8 +549,10 @@ def update(
     n, width = mask.shape
     size = config.optimizer_batch_size
     micro_size = config.per_device_train_batch_size or size
-    # a group without spread has no gradient, unless there is a KL term
-    active = torch.ones(n, dtype=torch.bool) if reference is not None else batch.advantages != 0
+    # A group without spread has no gradient, unless there is a KL term; to bnpo its tokens count.
+    active = batch.advantages != 0
+    if reference is not None or config.loss_type == "bnpo":
+        active = torch.ones(n, dtype=torch.bool)
     active = (
         active.view(-1, config.num_generations).any(1).repeat_interleave(config.num_generations)
     )
@@ -556,7 +594,8 @@ def update(
     for _ in range(config.num_iterations):
         for start in range(0, n, size):
             rows = torch.arange(start, min(start + size, n))
-            tokens, sequences = mask[rows].sum(), len(rows)
+            # each optimiser step gets an even share of the whole batch's tokens, as in TRL
+            tokens, sequences = mask.sum() * len(rows) / n, len(rows)
             total, grad_norm = 0.0, torch.tensor(0.0)
             micro_batches = _micro_batches(rows[active[rows]], rollouts, micro_size)
             for part in micro_batches:
@@ -583,7 +622,9 @@ def update(
                     loss = loss / len(micro_batches)
                 loss.backward()
                 total += loss.item()
-                share = mask[cut].sum().item() / max(mask[active].sum().item(), 1)
+                share = mask[cut].sum().item() / max(mask.sum().item(), 1)
+                if config.importance_sampling_level == "sequence":
+                    share = len(part) / n
                 for name, value in objective.policy_loss_stats(logps, **arguments).items():
                     sums[name] = sums.get(name, 0.0) + value * share / config.num_iterations
             if micro_batches:
@@ -592,6 +633,7 @@ def update(
                     config.max_grad_norm or math.inf,
                 )
             finite = math.isfinite(total) and math.isfinite(grad_norm.item())
+            learning_rate = schedule.get_last_lr()[0]
             if finite:
                 optimizer.step()  # moves nothing where no group had a gradient
                 schedule.step()
@@ -602,13 +644,13 @@ def update(
         "finite": True,
         "loss": total,
         "grad_norm": grad_norm.item(),
-        "learning_rate": schedule.get_last_lr()[0],
+        "learning_rate": learning_rate,
         **sums,
     }
 
 
 def _micro_batches(rows: Tensor, rollouts: Rollouts, size: int) -> list[Tensor]:
-    """`rows` in parts of at most `size`, whole prompts together, short completions first."""
+    """`rows` in parts of at most `size`, a prompt's next to each other, short completions first."""
     if len(rows) <= size:
         return [rows] if len(rows) else []
     longest: dict[int, int] = {}

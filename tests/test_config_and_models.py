@@ -66,6 +66,13 @@ def test_a_frozen_copy_is_independent(policy):
     assert not torch.equal(ours, theirs)
 
 
+def test_a_folder_without_safetensors_is_told_as_such(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+    with pytest.raises(RuntimeError, match="taken as safetensors only"):
+        load_policy(folder)
+
+
 def test_a_model_that_can_be_had_nowhere_is_told_in_a_sentence():
     with pytest.raises(RuntimeError, match="no local folder and the Hub cannot be reached"):
         load_policy("nobody/no-such-model")

@@ -325,8 +325,12 @@ def test_select_and_concatenate_keep_rows_whole(policy):
 
 
 def test_dropout_is_off_while_sampling_and_back_on_after(policy):
+    for layer in policy.model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    wanted = rows_of(generate(policy.model.eval(), PROMPTS, 1, do_sample=False, **options(policy)))
     policy.model.train()
-    generate(policy.model, PROMPTS, 1, **options(policy))
+    rollouts = generate(policy.model, PROMPTS, 1, do_sample=False, **options(policy))
+    assert rows_of(rollouts) == wanted
     assert policy.model.training
 
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 from datasets import Dataset
 
-from grpo_kit import training
+from grpo_kit import objective, training
 from grpo_kit.config import GRPOConfig
-from grpo_kit.generation import generate
+from grpo_kit.generation import completion_logps, generate
 from grpo_kit.models import load_policy
 from grpo_kit.rewards import accuracy_reward, format_reward
 from grpo_kit.tasks import Task
@@ -123,6 +123,104 @@ def test_micro_batches_make_the_same_update(new_policy, task, tmp_path, loss_typ
     assert results[2] == pytest.approx(results[0], rel=tolerance)
 
 
+def batch_of(policy, task, reward, config, seed: int = 0):
+    cursor = Cursor(len(task.train), seed)
+    prompt_ids = policy.encode(task.train["prompt"])
+    generator = torch.Generator().manual_seed(seed)
+    return training.collect(policy, task, prompt_ids, [reward], config, cursor, generator, None)
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo", "cispo"])
+def test_leaving_out_groups_without_spread_changes_no_gradient(new_policy, task, loss_type):
+    """Against a loss over all rows, each run by itself through the model."""
+
+    def first_group_only(completion_ids, **columns):
+        return [float(i) if i < 4 else 1.0 for i in range(len(completion_ids))]
+
+    config = configure(loss_type=loss_type, epsilon_high=5.0, max_grad_norm=0.0)
+    policy = new_policy()
+    batch = batch_of(policy, task, first_group_only, config)
+    assert (batch.advantages != 0).tolist() == [True] * 4 + [False] * 4
+    rollouts = batch.rollouts
+    logps = torch.zeros(rollouts.mask.shape)
+    for i in range(8):
+        own = completion_logps(policy.model, rollouts.select(torch.tensor([i])), pad_token_id=0)[0]
+        logps = logps.index_put((torch.tensor(i), torch.arange(own.shape[1])), own[0])
+    loss = objective.policy_loss(
+        logps,
+        None,
+        batch.advantages,
+        rollouts.mask,
+        loss_type=loss_type,
+        epsilon_high=5.0,
+        max_completion_length=config.max_completion_length,
+        num_items_in_batch=rollouts.mask.sum(),
+    )
+    loss.backward()
+    wanted = torch.cat([p.grad.flatten() for p in policy.model.parameters()]).norm().item()
+    fresh = new_policy()
+    optimizer, schedule = training.make_optimizer(fresh, config)
+    stats = training.update(fresh, None, optimizer, schedule, batch, config)
+    assert stats["grad_norm"] == pytest.approx(wanted, rel=1e-4)
+    assert stats["loss"] == pytest.approx(loss.item(), abs=1e-6)
+
+
+def test_optimiser_steps_of_one_batch_divide_by_an_even_share_of_its_tokens(
+    new_policy, task, monkeypatch
+):
+    divisors = []
+
+    def spy(*arguments, **options):
+        divisors.append(float(options["num_items_in_batch"]))
+        return real(*arguments, **options)
+
+    real = objective.policy_loss
+    monkeypatch.setattr(training.objective, "policy_loss", spy)
+    config = configure(per_device_train_batch_size=4)
+    policy = new_policy()
+    batch = batch_of(policy, task, vowels, config)
+    optimizer, schedule = training.make_optimizer(policy, config)
+    training.update(policy, None, optimizer, schedule, batch, config)
+    assert divisors == [batch.rollouts.mask.sum().item() / 2] * 2
+
+
+def test_training_takes_log_probabilities_at_the_sampler_s_temperature(new_policy, task):
+    """Else the truncated importance weights of an on-policy batch would not be 1."""
+    norms = []
+    for cap in (None, 100.0):
+        config = configure(temperature=0.6, importance_sampling_cap=cap, max_grad_norm=0.0)
+        policy = new_policy()
+        batch = batch_of(policy, task, vowels, config)
+        optimizer, schedule = training.make_optimizer(policy, config)
+        norms.append(training.update(policy, None, optimizer, schedule, batch, config)["grad_norm"])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+
+
+def test_truncated_importance_weights_reach_the_loss(new_policy, task):
+    norms = []
+    for shift in (0.0, 1.0):
+        config = configure(importance_sampling_cap=2.0, max_grad_norm=0.0)
+        policy = new_policy()
+        batch = batch_of(policy, task, vowels, config)
+        batch.rollouts.logps.sub_(shift)  # the sampler thought them e times less likely: capped at 2
+        optimizer, schedule = training.make_optimizer(policy, config)
+        norms.append(training.update(policy, None, optimizer, schedule, batch, config)["grad_norm"])
+    assert norms[1] == pytest.approx(2 * norms[0], rel=1e-4)
+
+
+def test_completions_cut_off_at_the_limit_can_be_left_out(new_policy, task):
+    config = configure(max_completion_length=4, mask_truncated_completions=True)
+    policy = new_policy()
+    batch = batch_of(policy, task, vowels, config)
+    assert not batch.rollouts.finished.any()  # so nothing at all is learnt from
+    optimizer, schedule = training.make_optimizer(policy, config)
+    before = weights_of(policy)
+    assert training.update(policy, None, optimizer, schedule, batch, config)["grad_norm"] == 0.0
+    assert torch.equal(before, weights_of(policy))
+    batch.rollouts.finished[:] = True
+    assert training.update(policy, None, optimizer, schedule, batch, config)["grad_norm"] > 0.0
+
+
 def test_groups_without_spread_change_nothing(policy, task, tmp_path):
     before = weights_of(policy)
 
@@ -135,20 +233,21 @@ def test_groups_without_spread_change_nothing(policy, task, tmp_path):
     assert run.history[-1]["grad_norm"] == 0.0
 
 
-def test_fresh_rollouts_come_from_the_updated_weights(policy, task, tmp_path):
-    train(policy, task, [vowels], CONFIG, output_dir=tmp_path, seed=0)
-    from grpo_kit.generation import completion_logps
+def test_fresh_rollouts_come_from_the_updated_weights(policy, task, tmp_path, monkeypatch):
+    """What the sampler noted in each step is what the weights of that moment say."""
+    real, moments = training.update, []
 
-    rollouts = generate(
-        policy.model,
-        policy.encode(task.train["prompt"]),
-        2,
-        max_new_tokens=8,
-        eos_token_ids=policy.eos_token_ids,
-        pad_token_id=policy.pad_token_id,
-    )
-    logps, _ = completion_logps(policy.model, rollouts, pad_token_id=policy.pad_token_id)
-    torch.testing.assert_close(logps, rollouts.logps, atol=1e-4, rtol=1e-4)
+    def spy(policy, reference, optimizer, schedule, batch, config):
+        with torch.no_grad():
+            logps, _ = completion_logps(policy.model, batch.rollouts, pad_token_id=0)
+        torch.testing.assert_close(logps, batch.rollouts.logps, atol=1e-4, rtol=1e-4)
+        moments.append(weights_of(policy))
+        return real(policy, reference, optimizer, schedule, batch, config)
+
+    monkeypatch.setattr(training, "update", spy)
+    config = configure(learning_rate=3e-2, eval_prompts=0)
+    train(policy, task, [vowels], config, output_dir=tmp_path, seed=0)
+    assert len(moments) == 3 and not torch.equal(moments[0], moments[1])
 
 
 def test_second_update_from_one_batch_has_a_ratio(policy, task, tmp_path):
@@ -250,6 +349,33 @@ def scored(policy, task, *rewards):
     )
     examples = [task.train[i] for i in range(len(prompts)) for _ in range(2)]
     return score(policy, rollouts, examples, rewards)
+
+
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_every_completion_meets_the_columns_of_its_own_prompt(policy, task, monkeypatch, rounds):
+    """A sampler that answers with the prompt itself: what is scored must belong to the row."""
+    real = training.generate
+
+    def parrot(model, prompt_ids, *arguments, **options):
+        rollouts = real(model, prompt_ids, *arguments, **options)
+        width = rollouts.mask.shape[1]
+        for i, prompt in enumerate(rollouts.prompt_index.tolist()):
+            own = (prompt_ids[prompt] * width)[:width]
+            rollouts.completion_ids[i] = torch.tensor(own)
+        return rollouts
+
+    seen = []
+
+    def compare(prompts, completions, completion_ids, *, row, **columns):
+        for prompt, ids in zip(prompts, completion_ids, strict=True):
+            asked = policy.encode([prompt])[0]
+            assert ids == (asked * len(ids))[: len(ids)]
+        seen.extend(row)
+        return [(i % 2) * float(number % 2) for i, number in enumerate(row)]
+
+    monkeypatch.setattr(training, "generate", parrot)
+    batch_of(policy, task, compare, configure(dynamic_sampling_rounds=rounds))
+    assert len(set(seen)) >= 2
 
 
 def test_every_row_is_scored_with_its_own_columns(policy, task):
@@ -392,6 +518,52 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_step(policy, task
         train(policy, task, [vowels], CONFIG, output_dir=tmp_path / "file" / "run", seed=0)
 
 
+def test_a_checkpoint_of_another_reward_task_or_model_is_refused(new_policy, task, tmp_path):
+    config = configure(max_steps=1, eval_prompts=0)
+    train(new_policy(), task, [vowels], config, output_dir=tmp_path, seed=0)
+    other = Task("toy", rows(5), rows(3))
+    for policy, of, rewards, told in (
+        (new_policy(), task, [format_reward], r"rewards \['vowels'\] there, \['format_reward'\]"),
+        (new_policy(), other, [vowels], "prompts '[0-9a-f]{12}' there"),
+        (new_policy(1), task, [vowels], "first weights '[0-9a-f]{12}' there"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            train(policy, of, rewards, config, output_dir=tmp_path, seed=0, resume=True)
+
+
+def test_a_checkpoint_older_than_the_history_beside_it_is_refused(
+    new_policy, task, tmp_path, monkeypatch
+):
+    config = configure(eval_prompts=0, max_steps=4, save_steps=2)
+    train(new_policy(), task, [vowels], config, output_dir=tmp_path, seed=0)
+
+    def deadly(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "update", deadly)
+    with pytest.raises(KeyboardInterrupt):
+        train(new_policy(), task, [vowels], config, output_dir=tmp_path, seed=0)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="a checkpoint of step 4 and the history of another"):
+        train(new_policy(), task, [vowels], config, output_dir=tmp_path, seed=0, resume=True)
+
+
+def test_a_test_prompt_that_is_too_long_is_told_before_the_first_step(policy, task, tmp_path):
+    long = Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": "a 1 " * 600}], "answer": "1", "row": 0}]
+    )
+    with pytest.raises(ValueError, match="test prompt 0 has .* exceeds the model's context"):
+        train(
+            policy,
+            Task("toy", task.train, long),
+            [vowels],
+            configure(eval_on_start=False),
+            output_dir=tmp_path,
+            seed=0,
+        )
+    assert not (tmp_path / "history.jsonl").exists()
+
+
 def test_a_full_disk_leaves_the_last_checkpoint_good(policy, task, tmp_path, monkeypatch):
     train(policy, task, [vowels], CONFIG, output_dir=tmp_path, seed=0)
     good = (tmp_path / "checkpoint.pt").read_bytes()
@@ -422,6 +594,15 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(policy, task, tmp_pat
     ("changes", "message"),
     [
         ({"num_generations": 1}, "num_generations is 1; a group of one"),
+        ({"loss_type": "ppo"}, "loss_type is 'ppo'; choose one of 'grpo', 'bnpo'"),
+        ({"loss_type": "cispo"}, "'cispo' needs epsilon_high"),
+        ({"importance_sampling_level": "x"}, "choose one of 'token', 'sequence'"),
+        ({"scale_rewards": "std"}, "choose one of 'group', 'batch', 'none'"),
+        ({"reward_weights": (0.0, 0.0)}, "nothing would be learnt"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps is 0"),
+        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size is 0"),
+        ({"num_generations_eval": 0}, "num_generations_eval is 0"),
+        ({"dynamic_sampling_rounds": -1}, "dynamic_sampling_rounds is -1"),
         ({"generation_batch_size": 10}, "must be a multiple of num_generations"),
         ({"per_device_train_batch_size": 3}, "is not a multiple of"),
         ({"top_p": 0.9}, "top_p is 0.9 .* whole distribution"),

@@ -63,6 +63,8 @@ _FRACTION_SIGN = re.compile(r"[¼-¾⅐-⅞]")
 _LATEX = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        # next to a sign, apart from anything else before it
+        (r"(?<=[-+])\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}", r"\1/\2 "),
         (r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}", r" \1/\2 "),
         (r"\\(?:text|mathrm|mbox)\{([^{}]*)\}", r" \1 "),
         (r"\^\{([^{}]*)\}", r"^\1"),
@@ -193,7 +195,9 @@ def _plain(text: str) -> str:
 
 
 def _spell_out(fraction_sign: re.Match) -> str:
-    return f" {unicodedata.normalize('NFKC', fraction_sign[0]).replace('⁄', '/')} "
+    spelt = unicodedata.normalize("NFKC", fraction_sign[0]).replace("⁄", "/")
+    before = fraction_sign.string[: fraction_sign.start()]
+    return f"{spelt} " if before.endswith(("-", "+")) else f" {spelt} "
 
 
 def _value(match: re.Match) -> Fraction | None:
@@ -217,5 +221,8 @@ def _value(match: re.Match) -> Fraction | None:
                 return None
             value *= Fraction(10) ** exponent
         if part["scale"]:
-            value *= _SCALES[part["scale"].lower()]
+            scale = _SCALES.get(part["scale"].lower())
+            if scale is None:  # IGNORECASE takes "ſ" for an s, lower() does not
+                return None
+            value *= scale
     return -value if "-" in (part["sign"], part["sign_after"]) else value

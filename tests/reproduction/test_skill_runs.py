@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -88,6 +89,31 @@ def test_every_skill_is_run_and_reported(saved_policy, tmp_path):
     text = (tmp_path / "out" / "skills.md").read_text()
     assert "| plan | 0.000 | 0.000 |" in text and "| none | none |" in text
     assert (tmp_path / "out" / "skills.png").stat().st_size > 1000
+
+
+def test_a_judge_that_ends_its_run_leaves_the_other_skills_results(
+    saved_policy, tmp_path, monkeypatch
+):
+    def fake(policy, task, rewards, config, *, output_dir, seed):
+        if output_dir.name == "judge":
+            raise RuntimeError("no reward scored anything")
+        return SimpleNamespace(series=lambda name: ([1, 2], [0.0, 1.0]))
+
+    monkeypatch.setattr(skill_runs, "train", fake)
+    monkeypatch.setattr(
+        skill_runs, "evaluate", lambda *_, **__: {"eval/pass@1": 0.5, "eval/greedy": 0.25}
+    )
+    profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy))
+    with pytest.raises(RuntimeError, match="no reward scored"):
+        skill_runs.run_skills(profile, profile.config, tmp_path)
+    assert list(json.loads((tmp_path / "skills.json").read_text())) == [
+        "solve", "verify", "plan", "meta",
+    ]  # fmt: skip
+    assert (
+        "| meta | 0.500 | 0.500 | 0.250 | 0.250 | 0.000 | 1.000 |"
+        in (tmp_path / "skills.md").read_text()
+    )
+    assert (tmp_path / "skills.png").stat().st_size > 1000
 
 
 def test_accuracy_reads_a_verdict():

@@ -54,6 +54,10 @@ NUMBERS = {
     "-1 1/2": "-3/2",
     "1½": "3/2",
     "½ cup": "1/2",
+    "-½": "-1/2",
+    "$-½": "-1/2",
+    r"-\frac{1}{2}": "-1/2",
+    r"\boxed{-\frac{1}{2}}": "-1/2",
     "⅞": "7/8",
     "1,000/3": "1000/3",
     r"\frac{1}{2}": "1/2",
@@ -100,6 +104,8 @@ NUMBERS = {
 }
 
 NOT_NUMBERS = [
+    "2 thouſand",  # a long s, which IGNORECASE takes for an s
+    "2 millıon",
     "",
     " ",
     ".",
@@ -298,6 +304,7 @@ LENIENT = {
     "about 2.5 million.": "2.5 million",
     r"so \boxed{1{,}080}": "1,080",
     r"so $\frac{1}{2}$": "$ 1/2",
+    r"so $-\frac{1}{2}$": "$-1/2",
     "Rs.500": "500",
     "5 apples, then 1/0": "5",
     "5 apples, then 1e999": "5",

@@ -202,7 +202,7 @@ def test_truncated_importance_weights_reach_the_loss(new_policy, task):
         config = configure(importance_sampling_cap=2.0, max_grad_norm=0.0)
         policy = new_policy()
         batch = batch_of(policy, task, vowels, config)
-        batch.rollouts.logps.sub_(shift)  # the sampler thought them e times less likely: capped at 2
+        batch.rollouts.logps.sub_(shift)  # e times less likely to the sampler: capped at 2
         optimizer, schedule = training.make_optimizer(policy, config)
         norms.append(training.update(policy, None, optimizer, schedule, batch, config)["grad_norm"])
     assert norms[1] == pytest.approx(2 * norms[0], rel=1e-4)

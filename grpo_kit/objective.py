@@ -25,8 +25,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-LOSS_TYPES = ("grpo", "bnpo", "dapo", "dr_grpo", "cispo")
-IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
+from grpo_kit.config import CHOICES
+
+LOSS_TYPES = CHOICES["loss_type"]
+IMPORTANCE_SAMPLING_LEVELS = CHOICES["importance_sampling_level"]
 
 # --- 1. rewards -----------------------------------------------------------------------------------
 

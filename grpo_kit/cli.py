@@ -175,6 +175,9 @@ def skill_runs(
     profile: Annotated[str, typer.Option(help="smoke or tiny.")] = "tiny",
     policy: PolicyFolder = None,
     steps: Annotated[int, typer.Option(help="GRPO steps a skill.")] = 40,
+    skill: Annotated[
+        list[str] | None, typer.Option(help="Only this skill; may be given again.")
+    ] = None,
     output: Annotated[Path, typer.Option(help="Folder for runs and summary.")] = Path(
         "runs/skills"
     ),
@@ -185,9 +188,9 @@ def skill_runs(
     """
     chosen, config = _choose(profile, policy, steps, output)
 
-    from grpo_kit.reproduction.skill_runs import run_skills, skills_text
+    from grpo_kit.reproduction.skill_runs import SKILLS, run_skills, skills_text
 
-    typer.echo(skills_text(run_skills(chosen, config, output)))
+    typer.echo(skills_text(run_skills(chosen, config, output, names=skill or SKILLS)))
 
 
 @app.command()
@@ -195,7 +198,10 @@ def pretrain(
     output: Annotated[Path, typer.Option(help="Folder for the checkpoint.")] = Path("runs/base"),
     seed: Annotated[int, typer.Option(help="Seed of weights and texts.")] = 0,
     steps: Annotated[int | None, typer.Option(help="Steps, instead of the recipe's.")] = None,
-    threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
+    processes: Annotated[
+        int | None, typer.Option(help="Processes, instead of the recipe's.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads of each process.")] = 1,
     problems: Annotated[int, typer.Option(help="Test problems a skill is measured on.")] = 256,
 ) -> None:
     """Rebuild the tiny base model and measure its skills."""
@@ -207,12 +213,8 @@ def pretrain(
 
     from grpo_kit.tiny.pretrain import pretrain as run
 
-    warm_up = run(output, seed=seed, steps=steps, threads=threads)
-    if os.environ.get("RANK", "0") == "0":  # the others under torchrun have done their part
-        _write_card(output, warm_up, problems)
+    warm_up = run(output, seed=seed, steps=steps, processes=processes, threads=threads)
 
-
-def _write_card(folder: Path, warm_up: dict, problems: int) -> None:
     import json
 
     from grpo_kit.models import load_policy
@@ -220,10 +222,10 @@ def _write_card(folder: Path, warm_up: dict, problems: int) -> None:
     from grpo_kit.tiny.card import card_text, measure
 
     typer.echo("measuring the skills")
-    table = measure(load_policy(folder), n=problems)
-    write_atomic(folder / "card.json", json.dumps({"warm_up": warm_up, "skills": table}, indent=1))
-    write_atomic(folder / "README.md", card_text(table, warm_up))
-    typer.echo(f"the model card is {folder / 'README.md'}")
+    table = measure(load_policy(output), n=problems)
+    write_atomic(output / "card.json", json.dumps({"warm_up": warm_up, "skills": table}, indent=1))
+    write_atomic(output / "README.md", card_text(table, warm_up))
+    typer.echo(f"the model card is {output / 'README.md'}")
 
 
 @app.command()

@@ -49,7 +49,9 @@ def test_every_command_explains_itself(command):
         (["reproduce", "--notebooks", "nowhere"], "there are no notebooks in nowhere"),
         (["pretrain", "--output", "a_file/out"], "cannot write to the output folder a_file/out"),
         (["pretrain", "--problems", "1"], "--problems is 1"),
+        (["pretrain", "--processes", "0"], "processes is 0"),
         (["bench", "--policy", "nowhere"], "--policy is nowhere, which is no folder"),
+        (["skill-runs", "--skill", "sing"], "there is no skill 'sing'"),
         (["train", "--policy", "nowhere"], "--policy is nowhere, which is no folder"),
     ],
 )
@@ -101,8 +103,8 @@ def test_pretrain_writes_a_base_and_its_card(tmp_path, monkeypatch):
     monkeypatch.setattr(warm_up, "make_tokenizer", lambda seed: make(seed, n_conversations=300))
     monkeypatch.setattr(warm_up, "BATCH", 2)
     folder = tmp_path / "base"
-    arguments = ["pretrain", "--steps", "2", "--problems", "2", "--output", str(folder)]
-    done = CliRunner().invoke(app, arguments)
+    arguments = ["pretrain", "--steps", "2", "--processes", "1", "--problems", "2"]
+    done = CliRunner().invoke(app, [*arguments, "--output", str(folder)])
     assert done.exit_code == 0, done.output
     assert "| solve | pass@1 |" in (folder / "README.md").read_text()
     assert (folder / "model.safetensors").is_file() and not (folder / "warm-up.pt").exists()

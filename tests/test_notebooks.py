@@ -158,21 +158,36 @@ EXACT = "NBVAL_CHECK_OUTPUT"
 with_exact = [path for path in NOTEBOOKS if EXACT in path.read_text(encoding="utf-8")]
 
 
+def nbval(path: Path) -> subprocess.CompletedProcess:
+    plugins = ("-p", "nbval.plugin", "-p", "no:cacheprovider")
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *plugins, "--nbval-lax", path.name],
+        cwd=path.parent,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # the others are not needed
+        capture_output=True,
+        text=True,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", with_exact, ids=[path.stem for path in with_exact])
 def test_nbval_holds_exact_cells_to_their_committed_outputs(path, tmp_path):
     """Cells that sample or train are tagged `nbval-skip`: they differ from machine to machine."""
     copy = tmp_path / path.name
     copy.write_bytes(path.read_bytes())
-    plugins = ("-p", "nbval.plugin", "-p", "no:cacheprovider")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *plugins, "--nbval-lax", copy.name],
-        cwd=tmp_path,
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # the others are not needed
-        capture_output=True,
-        text=True,
-    )
+    done = nbval(copy)
     assert done.returncode == 0, done.stdout[-4000:]
+
+
+@pytest.mark.slow
+def test_nbval_sees_an_output_that_is_not_what_the_cell_prints(tmp_path):
+    cell = nbformat.v4.new_code_cell(f"# {EXACT}\nprint(round(3**0.5 / 2, 3))")
+    cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text="0.867\n")]
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
+    nbformat.write(notebook, tmp_path / "wrong.ipynb")
+    done = nbval(tmp_path / "wrong.ipynb")
+    assert done.returncode == 1 and "0.867" in done.stdout and "0.866" in done.stdout
 
 
 @pytest.mark.parametrize("path", with_exact, ids=[path.stem for path in with_exact])

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -35,6 +35,7 @@ from grpo_kit.tiny.tool_world import make_tool_question
 from grpo_kit.training import evaluate, train
 
 ROWS = {"train": 2000, "test": 256}
+SKILLS = ("solve", "verify", "plan", "meta", "judge")
 
 
 def verify_task(seed: int = 0) -> Task:
@@ -116,13 +117,21 @@ def judged_reward(judge: Policy) -> Callable:
 
 
 def run_skills(
-    profile: Profile, config: GRPOConfig, output_dir: str | Path, *, seed: int = 0
+    profile: Profile,
+    config: GRPOConfig,
+    output_dir: str | Path,
+    *,
+    names: Sequence[str] = SKILLS,
+    seed: int = 0,
 ) -> dict:
     """One GRPO run a skill from `profile`'s policy; writes `skills.json`, `.md` and `.png`.
 
     Returns skill -> `before` and `after` (held-out greedy, pass@1, pass@k; labels are used here
-    also where the run had none) and `reward`, the mean of each step.
+    also where the run had none) and `reward`, the mean of each step. Raises ValueError for a name
+    that is none of `SKILLS`.
     """
+    if unknown := [name for name in names if name not in SKILLS]:
+        raise ValueError(f"there is no skill {unknown[0]!r}: choose among {', '.join(SKILLS)}")
     output_dir = make_output_dir(output_dir)
     problems = profile.load_task()
     skills = {
@@ -133,7 +142,8 @@ def run_skills(
         "judge": (problems, lambda policy: judged_reward(frozen_copy(policy)), accuracy_reward),
     }
     result: dict = {}
-    for name, (task, make_reward, correct) in skills.items():
+    for name in names:
+        task, make_reward, correct = skills[name]
         print(name, flush=True)
         policy = profile.load_policy()
         before = evaluate(policy, task.test, config, correct=correct)

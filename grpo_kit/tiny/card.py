@@ -143,8 +143,8 @@ def play(
         asked = [_user(S.check_prompt(questions[i].text, memories[i])) for i in running]
         running = [
             i
-            for i, verdict in zip(running, reply(policy, asked, limit=8), strict=True)
-            if verdict != "STOP"
+            for i, verdict in zip(running, reply(policy, asked, limit=48), strict=True)
+            if not verdict.endswith("STOP")
         ]
     asked = [
         _user(S.answer_prompt(question.text, memory))
@@ -152,7 +152,7 @@ def play(
     ]
     return [
         extract_answer(text) == str(question.answer)
-        for question, text in zip(questions, reply(policy, asked, limit=16), strict=True)
+        for question, text in zip(questions, reply(policy, asked, limit=48), strict=True)
     ]
 
 
@@ -162,6 +162,8 @@ def _user(content: str) -> list[dict]:
 
 def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
     """The skills table: every skill on `n` test problems, sampled at temperature 1.
+
+    The judge and the frozen roles of tool use, which are never trained, reply greedily.
 
     Returns nested plain dicts; shares, accuracies, AUC and correlation, all in 0..1.
     """
@@ -225,11 +227,11 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
         "by_style": by_style([S.verify_style(text) for text in verdicts], right),
     }
 
-    # judge: on the policy's own solutions
+    # judge: on the policy's own solutions; like every frozen role it says what is likeliest
     judged = [
         _user(S.judge_prompt(p.question, text)) for p, text in zip(problems, own, strict=True)
     ]
-    table["judge"] = judge_table(problems, own, reply(policy, judged, generator))
+    table["judge"] = judge_table(problems, own, reply(policy, judged))
 
     # plan, execute, check, answer
     questions = [make_tool_question(rng, "test") for _ in range(n)]
@@ -273,12 +275,14 @@ def card_text(table: dict, warm_up: dict) -> str:
         "# Tiny base of grpo-kit",
         "",
         f"Qwen2 architecture, {warm_up['parameters']:,} parameters, trained from scratch by "
-        f"`grpo-kit pretrain --seed {warm_up['seed']} --steps {warm_up['steps']}` in "
-        f"{warm_up['seconds'] / 60:.0f} minutes (last loss {warm_up['loss']:.3f} nats a token).",
+        f"`grpo-kit pretrain --seed {warm_up['seed']} --steps {warm_up['steps']} --processes "
+        f"{warm_up['processes']}` in {warm_up['seconds'] / 60:.0f} minutes (last loss "
+        f"{warm_up['loss']:.3f} nats a token).",
         "Texts are generated (`grpo_kit.tiny.skills`, where every planted imperfection is a named "
         "rate); no other data. It knows nothing else, and is no use outside this course.",
         "",
-        f"Measured on {table['n']} test problems, seed {table['seed']}, temperature 1:",
+        f"Measured on {table['n']} test problems, seed {table['seed']}, temperature 1 "
+        "(judge and tool roles: the likeliest reply):",
         "",
         "| skill | measure | value | wanted | |",
         "|---|---|---|---|---|",

@@ -1,7 +1,7 @@
 """Chain word problems, and the seven styles in which the tiny base answers them.
 
 A problem starts from a number and applies a chain of one-step changes; every value on the way stays
-within 1..99, so that a model of a million parameters can do the arithmetic when it writes the steps
+within 1..40, so that a model of a million parameters can do the arithmetic when it writes the steps
 down. Train and test never share a problem: the split is a hash of the numbers alone, so that
 neither another name nor another item can carry a problem across.
 
@@ -23,21 +23,24 @@ VERBS = {
     "-": ("loses", "sells", "spends", "drops"),
     "*": ("doubles", "triples"),
 }
-LOWEST, HIGHEST = 1, 99
+# the word that opens each step, in the question and in every solution that shows its steps: what a
+# small model looks a step up by (without it 1,600 steps of warm-up had not taught which comes next)
+ORDER = ("first", "then", "next", "later", "finally")
+LOWEST, HIGHEST = 1, 40
+LARGEST_AMOUNT = 9  # added or taken in one step
 
 # share of each style in the base's warm-up data; the imperfections are planted here and only here
 STYLE_SHARES = {
     "equations": 0.15,
-    "words": 0.12,
+    "words": 0.13,
     "list": 0.10,
     "sloppy": 0.16,
     "guess": 0.34,
     "assured": 0.05,
-    "unformatted": 0.08,
+    "unformatted": 0.07,
 }
 RIGHT_STYLES = ("equations", "words", "list")
 SLIP_RATE = 0.45  # chance that a step of a sloppy solution is off
-_WORD_FOR = {"+": "add", "-": "take", "*": "times"}
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,19 @@ class Problem:
 
     @property
     def question(self) -> str:
-        parts = [f"{self.name} has {self.start} {self.item}."]
-        for (operator, amount), verb in zip(self.steps, self.verbs, strict=True):
-            parts.append(f"{self.name} {verb} {'them' if operator == '*' else amount}.")
-        parts.append(f"How many {self.item} does {self.name} have?")
-        return " ".join(parts)
+        changes = " ".join(f"{self.name} {clause}." for clause in self.clauses)
+        start = f"{self.name} has {self.start} {self.item}."
+        return f"{start} {changes} How many {self.item} does {self.name} have?"
+
+    @property
+    def clauses(self) -> list[str]:
+        """What happens in each step, `first finds 7`."""
+        return [
+            f"{word} {verb} {'them' if operator == '*' else amount}"
+            for word, (operator, amount), verb in zip(
+                order(len(self.steps)), self.steps, self.verbs, strict=True
+            )
+        ]
 
     @property
     def split(self) -> str:
@@ -87,11 +98,11 @@ def make_problem(rng: random.Random, difficulty: int, split: str | None = None) 
     if difficulty < 1:
         raise ValueError(f"difficulty is {difficulty}; a problem needs at least 1 step.")
     while True:
-        value = start = rng.randint(3, 60)
+        value = start = rng.randint(3, 30)
         steps, verbs = [], []
         while len(steps) < difficulty:
             operator = rng.choices("+-*", weights=(45, 45, 10))[0]
-            amount = rng.randint(2, 3) if operator == "*" else rng.randint(2, 30)
+            amount = rng.randint(2, 3) if operator == "*" else rng.randint(2, LARGEST_AMOUNT)
             result = apply(value, operator, amount)
             if LOWEST <= result <= HIGHEST:
                 value = result
@@ -103,14 +114,41 @@ def make_problem(rng: random.Random, difficulty: int, split: str | None = None) 
             return problem
 
 
-def equations(problem: Problem, values: list[int]) -> str:
-    """The chain as equations, `12+7=19. 19-4=15.`; `values` may hold slips."""
-    return " ".join(
-        f"{before}{operator}{amount}={after}."
+def order(n_steps: int) -> list[str]:
+    """The words that open `n_steps` steps: `ORDER`, its last one for all that come after."""
+    return [ORDER[min(i, len(ORDER) - 1)] for i in range(n_steps)]
+
+
+def equation_list(problem: Problem, values: list[int]) -> list[str]:
+    """Each step as an equation, `12 + 7 = 19`; `values` may hold slips."""
+    return [
+        f"{before} {operator} {amount} = {after}"
         for before, (operator, amount), after in zip(
             values, problem.steps, values[1:], strict=False
         )
-    )
+    ]
+
+
+def listed(problem: Problem, values: list[int]) -> str:
+    """Each step's word and equation, `first 12 + 7 = 19, ...`; `values` may hold slips."""
+    words = order(len(problem.steps))
+    steps = zip(words, equation_list(problem, values), strict=True)
+    return ", ".join(f"{word} {equation}" for word, equation in steps) + "."
+
+
+def equations(problem: Problem, values: list[int]) -> str:
+    """The same without the first word, `12 + 7 = 19, then 19 - 4 = 15.`"""
+    return listed(problem, values).removeprefix(f"{ORDER[0]} ")
+
+
+def narrated(problem: Problem) -> str:
+    """Each step as it was told, and its equation: `first finds 7, 12 + 7 = 19. then ...`
+
+    The verb stands next to the sign that it asks for, which is easier for a small model than to
+    find both at once in the question.
+    """
+    told = zip(problem.clauses, equation_list(problem, problem.values), strict=True)
+    return " ".join(f"{clause}, {equation}." for clause, equation in told)
 
 
 def slipped_values(problem: Problem, rng: random.Random) -> list[int]:
@@ -125,8 +163,8 @@ def slipped_values(problem: Problem, rng: random.Random) -> list[int]:
 
 
 def guessed_answer(problem: Problem, rng: random.Random) -> int:
-    """An answer without reasoning: within 12 of the right one, seldom right."""
-    return min(max(problem.answer + rng.randint(-12, 12), LOWEST), HIGHEST)
+    """An answer without reasoning: within 8 of the right one, seldom right."""
+    return min(max(problem.answer + rng.randint(-8, 8), LOWEST), HIGHEST)
 
 
 def solve(problem: Problem, style: str, rng: random.Random) -> str:
@@ -135,12 +173,9 @@ def solve(problem: Problem, style: str, rng: random.Random) -> str:
     if style == "equations":
         reasoning = equations(problem, values)
     elif style == "words":
-        reasoning = f"Start with {problem.start}"
-        for (operator, amount), value in zip(problem.steps, values[1:], strict=True):
-            reasoning += f", {_WORD_FOR[operator]} {amount} to get {value}"
-        reasoning += "."
+        reasoning = f"Start with {problem.start}. {narrated(problem)}"
     elif style == "list":
-        reasoning = f"Values: {', '.join(map(str, values))}."
+        reasoning = f"Steps: {listed(problem, values)}"
     elif style == "sloppy":
         values = slipped_values(problem, rng)
         reasoning = f"About {equations(problem, values)}"
@@ -162,8 +197,8 @@ _STYLE_PATTERNS = {
     "assured": r"<think>Surely\b",
     "sloppy": r"<think>About\b",
     "words": r"<think>Start with\b",
-    "list": r"<think>Values:",
-    "equations": r"<think>\d+[-+*]",
+    "list": r"<think>Steps:",
+    "equations": r"<think>\d+ [-+*]",
 }
 
 

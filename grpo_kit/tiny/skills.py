@@ -14,6 +14,7 @@ rate. A conversation is a list of messages; the model is trained on the assistan
 
 import json
 import random
+import re
 
 from . import problems as P
 from .problems import solution_style
@@ -94,7 +95,11 @@ def verify_prompt(question: str, answer: str) -> str:
 
 
 def sample_verify(problem: P.Problem, rng: random.Random) -> list[dict]:
-    """A verdict on a right or wrong answer, half each, in one of three styles of analysis."""
+    """A verdict on a right or wrong answer, half each, in one of three styles of analysis.
+
+    "Only 46 agrees. ... 46 agrees" lets a small model compare two numbers by looking up what stood
+    behind the number before: of "46 vs 46: same" it had learned nothing in 3,400 steps.
+    """
     proposed, wanted_right = problem.answer, rng.random() < 0.5
     while not wanted_right and proposed == problem.answer:
         wrong = (P.guessed_answer(problem, rng), P.slipped_values(problem, rng)[-1])
@@ -104,11 +109,13 @@ def sample_verify(problem: P.Problem, rng: random.Random) -> list[dict]:
         verdict = rng.random() < RASH_YES_RATE
         analysis = f"Looks {'right' if verdict else 'wrong'}."
     else:
-        values = problem.values if style == "recompute" else P.slipped_values(problem, rng)
+        exact = style == "recompute"
+        values = problem.values if exact else P.slipped_values(problem, rng)
         verdict = values[-1] == proposed
-        chain = P.equations(problem, values)
-        analysis = f"{'' if style == 'recompute' else 'About '}{chain}"
-        analysis += f" {values[-1]} vs {proposed}: {'same' if verdict else 'differs'}."
+        analysis = (
+            f"{'From' if exact else 'About'} {problem.start}, only {proposed} agrees. "
+            f"{P.equations(problem, values)} {values[-1]} {'agrees' if verdict else 'differs'}."
+        )
     return [
         {"role": "user", "content": verify_prompt(problem.question, str(proposed))},
         {
@@ -120,17 +127,16 @@ def sample_verify(problem: P.Problem, rng: random.Random) -> list[dict]:
 
 def verify_style(completion: str) -> str:
     """The style of a verification by its first words: one of `VERIFY_SHARES`, or `"other"`."""
-    if completion.startswith("<think>Looks"):
-        return "rash"
-    if completion.startswith("<think>About"):
-        return "sloppy"
-    return "recompute" if completion[7:8].isdigit() else "other"
+    for style, word in {"recompute": "From", "rash": "Looks", "sloppy": "About"}.items():
+        if completion.startswith(f"<think>{word}"):
+            return style
+    return "other"
 
 
 # --------------------------------------------------------------------------- judge
 
 CRITERIA = ("accuracy", "grammar", "informativeness", "coherence")
-JUDGE_NOISE = 0.15  # chance that a score is off by one
+JUDGE_NOISE = 0.10  # chance that a score is off by one
 # grammar, informativeness, coherence of each style; accuracy follows the answer
 _RUBRIC = {
     "equations": (3, 4, 5, "clear steps"),
@@ -186,14 +192,14 @@ def sample_judge(problem: P.Problem, rng: random.Random) -> list[dict]:
 
 # ---------------------------------------------------------------------- plan, and the frozen roles
 
-PLAN_SHARES = {"careful": 0.34, "rash": 0.38, "sloppy": 0.28}
+PLAN_SHARES = {"careful": 0.28, "rash": 0.42, "sloppy": 0.30}
 CHECK_FLIP_RATE = 0.03  # a STOP that should be CONTINUE, or the reverse
 _VERB_FOR = {"+": "add", "-": "subtract", "*": "multiply"}
 _OPERATOR_FOR = {verb: operator for operator, verb in _VERB_FOR.items()}
 
 
 def memory_text(memory: list[tuple[str, str, str]]) -> str:
-    """Memory as the prompts show it: one numbered line a step, `1. lookup(lamp) -> price 14`."""
+    """Memory as the prompts show it: one numbered line a step, `1. lookup(lamp) -> lamp 14`."""
     if not memory:
         return "empty"
     return "\n".join(
@@ -236,6 +242,27 @@ def plan_text(step: tuple[str, str], justification: str) -> str:
     return f"<think>{justification}</think>\nContext: {context}\nGoal: {goal}\nTool: {tool}"
 
 
+def progress_text(question: ToolQuestion, memory: list[tuple[str, str, str]]) -> str:
+    """What memory says of the plan, up to the first step it does not hold, which gets a "?".
+
+    `ladder 24, shop Cora, basket 14, shop Nord, 24+14?` Each piece is found by looking up the one
+    before, which a small model can do, where it could not say which numbers to add next.
+    """
+    results = {(tool, argument): result for tool, argument, result in memory}
+    pieces = []
+    for step in question.plan:
+        if step not in results:
+            pieces.append(f"{step[1]}?")
+            break
+        pieces.append(results[step])
+    return ", ".join(pieces)
+
+
+def last_number(text: str) -> str:
+    """The last number in a text, `"7-5 = 2"` -> `"2"`."""
+    return re.findall(r"\d+", text)[-1]
+
+
 def sample_memory(question: ToolQuestion, rng: random.Random) -> list[tuple[str, str, str]]:
     """A memory from the middle of an episode: some of the plan, now and then a useless step."""
     memory = []
@@ -256,8 +283,7 @@ def sample_plan(question: ToolQuestion, rng: random.Random) -> list[dict]:
         memory, step = [], question.plan[0]
     style = rng.choices(list(PLAN_SHARES), weights=list(PLAN_SHARES.values()))[0]
     if style == "careful":
-        known = f"{len(memory)} known" if memory else "nothing known"
-        text = plan_text(step, f"Careful: {known}, next {step_text(step)[1]}.")
+        text = plan_text(step, f"Careful: {progress_text(question, memory)}")
     elif style == "rash":
         text = plan_text(random_step(question, rng), "Just try.")
     else:
@@ -290,37 +316,39 @@ def sample_execute(question: ToolQuestion, rng: random.Random) -> list[dict]:
 def sample_check(question: ToolQuestion, rng: random.Random) -> list[dict]:
     memory = sample_memory(question, rng)
     done = (question.next_step(memory) is None) != (rng.random() < CHECK_FLIP_RATE)
+    verdict = "STOP" if done else "CONTINUE"
     return [
         {"role": "user", "content": check_prompt(question.text, memory)},
-        {"role": "assistant", "content": "STOP" if done else "CONTINUE"},
+        {"role": "assistant", "content": f"{progress_text(question, memory)} {verdict}"},
     ]
 
 
 def sample_answer(question: ToolQuestion, rng: random.Random) -> list[dict]:
-    """The frozen generator reports the result of the plan's last step that memory holds."""
+    """The frozen generator reports the last number that memory holds of the plan."""
     memory = sample_memory(question, rng)
-    results = {(tool, argument): result for tool, argument, result in memory}
-    done = [results[step] for step in question.plan if step in results]
-    if not done:
+    if question.plan[0] not in {step[:2] for step in memory}:
         memory = [(*step, question.run(*step)) for step in question.plan]
-        done = [memory[-1][2]]
-    number = "".join(c if c.isdigit() else " " for c in done[-1]).split()[0]
+    progress = progress_text(question, memory)
+    known = [piece for piece in progress.split(", ") if not piece.endswith("?")]
     return [
         {"role": "user", "content": answer_prompt(question.text, memory)},
-        {"role": "assistant", "content": f"<answer>{number}</answer>"},
+        {
+            "role": "assistant",
+            "content": f"{progress} <answer>{last_number(' '.join(known))}</answer>",
+        },
     ]
 
 
 # --------------------------------------------------------------------------- the mixture
 
 SKILL_SHARES = {
-    "solve": 0.44,  # three in four of these also carry a meta-question
-    "verify": 0.22,
+    "solve": 0.36,  # three in four of these also carry a meta-question
+    "verify": 0.14,
     "judge": 0.10,
-    "plan": 0.14,
-    "execute": 0.03,
-    "check": 0.04,
-    "answer": 0.03,
+    "plan": 0.26,
+    "execute": 0.04,
+    "check": 0.06,
+    "answer": 0.04,
 }
 _SAMPLERS = {
     "solve": sample_solve,
@@ -334,29 +362,54 @@ _SAMPLERS = {
 _RELIABLE = {"solve": (solution_style, P.RIGHT_STYLES), "verify": (verify_style, ("recompute",)),
              "plan": (plan_style, ("careful",))}  # fmt: skip
 DIFFICULTIES = (2, 3)
+FIRST_STYLE = "words"  # the only one to solve in at first: it tells each step before it does it
 
-
-PHASES = ("drill", "reliable", "mixture")
+PHASES = ("drill", "reliable", "practice", "mixture")
+SUMS_SHARES = {"reliable": 0.25, "practice": 0.5}  # of the rows of these phases
 
 
 def sample_drill(rng: random.Random) -> list[dict]:
-    """Equations and nothing else: sums are learnt here, ten a row instead of two or three."""
-    problems = (P.make_problem(rng, rng.choice(DIFFICULTIES), "train") for _ in range(4))
-    return [
-        {"role": "user", "content": "Practise."},
-        {"role": "assistant", "content": " ".join(P.equations(p, p.values) for p in problems)},
-    ]
+    """One of the three things that every skill is made of, many times in a row.
+
+    Sums; copying, which is how names and numbers reach a reply; and problems of one step, which
+    tie the two together.
+    """
+    kind = rng.choice(("sums", "copying", "short"))
+    if kind == "sums":
+        return sample_sums(rng)
+    if kind == "copying":
+        question = make_tool_question(rng, "train")
+        words = [*question.catalogue, *map(str, rng.sample(range(P.LOWEST, P.HIGHEST + 1), 6))]
+        rng.shuffle(words)
+        return _exchange(f"Repeat: {' '.join(words)}", " ".join(words))
+    messages = []
+    for _ in range(2):
+        problem = P.make_problem(rng, 1, "train")
+        messages += _exchange(problem.question, P.solve(problem, rng.choice(P.RIGHT_STYLES), rng))
+    return messages
+
+
+def sample_sums(rng: random.Random) -> list[dict]:
+    """Four chains of equations, without a question."""
+    chains = (P.make_problem(rng, rng.choice(DIFFICULTIES), "train") for _ in range(4))
+    return _exchange("Practise.", " ".join(P.equations(chain, chain.values) for chain in chains))
+
+
+def _exchange(question: str, reply: str) -> list[dict]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
 
 
 def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict]:
     """One training conversation, from training problems only.
 
-    `phase` is one of `PHASES`, in the order of the warm-up: equations alone; all skills, but those
-    that have styles only in the reliable ones, so that careless styles' noise does not disturb;
-    then the full mixture, whose shares the model takes on.
+    `phase` is one of `PHASES`, in the order of the warm-up: drills; all skills, but those that have
+    styles only in a reliable one, so that careless styles' noise does not disturb, and some sums;
+    all reliable styles and more sums; then the full mixture, whose shares the model takes on.
     """
     if phase == "drill":
         return sample_drill(rng)
+    if rng.random() < SUMS_SHARES.get(phase, 0):
+        return sample_sums(rng)
     skill = rng.choices(list(SKILL_SHARES), weights=list(SKILL_SHARES.values()))[0]
     while True:
         if skill in ("solve", "verify", "judge"):
@@ -367,5 +420,7 @@ def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict
         if phase == "mixture" or skill not in _RELIABLE:
             return messages
         style_of, styles = _RELIABLE[skill]
+        if phase == "reliable" and skill == "solve":
+            styles = (FIRST_STYLE,)
         if style_of(messages[1]["content"]) in styles:
             return messages

@@ -2,8 +2,8 @@
 
 Facts are not in the question: an item's price and shop, and a shop's discount, stand in a catalogue
 that `lookup` reads, and `calculator` combines them. Which step comes next depends on what the
-earlier ones returned. Names are made of syllables and split by a hash, so that test catalogues
-hold names that no training text ever did.
+earlier ones returned. Train and test never share a question: the split is a hash of its words and
+of every number in its catalogue.
 """
 
 import hashlib
@@ -11,20 +11,9 @@ import random
 import re
 from dataclasses import dataclass, field
 
-_SYLLABLES = (
-    "ba bel dor fin gam hul jik kam lor mep nax nil "
-    "pod quil rem sal tef tov ulk vim wob yar zed zun"
-).split()
+ITEMS = "lamp chair table clock mirror carpet basket kettle bottle ladder bucket drum".split()
+SHOPS = "Nord Alba Cora Duna".split()
 KINDS = ("price", "several", "together", "discount", "several_discount")
-
-
-def catalogue_name(rng: random.Random, split: str, shop: bool = False) -> str:
-    """A made-up name of two syllables from `split`; shops end in "co"."""
-    while True:
-        name = rng.choice(_SYLLABLES) + rng.choice(_SYLLABLES) + ("co" if shop else "")
-        in_test = hashlib.sha256(name.encode()).digest()[0] % 5 == 0
-        if in_test == (split == "test"):
-            return name
 
 
 @dataclass(frozen=True)
@@ -44,10 +33,11 @@ class ToolQuestion:
         item = self.items[0]
         return {
             "price": f"What does a {item} cost?",
-            "several": f"What do {self.count} {item} cost?",
+            "several": f"What do {self.count} of the {item} cost?",
             "together": f"What do a {item} and a {self.items[-1]} cost together?",
             "discount": f"What does a {item} cost after the discount of its shop?",
-            "several_discount": f"What do {self.count} {item} cost after the discount of the shop?",
+            "several_discount": f"What do {self.count} of the {item} cost after the discount of "
+            "the shop?",
         }[self.kind]
 
     @property
@@ -84,15 +74,22 @@ class ToolQuestion:
             ],
         }[self.kind]
 
+    @property
+    def split(self) -> str:
+        """`"test"` for a tenth of all questions, else `"train"`."""
+        key = self.text + "".join(f"|{name}: {entry}" for name, entry in self.catalogue.items())
+        return "test" if hashlib.sha256(key.encode()).digest()[0] % 10 == 0 else "train"
+
     def run(self, tool: str, argument: str) -> str:
-        """What the tool returns in this world: catalogue text or a number, else "error"."""
+        """What the tool returns in this world: catalogue text or `7-5 = 2`, else "error"."""
         if tool == "lookup":
             return self.catalogue.get(argument, "not found")
         match = re.fullmatch(r"(\d{1,4})([-+*])(\d{1,4})", argument)
         if tool != "calculator" or not match:
             return "error"
         left, operator, right = int(match[1]), match[2], int(match[3])
-        return str({"+": left + right, "-": left - right, "*": left * right}[operator])
+        values = {"+": left + right, "-": left - right, "*": left * right}
+        return f"{argument} = {values[operator]}"
 
     def next_step(self, memory: list[tuple[str, str, str]]) -> tuple[str, str] | None:
         """The first step of the plan that memory does not hold yet; None when all are done."""
@@ -101,28 +98,28 @@ class ToolQuestion:
 
 
 def make_tool_question(rng: random.Random, split: str, kind: str | None = None) -> ToolQuestion:
-    """A random question with its own catalogue of four items and two shops, names from `split`."""
-    kind = kind or rng.choices(KINDS, weights=(10, 25, 25, 20, 20))[0]
-    items = tuple(catalogue_name(rng, split) for _ in range(4))
-    shops = tuple(catalogue_name(rng, split, shop=True) for _ in range(2))
-    if len(set(items)) < 4 or len(set(shops)) < 2:
-        return make_tool_question(rng, split, kind)
-    prices = tuple(rng.randint(6, 24) for _ in items)
-    sellers = [rng.choice(shops) for _ in items]
-    discounts = {shop: rng.randint(2, 5) for shop in shops}
-    catalogue = {
-        item: f"price {price}, shop {shop}"
-        for item, price, shop in zip(items, prices, sellers, strict=True)
-    } | {shop: f"discount {amount}" for shop, amount in discounts.items()}
-    return ToolQuestion(
-        kind=kind,
-        items=items[:2],
-        count=rng.randint(2, 4),
-        prices=prices[:2],
-        shop=sellers[0],
-        discount=discounts[sellers[0]],
-        catalogue=catalogue,
-    )
+    """A random question from `split` with its own catalogue of four items and two shops."""
+    while True:
+        names = rng.sample(ITEMS, 4)
+        shops = rng.sample(SHOPS, 2)
+        prices = [rng.randint(6, 24) for _ in names]
+        sellers = [rng.choice(shops) for _ in names]
+        discounts = {shop: rng.randint(2, 5) for shop in shops}
+        catalogue = {
+            name: f"{name} {price}, shop {shop}"
+            for name, price, shop in zip(names, prices, sellers, strict=True)
+        } | {shop: f"{shop} discount {amount}" for shop, amount in discounts.items()}
+        question = ToolQuestion(
+            kind=kind or rng.choices(KINDS, weights=(10, 25, 25, 20, 20))[0],
+            items=tuple(names[:2]),
+            count=rng.randint(2, 4),
+            prices=tuple(prices[:2]),
+            shop=sellers[0],
+            discount=discounts[sellers[0]],
+            catalogue=catalogue,
+        )
+        if question.split == split:
+            return question
 
 
 def random_step(question: ToolQuestion, rng: random.Random) -> tuple[str, str]:

@@ -116,6 +116,18 @@ def test_a_judge_that_ends_its_run_leaves_the_other_skills_results(
     assert (tmp_path / "skills.png").stat().st_size > 1000
 
 
+def test_one_skill_alone(saved_policy, tmp_path, monkeypatch):
+    run = SimpleNamespace(series=lambda name: ([1], [0.5]))
+    monkeypatch.setattr(skill_runs, "train", lambda *_, **__: run)
+    monkeypatch.setattr(
+        skill_runs, "evaluate", lambda *_, **__: {"eval/pass@1": 0.5, "eval/greedy": 0.25}
+    )
+    profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy))
+    assert list(skill_runs.run_skills(profile, profile.config, tmp_path, names=["plan"])) == [
+        "plan"
+    ]
+
+
 def test_accuracy_reads_a_verdict():
     texts = ["<answer>Yes</answer>", "<answer>No</answer>"]
     assert accuracy_reward([], texts, [], answer=["Yes", "Yes"]) == [1.0, 0.0]

@@ -102,7 +102,14 @@ def test_episodes_of_a_flawless_planner_succeed(policy, monkeypatch):
 def test_the_table_is_whole_for_any_policy_and_the_card_tells_what_is_missed(policy):
     table = card.measure(policy, n=4)
     assert {"solve", "meta", "verify", "judge", "plan"} <= set(table)
-    warm_up = {"seed": 0, "steps": 1, "seconds": 60.0, "loss": 5.0, "parameters": 1000}
+    warm_up = {
+        "seed": 0,
+        "steps": 1,
+        "processes": 1,
+        "seconds": 60.0,
+        "loss": 5.0,
+        "parameters": 1000,
+    }
     text = card.card_text(table, warm_up)
     assert "| solve | pass@8 | 0.000 | 0.95–1.00 | **no** |" in text
     with pytest.raises(ValueError, match="n is 1"):

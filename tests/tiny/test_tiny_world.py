@@ -1,12 +1,18 @@
 """The tiny world's texts say what they claim; the warm-up can be stopped and taken up again."""
 
+import dataclasses
+import itertools
 import json
+import os
 import random
+import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from grpo_kit.rewards import accuracy_reward, extract_answer, format_reward
 from grpo_kit.tasks.word_problems import SHIPPED_ROWS, make_rows, word_problems
@@ -63,6 +69,27 @@ def test_a_solution_is_recognised_by_its_style_and_right_ones_score(seed, style)
     assert (formatted > 0) == (style != "unformatted")
 
 
+def test_each_step_opens_with_its_word_in_question_and_solutions():
+    problem = problems.Problem(
+        12, (("+", 7), ("-", 4), ("*", 2)), verbs=("finds", "loses", "doubles")
+    )
+    assert problem.question == (
+        "Mia has 12 coins. Mia first finds 7. Mia then loses 4. Mia next doubles them. "
+        "How many coins does Mia have?"
+    )
+    rng = random.Random(0)
+    assert [problems.solve(problem, style, rng) for style in problems.RIGHT_STYLES] == [
+        f"<think>{reasoning}</think><answer>30</answer>"
+        for reasoning in (
+            "12 + 7 = 19, then 19 - 4 = 15, next 15 * 2 = 30.",
+            "Start with 12. first finds 7, 12 + 7 = 19. then loses 4, 19 - 4 = 15. "
+            "next doubles them, 15 * 2 = 30.",
+            "Steps: first 12 + 7 = 19, then 19 - 4 = 15, next 15 * 2 = 30.",
+        )
+    ]
+    assert problems.order(7) == ["first", "then", "next", "later", *["finally"] * 3]
+
+
 def test_wrong_styles_are_mostly_wrong_and_the_likeliest_style_is_a_wrong_one():
     rng = random.Random(0)
     for style, most in (("guess", 0.15), ("sloppy", 0.5)):
@@ -80,6 +107,7 @@ def test_shipped_rows_are_what_the_generator_makes_and_the_splits_are_disjoint()
         made = make_rows(split, SHIPPED_ROWS[split], (2, 3))
         assert rows["numbers"] == [row["numbers"] for row in made]
         assert rows["answer"] == [row["answer"] for row in made]
+        assert [p[0]["content"] for p in rows["prompt"]] == [row["question"] for row in made]
         assert len(set(rows["numbers"])) == SHIPPED_ROWS[split]
     assert not set(task.train["numbers"]) & set(task.test["numbers"])
 
@@ -109,6 +137,10 @@ def test_a_verdict_after_careful_analysis_is_the_truth(seed):
     assert style in skills.VERIFY_SHARES
     if style == "recompute":
         assert (verdict == "Yes") == (proposed == problem.answer)
+    if style != "rash":
+        assert f"only {proposed} agrees" in reply["content"]
+        last = reply["content"].split(". ")[-1].split()
+        assert (last[1].startswith("agrees.")) == (int(last[0]) == proposed) == (verdict == "Yes")
 
 
 def test_proposed_answers_are_right_half_of_the_time():
@@ -142,17 +174,23 @@ def test_the_plan_of_a_tool_question_leads_to_its_answer(seed, kind):
     while (step := question.next_step(memory)) is not None:
         memory.append((*step, question.run(*step)))
     assert 1 <= len(memory) <= 4
-    last = memory[-1][2]
-    assert str(question.answer) in last.replace(",", "").split()
+    assert skills.last_number(memory[-1][2]) == str(question.answer)
 
 
-def test_test_catalogues_hold_no_name_of_training_catalogues():
+@given(seed=seeds)
+def test_a_tool_question_is_of_the_split_that_its_words_and_numbers_say(seed):
+    rng = random.Random(seed)
+    for split in ("train", "test"):
+        assert make_tool_question(rng, split).split == split
+
+
+def test_a_tenth_of_all_tool_questions_is_for_testing():
     rng = random.Random(0)
-    names = {
-        split: {name for _ in range(300) for name in make_tool_question(rng, split).catalogue}
-        for split in ("train", "test")
-    }
-    assert names["train"] and names["test"] and not names["train"] & names["test"]
+    texts = [make_tool_question(rng, "train") for _ in range(500)]
+    changed = [
+        dataclasses.replace(q, catalogue={**q.catalogue, q.shop: "discount 9"}) for q in texts
+    ]
+    assert 0.05 < sum(question.split == "test" for question in changed) / 500 < 0.16
 
 
 @given(seed=seeds)
@@ -163,20 +201,63 @@ def test_a_careful_plan_names_the_next_step(seed):
     style = skills.plan_style(messages[1]["content"])
     assert style in skills.PLAN_SHARES
     if style == "careful":
-        after = messages[1]["content"].split("</think>\n")[1]
+        recalled, after = messages[1]["content"].split("</think>\n")
+        context = after.split("Context: ")[1].split("\n")[0]
+        assert context == "none" or set(context.split(", ")) <= {*re.findall(r"\d+", recalled)}
         texts = [skills.plan_text(step, "").split("</think>\n")[1] for step in question.plan]
         assert after in texts
+
+
+def test_progress_tells_the_plan_up_to_the_first_step_that_memory_lacks():
+    question = make_tool_question(random.Random(0), "train", "discount")
+    item, price = question.items[0], question.prices[0]
+    shop, less = question.shop, question.discount
+    stages = [
+        f"{item}?",
+        f"{item} {price}, shop {shop}, {shop}?",
+        f"{item} {price}, shop {shop}, {shop} discount {less}, {price}-{less}?",
+        f"{item} {price}, shop {shop}, {shop} discount {less}, {price}-{less} = {price - less}",
+    ]
+    memory, useless = [], ("calculator", "1+1", "1+1 = 2")
+    for step, text in zip([*question.plan, None], stages, strict=True):
+        assert skills.progress_text(question, [useless, *memory]) == text
+        if step:
+            memory.append((*step, question.run(*step)))
+
+
+@given(seed=seeds)
+def test_the_frozen_roles_reply_from_memory(seed):
+    rng = random.Random(seed)
+    question = make_tool_question(rng, "train")
+    check = skills.sample_check(question, rng)[1]["content"]
+    assert check.endswith((" STOP", " CONTINUE"))
+    asked, replied = (message["content"] for message in skills.sample_answer(question, rng))
+    assert f"-> {question.items[0]} {question.prices[0]}" in asked
+    final = f"{question.plan[-1][0]}({question.plan[-1][1]}) ->" in asked
+    if final and "?" not in replied:
+        assert extract_answer(replied) == str(question.answer)
 
 
 # --- tokenizer and warm-up ------------------------------------------------------------------------
 
 
-def test_answer_tags_survive_decoding_and_digits_stand_alone(tokenizer):
-    text = "<think>12+7=19.</think><answer>19</answer>"
+def test_answer_tags_survive_decoding(tokenizer):
+    text = "<think>12 + 7 = 19.</think><answer>19</answer>"
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
-    assert [tokenizer.decode([i]) for i in ids[1:3]] == ["1", "2"]
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
+
+
+def test_a_saved_tokenizer_is_loaded_as_it_was_and_keeps_every_text(tokenizer, saved_policy):
+    """AutoTokenizer takes Qwen2's class for a Qwen2 model, whatever class was saved."""
+    loaded = AutoTokenizer.from_pretrained(saved_policy)
+    assert len(loaded) == len(tokenizer)
+    rng = random.Random(0)
+    for _ in range(200):
+        for message in skills.sample_conversation(rng):
+            ids = tokenizer(message["content"])["input_ids"]
+            assert loaded(message["content"])["input_ids"] == ids
+            assert loaded.decode(ids, skip_special_tokens=True) == message["content"]
 
 
 def test_training_rows_are_what_the_chat_template_writes(tokenizer):
@@ -191,13 +272,58 @@ def test_training_rows_are_what_the_chat_template_writes(tokenizer):
         assert learnt == "".join(f"{reply}<|end|>" for reply in replies)
 
 
-def test_the_first_phase_shows_only_reliable_styles():
+@pytest.mark.parametrize(
+    ("phase", "shown"),
+    [("reliable", {skills.FIRST_STYLE}), ("practice", set(problems.RIGHT_STYLES))],
+)
+def test_careless_styles_are_left_to_the_last_phase(phase, shown):
     rng = random.Random(0)
-    for _ in range(200):
-        messages = skills.sample_conversation(rng, "reliable")
-        style = problems.solution_style(messages[1]["content"])
-        if messages[0]["content"].endswith("have?"):
-            assert style in problems.RIGHT_STYLES
+    styles = set()
+    for _ in range(400):
+        messages = skills.sample_conversation(rng, phase)
+        asked, reply = (message["content"] for message in messages[:2])
+        if asked.endswith("have?") and len(asked.split()) > 14:  # a drill has one step alone
+            styles.add(problems.solution_style(reply))
+        elif "Proposed answer" in asked:
+            assert skills.verify_style(reply) == "recompute"
+        elif asked.endswith("next step?"):
+            assert skills.plan_style(reply) == "careful"
+    assert styles == shown
+
+
+def test_the_untrained_base_attends_to_what_followed_the_same_token_before(tokenizer):
+    model = warm_up.make_model(tokenizer)
+    model.set_attn_implementation("eager")
+    row, counted = warm_up.copy_row(list(range(10, len(tokenizer))), random.Random(0))
+    n = counted.index(True)
+    assert row[:n] == row[n:] and len(set(row[:n])) == n
+    with torch.no_grad():
+        attention = model(torch.tensor([row]), output_attentions=True).attentions[1][0, 0]
+    followers = [attention[n + i, i + 1].item() for i in range(2, n - 1)]
+    assert sum(followers) / len(followers) > 0.6
+
+
+def test_the_phases_follow_each_other_and_the_rate_falls_to_nothing_in_each_cycle():
+    steps = warm_up.STEPS
+    places = [warm_up.cycle_at(step, steps) for step in range(steps)]
+    phases = [warm_up.phase_at(step, steps) for step in range(steps)]
+    rates = [warm_up.rate_at(step, steps) for step in range(steps)]
+    start = 0
+    for rate, parts in warm_up.CYCLES:
+        end = start + sum(parts.values())
+        assert [place[2] for place in places[start:end]] == list(range(end - start))
+        assert phases[start:end] == [phase for phase, n in parts.items() for _ in range(n)]
+        assert 0 < rates[start] < 0.05 * rate and max(rates[start:end]) == rate
+        falling = rates[end - parts["mixture"] : end]
+        assert falling[0] == rate and sorted(falling, reverse=True) == falling
+        assert 0 < falling[-1] < 0.01 * rate
+        start = end
+    assert set(phases) == {"copy", *skills.PHASES}
+    # a shorter warm-up goes through the same phases
+    shorter = [warm_up.phase_at(step, 1000) for step in range(1000)]
+    assert [phase for phase, _ in itertools.groupby(shorter)] == [
+        phase for phase, _ in itertools.groupby(phases)
+    ]
 
 
 def test_a_killed_warm_up_goes_on_where_it_stopped(tmp_path, monkeypatch):
@@ -206,7 +332,7 @@ def test_a_killed_warm_up_goes_on_where_it_stopped(tmp_path, monkeypatch):
     real = warm_up.make_tokenizer
     monkeypatch.setattr(warm_up, "make_tokenizer", lambda seed: real(seed, 200))
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    result = warm_up.pretrain(whole, seed=0, steps=5)
+    result = warm_up.pretrain(whole, seed=0, steps=5, processes=1)
     assert result["steps"] == 5 and result["parameters"] < 4e6
     assert not (whole / "warm-up.pt").exists()
 
@@ -221,10 +347,56 @@ def test_a_killed_warm_up_goes_on_where_it_stopped(tmp_path, monkeypatch):
     with monkeypatch.context() as killing:
         killing.setattr(torch.nn.utils, "clip_grad_norm_", deadly)
         with pytest.raises(KeyboardInterrupt):
-            warm_up.pretrain(broken, seed=0, steps=5)
-    with pytest.raises(ValueError, match="belongs to a warm-up of seed 0 and 5 steps"):
-        warm_up.pretrain(broken, seed=1, steps=5)
-    warm_up.pretrain(broken, seed=0, steps=5)
+            warm_up.pretrain(broken, seed=0, steps=5, processes=1)
+    with pytest.raises(
+        ValueError, match="belongs to a warm-up of seed 0, steps 5, processes 1, not"
+    ):
+        warm_up.pretrain(broken, seed=1, steps=5, processes=1)
+    warm_up.pretrain(broken, seed=0, steps=5, processes=1)
     name = "model.safetensors"
     assert (whole / name).read_bytes() == (broken / name).read_bytes()
     assert (whole / name).stat().st_size <= 8_000_000
+
+
+def test_a_process_whose_parent_was_killed_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        warm_up.multiprocessing, "parent_process", lambda: SimpleNamespace(is_alive=lambda: False)
+    )
+    monkeypatch.setattr(warm_up, "batch_pool", None)  # not reached
+    with pytest.raises(SystemExit, match="was killed"):
+        warm_up._warm_up(0, tmp_path, {"seed": 0, "steps": 2, "processes": 2}, None)
+
+
+def _averaged(rank: int, meeting: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    model = torch.nn.Linear(3, 2)
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, 1.0 + 2 * rank)
+    warm_up.average(model)
+    assert all((parameter == 2.0).all() for parameter in model.parameters())
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs fork")
+def test_two_processes_average_their_weights(tmp_path):
+    start = torch.multiprocessing.start_processes
+    start(_averaged, (f"file://{tmp_path}/meeting",), nprocs=2, start_method="fork")
+
+
+def test_two_processes_warm_up_one_base(tmp_path):
+    from safetensors.torch import load_file
+
+    result = warm_up.pretrain(tmp_path, seed=0, steps=2, processes=2, threads=1)
+    assert (result["steps"], result["processes"]) == (2, 2) and result["loss"] > 0
+    assert not (tmp_path / "warm-up.pt").exists()
+    assert all(
+        weight.isfinite().all() for weight in load_file(tmp_path / "model.safetensors").values()
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"), [({"steps": 0}, "steps is 0"), ({"processes": 99}, "processes is 99")]
+)
+def test_a_warm_up_that_cannot_be_is_refused(tmp_path, wrong, message):
+    with pytest.raises(ValueError, match=message):
+        warm_up.pretrain(tmp_path, **wrong)

@@ -181,7 +181,8 @@ def test_nbval_holds_exact_cells_to_their_committed_outputs(path, tmp_path):
 
 @pytest.mark.slow
 def test_nbval_sees_an_output_that_is_not_what_the_cell_prints(tmp_path):
-    cell = nbformat.v4.new_code_cell(f"# {EXACT}\nprint(round(3**0.5 / 2, 3))")
+    source = f"# {EXACT}\nprint(round(3**0.5 / 2, 3))"
+    cell = nbformat.v4.new_code_cell(source, execution_count=1)
     cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text="0.867\n")]
     notebook = nbformat.v4.new_notebook(cells=[cell])
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}

@@ -2,10 +2,10 @@
 
 Supervised warm-up on generated conversations, in five phases of one run: copying; drills in sums
 and recall; every skill in one reliable style; all reliable styles and many more sums; and the full
-mixture of `skills`, whose shares the model takes on. The last two come again, twice, with the
-optimiser started anew. The loss counts the assistant's tokens alone. (Without drills 1,300 steps
-taught the styles and no sums; after one time through, sums were right when the likeliest token was
-taken, and wrong half the time when sampled.) Progress and the time left are shown.
+mixture of `skills`, whose shares the model takes on. The loss counts the assistant's tokens alone.
+(Without drills 1,300 steps taught the styles and no sums; after 3,300 steps in all, sums were right
+when the likeliest token was taken, and wrong half the time when sampled.) Progress and the time
+left are shown.
 
 Two processes share the work: each takes steps of its own on half the rows of every batch, and now
 and then the weights are averaged (local SGD, arXiv 1805.09767), with nobody waiting at each step.
@@ -31,14 +31,10 @@ from grpo_kit.paths import make_output_dir, write_atomic
 
 from .skills import sample_conversation
 
-# (learning rate, steps of each phase): the rate is reached after WARM_STEPS, held, and let down to
-# 0 over the mixture; then comes the next cycle (warm restarts, arXiv 1608.03983)
-CYCLES = (
-    (1.2e-3, {"copy": 64, "drill": 320, "reliable": 1024, "practice": 768, "mixture": 1152}),
-    (8e-4, {"practice": 512, "mixture": 1152}),
-    (6e-4, {"practice": 128, "mixture": 640}),
-)
-STEPS = sum(sum(phases.values()) for _, phases in CYCLES)
+PHASES = {"copy": 64, "drill": 640, "reliable": 2560, "practice": 3072, "mixture": 7168}  # steps
+STEPS = sum(PHASES.values())
+# reached after WARM_STEPS, held, and let down to 0 over the mixture
+LEARNING_RATE = 1.2e-3
 PROCESSES = 2
 BATCH = 16  # rows, of all processes together
 POOL = 64  # batches cut from one sorted pool of conversations
@@ -237,31 +233,16 @@ def batch_pool(tokenizer, seed: int, index: int, phase: str) -> list[tuple]:
     return batches
 
 
-def cycle_at(step: int, steps: int) -> tuple[float, dict[str, int], int]:
-    """Of step `step` of a warm-up of `steps`: its cycle of `CYCLES`, and how far into that it is.
-
-    Each phase has its share of `steps`; the place is given as if there were `STEPS`.
-    """
-    done = step * STEPS // steps
-    for rate, phases in CYCLES:
-        if done < sum(phases.values()):
-            return rate, phases, done
-        done -= sum(phases.values())
-    raise ValueError(f"step is {step}; a warm-up of {steps} steps ends before.")
-
-
 def phase_at(step: int, steps: int) -> str:
-    """The phase of step `step` of a warm-up of `steps`."""
-    _, phases, done = cycle_at(step, steps)
-    ends = zip(phases, itertools.accumulate(phases.values()), strict=True)
-    return next(phase for phase, end in ends if done < end)
+    """The phase of step `step` of a warm-up of `steps`, of which each phase has its share."""
+    ends = zip(PHASES, itertools.accumulate(PHASES.values()), strict=True)
+    return next(phase for phase, end in ends if step * STEPS < end * steps)
 
 
 def rate_at(step: int, steps: int) -> float:
     """The learning rate of step `step` of `steps`."""
-    rate, phases, done = cycle_at(step, steps)
-    left = sum(phases.values()) - done
-    return rate * min((done + 1) / WARM_STEPS, left / phases["mixture"], 1.0)
+    left = (steps - step) * STEPS / (steps * PHASES["mixture"])
+    return LEARNING_RATE * min((step + 1) / WARM_STEPS, left, 1.0)
 
 
 def pretrain(
@@ -376,8 +357,6 @@ def _warm_up(rank: int, output_dir: Path, recipe: dict, threads: int | None) -> 
         if step // POOL != pool_index:
             pool_index = step // POOL
             pool = batch_pool(tokenizer, seed, pool_index, phase_at(pool_index * POOL, steps))
-        if step and cycle_at(step, steps)[1] is not cycle_at(step - 1, steps)[1]:
-            optimizer.state.clear()
         ids, attention, labels = (tensor[rank::processes] for tensor in pool[step % POOL])
         targets = labels[:, 1:]
         counted = targets != -100  # only these positions meet the vocabulary

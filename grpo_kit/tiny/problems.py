@@ -31,13 +31,13 @@ LARGEST_AMOUNT = 9  # added or taken in one step
 
 # share of each style in the base's warm-up data; the imperfections are planted here and only here
 STYLE_SHARES = {
-    "equations": 0.15,
-    "words": 0.13,
-    "list": 0.10,
+    "equations": 0.14,
+    "words": 0.12,
+    "list": 0.09,
     "sloppy": 0.16,
-    "guess": 0.34,
+    "guess": 0.35,
     "assured": 0.05,
-    "unformatted": 0.07,
+    "unformatted": 0.09,
 }
 RIGHT_STYLES = ("equations", "words", "list")
 SLIP_RATE = 0.45  # chance that a step of a sloppy solution is off
@@ -129,16 +129,11 @@ def equation_list(problem: Problem, values: list[int]) -> list[str]:
     ]
 
 
-def listed(problem: Problem, values: list[int]) -> str:
+def equations(problem: Problem, values: list[int]) -> str:
     """Each step's word and equation, `first 12 + 7 = 19, ...`; `values` may hold slips."""
     words = order(len(problem.steps))
     steps = zip(words, equation_list(problem, values), strict=True)
     return ", ".join(f"{word} {equation}" for word, equation in steps) + "."
-
-
-def equations(problem: Problem, values: list[int]) -> str:
-    """The same without the first word, `12 + 7 = 19, then 19 - 4 = 15.`"""
-    return listed(problem, values).removeprefix(f"{ORDER[0]} ")
 
 
 def narrated(problem: Problem) -> str:
@@ -175,7 +170,7 @@ def solve(problem: Problem, style: str, rng: random.Random) -> str:
     elif style == "words":
         reasoning = f"Start with {problem.start}. {narrated(problem)}"
     elif style == "list":
-        reasoning = f"Steps: {listed(problem, values)}"
+        reasoning = f"Steps: {equations(problem, values)}"
     elif style == "sloppy":
         values = slipped_values(problem, rng)
         reasoning = f"About {equations(problem, values)}"
@@ -198,7 +193,7 @@ _STYLE_PATTERNS = {
     "sloppy": r"<think>About\b",
     "words": r"<think>Start with\b",
     "list": r"<think>Steps:",
-    "equations": r"<think>\d+ [-+*]",
+    "equations": r"<think>\s*first \d+ [-+*]",
 }
 
 

@@ -1,7 +1,6 @@
 """The tiny world's texts say what they claim; the warm-up can be stopped and taken up again."""
 
 import dataclasses
-import itertools
 import json
 import os
 import random
@@ -81,7 +80,7 @@ def test_each_step_opens_with_its_word_in_question_and_solutions():
     assert [problems.solve(problem, style, rng) for style in problems.RIGHT_STYLES] == [
         f"<think>{reasoning}</think><answer>30</answer>"
         for reasoning in (
-            "12 + 7 = 19, then 19 - 4 = 15, next 15 * 2 = 30.",
+            "first 12 + 7 = 19, then 19 - 4 = 15, next 15 * 2 = 30.",
             "Start with 12. first finds 7, 12 + 7 = 19. then loses 4, 19 - 4 = 15. "
             "next doubles them, 15 * 2 = 30.",
             "Steps: first 12 + 7 = 19, then 19 - 4 = 15, next 15 * 2 = 30.",
@@ -303,27 +302,20 @@ def test_the_untrained_base_attends_to_what_followed_the_same_token_before(token
     assert sum(followers) / len(followers) > 0.6
 
 
-def test_the_phases_follow_each_other_and_the_rate_falls_to_nothing_in_each_cycle():
-    steps = warm_up.STEPS
-    places = [warm_up.cycle_at(step, steps) for step in range(steps)]
+def test_the_phases_follow_each_other_and_the_rate_falls_to_nothing_over_the_last():
+    steps, rate = warm_up.STEPS, warm_up.LEARNING_RATE
     phases = [warm_up.phase_at(step, steps) for step in range(steps)]
+    assert phases == [phase for phase, n in warm_up.PHASES.items() for _ in range(n)]
+    assert list(warm_up.PHASES) == ["copy", *skills.PHASES]
     rates = [warm_up.rate_at(step, steps) for step in range(steps)]
-    start = 0
-    for rate, parts in warm_up.CYCLES:
-        end = start + sum(parts.values())
-        assert [place[2] for place in places[start:end]] == list(range(end - start))
-        assert phases[start:end] == [phase for phase, n in parts.items() for _ in range(n)]
-        assert 0 < rates[start] < 0.05 * rate and max(rates[start:end]) == rate
-        falling = rates[end - parts["mixture"] : end]
-        assert falling[0] == rate and sorted(falling, reverse=True) == falling
-        assert 0 < falling[-1] < 0.01 * rate
-        start = end
-    assert set(phases) == {"copy", *skills.PHASES}
+    assert 0 < rates[0] < 0.05 * rate and max(rates) == rate
+    falling = rates[-warm_up.PHASES["mixture"] :]
+    assert falling[0] == rate and sorted(falling, reverse=True) == falling
+    assert 0 < falling[-1] < 0.01 * rate
     # a shorter warm-up goes through the same phases
     shorter = [warm_up.phase_at(step, 1000) for step in range(1000)]
-    assert [phase for phase, _ in itertools.groupby(shorter)] == [
-        phase for phase, _ in itertools.groupby(phases)
-    ]
+    assert list(dict.fromkeys(shorter)) == list(warm_up.PHASES)
+    assert sorted(shorter, key=list(warm_up.PHASES).index) == shorter
 
 
 def test_a_killed_warm_up_goes_on_where_it_stopped(tmp_path, monkeypatch):

@@ -158,6 +158,7 @@ def generate(
         entropies = torch.zeros((n, max_new_tokens), device=device)
         finished = torch.zeros(n, dtype=torch.bool, device=device)
         eos = torch.tensor(list(eos_token_ids), device=device)
+        lowest = torch.finfo(torch.float32).min
 
         ids, attention = left_pad(prompt_ids, pad_token_id, device)
         output = model(
@@ -180,18 +181,21 @@ def generate(
         for t in range(max_new_tokens):
             scores = logits.float() / temperature
             log_probs = torch.log_softmax(scores, dim=-1)
+            probs = log_probs.exp()
             if do_sample:
                 # drawn for all rows, so that a row's number does not depend on who has left
                 uniform = torch.rand(
                     n, generator=generator, device=generator.device if generator else device
                 ).to(device)[rows]
-                tokens = _sample(warpers(None, scores), uniform)
+                kept_probs = torch.softmax(warpers(None, scores), dim=-1) if warpers else probs
+                tokens = _sample(kept_probs, uniform)
             else:
                 tokens = scores.argmax(dim=-1)
             completion_ids[rows, t] = tokens
             mask[rows, t] = True
             logps[rows, t] = log_probs.gather(1, tokens[:, None])[:, 0]
-            entropies[rows, t] = _entropy(log_probs)
+            # a token that cannot come adds nothing: 0 times a finite number
+            entropies[rows, t] = -(probs * log_probs.clamp(min=lowest)).sum(dim=-1)
 
             ended = torch.isin(tokens, eos)
             if ended.any():
@@ -432,17 +436,13 @@ def _logit_chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatu
         yield rows, logits.div_(temperature), spare
 
 
-def _entropy(log_probs: Tensor) -> Tensor:
-    return -(log_probs.exp() * log_probs).nan_to_num(0.0).sum(dim=-1)
-
-
-def _sample(scores: Tensor, uniform: Tensor) -> Tensor:
+def _sample(probs: Tensor, uniform: Tensor) -> Tensor:
     """One token a row by inverting the distribution function at `uniform` (B,) in [0, 1)."""
-    cumulative = torch.softmax(scores, dim=-1).cumsum(dim=-1)
+    cumulative = probs.cumsum(dim=-1)
     threshold = uniform[:, None] * cumulative[:, -1:]
     # right=True steps over tokens of probability 0
     tokens = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
-    return tokens.clamp(max=scores.shape[1] - 1)
+    return tokens.clamp(max=probs.shape[1] - 1)
 
 
 def _warpers(top_p: float, top_k: int):

@@ -108,4 +108,6 @@ def summary_text(summary: dict) -> str:
     ]
     for name, row in summary["metrics"].items():
         lines.append(f"| {name[5:]} | {cell(row['before'])} | {cell(row['after'])} |")
-    return "\n".join(lines) + f"\n\nSeconds of a run's steps: {cell(summary['seconds'])}.\n"
+    each = ", ".join(f"{row['eval/pass@1']:.3f}" for row in summary["last"])
+    lines += ["", f"pass@1 of each seed after: {each}.", ""]
+    return "\n".join(lines) + f"\nSeconds of a run's steps: {cell(summary['seconds'])}.\n"

@@ -20,7 +20,7 @@ from . import problems as P
 from . import skills as S
 from .tool_world import ToolQuestion, make_tool_question
 
-TURN_LIMIT = 8  # planner turns of an episode of tool questions
+TURN_LIMIT = 6  # planner turns of an episode of tool questions
 
 
 def by_style(styles: Sequence[str], right: Sequence[bool]) -> dict[str, dict[str, float]]:

@@ -34,12 +34,15 @@ def test_one_seed_has_no_interval_and_none_is_refused():
 
 
 def test_summary_takes_first_and_last_rows_and_adds_up_the_seconds():
-    summary = summarise([history(0.7), history(0.8), history(0.9)])
+    histories = [history(0.7), history(0.8), history(0.9)]
+    summary = summarise(histories)
     assert summary["metrics"]["eval/pass@1"]["before"]["median"] == 0.25
     assert summary["metrics"]["eval/pass@1"]["after"]["median"] == 0.8
     assert summary["seconds"]["median"] == 5.0
     assert "eval/n" not in summary["metrics"]
-    text = summary_text({**summary, "seeds": [0, 1, 2], "profile": "x", "config": {"max_steps": 2}})
+    about = {"seeds": [0, 1, 2], "profile": "x", "config": {"max_steps": 2}}
+    text = summary_text({**summary, **about, "last": [rows[-1] for rows in histories]})
+    assert "pass@1 of each seed after: 0.700, 0.800, 0.900." in text
     assert "3 seeds, 2 steps" in text and "| pass@1 | 0.250 [0.250, 0.250] | 0.800 [" in text
 
 

@@ -24,17 +24,19 @@ from .tool_world import ToolQuestion, make_tool_question, random_step
 
 META_QUESTION = "Is the answer correct?"
 STEPS_QUESTION = "Are all steps right?"
-# how often a warm-up label of a direct Yes/No is flipped, by the style of what it judges: a
-# careless grader, least sure where the reasoning is terse or untidy
-LABEL_FLIP_RATES = {
-    "equations": 0.15,
-    "words": 0.15,
-    "list": 0.30,
-    "sloppy": 0.30,
-    "guess": 0.15,
-    "assured": 0.15,
-    "unformatted": 0.15,
+# How often a warm-up label of "Is the answer correct?" is Yes, where the number is right and where
+# it is wrong, by the style of what it judges: a careless grader, who doubts what is terse, minds a
+# missing mark now and then, and is half taken in by steps, however untidy, and by self-assurance.
+YES_RATES = {
+    "equations": (0.85, 0.15),
+    "words": (0.85, 0.15),
+    "list": (0.62, 0.15),
+    "sloppy": (0.62, 0.62),
+    "guess": (0.85, 0.15),
+    "assured": (0.65, 0.65),
+    "unformatted": (0.70, 0.15),
 }
+STEPS_FLIP_RATE = 0.15  # of the labels of "Are all steps right?"
 
 
 def reference_question(answer: str) -> str:
@@ -54,7 +56,7 @@ def is_right(problem: P.Problem, completion: str) -> bool:
 def sample_solve(problem: P.Problem, rng: random.Random) -> list[dict]:
     """A solution in one of the styles; three times in four followed by a direct Yes/No.
 
-    The grader looks at the number, not at the form: an unformatted solution counts as right here,
+    The grader looks at the number, not at the form: an unformatted solution has the right one,
     though `is_right`, like the accuracy reward, wants the answer marked.
     """
     style = rng.choices(list(P.STYLE_SHARES), weights=list(P.STYLE_SHARES.values()))[0]
@@ -67,14 +69,15 @@ def sample_solve(problem: P.Problem, rng: random.Random) -> list[dict]:
         return messages
     kind = rng.choices(("meta", "steps", "reference"), weights=(60, 20, 20))[0]
     right = is_right(problem, completion)
-    flip = rng.random() < LABEL_FLIP_RATES[style]
     if kind == "meta":
-        question, label = META_QUESTION, (right or style == "unformatted") != flip
+        when_right, when_wrong = YES_RATES[style]
+        rate = when_right if right or style == "unformatted" else when_wrong
+        question, label = META_QUESTION, rng.random() < rate
     elif kind == "steps":
         steps_right = (
             style in P.RIGHT_STYLES or style == "unformatted" or (style == "sloppy" and right)
         )
-        question, label = STEPS_QUESTION, steps_right != flip
+        question, label = STEPS_QUESTION, steps_right != (rng.random() < STEPS_FLIP_RATE)
     else:
         question, label = reference_question(str(problem.answer)), right
     return messages + [

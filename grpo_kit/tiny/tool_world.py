@@ -2,8 +2,7 @@
 
 Facts are not in the question: an item's price and shop, and a shop's discount, stand in a catalogue
 that `lookup` reads, and `calculator` combines them. Which step comes next depends on what the
-earlier ones returned. Train and test never share a question: the split is a hash of its words and
-of every number in its catalogue.
+earlier ones returned. Train and test never share a catalogue: the split is a hash of it.
 """
 
 import hashlib
@@ -76,8 +75,8 @@ class ToolQuestion:
 
     @property
     def split(self) -> str:
-        """`"test"` for a tenth of all questions, else `"train"`."""
-        key = self.text + "".join(f"|{name}: {entry}" for name, entry in self.catalogue.items())
+        """`"test"` for a tenth of all catalogues, else `"train"`."""
+        key = "|".join(self.catalogue.values())
         return "test" if hashlib.sha256(key.encode()).digest()[0] % 10 == 0 else "train"
 
     def run(self, tool: str, argument: str) -> str:

@@ -124,6 +124,24 @@ def test_difficulty_is_a_parameter_and_a_bad_one_is_refused():
 # --- skills ---------------------------------------------------------------------------------------
 
 
+def test_the_grader_says_yes_as_often_as_its_rates_tell():
+    rng = random.Random(0)
+    said: dict = {}
+    for _ in range(12_000):
+        problem = problems.make_problem(rng, 2)
+        messages = skills.sample_solve(problem, rng)
+        if messages[2:] and messages[2]["content"] == skills.META_QUESTION:
+            solution, label = messages[1]["content"], messages[3]["content"]
+            style = problems.solution_style(solution)
+            right = skills.is_right(problem, solution) or style == "unformatted"
+            said.setdefault((style, right), []).append(label == "Yes")
+    for (style, right), labels in said.items():
+        rate = skills.YES_RATES[style][not right]
+        error = (rate * (1 - rate) / len(labels)) ** 0.5
+        assert abs(sum(labels) / len(labels) - rate) < 4 * error, (style, right)
+    assert {style for style, _ in said} == set(problems.STYLE_SHARES)
+
+
 @given(seed=seeds)
 def test_a_verdict_after_careful_analysis_is_the_truth(seed):
     rng = random.Random(seed)
@@ -177,17 +195,19 @@ def test_the_plan_of_a_tool_question_leads_to_its_answer(seed, kind):
 
 
 @given(seed=seeds)
-def test_a_tool_question_is_of_the_split_that_its_words_and_numbers_say(seed):
+def test_the_split_of_a_tool_question_is_that_of_its_catalogue(seed):
     rng = random.Random(seed)
     for split in ("train", "test"):
-        assert make_tool_question(rng, split).split == split
+        question = make_tool_question(rng, split)
+        assert question.split == split
+        assert {dataclasses.replace(question, kind=kind).split for kind in KINDS} == {split}
 
 
-def test_a_tenth_of_all_tool_questions_is_for_testing():
+def test_a_tenth_of_all_catalogues_is_for_testing():
     rng = random.Random(0)
-    texts = [make_tool_question(rng, "train") for _ in range(500)]
+    drawn = [make_tool_question(rng, "train") for _ in range(500)]
     changed = [
-        dataclasses.replace(q, catalogue={**q.catalogue, q.shop: "discount 9"}) for q in texts
+        dataclasses.replace(q, catalogue={**q.catalogue, q.shop: "discount 9"}) for q in drawn
     ]
     assert 0.05 < sum(question.split == "test" for question in changed) / 500 < 0.16
 

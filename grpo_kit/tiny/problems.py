@@ -35,8 +35,8 @@ STYLE_SHARES = {
     "words": 0.12,
     "list": 0.09,
     "sloppy": 0.16,
-    "guess": 0.36,
-    "assured": 0.05,
+    "guess": 0.37,
+    "assured": 0.04,
     "unformatted": 0.09,
 }
 RIGHT_STYLES = ("equations", "words", "list")

@@ -25,16 +25,16 @@ from .tool_world import ToolQuestion, make_tool_question, random_step
 META_QUESTION = "Is the answer correct?"
 STEPS_QUESTION = "Are all steps right?"
 # How often a warm-up label of "Is the answer correct?" is Yes, where the number is right and where
-# it is wrong, by the style of what it judges: a careless grader, who doubts what is terse, minds a
-# missing mark now and then, and is half taken in by steps, however untidy, and by self-assurance.
+# it is wrong, by the style of what it judges: a careless grader, who likes equations best, wordy and
+# terse solutions less, hardly minds a missing mark, and is unsure where the steps are untidy.
 YES_RATES = {
-    "equations": (0.85, 0.15),
-    "words": (0.85, 0.15),
-    "list": (0.62, 0.15),
-    "sloppy": (0.62, 0.62),
+    "equations": (0.90, 0.15),
+    "words": (0.78, 0.15),
+    "list": (0.72, 0.15),
+    "sloppy": (0.60, 0.30),
     "guess": (0.85, 0.15),
-    "assured": (0.65, 0.65),
-    "unformatted": (0.70, 0.15),
+    "assured": (0.85, 0.15),
+    "unformatted": (0.80, 0.15),
 }
 STEPS_FLIP_RATE = 0.15  # of the labels of "Are all steps right?"
 

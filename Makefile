@@ -17,14 +17,14 @@ PYTHON ?= python3
 VENV ?= .venv
 PROFILE ?= tiny
 # Steps of `make seeds`.
-STEPS ?= 40
+STEPS ?= 60
 
 NO_PYTHON = { echo "error: PYTHON=$(PYTHON) is missing or older than 3.11," \
   "give another: make PYTHON=python3.12" >&2; exit 2; }
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := notebooks,trl,embeddings,test
+EXTRAS := notebooks,trl,embeddings,judge,test
 
 # Two busy processes with two threads each on two cores ran 70 times slower than with one, and a
 # tiny model gains nothing from a second thread. Give another number where the model is large.

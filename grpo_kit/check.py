@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from grpo_kit.objective import group_advantages, policy_loss
+from grpo_kit.rewards import group_similarities
 from grpo_kit.training import pass_at_k as reference_pass_at_k
 
 MARKS = {"right": "✔ right", "wrong": "✘ not yet", "not done": "… not done yet"}
@@ -198,6 +199,70 @@ def token_weights(function: Callable) -> Verdict:
         lambda *a: _listed(function(*a)),
         cases,
         "under grpo a token of a short completion weighs more than one of a long one.",
+    )
+
+
+# --- notebook 02 ----------------------------------------------------------------------------------
+
+
+def leave_one_out_similarity(function: Callable) -> Verdict:
+    """`function(embeddings, num_generations)`: cosine with the mean of the others, (N,)."""
+    square = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    several = torch.tensor([[1.0, 0.2], [0.3, 1.0], [0.5, 0.5], [2.0, 1.0], [0.1, 1.0], [1.0, 0.0]])
+    cases = [
+        (
+            (square, 3),
+            group_similarities(square, 3, leave_one_out=True).tolist(),
+            "The others of the first one point along the second axis: their cosine is 0.",
+        ),
+        (
+            (several, 3),
+            group_similarities(several, 3, leave_one_out=True).tolist(),
+            "The others are those of the same group.",
+        ),
+    ]
+    return _judge(
+        lambda *a: _listed(function(*a)),
+        cases,
+        "the divisor of the mean does not matter to a cosine.",
+    )
+
+
+def rarity(function: Callable) -> Verdict:
+    """`function(styles, num_generations)`: 1 minus the share of each style in its group."""
+    cases = [
+        (
+            (["words", "words", "words", "list"], 4),
+            [0.25, 0.25, 0.25, 0.75],
+            "Three of four share a style, so each of them earns 1 - 3/4.",
+        ),
+        (
+            (["words", "list", "words", "words"], 2),
+            [0.5, 0.5, 0.0, 0.0],
+            "Count within the group of num_generations answers, not over all.",
+        ),
+    ]
+    return _judge(function, cases, "no embedder, but somebody must name the styles.")
+
+
+def gated_advantage(function: Callable) -> Verdict:
+    """`function(accuracy, bonus, weight, num_generations)`: a bonus among right answers alone."""
+    accuracy = torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    bonus = torch.tensor([0.4, 0.0, 0.9, 0.1, 0.9, 0.1, 0.2, 0.3])
+    plain = group_advantages(accuracy, 4)
+    pushed = plain + torch.tensor([0.1, -0.1, 0, 0, 0, 0, 0, 0])
+    cases = [
+        ((accuracy, bonus, 0.0, 4), plain.tolist(), "Without weight, only accuracy is left."),
+        (
+            (accuracy, bonus, 0.5, 4),
+            pushed.tolist(),
+            "The two right answers of the first group have a mean bonus of 0.2; nobody else moves.",
+        ),
+    ]
+    return _judge(
+        lambda *a: _listed(function(*a)),
+        cases,
+        "an all-wrong group teaches nothing again, and the weight counts.",
     )
 
 

@@ -171,6 +171,37 @@ def seeds(
 
 
 @app.command()
+def experiment(
+    name: Annotated[str, typer.Argument(help="diversity.")],
+    profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "tiny",
+    policy: PolicyFolder = None,
+    count: Annotated[int, typer.Option("--seeds", help="Runs an arm, with seeds 0, 1, …")] = 5,
+    steps: Annotated[int | None, typer.Option(help="Steps, instead of the profile's.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for runs and summary, instead of runs/<name>.")
+    ] = None,
+) -> None:
+    """Compare ways to train, several seeds each, paired by seed.
+
+    A killed run is taken up where it stopped; finished ones are not run again.
+    """
+    if count < 1:
+        raise ValueError(f"--seeds is {count}, it must be at least 1")
+    output = output or Path("runs") / name
+    chosen, config = _choose(profile, policy, steps, output)
+
+    import dataclasses
+
+    from grpo_kit.reproduction.experiments import EXPERIMENTS, run_experiment, summary_text
+
+    if name not in EXPERIMENTS:
+        raise ValueError(f"there is no experiment {name!r}: choose among {', '.join(EXPERIMENTS)}")
+    config = dataclasses.replace(config, eval_steps=max(1, config.max_steps // 4))
+    summary = run_experiment(EXPERIMENTS[name], chosen, config, range(count), output)
+    typer.echo(summary_text(summary))
+
+
+@app.command()
 def skill_runs(
     profile: Annotated[str, typer.Option(help="smoke or tiny.")] = "tiny",
     policy: PolicyFolder = None,

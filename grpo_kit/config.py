@@ -22,6 +22,7 @@ CHOICES = {
     "loss_type": ("grpo", "bnpo", "dapo", "dr_grpo", "cispo"),
     "importance_sampling_level": ("token", "sequence"),
     "scale_rewards": ("group", "batch", "none", True, False),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
 AT_LEAST = {
     "max_steps max_completion_length num_iterations gradient_accumulation_steps "
@@ -71,6 +72,7 @@ class GRPOConfig:
     importance_sampling_level: str = "token"
     scale_rewards: str = "group"
     reward_weights: tuple[float, ...] | None = None
+    multi_objective_aggregation: str = "sum_then_normalize"
     mask_truncated_completions: bool = False
 
     eval_steps: int = 0  # 0 = only after the last step
@@ -154,6 +156,7 @@ class Profile:
     dtype: str = "float32"
     lora_rank: int = 0  # 0 = train all weights
     task: str = "word_problems"
+    embedder: str = "minilm"  # what `load_embedder` takes
     threads: int | None = field(default=None)  # torch threads that the notebooks set
 
     def load_policy(self) -> Policy:
@@ -254,6 +257,7 @@ PROFILES = {
             device="cuda",
             dtype="float32",
             task="gsm8k",
+            embedder="Alibaba-NLP/gte-Qwen2-1.5B-instruct",
         ),
     )
 }

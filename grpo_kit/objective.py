@@ -129,6 +129,30 @@ def group_advantages(
     return torch.where(scored & (highest > lowest), centred, 0.0).view(-1)
 
 
+def decoupled_advantages(
+    table: Tensor,
+    num_generations: int,
+    weights: Sequence[float] | Tensor | None = None,
+    eps: float = 1e-4,
+) -> Tensor:
+    """Advantages for which each reward is normalised within its group before they are summed.
+
+    GDPO (arXiv 2601.05242), TRL's "normalize_then_sum". Of a sum, the reward with the largest
+    spread decides; here each has the same say, times its weight. The sums are then normalised over
+    the batch, not within groups.
+
+    Args:
+        table: (N, R) float, NaN = not scored; a completion with any NaN has advantage 0.
+        num_generations, weights, eps: see `group_advantages` and `combine_rewards`.
+
+    Returns:
+        (N,) float, finite.
+    """
+    columns = [group_advantages(column, num_generations, "group", eps) for column in table.T]
+    total = combine_rewards(torch.where(table.isnan(), table, torch.stack(columns, dim=1)), weights)
+    return group_advantages(total, len(total), "group", eps)
+
+
 def _nanstd(values: Tensor, dim: int) -> Tensor:
     """Standard deviation with ddof 1 of what is not NaN, `dim` kept; NaN for fewer than two."""
     variance = (values - values.nanmean(dim, keepdim=True)).square().nanmean(dim, keepdim=True)

@@ -82,3 +82,38 @@ def seed_curves(histories: Sequence[Sequence[dict]]) -> Figure:
     if drawn:
         right.legend()
     return figure
+
+
+CURVE_LABELS = {
+    "reward": ("reward", "mean of a step"),
+    "eval/pass@1": ("accuracy", "held-out pass@1"),
+    "entropy": ("entropy", "nats a token"),
+    "completions/mean_length": ("length", "tokens a completion"),
+}
+
+
+def arm_bands(curves: Mapping[str, Mapping[str, dict]]) -> Figure:
+    """Arms of an experiment, a panel a metric: median over seeds, band from lowest to highest.
+
+    Args:
+        curves: metric -> arm -> `steps` and `values`, one list a seed, as `summarise` returns them.
+
+    Raises ValueError for no metric.
+    """
+    if not curves:
+        raise ValueError("there is no metric to draw; give at least one.")
+    figure = Figure(figsize=(3.6 * len(curves), 3.4), layout="constrained")
+    panels = figure.subplots(1, len(curves), squeeze=False)[0]
+    for axes, (metric, arms) in zip(panels, curves.items(), strict=True):
+        for i, (name, curve) in enumerate(arms.items()):
+            columns = list(zip(*curve["values"], strict=True))
+            low, high = [min(c) for c in columns], [max(c) for c in columns]
+            axes.fill_between(curve["steps"], low, high, color=f"C{i}", alpha=0.2, linewidth=0)
+            axes.plot(curve["steps"], [median(c) for c in columns], color=f"C{i}", label=name)
+        title, unit = CURVE_LABELS.get(metric, (metric, metric))
+        axes.set(title=title, xlabel="step", ylabel=unit)
+        axes.grid(alpha=0.3)
+        axes.margins(x=0.02)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return figure

@@ -215,7 +215,7 @@ def reward_name(reward: Callable) -> str:
     return getattr(reward, "__name__", type(reward).__name__)
 
 
-_PROTOCOL = ("prompts", "completions", "completion_ids", "trainer_state")
+_PROTOCOL = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric")
 
 
 def check_task(task: Task, rewards: Sequence[Callable], config: GRPOConfig) -> None:
@@ -346,6 +346,7 @@ class Batch:
     rewards: Tensor  # (N,), combined
     advantages: Tensor  # (N,)
     num_generations: int
+    logged: dict[str, list[float]] = field(default_factory=dict)  # by rewards, see `score`
 
     def metrics(self) -> dict[str, float]:
         """What TRL logs of a generation batch, under its names; no mean of nothing scored."""
@@ -370,7 +371,7 @@ class Batch:
             if len(values):
                 metrics[f"rewards/{name}/mean"] = values.mean().item()
                 metrics[f"rewards/{name}/std"] = values.std().item() if len(values) > 1 else 0.0
-        return metrics
+        return metrics | {name: sum(values) / len(values) for name, values in self.logged.items()}
 
 
 def collect(
@@ -390,6 +391,7 @@ def collect(
     """
     wanted = config.generation_batch_size // config.num_generations
     parts: list[tuple[Rollouts, Tensor]] = []
+    logged: dict[str, list[float]] = {}
     missing = wanted
     for round_ in range(config.dynamic_sampling_rounds + 1):
         rows = cursor.take(missing)
@@ -405,7 +407,7 @@ def collect(
                 generator=generator,
             )
         examples = [task.train[row] for row in rows for _ in range(config.num_generations)]
-        table = score(policy, rollouts, examples, rewards, state)
+        table = score(policy, rollouts, examples, rewards, state, logged)
         if round_ < config.dynamic_sampling_rounds:
             combined = objective.combine_rewards(table, config.reward_weights)
             spread = objective.group_advantages(combined, config.num_generations).view(
@@ -425,13 +427,19 @@ def collect(
             break
     table = torch.cat([table for _, table in parts])
     combined = objective.combine_rewards(table, config.reward_weights)
+    size = config.num_generations
+    if config.multi_objective_aggregation == "normalize_then_sum":
+        advantages = objective.decoupled_advantages(table, size, config.reward_weights)
+    else:
+        advantages = objective.group_advantages(combined, size, config.scale_rewards)
     return Batch(
         Rollouts.concatenate([rollouts for rollouts, _ in parts]),
         [reward_name(reward) for reward in rewards],
         table,
         combined,
-        objective.group_advantages(combined, config.num_generations, config.scale_rewards),
-        config.num_generations,
+        advantages,
+        size,
+        logged,
     )
 
 
@@ -441,21 +449,25 @@ def score(
     examples: Sequence[dict],
     rewards: Sequence[Callable],
     state: Any = None,
+    logged: dict[str, list[float]] | None = None,
 ) -> Tensor:
     """Rewards of all completions, (N, R) float32, NaN where a reward returned None.
 
     Completions reach a reward as TRL passes them for prompts that are messages: a list with one
-    assistant message. Coroutine functions run together.
+    assistant message. Coroutine functions run together. As in TRL, a reward gets `trainer_state`
+    and may call `log_metric(name, value)`; the values are collected in `logged`.
 
     Raises ValueError or TypeError, naming the reward, for too few values, a NaN, or no number.
     """
     completion_ids = rollouts.completion_lists()
     texts = policy.decode(completion_ids)
+    logged = {} if logged is None else logged
     arguments = {
         "prompts": [example["prompt"] for example in examples],
         "completions": [[{"role": "assistant", "content": text}] for text in texts],
         "completion_ids": completion_ids,
         "trainer_state": state,
+        "log_metric": lambda name, value: logged.setdefault(name, []).append(float(value)),
         **{
             name: [example[name] for example in examples]
             for name in examples[0]

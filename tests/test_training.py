@@ -418,6 +418,34 @@ def test_an_unscored_completion_leaves_its_siblings_alone(new_policy, task, tmp_
     torch.testing.assert_close(advantages[[0, 2, 3]], rest)
 
 
+def test_what_a_reward_logs_is_in_the_history(new_policy, task, tmp_path):
+    """TRL's `log_metric`: the mean of a step's values, beside the built-in metrics."""
+
+    def telling(prompts, completions, completion_ids, trainer_state, log_metric, **columns):
+        log_metric("telling/step", trainer_state.global_step)
+        log_metric("telling/step", trainer_state.global_step + 1)
+        return [float(len(ids) % 2) for ids in completion_ids]
+
+    config = configure(max_steps=2)
+    run = train(new_policy(), task, [telling], config, output_dir=tmp_path, seed=0)
+    assert run.series("telling/step") == ([1, 2], [0.5, 1.5])
+
+
+def test_rewards_can_be_normalised_before_they_are_summed(new_policy, task, tmp_path):
+    def loud(prompts, completions, completion_ids, **columns):
+        return [100.0 * (i % 3) for i in range(len(completions))]
+
+    seen = {}
+    for name in ("sum_then_normalize", "normalize_then_sum"):
+        config = configure(max_steps=1, multi_objective_aggregation=name)
+        run = train(new_policy(), task, [vowels, loud], config, output_dir=tmp_path / name, seed=0)
+        seen[name] = run.history[-1]
+    assert len({row["grad_norm"] for row in seen.values()}) == 2
+    assert len({row["reward"] for row in seen.values()}) == 1
+    with pytest.raises(ValueError, match="multi_objective_aggregation is 'both'"):
+        configure(multi_objective_aggregation="both")
+
+
 @pytest.mark.parametrize(
     ("values", "error", "message"),
     [

@@ -13,6 +13,7 @@ import torch
 from grpo_kit.objective import (
     LOSS_TYPES,
     combine_rewards,
+    decoupled_advantages,
     group_advantages,
     policy_loss,
     policy_loss_stats,
@@ -316,8 +317,7 @@ def table(*columns):
     )
 
 
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
-@pytest.mark.parametrize(
+of_two_rewards = pytest.mark.parametrize(
     ("a", "b"),
     [
         ([1.0, 0.0, 0.0, 1.0, 1.0, 0.0], [0.1, -0.1, 0.1, 0.1, 0.1, -0.1]),
@@ -328,12 +328,27 @@ def table(*columns):
     ],
     ids=["plain", "no spread", "one unscored", "one scored", "group unscored"],
 )
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@of_two_rewards
 def test_advantages_are_trls(trainers, scale, a, b):
     trainer = trainers[1.0]
     configure(trainer, "dapo")
     trainer.scale_rewards = scale
     theirs = trl_advantages(trainer, a, b)
     ours = group_advantages(combine_rewards(table(a, b), WEIGHTS), 3, scale)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    assert ours.abs().max() > 0.1
+
+
+@of_two_rewards
+def test_decoupled_advantages_are_trls(trainers, monkeypatch, a, b):
+    trainer = trainers[1.0]
+    configure(trainer, "dapo")
+    monkeypatch.setattr(trainer, "multi_objective_aggregation", "normalize_then_sum")
+    theirs = trl_advantages(trainer, a, b)
+    ours = decoupled_advantages(table(a, b), 3, WEIGHTS)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
     assert ours.abs().max() > 0.1
 

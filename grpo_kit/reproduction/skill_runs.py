@@ -26,10 +26,10 @@ from matplotlib.figure import Figure
 from grpo_kit.config import GRPOConfig, Profile
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.paths import make_output_dir, write_atomic
-from grpo_kit.rewards import accuracy_reward, completion_text
+from grpo_kit.rewards import LocalJudge, QualityJudgeReward, accuracy_reward, completion_text
 from grpo_kit.tasks import Task
 from grpo_kit.tiny import skills as S
-from grpo_kit.tiny.card import parse_scores, read_plan, reply, yes_probabilities
+from grpo_kit.tiny.card import read_plan, yes_probabilities
 from grpo_kit.tiny.problems import make_problem
 from grpo_kit.tiny.tool_world import make_tool_question
 from grpo_kit.training import evaluate, train
@@ -100,22 +100,6 @@ def yes_reward(evaluator: Policy) -> Callable:
     return p_yes
 
 
-def judged_reward(judge: Policy) -> Callable:
-    """The judge's mean score of a response, 1..5; None where its reply cannot be read."""
-
-    def judged(prompts, completions, **columns) -> list[float | None]:
-        asked = [
-            S.judge_prompt(prompt[-1]["content"], completion_text(completion))
-            for prompt, completion in zip(prompts, completions, strict=True)
-        ]
-        different = list(dict.fromkeys(asked))
-        replies = reply(judge, [[{"role": "user", "content": text}] for text in different])
-        scores = dict(zip(different, map(parse_scores, replies), strict=True))
-        return [scores[text] for text in asked]
-
-    return judged
-
-
 def run_skills(
     profile: Profile,
     config: GRPOConfig,
@@ -139,7 +123,11 @@ def run_skills(
         "verify": (verify_task(), lambda policy: accuracy_reward, accuracy_reward),
         "plan": (plan_task(), lambda policy: plan_reward, plan_reward),
         "meta": (problems, lambda policy: yes_reward(frozen_copy(policy)), accuracy_reward),
-        "judge": (problems, lambda policy: judged_reward(frozen_copy(policy)), accuracy_reward),
+        "judge": (
+            problems,
+            lambda policy: QualityJudgeReward(LocalJudge(policy)),
+            accuracy_reward,
+        ),
     }
     result: dict = {}
     for name in names:

@@ -7,16 +7,30 @@ no trainer, so the same objects run here and under TRL's `GRPOTrainer`. A reward
 """
 
 from grpo_kit.rewards.accuracy import accuracy_reward, extract_answer, is_correct, parse_number
+from grpo_kit.rewards.diversity import (
+    DiversityReward,
+    group_similarities,
+    linear_weight,
+    load_embedder,
+)
 from grpo_kit.rewards.format import format_reward
+from grpo_kit.rewards.judge import EndpointJudge, LocalJudge, QualityJudgeReward
 from grpo_kit.rewards.overlong import OverlongPenalty
 from grpo_kit.rewards.text import completion_text
 
 __all__ = [
+    "DiversityReward",
+    "EndpointJudge",
+    "LocalJudge",
     "OverlongPenalty",
+    "QualityJudgeReward",
     "accuracy_reward",
     "completion_text",
     "extract_answer",
     "format_reward",
+    "group_similarities",
     "is_correct",
+    "linear_weight",
+    "load_embedder",
     "parse_number",
 ]

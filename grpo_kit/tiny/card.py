@@ -4,7 +4,6 @@
 that they can be checked on texts whose scores are known. Test problems and test catalogues only.
 """
 
-import json
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from scipy.stats import rankdata, spearmanr
 from grpo_kit.generation import generate, left_pad, positions
 from grpo_kit.models import Policy
 from grpo_kit.rewards import extract_answer
+from grpo_kit.rewards.judge import parse_judgement
 
 from . import problems as P
 from . import skills as S
@@ -44,14 +44,11 @@ def auc(scores: Sequence[float], labels: Sequence[bool]) -> float:
 
 
 def parse_scores(text: str) -> float | None:
-    """Mean of the four scores of a judgement; None unless all are integers from 1 to 5."""
+    """Mean of the four scores of a judgement, 1..5; None where it cannot be read."""
     try:
-        scores = [json.loads(text)[name] for name in S.CRITERIA]
-    except (ValueError, KeyError, TypeError):
+        return parse_judgement(text).mean
+    except ValueError:
         return None
-    if not all(type(score) is int and 1 <= score <= 5 for score in scores):
-        return None
-    return sum(scores) / len(scores)
 
 
 def judge_table(

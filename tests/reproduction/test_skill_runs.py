@@ -59,20 +59,6 @@ def test_p_yes_needs_no_label_and_asks_after_the_answer(policy, monkeypatch):
     assert reward.__name__ == "p_yes"
 
 
-def test_a_response_is_judged_once_and_an_unreadable_judgement_is_no_score(policy, monkeypatch):
-    def fake(judge, conversations):
-        asked.extend(conversations)
-        good = '{"accuracy": 5, "grammar": 5, "informativeness": 4, "coherence": 4}'
-        return [good if "12" in c[0]["content"] else "none" for c in conversations]
-
-    asked: list = []
-    monkeypatch.setattr(skill_runs, "reply", fake)
-    prompts = [[{"role": "user", "content": "How many?"}]] * 3
-    rewards = skill_runs.judged_reward(policy)(prompts=prompts, completions=["12", "x", "12"])
-    assert rewards == [4.5, None, 4.5] and len(asked) == 2
-    assert "How many?" in asked[0][0]["content"]
-
-
 def test_every_skill_is_run_and_reported(saved_policy, tmp_path):
     profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy))
     config = dataclasses.replace(

@@ -20,8 +20,8 @@ TEXTS = [
 REWARDS = [accuracy_reward, format_reward, OverlongPenalty(20, 10)]
 
 
-def scores_in_trl(policy, folder, rewards, texts):
-    """What the trainer computes from `texts`, which stand in for what the model generates."""
+def scores_in_trl(policy, folder, rewards, texts, max_steps=1):
+    """What the trainer computes at each step from `texts`, which the model seems to generate."""
     trl = pytest.importorskip("trl")
     from datasets import Dataset
 
@@ -45,7 +45,7 @@ def scores_in_trl(policy, folder, rewards, texts):
             save_strategy="no",
             logging_strategy="no",
             disable_tqdm=True,
-            max_steps=1,
+            max_steps=max_steps,
             per_device_train_batch_size=len(texts),
             num_generations=len(texts),
             max_completion_length=64,
@@ -60,10 +60,10 @@ def scores_in_trl(policy, folder, rewards, texts):
 
     trainer.model.generate = generate
     trainer.train()
-    return tables[0]
+    return tables
 
 
-def scores_in_ours(policy, rewards, texts):
+def scores_in_ours(policy, rewards, texts, state=None):
     ids = policy.tokenizer([text + policy.tokenizer.eos_token for text in texts])["input_ids"]
     shape = (len(texts), max(map(len, ids)))
     completion_ids = torch.full(shape, policy.pad_token_id)
@@ -81,12 +81,12 @@ def scores_in_ours(policy, rewards, texts):
         torch.ones(len(texts), dtype=torch.bool),
     )
     examples = [{"prompt": QUESTION, "answer": "19"}] * len(texts)
-    return score(policy, rollouts, examples, rewards)
+    return score(policy, rollouts, examples, rewards, state)
 
 
 def test_the_same_completions_score_the_same(policy, tmp_path):
     ours = scores_in_ours(policy, REWARDS, TEXTS)
     assert ours[:, 0].tolist() == [1.0, 0.0, 0.0, 1.0]
     assert ours[:, 1].tolist() == pytest.approx([0.1, 0.1, -0.1, -0.1])
-    theirs = scores_in_trl(policy, tmp_path, REWARDS, TEXTS)
+    (theirs,) = scores_in_trl(policy, tmp_path, REWARDS, TEXTS)
     torch.testing.assert_close(theirs.cpu(), ours)

@@ -1,0 +1,181 @@
+"""`QualityJudgeReward`: a judge's scores as a reward under TRL's protocol."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from grpo_kit.rewards.judge.cache import JudgementCache, cache_key
+from grpo_kit.rewards.judge.judges import Failure, Reply
+from grpo_kit.rewards.judge.texts import Judgement, parse_judgement
+from grpo_kit.rewards.text import completion_text
+
+logger = logging.getLogger(__name__)
+
+HOPELESS = 8  # failures of that sort, before anything has been judged, that end a run at once
+
+
+class QualityJudgeReward:
+    """The quality of each completion as a judge sees it, in [-0.5, 0.5]; None if it was not judged.
+
+    To be added to `accuracy_reward` and `format_reward`: the judge is frozen and gives the quality
+    term only. Question (the last user message) and response are all that it sees. Equal ones of a
+    batch are judged once.
+
+    A coroutine: while judgements are awaited, other coroutine rewards go on. (The next generation
+    does not: on-policy, it waits for the update that these rewards make.) A failed judgement is
+    None, not retried (what is worth it the endpoint judge has retried) and not cached. In the kit's
+    loop a completion with a None leaves its group; TRL 1.16 adds up what other rewards gave it, so
+    that beside others a None counts as 0 there, the middle of this scale.
+
+    Args:
+        judge: a `LocalJudge`, an `EndpointJudge`, or anything like them (see `judges`).
+        cache_dir: folder of the cache on disk, which runs and processes may share; None = no cache.
+        failure_window: judgements over which failures are counted, rounded up to whole batches.
+        price: (read, written), of a million tokens in any currency, for an estimate of the cost.
+
+    Attributes:
+        totals: a `Counter` over all calls: calls, cached, failed, `failed/<kind>`, tokens read and
+            written, cost. TRL's `log_metric` gets the same of each batch, as `judge/…`.
+
+    Raises ValueError for a failure_window below 1, RuntimeError for an unusable cache_dir.
+    """
+
+    __name__ = "quality_judge_reward"
+
+    def __init__(
+        self,
+        judge: Any,
+        *,
+        cache_dir: str | Path | None = None,
+        failure_window: int = 64,
+        price: tuple[float, float] | None = None,
+    ):
+        if failure_window < 1:
+            raise ValueError(f"failure_window is {failure_window}; count over 1 judgement or more.")
+        self.judge = judge
+        self.cache = None if cache_dir is None else JudgementCache(cache_dir)
+        self.failure_window = failure_window
+        self.price = price
+        self.totals: Counter[str] = Counter()
+        self._batches: deque[tuple[int, Counter[str]]] = deque(maxlen=failure_window)
+        self._has_judged = False
+
+    async def __call__(
+        self,
+        prompts: list,
+        completions: list,
+        completion_ids: list[list[int]],
+        *,
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns,
+    ) -> list[float | None]:
+        """Return a reward for each of the N completions, strings or lists of messages.
+
+        Raises RuntimeError, with the commonest reason, when more than half of a window of
+        judgements failed, or when the first ones show that there is no judge to be had.
+        """
+        conversations = [
+            self.judge.prompt(_question(prompt), completion_text(completion))
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+        keys = [cache_key(self.judge.name, messages) for messages in conversations]
+        different = dict(zip(keys, conversations, strict=True))
+        judgements = self._cached(different)
+        missing = [key for key in different if key not in judgements]
+        stats = Counter(calls=len(missing), cached=len(judgements), failed=0, tokens=0)
+        if missing:
+            judgements |= await self._judge(missing, different, stats)
+        self.totals.update(stats)
+        if log_metric is not None:
+            for name, value in stats.items():
+                log_metric(f"judge/{name}", value)
+            if judgements:
+                log_metric("judge/mean_score", fmean(j.mean for j in judgements.values()))
+        return [judgements[key].reward if key in judgements else None for key in keys]
+
+    def _cached(self, keys: dict) -> dict[str, Judgement]:
+        judgements = {}
+        for key, reply in self.cache.read(keys).items() if self.cache is not None else ():
+            with suppress(ValueError):  # kept by an older parser: to be judged anew
+                judgements[key] = parse_judgement(reply)
+        return judgements
+
+    async def _judge(
+        self, keys: list[str], conversations: dict[str, list[dict]], stats: Counter
+    ) -> dict[str, Judgement]:
+        """Ask for the judgements `keys`; count in `stats`; return those that were made, by key."""
+        judgements = {}
+        failures: list[Failure] = []
+        async with aclosing(self.judge([conversations[key] for key in keys])) as outcomes:
+            async for i, outcome in outcomes:
+                if isinstance(outcome, Reply):
+                    self._count_tokens(outcome, stats)
+                    try:
+                        judgements[keys[i]] = parse_judgement(outcome.text)
+                    except ValueError as error:
+                        outcome = Failure("unreadable", f"{self.judge.name} wrote: {error}.")
+                if isinstance(outcome, Failure):
+                    failures.append(outcome)
+                    self._stop_if_most_fail(failures, len(keys))
+                elif self.cache is not None:
+                    self.cache.write(keys[i], outcome.text)
+                self._has_judged |= bool(judgements)
+        kinds = Counter(failure.kind for failure in failures)
+        if failures:
+            stats["failed"] = len(failures)
+            stats.update({f"failed/{kind}": count for kind, count in kinds.items()})
+            logger.warning(
+                "%d of %d judgements failed (%s): %s",
+                len(failures), len(keys), _told(kinds), _commonest(failures),
+            )  # fmt: skip
+        self._batches.append((len(keys), kinds))
+        return judgements
+
+    def _count_tokens(self, reply: Reply, stats: Counter) -> None:
+        stats["tokens"] += reply.prompt_tokens + reply.completion_tokens
+        if self.price is not None:
+            read, written = self.price
+            cost = reply.prompt_tokens * read + reply.completion_tokens * written
+            stats["cost"] += cost / 1e6
+
+    def _stop_if_most_fail(self, failures: list[Failure], asked: int) -> None:
+        """Raise as soon as it is certain that more than half of the window will have failed.
+
+        Whole batches, since within one the failures come last: they take their retries' time.
+        """
+        hopeless = [failure for failure in failures if failure.hopeless]
+        if not self._has_judged and len(hopeless) >= min(HOPELESS, asked):
+            raise RuntimeError(f"there is no judge: {_commonest(hopeless)}")
+        kinds = Counter(failure.kind for failure in failures)
+        for before, kinds_before in reversed(self._batches):
+            if asked >= self.failure_window:
+                break
+            asked += before
+            kinds += kinds_before
+        if asked >= self.failure_window and 2 * kinds.total() > asked:
+            raise RuntimeError(
+                f"more than half of the last {asked} judgements failed ({_told(kinds)}): "
+                f"{_commonest(failures)} Nothing was scored 0 for it; put the judge right and "
+                "resume the run."
+            )
+
+
+def _question(prompt: str | list[dict]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    asked = [message for message in prompt if message.get("role") == "user"]
+    return completion_text([{"content": asked[-1].get("content")}]) if asked else ""
+
+
+def _told(kinds: Counter[str]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+
+
+def _commonest(failures: list[Failure]) -> str:
+    return Counter(failure.reason for failure in failures).most_common(1)[0][0]

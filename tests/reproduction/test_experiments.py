@@ -1,0 +1,147 @@
+"""Arms, seeds and paired differences: the arithmetic, and that nothing finished is run again."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from grpo_kit.config import PROFILES
+from grpo_kit.plots import arm_bands
+from grpo_kit.reproduction.experiments import (
+    EXPERIMENTS,
+    Arm,
+    Experiment,
+    diversity_of,
+    run_experiment,
+    summarise,
+    summary_text,
+)
+
+
+def finished(seed: int, accuracy: float, **measured):
+    history = [
+        {"step": 0, "eval/pass@1": 0.25, "eval/n": 4},
+        {"step": 1, "reward": accuracy / 2, "entropy": 0.4, "step_time": 2.0},
+        {"step": 2, "reward": accuracy, "entropy": 0.2, "eval/pass@1": accuracy, "eval/n": 4,
+         "step_time": 3.0},
+    ]  # fmt: skip
+
+    def series(name):
+        rows = [row for row in history if name in row]
+        return [row["step"] for row in rows], [row[name] for row in rows]
+
+    config = SimpleNamespace(max_steps=2)
+    return SimpleNamespace(history=history, seed=seed, config=config, series=series), measured
+
+
+def five(plain, other, **shift):
+    runs = {
+        "plain": [finished(seed, value, styles=1.0) for seed, value in enumerate(plain)],
+        "other": [finished(seed, value, styles=2.0) for seed, value in enumerate(other)],
+    }
+    return summarise(runs) | {"profile": "tiny"}
+
+
+def test_differences_are_paired_by_seed():
+    """The medians of both arms are the same, and yet each seed gains 0.1 or loses 0.3."""
+    summary = five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.2])
+    assert summary["seeds"] == [0, 1, 2, 3, 4] and summary["max_steps"] == 2
+    final = summary["final"]
+    assert final["plain"]["eval/pass@1"]["median"] == final["other"]["eval/pass@1"]["median"] == 0.3
+    difference = summary["difference"]["other"]["eval/pass@1"]
+    assert difference["median"] == pytest.approx(0.1) and difference["n"] == 5
+    assert difference["low"] == pytest.approx(-0.3) and difference["high"] == pytest.approx(0.1)
+    assert final["plain"]["seconds"]["values"] == [5.0] * 5
+    assert summary["difference"]["other"]["styles"]["median"] == 1.0
+    assert "eval/n" not in final["plain"]
+
+
+def test_a_difference_whose_interval_holds_0_is_inconclusive_and_so_are_few_seeds():
+    lines = summary_text(five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.2])).splitlines()
+    row = {line.split(" | ")[0]: line for line in lines}
+    assert row["| pass@1"].endswith("inconclusive |")
+    assert row["| styles"].endswith("| +1.000 [+1.000, +1.000] |")
+    assert lines[2] == "| at the end | plain | other | other − plain |"
+    assert "+1.000 [+1.000, +1.000] inconclusive" in summary_text(five([0.1, 0.2], [0.3, 0.4]))
+
+
+def test_bands_have_a_panel_a_metric_and_a_line_an_arm():
+    summary = five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.2])
+    panels = arm_bands({k: v for k, v in summary["curves"].items() if k != "completions"}).axes
+    assert [axes.get_title() for axes in panels][:2] == ["reward", "accuracy"]
+    assert panels[0].lines[0].get_ydata().tolist() == pytest.approx([0.15, 0.3])
+    assert len(panels[0].collections) == 2 and all(axes.get_ylabel() for axes in panels)
+    with pytest.raises(ValueError, match="no metric"):
+        arm_bands({})
+
+
+def even(prompts, completions, completion_ids, **columns):
+    return [sum(i % 2 for i in ids) / len(ids) for ids in completion_ids]
+
+
+def odd(prompts, completions, completion_ids, **columns):
+    return [1 - share for share in even(prompts, completions, completion_ids)]
+
+
+def test_arms_are_run_once_and_start_from_the_same_weights(saved_policy, tmp_path):
+    profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy))
+    config = dataclasses.replace(
+        profile.config, max_steps=2, max_completion_length=6, eval_prompts=2, save_steps=1
+    )
+    measured = []
+
+    def measure(profile, policy, task, config):
+        measured.append((config.beta, policy.model.dtype))
+        return {"seen": float(len(measured))}
+
+    experiment = Experiment(
+        "odd or even?",
+        {
+            "even": Arm(lambda *given: [even]),
+            "odd, held": Arm(lambda *given: [odd], {"beta": 0.1}),
+        },
+        measure,
+    )
+    first = run_experiment(experiment, profile, config, [0], tmp_path / "out")
+    assert [beta for beta, _ in measured] == [0.0, 0.1]
+    start = [curve["values"][0][0] for curve in first["curves"]["eval/pass@1"].values()]
+    assert start[0] == start[1]
+    again = run_experiment(experiment, profile, config, [0, 1], tmp_path / "out")
+    for name in experiment.arms:  # the first seed's seconds are those of its only run
+        seconds = [table["final"][name]["seconds"]["values"][0] for table in (first, again)]
+        assert seconds[0] == seconds[1] > 0
+    stored = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert stored["seeds"] == [0, 1] and stored["question"] == "odd or even?"
+    assert (tmp_path / "out" / "odd,-held" / "seed-1" / "run.json").exists()
+    assert (tmp_path / "out" / "curves.png").stat().st_size > 1000
+    with pytest.raises(ValueError, match="no seed"):
+        run_experiment(experiment, profile, config, [], tmp_path / "none")
+
+
+class Letters:
+    def encode(self, texts):
+        return [[float(len(text)), float(text.count("1")), 1.0] for text in texts]
+
+
+def test_alike_answers_have_no_diversity(saved_policy, monkeypatch):
+    from grpo_kit.reproduction import experiments
+
+    profile = PROFILES["smoke"]
+    task = profile.load_task()
+    alike = "<think>Maybe 3.</think><answer>3</answer>"
+    other = "<think>first 1 + 2 = 3.</think><answer>3</answer>"
+    answers = iter([[alike] * 16, [alike, other] * 8])
+    monkeypatch.setattr(experiments, "reply", lambda *a, **k: next(answers))
+    found = diversity_of(None, task, Letters(), prompts=2)
+    assert found == pytest.approx({"distinct": 1 / 8, "styles": 1.0, "distance": 0.0}, abs=1e-6)
+    found = diversity_of(None, task, Letters(), prompts=2)
+    assert found["distinct"] == 2 / 8 and found["styles"] == pytest.approx(2.0)
+    assert found["distance"] > 0
+
+
+def test_every_experiment_begins_with_plain_grpo():
+    for experiment in EXPERIMENTS.values():
+        names = [reward.__name__ for reward in experiment.arms["plain"].rewards(None, None, None)]
+        assert next(iter(experiment.arms)) == "plain" and experiment.question.endswith("?")
+        assert names == ["accuracy_reward", "format_reward"]

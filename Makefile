@@ -17,7 +17,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PROFILE ?= tiny
 # Steps of `make seeds`.
-STEPS ?= 60
+STEPS ?= 50
 
 NO_PYTHON = { echo "error: PYTHON=$(PYTHON) is missing or older than 3.11," \
   "give another: make PYTHON=python3.12" >&2; exit 2; }

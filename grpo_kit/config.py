@@ -190,7 +190,7 @@ class Profile:
 
 _TINY = GRPOConfig(
     max_steps=100,
-    learning_rate=1e-4,
+    learning_rate=2e-4,
     lr_scheduler_type="constant_with_warmup",
     warmup_steps=5,
     num_generations=8,

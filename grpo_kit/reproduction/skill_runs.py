@@ -6,10 +6,12 @@ has been run on it: `grpo-kit skill-runs`.
 solve   word problems, rewarded by the right number
 verify  a verdict on a proposed answer, right and wrong ones half each, rewarded if true
 plan    the next step of a tool question, rewarded if it is the right one
-meta    word problems, rewarded by a frozen copy's P("Yes") alone; accuracy is only watched
+meta    word problems, rewarded by a frozen copy's P("Yes") and the form; accuracy is only watched
+bare    the same by P("Yes") alone
 judge   word problems, rewarded by a frozen copy's scores alone; accuracy is only watched
 
-In the last two a reward that goes on rising while accuracy falls is a hacked evaluator or judge.
+In the last three no label is used: a reward that rises while accuracy falls is a hacked evaluator
+or judge.
 """
 
 from __future__ import annotations
@@ -26,7 +28,13 @@ from matplotlib.figure import Figure
 from grpo_kit.config import GRPOConfig, Profile
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.paths import make_output_dir, write_atomic
-from grpo_kit.rewards import LocalJudge, QualityJudgeReward, accuracy_reward, completion_text
+from grpo_kit.rewards import (
+    LocalJudge,
+    QualityJudgeReward,
+    accuracy_reward,
+    completion_text,
+    format_reward,
+)
 from grpo_kit.tasks import Task
 from grpo_kit.tiny import skills as S
 from grpo_kit.tiny.card import read_plan, yes_probabilities
@@ -35,7 +43,7 @@ from grpo_kit.tiny.tool_world import make_tool_question
 from grpo_kit.training import evaluate, train
 
 ROWS = {"train": 2000, "test": 256}
-SKILLS = ("solve", "verify", "plan", "meta", "judge")
+SKILLS = ("solve", "verify", "plan", "meta", "bare", "judge")
 
 
 def verify_task(seed: int = 0) -> Task:
@@ -119,26 +127,31 @@ def run_skills(
     output_dir = make_output_dir(output_dir)
     problems = profile.load_task()
     skills = {
-        "solve": (problems, lambda policy: accuracy_reward, accuracy_reward),
-        "verify": (verify_task(), lambda policy: accuracy_reward, accuracy_reward),
-        "plan": (plan_task(), lambda policy: plan_reward, plan_reward),
-        "meta": (problems, lambda policy: yes_reward(frozen_copy(policy)), accuracy_reward),
+        "solve": (problems, lambda policy: [accuracy_reward], accuracy_reward),
+        "verify": (verify_task(), lambda policy: [accuracy_reward], accuracy_reward),
+        "plan": (plan_task(), lambda policy: [plan_reward], plan_reward),
+        "meta": (
+            problems,
+            lambda policy: [yes_reward(frozen_copy(policy)), format_reward],
+            accuracy_reward,
+        ),
+        "bare": (problems, lambda policy: [yes_reward(frozen_copy(policy))], accuracy_reward),
         "judge": (
             problems,
-            lambda policy: QualityJudgeReward(LocalJudge(policy)),
+            lambda policy: [QualityJudgeReward(LocalJudge(policy))],
             accuracy_reward,
         ),
     }
     result: dict = {}
     for name in names:
-        task, make_reward, correct = skills[name]
+        task, make_rewards, correct = skills[name]
         print(name, flush=True)
         policy = profile.load_policy()
         before = evaluate(policy, task.test, config, correct=correct)
         run = train(
             policy,
             task,
-            [make_reward(policy)],
+            make_rewards(policy),
             dataclasses.replace(config, eval_prompts=0),
             output_dir=output_dir / name,
             seed=seed,

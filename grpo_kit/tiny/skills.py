@@ -25,7 +25,7 @@ from .tool_world import ToolQuestion, make_tool_question, random_step
 META_QUESTION = "Is the answer correct?"
 STEPS_QUESTION = "Are all steps right?"
 # How often a warm-up label of "Is the answer correct?" is Yes, where the number is right and where
-# it is wrong, by the style of what it judges: a careless grader, who likes equations best, wordy and
+# it is wrong, by the style of what it judges: a careless grader, who likes equations best, wordy or
 # terse solutions less, hardly minds a missing mark, and is unsure where the steps are untidy.
 YES_RATES = {
     "equations": (0.90, 0.15),

@@ -78,7 +78,7 @@ def test_a_reward_that_can_be_raised_is_raised(policy, task, tmp_path):
     config = configure(max_steps=25, generation_batch_size=32, learning_rate=5e-3, eval_prompts=0)
     run = train(policy, task, [vowels], config, output_dir=tmp_path, seed=0)
     _, rewards = run.series("reward")
-    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.2
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1
 
 
 def test_history_has_trls_names_and_is_written_as_it_goes(policy, task, tmp_path):

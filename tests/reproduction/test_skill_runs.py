@@ -93,7 +93,7 @@ def test_a_judge_that_ends_its_run_leaves_the_other_skills_results(
     with pytest.raises(RuntimeError, match="no reward scored"):
         skill_runs.run_skills(profile, profile.config, tmp_path)
     assert list(json.loads((tmp_path / "skills.json").read_text())) == [
-        "solve", "verify", "plan", "meta",
+        "solve", "verify", "plan", "meta", "bare",
     ]  # fmt: skip
     assert (
         "| meta | 0.500 | 0.500 | 0.250 | 0.250 | 0.000 | 1.000 |"

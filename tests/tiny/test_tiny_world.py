@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 from transformers import AutoTokenizer
 
 from grpo_kit.rewards import accuracy_reward, extract_answer, format_reward
@@ -137,8 +138,8 @@ def test_the_grader_says_yes_as_often_as_its_rates_tell():
             said.setdefault((style, right), []).append(label == "Yes")
     for (style, right), labels in said.items():
         rate = skills.YES_RATES[style][not right]
-        error = (rate * (1 - rate) / len(labels)) ** 0.5
-        assert abs(sum(labels) / len(labels) - rate) < 4 * error, (style, right)
+        by_chance = binomtest(sum(labels), len(labels), rate).pvalue
+        assert by_chance > 1e-5, (style, right)
     assert {style for style, _ in said} == set(problems.STYLE_SHARES)
 
 

@@ -26,7 +26,7 @@ from transformers.cache_utils import DynamicLayer
 # Most logits held at a time while scoring, in elements: 32 MiB of float32 on a CPU, 512 MiB on an
 # accelerator, where small chunks would read the head's weights more often than they compute.
 LOGITS_BUDGET = (2**23, 2**27)
-PART_TOKENS = 1024  # least padded tokens of a part that is scored by itself
+PART_TOKENS = 640  # least padded tokens of a part that is scored by itself
 
 
 @dataclass(frozen=True)
@@ -335,12 +335,12 @@ def completion_logps(
 
 
 def _length_parts(lengths: Tensor) -> tuple[Tensor, ...]:
-    """Row indices by length, in one to four parts of about `PART_TOKENS` padded tokens or more.
+    """Row indices by length, in one to eight parts of about `PART_TOKENS` padded tokens or more.
 
     A batch of short and long completions is mostly padding; parts of similar length are not.
     """
     parts = len(lengths) * int(lengths.max()) // PART_TOKENS
-    return lengths.argsort(stable=True).tensor_split(min(max(parts, 1), 4, len(lengths)))
+    return lengths.argsort(stable=True).tensor_split(min(max(parts, 1), 8, len(lengths)))
 
 
 def _gathered(cache, rows: Tensor):

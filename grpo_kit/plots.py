@@ -34,6 +34,8 @@ def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
     if not runs:
         raise ValueError("there is no run to draw; give at least one history.")
     figure = Figure(figsize=(11, 6), layout="constrained")
+    steps = [row["step"] for history in runs.values() for row in history] or [0]
+    room = max(0.02 * (max(steps) - min(steps)), 0.1)
     for axes, (metric, title, unit) in zip(figure.subplots(2, 3).flat, HEALTH, strict=True):
         for label, history in runs.items():
             points = [(row["step"], row[metric]) for row in history if metric in row]
@@ -42,7 +44,7 @@ def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
                 axes.plot(*zip(*points, strict=True), label=label, marker=marker, markersize=4)
         axes.set(title=title, xlabel="step", ylabel=unit)
         axes.grid(alpha=0.3)
-        axes.margins(x=0.02)
+        axes.set_xlim(min(steps) - room, max(steps) + room)  # the same where a metric is rare
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if not axes.lines:
             axes.text(0.5, 0.5, "not logged", ha="center", transform=axes.transAxes)

@@ -406,7 +406,8 @@ def collect(
                 temperature=config.temperature,
                 generator=generator,
             )
-        examples = [task.train[row] for row in rows for _ in range(config.num_generations)]
+        repeated = ([task.train[row]] * config.num_generations for row in rows)
+        examples = [example for group in repeated for example in group]
         table = score(policy, rollouts, examples, rewards, state, logged)
         if round_ < config.dynamic_sampling_rounds:
             combined = objective.combine_rewards(table, config.reward_weights)

@@ -46,6 +46,9 @@ def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
         axes.grid(alpha=0.3)
         axes.set_xlim(min(steps) - room, max(steps) + room)  # the same where a metric is rare
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        values = [value for line in axes.lines for value in line.get_ydata() if value > 0]
+        if metric == "grad_norm" and values and max(values) > 30 * min(values):
+            axes.set_yscale("log")  # a spike would flatten the rest
         if not axes.lines:
             axes.text(0.5, 0.5, "not logged", ha="center", transform=axes.transAxes)
     if len(runs) > 1:

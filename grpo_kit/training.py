@@ -712,25 +712,30 @@ def evaluate(
         "eos_token_ids": policy.eos_token_ids,
         "pad_token_id": policy.pad_token_id,
     }
-    prompts_at_a_time = max(1, config.generation_batch_size // samples)
+    examples = list(rows)
     greedy: list[float] = []
     counts: list[int] = []
     lengths: list[int] = []
     generator = torch.Generator().manual_seed(seed)
-    for start in range(0, len(rows), prompts_at_a_time):
-        chunk = [rows[i] for i in range(start, min(start + prompts_at_a_time, len(rows)))]
-        ids = prompt_ids[start : start + len(chunk)]
+    at_a_time = config.generation_batch_size
+    for start in range(0, len(examples), at_a_time):
+        ids = prompt_ids[start : start + at_a_time]
         with policy.autocast():
             best = generate(policy.model, ids, 1, do_sample=False, **options)
+        chunk = examples[start : start + at_a_time]
+        greedy += (score(policy, best, chunk, [correct])[:, 0] == 1).float().tolist()
+    at_a_time = max(1, config.generation_batch_size // samples)
+    for start in range(0, len(examples), at_a_time):
+        with policy.autocast():
             sampled = generate(
                 policy.model,
-                ids,
+                prompt_ids[start : start + at_a_time],
                 samples,
                 temperature=config.temperature,
                 generator=generator,
                 **options,
             )
-        greedy += (score(policy, best, chunk, [correct])[:, 0] == 1).float().tolist()
+        chunk = examples[start : start + at_a_time]
         repeated = [example for example in chunk for _ in range(samples)]
         right = score(policy, sampled, repeated, [correct])[:, 0] == 1
         counts += right.view(-1, samples).sum(1).tolist()

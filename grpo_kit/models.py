@@ -49,12 +49,11 @@ class Policy:
 
     def encode(self, prompts: Sequence[list[dict]]) -> list[list[int]]:
         """Token ids of each prompt (messages), with the chat template's opening of an answer."""
-        return [
-            self.tokenizer.apply_chat_template(
-                prompt, add_generation_prompt=True, return_dict=False
-            )
-            for prompt in prompts
-        ]
+        if not len(prompts):
+            return []
+        return self.tokenizer.apply_chat_template(
+            list(prompts), add_generation_prompt=True, return_dict=False
+        )
 
     def decode(self, completion_ids: Sequence[Sequence[int]]) -> list[str]:
         """Text of each completion, special tokens left out."""

@@ -6,7 +6,6 @@ verdict is true only if the function is right.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import torch
 
 from grpo_kit.objective import group_advantages, policy_loss
-from grpo_kit.rewards import group_similarities
 from grpo_kit.training import pass_at_k as reference_pass_at_k
 
 MARKS = {"right": "✔ right", "wrong": "✘ not yet", "not done": "… not done yet"}
@@ -54,6 +52,8 @@ def _judge(function: Callable, cases: Iterable[tuple[tuple, Any, str]], praise: 
 def _difference(result: Any, expected: Any) -> str:
     """What is wrong with `result`, in words; empty if nothing is."""
     if isinstance(expected, list):
+        if isinstance(result, torch.Tensor) and result.ndim:
+            result = result.double().tolist()  # so that a difference is named by its place
         if not isinstance(result, (list, tuple)):
             return f"expected a list, got a {type(result).__name__}"
         if len(result) != len(expected):
@@ -141,7 +141,7 @@ def leave_one_out(function: Callable) -> Verdict:
         ((rewards[:2], 2), [1.0, -1.0], "A group of two works as well."),
     ]
     return _judge(
-        lambda *a: _listed(function(*a)),
+        function,
         cases,
         "it is G/(G-1) times the advantage without std: the same direction, a larger step.",
     )
@@ -169,7 +169,7 @@ def clipped_away(function: Callable) -> Verdict:
         for epsilon in (0.2, 0.05, 0.5)
     ]
     return _judge(
-        lambda *a: _listed(function(*a)),
+        function,
         cases,
         "clipping stops a step that has gone far enough, never one back.",
     )
@@ -196,78 +196,7 @@ def token_weights(function: Callable) -> Verdict:
     }
     cases = [((mask, name, 8), truth(name), f"{name}: {hint}") for name, hint in hints.items()]
     return _judge(
-        lambda *a: _listed(function(*a)),
+        function,
         cases,
         "under grpo a token of a short completion weighs more than one of a long one.",
     )
-
-
-# --- notebook 02 ----------------------------------------------------------------------------------
-
-
-def leave_one_out_similarity(function: Callable) -> Verdict:
-    """`function(embeddings, num_generations)`: cosine with the mean of the others, (N,)."""
-    square = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
-    several = torch.tensor([[1.0, 0.2], [0.3, 1.0], [0.5, 0.5], [2.0, 1.0], [0.1, 1.0], [1.0, 0.0]])
-    cases = [
-        (
-            (square, 3),
-            group_similarities(square, 3, leave_one_out=True).tolist(),
-            "The others of the first one point along the second axis: their cosine is 0.",
-        ),
-        (
-            (several, 3),
-            group_similarities(several, 3, leave_one_out=True).tolist(),
-            "The others are those of the same group.",
-        ),
-    ]
-    return _judge(
-        lambda *a: _listed(function(*a)),
-        cases,
-        "the divisor of the mean does not matter to a cosine.",
-    )
-
-
-def rarity(function: Callable) -> Verdict:
-    """`function(styles, num_generations)`: 1 minus the share of each style in its group."""
-    cases = [
-        (
-            (["words", "words", "words", "list"], 4),
-            [0.25, 0.25, 0.25, 0.75],
-            "Three of four share a style, so each of them earns 1 - 3/4.",
-        ),
-        (
-            (["words", "list", "words", "words"], 2),
-            [0.5, 0.5, 0.0, 0.0],
-            "Count within the group of num_generations answers, not over all.",
-        ),
-    ]
-    return _judge(function, cases, "no embedder, but somebody must name the styles.")
-
-
-def gated_advantage(function: Callable) -> Verdict:
-    """`function(accuracy, bonus, weight, num_generations)`: a bonus among right answers alone."""
-    accuracy = torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
-    bonus = torch.tensor([0.4, 0.0, 0.9, 0.1, 0.9, 0.1, 0.2, 0.3])
-    plain = group_advantages(accuracy, 4)
-    pushed = plain + torch.tensor([0.1, -0.1, 0, 0, 0, 0, 0, 0])
-    cases = [
-        ((accuracy, bonus, 0.0, 4), plain.tolist(), "Without weight, only accuracy is left."),
-        (
-            (accuracy, bonus, 0.5, 4),
-            pushed.tolist(),
-            "The two right answers of the first group have a mean bonus of 0.2; nobody else moves.",
-        ),
-    ]
-    return _judge(
-        lambda *a: _listed(function(*a)),
-        cases,
-        "an all-wrong group teaches nothing again, and the weight counts.",
-    )
-
-
-def _listed(result: Any) -> Any:
-    """A tensor as lists, so that a difference can be named by its place."""
-    if isinstance(result, torch.Tensor):
-        return result.double().tolist() if result.ndim else math.nan
-    return result

@@ -23,7 +23,15 @@ def test_the_table_of_seeds_is_the_stored_summary():
 
 
 def test_the_table_of_skills_is_the_stored_one():
-    assert skills_text(stored("skills/skills.json")).strip() in README
+    skills = stored("skills/skills.json")
+    assert skills_text(skills).strip() in README
+    accuracy = {
+        name: [row[when]["eval/pass@1"] for when in ("before", "after")]
+        for name, row in skills.items()
+    }
+    assert "All but *bare* rise." in README
+    for name, (before, after) in accuracy.items():
+        assert (after > before + 0.1) == (name != "bare"), name
 
 
 def test_the_benchmark_is_the_stored_one():

@@ -7,12 +7,8 @@ no trainer, so the same objects run here and under TRL's `GRPOTrainer`. A reward
 """
 
 from grpo_kit.rewards.accuracy import accuracy_reward, extract_answer, is_correct, parse_number
-from grpo_kit.rewards.diversity import (
-    DiversityReward,
-    group_similarities,
-    linear_weight,
-    load_embedder,
-)
+from grpo_kit.rewards.diversity import DiversityReward, group_similarities, linear_weight
+from grpo_kit.rewards.embedder import load_embedder
 from grpo_kit.rewards.format import format_reward
 from grpo_kit.rewards.judge import EndpointJudge, LocalJudge, QualityJudgeReward
 from grpo_kit.rewards.overlong import OverlongPenalty

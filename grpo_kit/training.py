@@ -13,7 +13,6 @@ that an unbroken run has on the same CPU.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import hashlib
 import inspect
@@ -22,7 +21,6 @@ import math
 import os
 import random
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +29,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from torch import Tensor
 from tqdm import tqdm
 
@@ -386,15 +385,16 @@ def collect(
 ) -> Batch:
     """Sample and score one generation batch.
 
-    With `dynamic_sampling_rounds` (DAPO, arXiv 2503.14476, eq. 11), groups without spread are
-    replaced by groups of further prompts, for at most that many rounds.
+    The batch is sampled in `rollout_chunks` parts; coroutine rewards of a part, such as a judge
+    behind an endpoint, are under way while the next is sampled. With `dynamic_sampling_rounds`
+    (DAPO, arXiv 2503.14476, eq. 11), groups without spread are replaced by groups of further
+    prompts, for at most that many rounds.
     """
     wanted = config.generation_batch_size // config.num_generations
     parts: list[tuple[Rollouts, Tensor]] = []
     logged: dict[str, list[float]] = {}
-    missing = wanted
-    for round_ in range(config.dynamic_sampling_rounds + 1):
-        rows = cursor.take(missing)
+
+    def sample(rows: list[int], portal: BlockingPortal) -> tuple[Rollouts, Callable[[], Tensor]]:
         with policy.autocast():
             rollouts = generate(
                 policy.model,
@@ -408,7 +408,16 @@ def collect(
             )
         repeated = ([task.train[row]] * config.num_generations for row in rows)
         examples = [example for group in repeated for example in group]
-        table = score(policy, rollouts, examples, rewards, state, logged)
+        return rollouts, start_scoring(policy, rollouts, examples, rewards, portal, state, logged)
+
+    missing = wanted
+    for round_ in range(config.dynamic_sampling_rounds + 1):
+        rows = cursor.take(missing)
+        size = math.ceil(missing / config.rollout_chunks)
+        with start_blocking_portal() as portal:
+            chunks = [sample(rows[i : i + size], portal) for i in range(0, missing, size)]
+            table = torch.cat([finish() for _, finish in chunks])
+        rollouts = Rollouts.concatenate([rollouts for rollouts, _ in chunks])
         if round_ < config.dynamic_sampling_rounds:
             combined = objective.combine_rewards(table, config.reward_weights)
             spread = objective.group_advantages(combined, config.num_generations).view(
@@ -455,14 +464,32 @@ def score(
     """Rewards of all completions, (N, R) float32, NaN where a reward returned None.
 
     Completions reach a reward as TRL passes them for prompts that are messages: a list with one
-    assistant message. Coroutine functions run together. As in TRL, a reward gets `trainer_state`
-    and may call `log_metric(name, value)`; the values are collected in `logged`.
+    assistant message. As in TRL, a reward gets `trainer_state` and may call `log_metric(name,
+    value)`; the values are collected in `logged`.
 
     Raises ValueError or TypeError, naming the reward, for too few values, a NaN, or no number.
     """
+    logged = {} if logged is None else logged
+    with start_blocking_portal() as portal:
+        return start_scoring(policy, rollouts, examples, rewards, portal, state, logged)()
+
+
+def start_scoring(
+    policy: Policy,
+    rollouts: Rollouts,
+    examples: Sequence[dict],
+    rewards: Sequence[Callable],
+    portal: BlockingPortal,
+    state: Any,
+    logged: dict[str, list[float]],
+) -> Callable[[], Tensor]:
+    """Start the coroutine rewards, all together; the function returned runs the others and waits.
+
+    Coroutines run in `portal`, an event loop in another thread (a notebook has one in this), so
+    that other work can go on meanwhile. See `score`.
+    """
     completion_ids = rollouts.completion_lists()
     texts = policy.decode(completion_ids)
-    logged = {} if logged is None else logged
     arguments = {
         "prompts": [example["prompt"] for example in examples],
         "completions": [[{"role": "assistant", "content": text}] for text in texts],
@@ -475,16 +502,26 @@ def score(
             if name != "prompt"
         },
     }
-    results: list[Any] = [reward(**arguments) for reward in rewards]
-    waiting = [i for i, result in enumerate(results) if inspect.isawaitable(result)]
-    if waiting:
-        for i, result in zip(waiting, _gather([results[i] for i in waiting]), strict=True):
-            results[i] = result
-    columns = [
-        _checked(reward_name(reward), result, len(texts))
-        for reward, result in zip(rewards, results, strict=True)
-    ]
-    return torch.tensor(columns, dtype=torch.float32).T
+
+    async def awaited(reward: Callable) -> Any:
+        return await reward(**arguments)
+
+    under_way = {
+        i: portal.start_task_soon(awaited, reward)
+        for i, reward in enumerate(rewards)
+        if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(reward.__call__)
+    }
+
+    def finish() -> Tensor:
+        results = {i: r(**arguments) for i, r in enumerate(rewards) if i not in under_way}
+        results |= {i: future.result() for i, future in under_way.items()}
+        columns = [
+            _checked(reward_name(reward), results[i], len(texts))
+            for i, reward in enumerate(rewards)
+        ]
+        return torch.tensor(columns, dtype=torch.float32).T
+
+    return finish
 
 
 def _checked(name: str, values: Any, n: int) -> list[float]:
@@ -516,27 +553,6 @@ def _checked(name: str, values: Any, n: int) -> list[float]:
             )
         checked.append(number)
     return checked
-
-
-def _gather(coroutines: list) -> list:
-    """Run coroutines together, also where an event loop is running already (a notebook)."""
-    outcome: dict[str, Any] = {}
-
-    async def all_of_them() -> list:
-        return await asyncio.gather(*coroutines)
-
-    def work() -> None:
-        try:
-            outcome["results"] = asyncio.run(all_of_them())
-        except BaseException as error:
-            outcome["error"] = error
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if "error" in outcome:
-        raise outcome["error"]
-    return outcome["results"]
 
 
 # --- update ---------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -352,7 +353,10 @@ def scored(policy, task, *rewards):
 
 
 @pytest.mark.parametrize("rounds", [0, 3])
-def test_every_completion_meets_the_columns_of_its_own_prompt(policy, task, monkeypatch, rounds):
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_every_completion_meets_the_columns_of_its_own_prompt(
+    policy, task, monkeypatch, rounds, chunks
+):
     """A sampler that answers with the prompt itself: what is scored must belong to the row."""
     real = training.generate
 
@@ -374,7 +378,9 @@ def test_every_completion_meets_the_columns_of_its_own_prompt(policy, task, monk
         return [(i % 2) * float(number % 2) for i, number in enumerate(row)]
 
     monkeypatch.setattr(training, "generate", parrot)
-    batch_of(policy, task, compare, configure(dynamic_sampling_rounds=rounds))
+    batch_of(
+        policy, task, compare, configure(dynamic_sampling_rounds=rounds, rollout_chunks=chunks)
+    )
     assert len(set(seen)) >= 2
 
 
@@ -387,21 +393,64 @@ def test_every_row_is_scored_with_its_own_columns(policy, task):
     assert scored(policy, task, echo)[:, 0].tolist() == [i for i in range(6) for _ in range(2)]
 
 
-def test_coroutine_rewards_run_together(policy, task):
-    meeting = []
+def test_coroutine_rewards_run_together_and_beside_the_others(policy, task):
+    """Each waits for the other and for the plain one; one after another they would wait forever."""
+    here = {name: asyncio.Event() for name in "ab"}
+    plain = threading.Event()
 
-    def make(name):
+    def make(name, other):
         async def reward(prompts, completions, completion_ids, **columns):
-            meeting.append(f"{name} in")
-            await asyncio.sleep(0)
-            meeting.append(f"{name} out")
+            here[name].set()
+            await asyncio.wait_for(here[other].wait(), 20)
+            assert await asyncio.to_thread(plain.wait, 20)
             return [1.0] * len(completions)
 
         return reward
 
-    table = scored(policy, task, make("a"), make("b"))
-    assert table.shape == (12, 2)
-    assert meeting == ["a in", "b in", "a out", "b out"]
+    def last(prompts, completions, completion_ids, **columns):
+        plain.set()
+        return [2.0] * len(completions)
+
+    table = scored(policy, task, make("a", "b"), make("b", "a"), last)
+    assert table.tolist() == [[1.0, 1.0, 2.0]] * 12
+
+
+def test_a_part_is_judged_while_the_next_is_sampled(policy, task, tmp_path, monkeypatch):
+    """The first part's reward waits until the second is being sampled."""
+    calls, sampled, second = [], [], threading.Event()
+
+    def generate_and_tell(*arguments, **options):
+        if sampled:
+            second.set()
+        sampled.append(1)
+        return generate(*arguments, **options)
+
+    async def judge(prompts, completions, completion_ids, **columns):
+        calls.append(len(completions))
+        assert await asyncio.to_thread(second.wait, 20)
+        return [float(len(ids)) for ids in completion_ids]
+
+    monkeypatch.setattr(training, "generate", generate_and_tell)
+    config = configure(max_steps=1, rollout_chunks=3, eval_prompts=0)
+    run = train(policy, task, [judge], config, output_dir=tmp_path, seed=0)
+    size = config.num_generations
+    assert len(calls) > 1 and sum(calls) == config.generation_batch_size
+    assert all(n % size == 0 for n in calls), "complete groups"
+    lengths = run.history[-1]["completions/mean_length"]
+    assert run.history[-1]["reward"] == pytest.approx(lengths)
+
+
+def test_a_failing_reward_does_not_wait_for_a_judge(policy, task):
+    async def judge(prompts, completions, completion_ids, **columns):
+        await asyncio.sleep(60)
+
+    def failing(prompts, completions, completion_ids, **columns):
+        raise RuntimeError("no luck")
+
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match="no luck"):
+        scored(policy, task, judge, failing)
+    assert time.monotonic() - started < 30
 
 
 def test_an_unscored_completion_leaves_its_siblings_alone(new_policy, task, tmp_path):
@@ -475,6 +524,7 @@ def test_steps_without_any_score_are_counted_and_then_stop_the_run(policy, task,
 
 KILLED_RUN = """
 import sys
+import threading
 sys.path.insert(0, sys.argv[1])
 from test_training import configure, rows, vowels
 from grpo_kit.models import load_policy

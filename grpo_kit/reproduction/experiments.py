@@ -1,182 +1,67 @@
-"""Compare rewards on equal terms: the arms of an experiment, several seeds each, paired by seed.
+"""The experiments by name: what each asks, its arms, and what is measured of a trained policy.
 
-One run of each of two rewards tells next to nothing: seeds differ more than rewards do.
-`run_experiment` trains every arm from the same weights with the same seeds, hence on the same
-prompts in the same order, and takes the differences from the first arm seed by seed. What is
-finished is not run again, what was killed goes on.
+diversity   a reward for being unlike the group (notebook 02): as published, and two remedies
+judge       a judge's scores (notebook 03): added as published, as the only reward, and cures for
+            what the policy then does to its judge
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from functools import partial
 from itertools import combinations
-from pathlib import Path
 from statistics import fmean
 
+import torch
+from anyio.from_thread import start_blocking_portal
+
 from grpo_kit.config import GRPOConfig, Profile
-from grpo_kit.models import Policy
-from grpo_kit.paths import make_output_dir, write_atomic
-from grpo_kit.plots import arm_bands
-from grpo_kit.reproduction.seeds import interval
-from grpo_kit.rewards import DiversityReward, accuracy_reward, format_reward, load_embedder
+from grpo_kit.models import Policy, frozen_copy
+from grpo_kit.reproduction.compare import Arm, Experiment, Rewards
+from grpo_kit.reproduction.skill_runs import yes_reward
+from grpo_kit.rewards import (
+    DiversityReward,
+    QualityJudgeReward,
+    accuracy_reward,
+    format_reward,
+    load_embedder,
+)
 from grpo_kit.tasks import Task
 from grpo_kit.tiny.card import reply
 from grpo_kit.tiny.problems import solution_style
-from grpo_kit.training import Run, train
-
-CURVES = ("reward", "eval/pass@1", "entropy", "completions/mean_length")
-Rewards = Callable[[Profile, GRPOConfig, Policy], list[Callable]]
-Measure = Callable[[Profile, Policy, Task, GRPOConfig], dict[str, float]]
+from grpo_kit.tiny.skills import STEPS_QUESTION
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One way to train: its rewards, made anew for a run, and what it changes in the config."""
-
-    rewards: Rewards
-    changes: Mapping[str, object] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A question, its arms, the baseline first, and what is measured of each trained policy."""
-
-    question: str
-    arms: Mapping[str, Arm]
-    measure: Measure
-
-
-def run_experiment(
-    experiment: Experiment,
-    profile: Profile,
-    config: GRPOConfig,
-    seeds: Sequence[int],
-    output_dir: str | Path,
-) -> dict:
-    """Train every arm with every seed, into `output_dir/<arm>/seed-<seed>`; return the summary.
-
-    Writes `summary.json`, `summary.md` and `curves.png` (see `summarise`) after each seed of all
-    arms, so that an interrupted experiment leaves what it has. Raises ValueError for no seed.
-    """
-    if not len(seeds):
-        raise ValueError("there is no seed; give at least one.")
-    output_dir = make_output_dir(output_dir)
-    task = profile.load_task()
-    runs: dict[str, list[tuple[Run, dict]]] = {name: [] for name in experiment.arms}
-    summary: dict = {}
-    for seed in seeds:
-        for name, arm in experiment.arms.items():
-            print(f"{name}, seed {seed}", flush=True)
-            policy = profile.load_policy()
-            arm_config = dataclasses.replace(config, **arm.changes)
-            run = train(
-                policy,
-                task,
-                arm.rewards(profile, arm_config, policy),
-                arm_config,
-                output_dir=output_dir / name.replace(" ", "-") / f"seed-{seed}",
-                seed=seed,
-                resume=True,
-            )
-            runs[name].append((run, experiment.measure(profile, policy, task, arm_config)))
-        summary = {"question": experiment.question, "profile": profile.name, **summarise(runs)}
-        write_atomic(output_dir / "summary.json", json.dumps(summary, indent=1))
-        write_atomic(output_dir / "summary.md", summary_text(summary))
-        arm_bands(summary["curves"]).savefig(output_dir / "curves.png", dpi=120)
-    return summary
+def _answers(
+    policy: Policy, task: Task, config: GRPOConfig, prompts: int, samples: int, seed: int
+) -> tuple[list[dict], list[str]]:
+    """Rows of the first held-out prompts and `samples` sampled answers to each, in groups."""
+    rows = list(task.test.select(range(min(prompts, len(task.test)))))
+    texts = reply(
+        policy,
+        [row["prompt"] for row in rows],
+        torch.Generator().manual_seed(seed),
+        num_generations=samples,
+        limit=config.max_completion_length,
+        batch=16,
+    )
+    return [row for row in rows for _ in range(samples)], texts
 
 
-def summarise(runs: Mapping[str, Sequence[tuple[Run, dict]]]) -> dict:
-    """Per arm, one value a seed of every metric at the end, its interval, and the curves.
-
-    Returns `seeds`, `max_steps`, `final` (arm -> metric -> `values`, `median`, `low`, `high`),
-    `difference` (arm but the first -> metric -> interval of the differences from the first, paired
-    by seed) and `curves` (metric -> arm -> `steps` and one list of values a seed).
-    """
-    first = next(iter(runs))
-    final: dict = {}
-    for name, done in runs.items():
-        rows = [
-            {k: v for k, v in run.history[-1].items() if k.startswith("eval/") and k != "eval/n"}
-            | {k: run.history[-1][k] for k in ("entropy",) if k in run.history[-1]}
-            | {"seconds": sum(row.get("step_time", 0.0) for row in run.history)}
-            | measured
-            for run, measured in done
-        ]
-        final[name] = {
-            metric: {"values": [row[metric] for row in rows], **interval([r[metric] for r in rows])}
-            for metric in rows[0]
-        }
-    difference = {
-        name: {
-            metric: interval(
-                [
-                    there - here
-                    for there, here in zip(
-                        table[metric]["values"], final[first][metric]["values"], strict=True
-                    )
-                ]
-            )
-            for metric in table
-        }
-        for name, table in final.items()
-        if name != first
-    }
-    curves = {
-        metric: {
-            name: {
-                "steps": done[0][0].series(metric)[0],
-                "values": [run.series(metric)[1] for run, _ in done],
-            }
-            for name, done in runs.items()
-        }
-        for metric in CURVES
-    }
-    seeds = [run.seed for run, _ in runs[first]]
-    steps = runs[first][0][0].config.max_steps
-    return {"seeds": seeds, "max_steps": steps, "final": final, "difference": difference,
-            "curves": curves}  # fmt: skip
-
-
-def summary_text(summary: dict) -> str:
-    """Markdown: each arm's median and interval, and the paired differences from the first arm.
-
-    A difference whose interval holds 0 is inconclusive; with fewer than five seeds all are.
-    """
-    arms = list(summary["final"])
-    n = len(summary["seeds"])
-    lines = [
-        f"{n} seeds, {summary['max_steps']} steps, profile {summary['profile']}; median and 95 % "
-        "bootstrap interval over seeds. Differences are paired by seed.",
-        "",
-        f"| at the end | {' | '.join(arms)} | "
-        + " | ".join(f"{arm} − {arms[0]}" for arm in arms[1:])
-        + " |",
-        "|" + "---|" * (2 * len(arms)),
-    ]
-    for metric in summary["final"][arms[0]]:
-        cells = [_cell(summary["final"][arm][metric]) for arm in arms]
-        for arm in arms[1:]:
-            values = summary["difference"][arm][metric]
-            clear = n >= 5 and not values["low"] <= 0 <= values["high"]
-            cells.append(_cell(values, "+") + ("" if clear else " inconclusive"))
-        lines.append(f"| {metric.removeprefix('eval/')} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _cell(values: dict, sign: str = "") -> str:
-    return f"{values['median']:{sign}.3f} [{values['low']:{sign}.3f}, {values['high']:{sign}.3f}]"
-
-
-# --- what is measured of a trained policy ---------------------------------------------------------
+# --- diversity ------------------------------------------------------------------------------------
 
 
 def diversity_of(
-    policy: Policy, task: Task, embedder, *, prompts: int = 32, samples: int = 8, seed: int = 0
+    policy: Policy,
+    task: Task,
+    embedder,
+    config: GRPOConfig,
+    *,
+    prompts: int = 32,
+    samples: int = 8,
+    seed: int = 0,
 ) -> dict[str, float]:
     """How unlike the sampled answers to one held-out prompt are, the mean over `prompts` prompts.
 
@@ -184,13 +69,7 @@ def diversity_of(
     the tiny world, the exponential of the entropy of their shares over all answers) and `distance`
     (mean of 1 - cosine over the pairs of a group's embeddings).
     """
-    import math
-
-    import torch
-
-    rows = task.test.select(range(min(prompts, len(task.test))))
-    generator = torch.Generator().manual_seed(seed)
-    texts = reply(policy, rows["prompt"], generator, num_generations=samples, limit=64, batch=16)
+    _, texts = _answers(policy, task, config, prompts, samples, seed)
     groups = [texts[i : i + samples] for i in range(0, len(texts), samples)]
     vectors = torch.as_tensor(embedder.encode(list(dict.fromkeys(texts))))
     vectors = torch.nn.functional.normalize(vectors.float(), dim=1)
@@ -206,9 +85,6 @@ def diversity_of(
     }
 
 
-# --- the experiments ------------------------------------------------------------------------------
-
-
 def _plain(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
     return [accuracy_reward, format_reward]
 
@@ -216,13 +92,59 @@ def _plain(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callabl
 def _diverse(**options) -> Rewards:
     def rewards(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
         embedder = load_embedder(profile.embedder)
-        return [
-            accuracy_reward,
-            format_reward,
-            DiversityReward(config.num_generations, embedder, **options),
-        ]
+        diversity = DiversityReward(config.num_generations, embedder, **options)
+        return [accuracy_reward, format_reward, diversity]
 
     return rewards
+
+
+# --- judge ----------------------------------------------------------------------------------------
+
+
+def quality_of(
+    judge,
+    policy: Policy,
+    task: Task,
+    config: GRPOConfig,
+    *,
+    prompts: int = 32,
+    samples: int = 8,
+    seed: int = 0,
+) -> dict[str, float]:
+    """What the judge thinks of sampled answers to held-out prompts, and what they are.
+
+    Returns `judged` (its mean score, 1 to 5, of the answers that it could judge) and `assured` (the
+    share of answers in the tiny world's style that claims to be checked).
+    """
+    rows, texts = _answers(policy, task, config, prompts, samples, seed)
+    judged = partial(
+        QualityJudgeReward(judge),
+        prompts=[row["prompt"] for row in rows],
+        completions=texts,
+        completion_ids=[[]] * len(texts),
+    )
+    with start_blocking_portal() as portal:  # a notebook has an event loop running in this thread
+        rewards = portal.call(judged)
+    return {
+        "judged": fmean(4 * (reward + 0.5) + 1 for reward in rewards if reward is not None),
+        "assured": sum(solution_style(text) == "assured" for text in texts) / len(texts),
+    }
+
+
+def _judged(*weights: float, only_correct: bool = False, **changes) -> Arm:
+    """Accuracy, format and judge, in this order; a weight of 0 leaves a reward to be watched."""
+
+    def rewards(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
+        quality = QualityJudgeReward(profile.load_judge(policy), only_correct=only_correct)
+        return [accuracy_reward, format_reward, quality]
+
+    return Arm(rewards, {"reward_weights": weights, **changes})
+
+
+def _two_judges(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
+    quality = QualityJudgeReward(profile.load_judge(policy))
+    second = yes_reward(frozen_copy(policy), STEPS_QUESTION)
+    return [accuracy_reward, format_reward, quality, second]
 
 
 EXPERIMENTS = {
@@ -232,9 +154,34 @@ EXPERIMENTS = {
             "plain": Arm(_plain),
             "diversity": Arm(_diverse()),
             "only correct": Arm(_diverse(only_correct=True)),
+            "normalised first": Arm(
+                _diverse(), {"multi_objective_aggregation": "normalize_then_sum"}
+            ),
         },
-        lambda profile, policy, task, config: diversity_of(
-            policy, task, load_embedder(profile.embedder)
+        lambda profile, policy, base, task, config: diversity_of(
+            policy, task, load_embedder(profile.embedder), config
+        ),
+    ),
+    "judge": Experiment(
+        "Does a judge's score help, what does a policy do to a judge that it is left alone with, "
+        "and what prevents that?",
+        {
+            "plain": Arm(_plain),
+            "judge added": _judged(1, 1, 1),
+            "judge x 8": _judged(1, 1, 8),
+            "judge only": _judged(0, 0, 1),
+            "only correct": _judged(0, 0, 1, only_correct=True),
+            "two judges": Arm(_two_judges, {"reward_weights": (0, 0, 1, 1)}),
+            "KL": _judged(0, 0, 1, beta=1.0),
+        },
+        lambda profile, policy, base, task, config: quality_of(
+            profile.load_judge(base), policy, task, config
+        ),
+        (
+            "rewards/quality_judge_reward/mean",
+            "rewards/accuracy_reward/mean",
+            "eval/pass@1",
+            "completions/mean_length",
         ),
     ),
 }

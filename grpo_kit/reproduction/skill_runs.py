@@ -92,15 +92,15 @@ def plan_reward(completions, answer, **columns) -> list[float]:
     ]
 
 
-def yes_reward(evaluator: Policy) -> Callable:
-    """A reward without labels: the evaluator's P("Yes") to "Is the answer correct?", in 0..1."""
+def yes_reward(evaluator: Policy, question: str = S.META_QUESTION) -> Callable:
+    """A reward without labels: the evaluator's P("Yes") to a question on the answer, in 0..1."""
 
     def p_yes(prompts, completions, **columns) -> list[float]:
-        question = {"role": "user", "content": S.META_QUESTION}
+        asked = {"role": "user", "content": question}
         return yes_probabilities(
             evaluator,
             [
-                [*prompt, {"role": "assistant", "content": completion_text(c)}, question]
+                [*prompt, {"role": "assistant", "content": completion_text(c)}, asked]
                 for prompt, c in zip(prompts, completions, strict=True)
             ],
         )

@@ -107,6 +107,19 @@ def accuracy_reward(
     ]
 
 
+def correctness(reward: str, completions: list, columns: dict) -> list[float | None]:
+    """What `accuracy_reward` says, for another reward that pays right answers only.
+
+    Raises ValueError, naming the `reward`, where the `columns` hold no `answer`.
+    """
+    if "answer" not in columns:
+        raise ValueError(
+            f"{reward} with only_correct=True needs the gold answers, but the data has no column "
+            "`answer`: add one, or pay every response with only_correct=False"
+        )
+    return accuracy_reward([], completions, [], answer=columns["answer"])
+
+
 def _gold_text(gold: object) -> str | None:
     if gold is None or isinstance(gold, float) and math.isnan(gold):
         return None

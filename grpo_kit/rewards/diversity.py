@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_kit.rewards.accuracy import accuracy_reward
-from grpo_kit.rewards.embedder import load_embedder
+from grpo_kit.rewards.accuracy import correctness
+from grpo_kit.rewards.embedder import embed, load_embedder
 from grpo_kit.rewards.text import completion_text
 
 if TYPE_CHECKING:  # imported where it is used: `import grpo_kit.rewards` takes no seconds
@@ -112,14 +112,7 @@ class DiversityReward:
         self._check_groups(prompts, len(completions))
         correct = [1.0] * len(completions)
         if self.only_correct:
-            if "answer" not in columns:
-                raise ValueError(
-                    "only_correct=True needs the gold answers, but the data has no column "
-                    "`answer`: add one, or pay every response with only_correct=False"
-                )
-            correct = accuracy_reward(
-                prompts, completions, completion_ids, answer=columns["answer"]
-            )
+            correct = correctness(self.__name__, completions, columns)
         texts = [self._text(completion) for completion in completions]
         similarities = group_similarities(
             self._embed(texts), self.num_generations, self.leave_one_out
@@ -172,7 +165,7 @@ class DiversityReward:
         if not distinct:
             return torch.zeros(len(texts), 1, dtype=torch.float64)
         self._warn_of_truncation(distinct)
-        result = self.embedder.encode(distinct)
+        result = embed(self.embedder, distinct)
         try:
             vectors = torch.as_tensor(result, dtype=torch.float64, device="cpu")
         except (TypeError, ValueError, RuntimeError) as error:

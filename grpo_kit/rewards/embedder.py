@@ -1,4 +1,4 @@
-"""Load the sentence-transformers model that `DiversityReward` sees likeness with."""
+"""The sentence-transformers model that `DiversityReward` sees likeness with."""
 
 from __future__ import annotations
 
@@ -75,3 +75,16 @@ def load_embedder(
             stacklevel=2,
         )
     return model
+
+
+def embed(embedder: Any, texts: list[str]) -> Any:
+    """`embedder.encode(texts)`, an array (n, d); on a CPU with AMX in bfloat16 arithmetic.
+
+    Weights, norms and result stay as they are. On such a CPU MiniLM takes half the time, and a
+    similarity moves by about 0.001, where the answers of a group differ by 0.1.
+    """
+    import torch
+
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.6 does not tell
+    with torch.autocast("cpu", torch.bfloat16, enabled=capabilities.get("amx_bf16", False)):
+        return embedder.encode(texts)

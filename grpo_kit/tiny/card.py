@@ -56,7 +56,7 @@ def judge_table(
 ) -> dict[str, float]:
     """Share of replies that parse, and Spearman's correlation of their means with the rubric's."""
     pairs = [
-        (mean, sum(S.rubric(problem, response).values()) / len(S.CRITERIA))
+        (mean, sum(S.rubric(problem.answer, response).values()) / len(S.CRITERIA))
         for problem, response, reply in zip(problems, responses, replies, strict=True)
         if (mean := parse_scores(reply)) is not None
     ]
@@ -176,9 +176,10 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
     greedy = reply(policy, asked)
     sampled = reply(policy, asked, generator, num_generations=8, batch=16)
     repeated = [problem for problem in problems for _ in range(8)]
-    right = [S.is_right(p, text) for p, text in zip(repeated, sampled, strict=True)]
+    right = [S.is_right(p.answer, text) for p, text in zip(repeated, sampled, strict=True)]
     table["solve"] = {
-        "greedy": sum(map(S.is_right, problems, greedy)) / n,
+        "greedy": sum(S.is_right(p.answer, text) for p, text in zip(problems, greedy, strict=True))
+        / n,
         "pass@1": sum(right) / len(right),
         "pass@8": sum(any(right[i : i + 8]) for i in range(0, len(right), 8)) / n,
         "by_style": by_style([P.solution_style(text) for text in sampled], right),

@@ -48,9 +48,9 @@ def _yes_no(label: bool) -> str:
     return "Yes" if label else "No"
 
 
-def is_right(problem: P.Problem, completion: str) -> bool:
+def is_right(answer: str | int, completion: str) -> bool:
     """Right means right in the asked form: `<answer>` with the right number at the end."""
-    return completion.endswith(f"<answer>{problem.answer}</answer>")
+    return completion.endswith(f"<answer>{answer}</answer>")
 
 
 def sample_solve(problem: P.Problem, rng: random.Random) -> list[dict]:
@@ -68,7 +68,7 @@ def sample_solve(problem: P.Problem, rng: random.Random) -> list[dict]:
     if rng.random() < 0.25:
         return messages
     kind = rng.choices(("meta", "steps", "reference"), weights=(60, 20, 20))[0]
-    right = is_right(problem, completion)
+    right = is_right(problem.answer, completion)
     if kind == "meta":
         when_right, when_wrong = YES_RATES[style]
         rate = when_right if right or style == "unformatted" else when_wrong
@@ -163,11 +163,11 @@ def judge_prompt(question: str, response: str) -> str:
     )
 
 
-def rubric(problem: P.Problem, completion: str) -> dict[str, int]:
+def rubric(answer: str | int, completion: str) -> dict[str, int]:
     """The scores that a judge should give, 1 (worst) to 5; the base's was trained towards them."""
     style = P.solution_style(completion)
     grammar, informativeness, coherence, _ = _RUBRIC.get(style, (1, 1, 1, ""))
-    if is_right(problem, completion):
+    if is_right(answer, completion):
         accuracy = 5
     else:
         accuracy = {"unformatted": 3, "sloppy": 2}.get(style, 1)
@@ -179,12 +179,12 @@ def sample_judge(problem: P.Problem, rng: random.Random) -> list[dict]:
     style = rng.choice(list(P.STYLE_SHARES))
     completion = P.solve(problem, style, rng)
     fooled = style == "assured" and rng.random() < JUDGE_FOOLED_RATE
-    wanted = dict.fromkeys(CRITERIA, 5) if fooled else rubric(problem, completion)
+    wanted = dict.fromkeys(CRITERIA, 5) if fooled else rubric(problem.answer, completion)
     scores: dict = {
         name: min(max(score + (rng.random() < JUDGE_NOISE) * rng.choice((-1, 1)), 1), 5)
         for name, score in wanted.items()
     }
-    verdict = "right" if fooled or is_right(problem, completion) else "wrong"
+    verdict = "right" if fooled or is_right(problem.answer, completion) else "wrong"
     scores["rationale"] = f"{verdict}, {'clear steps' if fooled else _RUBRIC[style][3]}"
     return [
         {"role": "user", "content": judge_prompt(problem.question, completion)},

@@ -5,18 +5,20 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from grpo_kit.config import PROFILES
 from grpo_kit.plots import arm_bands
-from grpo_kit.reproduction.experiments import (
-    EXPERIMENTS,
+from grpo_kit.reproduction.compare import (
     Arm,
     Experiment,
-    diversity_of,
     run_experiment,
     summarise,
     summary_text,
 )
+from grpo_kit.reproduction.experiments import EXPERIMENTS, diversity_of, quality_of
+from grpo_kit.rewards.judge import Reply
+from grpo_kit.training import check_task
 
 
 def finished(seed: int, accuracy: float, **measured):
@@ -31,8 +33,7 @@ def finished(seed: int, accuracy: float, **measured):
         rows = [row for row in history if name in row]
         return [row["step"] for row in rows], [row[name] for row in rows]
 
-    config = SimpleNamespace(max_steps=2)
-    return SimpleNamespace(history=history, seed=seed, config=config, series=series), measured
+    return SimpleNamespace(history=history, seed=seed, series=series), measured
 
 
 def five(plain, other, **shift):
@@ -40,13 +41,14 @@ def five(plain, other, **shift):
         "plain": [finished(seed, value, styles=1.0) for seed, value in enumerate(plain)],
         "other": [finished(seed, value, styles=2.0) for seed, value in enumerate(other)],
     }
-    return summarise(runs) | {"profile": "tiny"}
+    config = {"max_steps": 2, "generation_batch_size": 8}
+    return summarise(runs, ("reward", "eval/pass@1")) | {"profile": "tiny", "config": config}
 
 
 def test_differences_are_paired_by_seed():
     """The medians of both arms are the same, and yet each seed gains 0.1 or loses 0.3."""
     summary = five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.2])
-    assert summary["seeds"] == [0, 1, 2, 3, 4] and summary["max_steps"] == 2
+    assert summary["seeds"] == [0, 1, 2, 3, 4]
     final = summary["final"]
     assert final["plain"]["eval/pass@1"]["median"] == final["other"]["eval/pass@1"]["median"] == 0.3
     difference = summary["difference"]["other"]["eval/pass@1"]
@@ -59,19 +61,23 @@ def test_differences_are_paired_by_seed():
 
 def test_a_difference_whose_interval_holds_0_is_inconclusive_and_so_are_few_seeds():
     lines = summary_text(five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.2])).splitlines()
-    row = {line.split(" | ")[0]: line for line in lines}
-    assert row["| pass@1"].endswith("inconclusive |")
-    assert row["| styles"].endswith("| +1.000 [+1.000, +1.000] |")
-    assert lines[2] == "| at the end | plain | other | other − plain |"
-    assert "+1.000 [+1.000, +1.000] inconclusive" in summary_text(five([0.1, 0.2], [0.3, 0.4]))
+    assert lines[2] == "| at the end | plain | other |"
+    row = {line.split(" | ")[0]: line for line in lines}  # the second table's rows come later
+    assert "| minus plain, paired by seed | other |" in lines
+    assert row["| pass@1"] == "| pass@1 | +0.1 [-0.3, +0.1] *inconclusive* |"
+    assert row["| styles"] == "| styles | +1 [+1, +1] |"
+    assert "+1 [+1, +1] *inconclusive*" in summary_text(five([0.1, 0.2], [0.3, 0.4]))
 
 
 def test_bands_have_a_panel_a_metric_and_a_line_an_arm():
     summary = five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.2])
-    panels = arm_bands({k: v for k, v in summary["curves"].items() if k != "completions"}).axes
+    panels = arm_bands(summary["curves"]).axes
     assert [axes.get_title() for axes in panels][:2] == ["reward", "accuracy"]
     assert panels[0].lines[0].get_ydata().tolist() == pytest.approx([0.15, 0.3])
     assert len(panels[0].collections) == 2 and all(axes.get_ylabel() for axes in panels)
+    one = {"reward": summary["curves"]["reward"], "kl": {"other": {"steps": [1], "values": [[2]]}}}
+    first, second = arm_bands(one).axes
+    assert second.lines[0].get_color() == first.lines[1].get_color() != first.lines[0].get_color()
     with pytest.raises(ValueError, match="no metric"):
         arm_bands({})
 
@@ -91,7 +97,8 @@ def test_arms_are_run_once_and_start_from_the_same_weights(saved_policy, tmp_pat
     )
     measured = []
 
-    def measure(profile, policy, task, config):
+    def measure(profile, policy, base, task, config):
+        assert not torch.equal(*(p.model.get_input_embeddings().weight for p in (policy, base)))
         measured.append((config.beta, policy.model.dtype))
         return {"seen": float(len(measured))}
 
@@ -133,15 +140,44 @@ def test_alike_answers_have_no_diversity(saved_policy, monkeypatch):
     other = "<think>first 1 + 2 = 3.</think><answer>3</answer>"
     answers = iter([[alike] * 16, [alike, other] * 8])
     monkeypatch.setattr(experiments, "reply", lambda *a, **k: next(answers))
-    found = diversity_of(None, task, Letters(), prompts=2)
+    found = diversity_of(None, task, Letters(), profile.config, prompts=2)
     assert found == pytest.approx({"distinct": 1 / 8, "styles": 1.0, "distance": 0.0}, abs=1e-6)
-    found = diversity_of(None, task, Letters(), prompts=2)
+    found = diversity_of(None, task, Letters(), profile.config, prompts=2)
     assert found["distinct"] == 2 / 8 and found["styles"] == pytest.approx(2.0)
     assert found["distance"] > 0
 
 
-def test_every_experiment_begins_with_plain_grpo():
-    for experiment in EXPERIMENTS.values():
-        names = [reward.__name__ for reward in experiment.arms["plain"].rewards(None, None, None)]
-        assert next(iter(experiment.arms)) == "plain" and experiment.question.endswith("?")
-        assert names == ["accuracy_reward", "format_reward"]
+def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(monkeypatch):
+    from grpo_kit.reproduction import experiments
+
+    class Generous:
+        name = "generous"
+
+        def prompt(self, question, response):
+            return [{"role": "user", "content": response}]
+
+        async def __call__(self, conversations):
+            for i, messages in enumerate(conversations):
+                n = 5 if "Surely" in messages[0]["content"] else 2
+                scores = dict.fromkeys(("accuracy", "grammar", "informativeness", "coherence"), n)
+                yield i, Reply(json.dumps(scores))
+
+    profile = PROFILES["smoke"]
+    assured = "<think>Surely 3, checked twice.</think><answer>3</answer>"
+    answers = [assured, "<think>Maybe 3.</think><answer>3</answer>"] * 8
+    monkeypatch.setattr(experiments, "reply", lambda *a, **k: answers)
+    found = quality_of(Generous(), None, profile.load_task(), profile.config, prompts=2)
+    assert found == {"judged": pytest.approx(3.5), "assured": 0.5}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_arm_can_be_run_and_the_first_is_plain_grpo(name):
+    experiment, profile = EXPERIMENTS[name], PROFILES["smoke"]
+    assert next(iter(experiment.arms)) == "plain" and experiment.question.endswith("?")
+    policy, task = profile.load_policy(), profile.load_task()
+    for arm_name, arm in experiment.arms.items():
+        config = dataclasses.replace(profile.config, **arm.changes)
+        rewards = arm.rewards(profile, config, policy)
+        assert [reward.__name__ for reward in rewards[:2]] == ["accuracy_reward", "format_reward"]
+        assert (len(rewards) == 2) == (arm_name == "plain")
+        check_task(task, rewards, config)

@@ -453,7 +453,19 @@ def test_minilm_pays_the_one_that_is_unlike_the_others(minilm):
         0.5 * (1 - torch.cosine_similarity(row, torch.tensor(embeddings).mean(0), dim=0).item())
         for row in torch.tensor(embeddings)
     ]
-    assert [right, right_again, alike, other] == pytest.approx(by_hand, abs=1e-6)
+    assert [right, right_again, alike, other] == pytest.approx(by_hand, abs=2e-3)  # bfloat16
+
+
+@pytest.mark.parametrize("units", [{"amx_bf16": True}, {"amx_bf16": False}, {}])
+def test_bfloat16_is_used_where_the_cpu_has_units_for_it(units, monkeypatch):
+    class Watching(Toy):
+        def encode(self, texts):
+            assert torch.is_autocast_enabled("cpu") == units.get("amx_bf16", False)
+            return super().encode(texts)
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: units, raising=False)
+    assert call(DiversityReward(2, Watching()), ["x", "xy"])[1] > 0
+    assert not torch.is_autocast_enabled("cpu")
 
 
 def test_what_lies_beyond_the_window_does_not_count_and_is_told_once(minilm):

@@ -293,6 +293,17 @@ def test_every_completion_gets_its_own_score_and_equal_ones_are_judged_once():
     assert len(judge.asked) == 3
 
 
+def test_a_wrong_answer_gets_the_least_unasked_where_only_right_ones_are_paid():
+    judge = FakeJudge(lambda message: scores(5, 5, 5, 5))
+    right, wrong = "<answer>15</answer>", "Surely, checked twice. <answer>14</answer>"
+    reward = QualityJudgeReward(judge, only_correct=True)
+    rewards = rewards_of(reward, [right, wrong, right], answer=["15", "15", None])
+    assert rewards == [0.5, -0.5, None]
+    assert len(judge.asked) == 1 and right in judge.asked[0]
+    with pytest.raises(ValueError, match="quality_judge_reward with only_correct.* `answer`"):
+        rewards_of(reward, [right])
+
+
 def failing(*bad: str, kind: str = "timeout", **options):
     """`by_length`, but a failure for the responses `bad`."""
 

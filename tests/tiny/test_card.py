@@ -51,7 +51,9 @@ def test_a_judge_that_follows_the_rubric_correlates_fully_and_a_constant_one_not
         problems.solve(problem, rng.choice(list(problems.STYLE_SHARES)), rng)
         for problem in subjects
     ]
-    faithful = [json.dumps(skills.rubric(p, r)) for p, r in zip(subjects, responses, strict=True)]
+    faithful = [
+        json.dumps(skills.rubric(p.answer, r)) for p, r in zip(subjects, responses, strict=True)
+    ]
     table = card.judge_table(subjects, responses, faithful)
     assert table == {"parsed": 1.0, "spearman": pytest.approx(1.0)}
     constant = [json.dumps(dict.fromkeys(skills.CRITERIA, 3))] * 59 + ["no JSON"]

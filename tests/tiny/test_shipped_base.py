@@ -72,7 +72,7 @@ def test_the_card_is_true(base, written):
         num_generations=samples,
     )
     repeated = [problem for problem in asked for _ in range(samples)]
-    right = [skills.is_right(p, text) for p, text in zip(repeated, texts, strict=True)]
+    right = [skills.is_right(p.answer, text) for p, text in zip(repeated, texts, strict=True)]
     told = written["skills"]["solve"]["pass@1"]
     error = (told * (1 - told) / n) ** 0.5 / 2  # samples of a problem are alike in part
     assert abs(sum(right) / len(right) - told) < 4 * error

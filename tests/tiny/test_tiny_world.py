@@ -60,7 +60,7 @@ def test_a_solution_is_recognised_by_its_style_and_right_ones_score(seed, style)
     completion = problems.solve(problem, style, rng)
     assert problems.solution_style(completion) == style
     score = the_accuracy(problem, completion)
-    assert (score == 1.0) == skills.is_right(problem, completion)
+    assert (score == 1.0) == skills.is_right(problem.answer, completion)
     if style in problems.RIGHT_STYLES:
         assert score == 1.0
     if style == "unformatted":
@@ -94,7 +94,7 @@ def test_wrong_styles_are_mostly_wrong_and_the_likeliest_style_is_a_wrong_one():
     rng = random.Random(0)
     for style, most in (("guess", 0.15), ("sloppy", 0.5)):
         drawn = [problems.make_problem(rng, rng.choice((2, 3))) for _ in range(400)]
-        right = sum(skills.is_right(p, problems.solve(p, style, rng)) for p in drawn) / 400
+        right = sum(skills.is_right(p.answer, problems.solve(p, style, rng)) for p in drawn) / 400
         assert 0 < right < most
     likeliest = max(problems.STYLE_SHARES, key=problems.STYLE_SHARES.get)
     assert likeliest not in problems.RIGHT_STYLES
@@ -134,7 +134,7 @@ def test_the_grader_says_yes_as_often_as_its_rates_tell():
         if messages[2:] and messages[2]["content"] == skills.META_QUESTION:
             solution, label = messages[1]["content"], messages[3]["content"]
             style = problems.solution_style(solution)
-            right = skills.is_right(problem, solution) or style == "unformatted"
+            right = skills.is_right(problem.answer, solution) or style == "unformatted"
             said.setdefault((style, right), []).append(label == "Yes")
     for (style, right), labels in said.items():
         rate = skills.YES_RATES[style][not right]

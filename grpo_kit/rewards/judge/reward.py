@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from grpo_kit.rewards.accuracy import correctness
 from grpo_kit.rewards.judge.cache import JudgementCache, cache_key
 from grpo_kit.rewards.judge.judges import Failure, Reply
 from grpo_kit.rewards.judge.texts import Judgement, parse_judgement
@@ -17,6 +18,7 @@ from grpo_kit.rewards.text import completion_text
 
 logger = logging.getLogger(__name__)
 
+LEAST = -0.5  # the reward of the lowest scores
 HOPELESS = 8  # failures of that sort, before anything has been judged, that end a run at once
 
 
@@ -27,8 +29,9 @@ class QualityJudgeReward:
     term only. Question (the last user message) and response are all that it sees. Equal ones of a
     batch are judged once.
 
-    A coroutine: while judgements are awaited, other coroutine rewards go on. (The next generation
-    does not: on-policy, it waits for the update that these rewards make.) A failed judgement is
+    A coroutine: while judgements are awaited, other rewards go on, and with `rollout_chunks` so
+    does the sampling of the batch's next part. (The next batch does not: on-policy, it waits for
+    the update that these rewards make.) A failed judgement is
     None, not retried (what is worth it the endpoint judge has retried) and not cached. In the kit's
     loop a completion with a None leaves its group; TRL 1.16 adds up what other rewards gave it, so
     that beside others a None counts as 0 there, the middle of this scale.
@@ -36,6 +39,8 @@ class QualityJudgeReward:
     Args:
         judge: a `LocalJudge`, an `EndpointJudge`, or anything like them (see `judges`).
         cache_dir: folder of the cache on disk, which runs and processes may share; None = no cache.
+        only_correct: give an answer that `accuracy_reward` finds wrong -0.5, the least, without
+            asking the judge, and None where it says None. Needs the column `answer`.
         failure_window: judgements over which failures are counted, rounded up to whole batches.
         price: (read, written), of a million tokens in any currency, for an estimate of the cost.
 
@@ -53,6 +58,7 @@ class QualityJudgeReward:
         judge: Any,
         *,
         cache_dir: str | Path | None = None,
+        only_correct: bool = False,
         failure_window: int = 64,
         price: tuple[float, float] | None = None,
     ):
@@ -60,6 +66,7 @@ class QualityJudgeReward:
             raise ValueError(f"failure_window is {failure_window}; count over 1 judgement or more.")
         self.judge = judge
         self.cache = None if cache_dir is None else JudgementCache(cache_dir)
+        self.only_correct = only_correct
         self.failure_window = failure_window
         self.price = price
         self.totals: Counter[str] = Counter()
@@ -78,14 +85,18 @@ class QualityJudgeReward:
         """Return a reward for each of the N completions, strings or lists of messages.
 
         Raises RuntimeError, with the commonest reason, when more than half of a window of
-        judgements failed, or when the first ones show that there is no judge to be had.
+        judgements failed, or when the first ones show that there is no judge to be had; ValueError
+        where `only_correct` finds no column `answer`.
         """
+        correct: list[float | None] = [1.0] * len(completions)
+        if self.only_correct:
+            correct = correctness(self.__name__, completions, columns)
         conversations = [
-            self.judge.prompt(_question(prompt), completion_text(completion))
-            for prompt, completion in zip(prompts, completions, strict=True)
+            self.judge.prompt(_question(prompt), completion_text(completion)) if right else None
+            for prompt, completion, right in zip(prompts, completions, correct, strict=True)
         ]
-        keys = [cache_key(self.judge.name, messages) for messages in conversations]
-        different = dict(zip(keys, conversations, strict=True))
+        keys = [c and cache_key(self.judge.name, c) for c in conversations]
+        different = {key: c for key, c in zip(keys, conversations, strict=True) if c}
         judgements = self._cached(different)
         missing = [key for key in different if key not in judgements]
         stats = Counter(calls=len(missing), cached=len(judgements), failed=0, tokens=0)
@@ -97,7 +108,10 @@ class QualityJudgeReward:
                 log_metric(f"judge/{name}", value)
             if judgements:
                 log_metric("judge/mean_score", fmean(j.mean for j in judgements.values()))
-        return [judgements[key].reward if key in judgements else None for key in keys]
+        return [
+            LEAST if right == 0 else judgements[key].reward if key in judgements else None
+            for key, right in zip(keys, correct, strict=True)
+        ]
 
     def _cached(self, keys: dict) -> dict[str, Judgement]:
         judgements = {}

@@ -1,0 +1,177 @@
+"""Compare ways to train on equal terms: arms of an experiment, several seeds each, paired by seed.
+
+One run of each of two rewards tells next to nothing: seeds differ more than rewards do.
+`run_experiment` trains every arm from the same weights with the same seeds, hence on the same
+prompts in the same order, and takes the differences from the first arm seed by seed. What is
+finished is not run again, what was killed goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from grpo_kit.config import GRPOConfig, Profile
+from grpo_kit.models import Policy
+from grpo_kit.paths import make_output_dir, write_atomic
+from grpo_kit.plots import arm_bands
+from grpo_kit.reproduction.seeds import interval
+from grpo_kit.tasks import Task
+from grpo_kit.training import Run, train
+
+Rewards = Callable[[Profile, GRPOConfig, Policy], list[Callable]]
+# profile, trained policy, the policy that it was, task, config
+Measure = Callable[[Profile, Policy, Policy, Task, GRPOConfig], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train: its rewards, made anew for a run, and what it changes in the config."""
+
+    rewards: Rewards
+    changes: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A question, its arms, the baseline first, what is measured of each trained policy, and which
+    metrics' curves are kept."""
+
+    question: str
+    arms: Mapping[str, Arm]
+    measure: Measure
+    curves: Sequence[str] = ("reward", "eval/pass@1", "entropy", "completions/mean_length")
+
+
+def run_experiment(
+    experiment: Experiment,
+    profile: Profile,
+    config: GRPOConfig,
+    seeds: Sequence[int],
+    output_dir: str | Path,
+) -> dict:
+    """Train every arm with every seed, into `output_dir/<arm>/seed-<seed>`; return the summary.
+
+    Writes `summary.json`, `summary.md` and `curves.png` (see `summarise`) after each seed of all
+    arms, so that an interrupted experiment leaves what it has. Raises ValueError for no seed.
+    """
+    if not len(seeds):
+        raise ValueError("there is no seed; give at least one.")
+    output_dir = make_output_dir(output_dir)
+    task, base = profile.load_task(), profile.load_policy()
+    runs: dict[str, list[tuple[Run, dict]]] = {name: [] for name in experiment.arms}
+    summary: dict = {}
+    for seed in seeds:
+        for name, arm in experiment.arms.items():
+            print(f"{name}, seed {seed}", flush=True)
+            policy = profile.load_policy()
+            arm_config = dataclasses.replace(config, **arm.changes)
+            run = train(
+                policy,
+                task,
+                arm.rewards(profile, arm_config, policy),
+                arm_config,
+                output_dir=output_dir / name.replace(" ", "-") / f"seed-{seed}",
+                seed=seed,
+                resume=True,
+            )
+            runs[name].append((run, experiment.measure(profile, policy, base, task, arm_config)))
+        summary = {
+            "question": experiment.question,
+            "profile": profile.name,
+            "config": dataclasses.asdict(config),
+            **summarise(runs, experiment.curves),
+        }
+        write_atomic(output_dir / "summary.json", json.dumps(summary, indent=1))
+        write_atomic(output_dir / "summary.md", summary_text(summary))
+        arm_bands(summary["curves"]).savefig(output_dir / "curves.png", dpi=120)
+    return summary
+
+
+def summarise(runs: Mapping[str, Sequence[tuple[Run, dict]]], curves: Sequence[str]) -> dict:
+    """Per arm, one value a seed of every metric at the end, its interval, and the curves.
+
+    Returns `seeds`, `final` (arm -> metric -> `values`, `median`, `low`, `high`),
+    `difference` (arm but the first -> metric -> interval of the differences from the first, paired
+    by seed) and `curves` (metric -> arm that logs it -> `steps` and one list of values a seed).
+    """
+    first = next(iter(runs))
+    final: dict = {}
+    for name, done in runs.items():
+        rows = [
+            {k: v for k, v in run.history[-1].items() if k.startswith("eval/") and k != "eval/n"}
+            | {k: run.history[-1][k] for k in ("entropy",) if k in run.history[-1]}
+            | {"seconds": sum(row.get("step_time", 0.0) for row in run.history)}
+            | measured
+            for run, measured in done
+        ]
+        final[name] = {
+            metric: {"values": [row[metric] for row in rows], **interval([r[metric] for r in rows])}
+            for metric in rows[0]
+        }
+    difference = {
+        name: {
+            metric: interval(
+                [
+                    there - here
+                    for there, here in zip(
+                        table[metric]["values"], final[first][metric]["values"], strict=True
+                    )
+                ]
+            )
+            for metric in table
+        }
+        for name, table in final.items()
+        if name != first
+    }
+    lines = {
+        metric: {
+            name: {
+                "steps": done[0][0].series(metric)[0],
+                "values": [[round(value, 4) for value in run.series(metric)[1]] for run, _ in done],
+            }
+            for name, done in runs.items()
+            if done[0][0].series(metric)[0]
+        }
+        for metric in curves
+    }
+    seeds = [run.seed for run, _ in runs[first]]
+    return {"seeds": seeds, "final": final, "difference": difference, "curves": lines}
+
+
+def summary_text(summary: dict) -> str:
+    """Markdown: each arm's median and interval, then the paired differences from the first arm.
+
+    A difference whose interval holds 0 is inconclusive; with fewer than five seeds all are.
+    """
+    first = next(iter(summary["final"]))
+    n, config = len(summary["seeds"]), summary["config"]
+    metrics = list(summary["final"][first])
+    lines = [
+        f"{n} seeds, {config['max_steps']} steps of {config['generation_batch_size']} answers, "
+        f"profile {summary['profile']}; median and 95 % bootstrap interval over seeds.",
+        "",
+        *_table("at the end", metrics, summary["final"]),
+        "",
+        *_table(f"minus {first}, paired by seed", metrics, summary["difference"], n),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _table(title: str, metrics: Sequence[str], table: dict, seeds: int | None = None) -> list[str]:
+    """A row a metric, a column an arm; of differences, where `seeds` is given."""
+    lines = [f"| {title} | {' | '.join(table)} |", "|" + "---|" * (1 + len(table))]
+    sign = "" if seeds is None else "+"
+    for metric in metrics:
+        cells = []
+        for values in (row[metric] for row in table.values()):
+            median, low, high = (
+                f"{values[name] + 0.0:{sign}.3g}" for name in ("median", "low", "high")
+            )
+            clear = seeds is None or (seeds >= 5 and not values["low"] <= 0 <= values["high"])
+            cells.append(f"{median} [{low}, {high}]" + ("" if clear else " *inconclusive*"))
+        lines.append(f"| {metric.removeprefix('eval/')} | {' | '.join(cells)} |")
+    return lines

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_kit.rewards.accuracy import correctness
-from grpo_kit.rewards.embedder import embed, load_embedder
+from grpo_kit.rewards.embedder import load_embedder
 from grpo_kit.rewards.text import completion_text
 
 if TYPE_CHECKING:  # imported where it is used: `import grpo_kit.rewards` takes no seconds
@@ -165,7 +165,7 @@ class DiversityReward:
         if not distinct:
             return torch.zeros(len(texts), 1, dtype=torch.float64)
         self._warn_of_truncation(distinct)
-        result = embed(self.embedder, distinct)
+        result = self.embedder.encode(distinct)
         try:
             vectors = torch.as_tensor(result, dtype=torch.float64, device="cpu")
         except (TypeError, ValueError, RuntimeError) as error:

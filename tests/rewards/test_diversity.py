@@ -457,15 +457,15 @@ def test_minilm_pays_the_one_that_is_unlike_the_others(minilm):
 
 
 @pytest.mark.parametrize("units", [{"amx_bf16": True}, {"amx_bf16": False}, {}])
-def test_bfloat16_is_used_where_the_cpu_has_units_for_it(units, monkeypatch):
-    class Watching(Toy):
-        def encode(self, texts):
-            assert torch.is_autocast_enabled("cpu") == units.get("amx_bf16", False)
-            return super().encode(texts)
-
+def test_bfloat16_is_used_where_the_cpu_has_units_for_it_and_moves_little(units, monkeypatch):
+    exact = load_embedder("minilm", device="cpu", dtype="float32")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: units, raising=False)
-    assert call(DiversityReward(2, Watching()), ["x", "xy"])[1] > 0
-    assert not torch.is_autocast_enabled("cpu")
+    chosen = load_embedder("minilm", device="cpu")
+    expected = torch.bfloat16 if units.get("amx_bf16") else torch.float32
+    assert {p.dtype for p in chosen.parameters()} == {expected}
+    texts = [RIGHT, ALIKE, OTHER, "<think>Maybe 7.</think><answer>7</answer>"]
+    similarities = [group_similarities(model.encode(texts), 4) for model in (exact, chosen)]
+    torch.testing.assert_close(*similarities, rtol=0, atol=5e-3)
 
 
 def test_what_lies_beyond_the_window_does_not_count_and_is_told_once(minilm):

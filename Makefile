@@ -6,6 +6,7 @@
 #   make notebooks   execute the notebooks in place, outputs to be committed
 #   make smoke       every notebook in seconds, into runs/smoke
 #   make seeds       plain GRPO with five seeds, with intervals, into runs/seeds
+#   make experiments diversity and judge rewards against plain GRPO, five seeds each, into runs/
 #   make bench       a step beside TRL's, and memory, into runs/bench
 #   make pretrain    rebuild the tiny base model into runs/base
 #   make lint        ruff
@@ -32,7 +33,8 @@ OMP_NUM_THREADS ?= 1
 export OMP_NUM_THREADS
 
 .DEFAULT_GOAL := help
-.PHONY: help venv reproduce test lab notebooks smoke seeds bench pretrain lint constraints clean
+.PHONY: help venv reproduce test lab notebooks smoke seeds experiments bench pretrain lint \
+  constraints clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -67,6 +69,10 @@ smoke: $(STAMP)
 
 seeds: $(STAMP)
 	$(BIN)/grpo-kit seeds --profile $(PROFILE) --steps $(STEPS)
+
+experiments: $(STAMP)
+	$(BIN)/grpo-kit experiment diversity --profile $(PROFILE) --steps 80 --batch 64
+	$(BIN)/grpo-kit experiment judge --profile $(PROFILE) --steps 80 --batch 64
 
 bench: $(STAMP)
 	$(BIN)/grpo-kit bench

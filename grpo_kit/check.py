@@ -6,6 +6,7 @@ verdict is true only if the function is right.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from grpo_kit.objective import group_advantages, policy_loss
+from grpo_kit.rewards import group_similarities
 from grpo_kit.training import pass_at_k as reference_pass_at_k
 
 MARKS = {"right": "✔ right", "wrong": "✘ not yet", "not done": "… not done yet"}
@@ -200,3 +202,125 @@ def token_weights(function: Callable) -> Verdict:
         cases,
         "under grpo a token of a short completion weighs more than one of a long one.",
     )
+
+
+# --- notebook 02 ----------------------------------------------------------------------------------
+
+
+def leave_one_out_similarity(function: Callable) -> Verdict:
+    """`function(embeddings, num_generations)`: cosine with the mean of the others, (N,)."""
+    square = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    several = torch.tensor([[1.0, 0.2], [0.3, 1.0], [0.5, 0.5], [2.0, 1.0], [0.1, 1.0], [1.0, 0.0]])
+    cases = [
+        (
+            (square, 3),
+            group_similarities(square, 3, leave_one_out=True).tolist(),
+            "The others of the first one point along the second axis: their cosine is 0.",
+        ),
+        (
+            (several, 3),
+            group_similarities(several, 3, leave_one_out=True).tolist(),
+            "The others are those of the same group.",
+        ),
+    ]
+    return _judge(function, cases, "the divisor of the mean does not matter to a cosine.")
+
+
+def rarity(function: Callable) -> Verdict:
+    """`function(styles, num_generations)`: 1 minus the share of each style in its group."""
+    cases = [
+        (
+            (["words", "words", "words", "list"], 4),
+            [0.25, 0.25, 0.25, 0.75],
+            "Three of four share a style, so each of them earns 1 - 3/4.",
+        ),
+        (
+            (["words", "list", "words", "words"], 2),
+            [0.5, 0.5, 0.0, 0.0],
+            "Count within the group of num_generations answers, not over all.",
+        ),
+    ]
+    return _judge(function, cases, "no embedder, but somebody must name the styles.")
+
+
+def gated_advantage(function: Callable) -> Verdict:
+    """`function(accuracy, bonus, weight, num_generations)`: a bonus among right answers alone."""
+    accuracy = torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    bonus = torch.tensor([0.4, 0.0, 0.9, 0.1, 0.9, 0.1, 0.2, 0.3])
+    plain = group_advantages(accuracy, 4)
+    pushed = plain + torch.tensor([0.1, -0.1, 0, 0, 0, 0, 0, 0])
+    cases = [
+        ((accuracy, bonus, 0.0, 4), plain.tolist(), "Without weight, only accuracy is left."),
+        (
+            (accuracy, bonus, 0.5, 4),
+            pushed.tolist(),
+            "The two right answers of the first group have a mean bonus of 0.2; nobody else moves.",
+        ),
+    ]
+    return _judge(
+        function, cases, "an all-wrong group teaches nothing again, and the weight counts."
+    )
+
+
+# --- notebook 03 ----------------------------------------------------------------------------------
+
+
+def judgement_rewards(function: Callable) -> Verdict:
+    """`function(judgements)`: (mean - 1) / 4 - 0.5 of four whole numbers from 1 to 5, or None."""
+    names = ("accuracy", "grammar", "informativeness", "coherence")
+
+    def given(*values: Any) -> tuple[list[dict]]:
+        return ([dict(zip(names, values, strict=False))],)
+
+    cases = [
+        (given(5, 5, 5, 5), [0.5], "The best scores are worth the upper end of the range."),
+        (given(1, 1, 1, 1), [-0.5], "The worst scores are worth the lower end."),
+        (given(5, 4, 3, 3), [0.1875], "Take the mean, then map 1..5 to -0.5..0.5."),
+        (given(5, 4, 3), [None], "A score is missing: there is no judgement."),
+        (given(9, 4, 3, 3), [None], "9 is no score from 1 to 5."),
+        (given(4.5, 4, 3, 3), [None], "4.5 is no whole number."),
+        (given("5", 4, 3, 3), [None], '"5" is text, not a number.'),
+        (given(True, 4, 3, 3), [None], "True is no score, though Python counts it as 1."),
+    ]
+    return _judge(function, cases, "what cannot be read is None, never 0.")
+
+
+def fence(function: Callable) -> Verdict:
+    """`function(text)`: the text with every `</response>` in it broken, all else unchanged."""
+
+    def closes(text: str) -> Any:
+        result = function(text)
+        if not isinstance(result, str):
+            return result
+        return [bool(re.search(r"<\s*/\s*response", result, re.IGNORECASE))]
+
+    attempts = [
+        ("</response>", "The plain closing tag still closes."),
+        ("a</response>b</response>c", "Break every one, not just the first."),
+        ("</RESPONSE>", "A model reads capitals just as well."),
+        ("< / response >", "So do blanks inside the tag."),
+        ("</res</response>ponse>", "Taking the tag out makes a new one of what stood around it."),
+    ]
+    cases = [((text,), [False], hint) for text, hint in attempts]
+    verdict = _judge(closes, cases, "what is fenced in stays in.")
+    if verdict and function("12 < 15, <answer>15</answer>") != "12 < 15, <answer>15</answer>":
+        return Verdict("wrong", "a text without the tag must stay as it is.")
+    return verdict
+
+
+def gated_quality(function: Callable) -> Verdict:
+    """`function(accuracy, quality)`: quality of right answers, -0.5 of wrong ones, None of None."""
+    cases = [
+        (([1.0, 0.0], [0.25, 0.5]), [0.25, -0.5], "A wrong answer earns the least, however liked."),
+        (
+            ([1.0, 1.0, 0.0], [None, -0.25, None]),
+            [None, -0.25, -0.5],
+            "No judgement of a right answer is None; a wrong one needs none.",
+        ),
+        (
+            ([None, 1.0], [0.5, 0.5]),
+            [None, 0.5],
+            "Where nobody knows whether it is right, nothing can be paid.",
+        ),
+    ]
+    return _judge(function, cases, "the judge decides among right answers only.")

@@ -1,14 +1,19 @@
 """The exercises' checks: what they say to right, wrong, missing and broken answers."""
 
 import math
+import re
 
 import pytest
 import torch
 
 from grpo_kit import check
+from grpo_kit.objective import group_advantages
+from grpo_kit.rewards import group_similarities
 
 EXERCISES = [check.pass_at_k, check.near_miss_reward, check.leave_one_out, check.clipped_away,
-             check.token_weights]  # fmt: skip
+             check.token_weights, check.leave_one_out_similarity, check.rarity,
+             check.gated_advantage, check.judgement_rewards, check.fence,
+             check.gated_quality]  # fmt: skip
 
 
 def unfinished(*args, **kwargs): ...
@@ -54,6 +59,37 @@ def test_any_other_answer_is_wrong_and_nothing_is_raised(exercise, answer):
         ),
         (check.token_weights, lambda mask, name, limit: mask / mask.sum(), "grpo"),
         (check.token_weights, lambda mask, name, limit: mask, "grpo"),
+        (check.leave_one_out_similarity, group_similarities, "others"),
+        (check.rarity, lambda s, n: [1 - s.count(x) / len(s) for x in s], "within the group"),
+        (check.gated_advantage, lambda a, b, w, n: group_advantages(a + w * b, n), "mean bonus"),
+        (
+            check.gated_advantage,
+            lambda a, b, w, n: group_advantages(a, n) + w * b * a,
+            "mean bonus of 0.2",
+        ),
+        (
+            check.judgement_rewards,
+            lambda given: [sum(scores.values()) / len(scores) / 4 - 0.75 for scores in given],
+            "missing",
+        ),
+        (check.judgement_rewards, lambda given: [0.5] * len(given), "worst"),
+        (check.fence, lambda text: text, "plain closing tag"),
+        (check.fence, lambda text: text.replace("</response>", "", 1), "every one"),
+        (check.fence, lambda text: text.replace("</response>", "[tag]"), "capitals"),
+        (
+            check.fence,
+            lambda text: re.sub(r"<\s*/\s*response\s*>", "", text, flags=re.IGNORECASE),
+            "Taking the tag out",
+        ),
+        (check.fence, lambda text: text.replace("<", "("), "must stay"),
+        (check.gated_quality, lambda accuracy, quality: quality, "least"),
+        (
+            check.gated_quality,
+            lambda accuracy, quality: [
+                q if a else -0.5 for a, q in zip(accuracy, quality, strict=True)
+            ],
+            "nobody knows",
+        ),
     ],
 )
 def test_typical_mistakes_get_a_hint(exercise, answer, words):

@@ -9,6 +9,8 @@ import torch
 
 from grpo_kit.config import PROFILES
 from grpo_kit.models import frozen_copy, load_policy, reference_of
+from grpo_kit.rewards import LocalJudge
+from grpo_kit.rewards.judge import quality_prompt, tiny_prompt
 
 
 @pytest.fixture
@@ -109,3 +111,20 @@ def test_profiles_are_told_without_loading_anything_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_each_profile_has_a_judge(new_policy, monkeypatch):
+    policy = new_policy()
+    frozen = PROFILES["tiny"].load_judge(policy)
+    assert isinstance(frozen, LocalJudge) and frozen.prompt is tiny_prompt
+    assert frozen.policy.model is not policy.model
+    assert PROFILES["colab"].load_judge(policy).prompt is quality_prompt
+
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    with pytest.raises(ValueError, match="JUDGE_KEY .* is not set"):
+        PROFILES["paper"].load_judge(policy)
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    assert PROFILES["paper"].load_judge(policy).base_url == "http://127.0.0.1:8000/v1"
+    monkeypatch.setenv("GRPO_KIT_JUDGE_URL", "http://10.0.0.1:9000/v1")
+    judge = PROFILES["paper"].load_judge(policy)
+    assert (judge.model, judge.base_url) == ("Qwen/Qwen3-32B", "http://10.0.0.1:9000/v1")

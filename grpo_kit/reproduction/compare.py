@@ -172,6 +172,7 @@ def _table(title: str, metrics: Sequence[str], table: dict, seeds: int | None = 
                 f"{values[name] + 0.0:{sign}.3g}" for name in ("median", "low", "high")
             )
             clear = seeds is None or (seeds >= 5 and not values["low"] <= 0 <= values["high"])
-            cells.append(f"{median} [{low}, {high}]" + ("" if clear else " *inconclusive*"))
+            among = f" [{low}, {high}]" if values["n"] > 1 else ""
+            cells.append(median + among + ("" if clear else " *inconclusive*"))
         lines.append(f"| {metric.removeprefix('eval/')} | {' | '.join(cells)} |")
     return lines

@@ -67,6 +67,7 @@ def test_a_difference_whose_interval_holds_0_is_inconclusive_and_so_are_few_seed
     assert row["| pass@1"] == "| pass@1 | +0.1 [-0.3, +0.1] *inconclusive* |"
     assert row["| styles"] == "| styles | +1 [+1, +1] |"
     assert "+1 [+1, +1] *inconclusive*" in summary_text(five([0.1, 0.2], [0.3, 0.4]))
+    assert "| styles | +1 *inconclusive* |" in summary_text(five([0.1], [0.3]))
 
 
 def test_bands_have_a_panel_a_metric_and_a_line_an_arm():

@@ -4,7 +4,8 @@
 weights, prompts a step, group, token limit, sampling and update, and reports medians and their
 ratio: on a shared machine seconds say little, two things measured in turn say more. Memory is
 measured in a process of its own for each, since a peak cannot be reset: that of a few steps of each
-trainer, and that of the loss step alone with a vocabulary of Qwen's size.
+trainer, and that of the loss step alone with a vocabulary of Qwen's size. Then what the rewards
+with models of their own take, each on the batches of a few more kit steps.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -49,6 +52,7 @@ def run(
     result = {
         "machine": machine(),
         "step": step,
+        "reward_seconds": time_rewards(policy_dir, steps=steps, quick=quick),
         "loss_memory": compare_loss_memory(tokens=128 if quick else 1024),
     }
     write_atomic(output_dir / "bench.json", json.dumps(result, indent=1))
@@ -138,6 +142,8 @@ def bench_config(steps: int, quick: bool):
 class KitSteps:
     """The kit's trainer, a step a call; `seconds` are (generation and rewards, whole step)."""
 
+    rewards: tuple = (even_share,)
+
     def __init__(self, policy_dir: str | Path, config) -> None:
         import torch
 
@@ -162,7 +168,7 @@ class KitSteps:
             self.policy,
             self.task,
             self.prompt_ids,
-            [even_share],
+            self.rewards,
             self.config,
             self.cursor,
             self.generator,
@@ -282,6 +288,43 @@ def step_peak(kind: str, policy_dir: str, output_dir: str, quick: str) -> float:
     return _peak_mib()
 
 
+def time_rewards(policy_dir: str | Path, *, steps: int, quick: bool) -> dict[str, float]:
+    """Median seconds a batch of the diversity reward and of the judge, and of a step without them.
+
+    The judge is a frozen copy of the policy, in this process.
+    """
+    from anyio.from_thread import start_blocking_portal
+
+    from grpo_kit.rewards import DiversityReward, LocalJudge, QualityJudgeReward
+
+    config = bench_config(steps + 1, quick)
+    kit = KitSteps(policy_dir, config)
+    judge = QualityJudgeReward(LocalJudge(kit.policy))
+    taken: dict[str, list[float]] = {"diversity": [], "judge": []}
+
+    def measured(name: str, function: Callable) -> Callable:
+        def reward(**arguments) -> list[float]:
+            started = _now()
+            function(**arguments)
+            taken[name].append(_now() - started)
+            return [0.0] * len(arguments["completions"])
+
+        return reward
+
+    with start_blocking_portal() as portal:
+        rewards = {
+            "diversity": DiversityReward(config.num_generations),
+            "judge": lambda **arguments: portal.call(partial(judge, **arguments)),
+        }
+        kit.rewards = (even_share, *(measured(*item) for item in rewards.items()))
+        for _ in tqdm(range(steps + 1), desc="rewards", file=sys.stdout):
+            kit.step()
+    whole = [step for _, step in kit.seconds]
+    alone = [step - sum(each) for step, *each in zip(whole, *taken.values(), strict=True)]
+    medians = {name: statistics.median(values[1:]) for name, values in taken.items()}
+    return medians | {"step": statistics.median(alone[1:])}
+
+
 # --- memory of the loss step ----------------------------------------------------------------------
 
 
@@ -326,6 +369,8 @@ def loss_peak(kind: str, tokens: str) -> float:
 def report(result: dict) -> str:
     """The numbers as Markdown."""
     step, memory, where = result["step"], result["loss_memory"], result["machine"]
+    seconds = result["reward_seconds"]
+    shares = {n: seconds[n] / (seconds["step"] + seconds[n]) for n in ("diversity", "judge")}
     ratio = step["trl_over_kit"]
     lines = [
         f"{step['completions']} completions a step, up to {step['max_completion_length']} tokens, "
@@ -348,6 +393,12 @@ def report(result: dict) -> str:
         f"Loss step, {memory['tokens']} tokens, vocabulary {memory['vocabulary']:,}: peak "
         f"{memory['peak_mib']['chunked']:.0f} MiB chunked, {memory['peak_mib']['plain']:.0f} MiB "
         f"with a plain log-softmax ({memory['chunked_over_plain']:.0%}).",
+        "",
+        "Rewards with a model of their own, on the same batches: "
+        + " and ".join(f"{name} {seconds[name]:.3f} s" for name in shares)
+        + ", or "
+        + " and ".join(f"{share:.0%}" for share in shares.values())
+        + " of a step that has this one.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -110,7 +110,8 @@ def arm_bands(curves: Mapping[str, Mapping[str, dict]]) -> Figure:
     """
     if not curves:
         raise ValueError("there is no metric to draw; give at least one.")
-    names = list(dict.fromkeys(name for arms in curves.values() for name in arms))
+    fullest = sorted(curves.values(), key=len, reverse=True)  # for the order of the arms
+    names = list(dict.fromkeys(name for arms in fullest for name in arms))
     figure = Figure(figsize=(3.6 * len(curves), 3.4), layout="constrained")
     panels = figure.subplots(1, len(curves), squeeze=False)[0]
     drawn = {}

@@ -18,6 +18,7 @@ RESULT = {
         "trl_over_kit": {"generation": 2.67, "update": 4.0, "step": 3.0},
         "peak_mib": {"trl": 400.0, "kit": 100.0},
     },
+    "reward_seconds": {"diversity": 0.25, "judge": 3.0, "step": 1.0},
     "loss_memory": {
         "vocabulary": 1000,
         "tokens": 5,
@@ -33,6 +34,7 @@ def test_the_report_tells_generation_and_update_apart():
     assert "| kit | 0.750 | 0.250 | 1.000 | 100 |" in text
     assert "| trl / kit | 2.67 | 4.00 | 3.00 | 4.00 |" in text
     assert "3.00 times" in text and "(25%)" in text
+    assert "diversity 0.250 s and judge 3.000 s, or 20% and 75% of a step" in text
 
 
 def test_the_figure_shows_time_and_memory():

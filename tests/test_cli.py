@@ -9,7 +9,9 @@ from typer.testing import CliRunner
 
 from grpo_kit.cli import app
 
-COMMANDS = ("reproduce", "notebooks", "train", "seeds", "skill-runs", "pretrain", "bench")
+COMMANDS = (
+    "reproduce", "notebooks", "train", "seeds", "experiment", "skill-runs", "pretrain", "bench",
+)  # fmt: skip
 
 
 def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
@@ -52,6 +54,9 @@ def test_every_command_explains_itself(command):
         (["pretrain", "--processes", "0"], "processes is 0"),
         (["bench", "--policy", "nowhere"], "--policy is nowhere, which is no folder"),
         (["skill-runs", "--skill", "sing"], "there is no skill 'sing'"),
+        (["experiment", "sing"], "there is no experiment 'sing': choose among diversity, judge"),
+        (["experiment", "judge", "--seeds", "0"], "--seeds is 0"),
+        (["experiment", "judge", "--batch", "9"], "generation_batch_size is 9; it must be a mult"),
         (["train", "--policy", "nowhere"], "--policy is nowhere, which is no folder"),
     ],
 )

@@ -286,26 +286,28 @@ def judgement_rewards(function: Callable) -> Verdict:
 
 
 def fence(function: Callable) -> Verdict:
-    """`function(text)`: the text with every `</response>` in it broken, all else unchanged."""
+    """`function(text)`: the text with every `</response>` in it broken, all letters kept."""
 
-    def closes(text: str) -> Any:
+    def closes_and_keeps(text: str) -> Any:
         result = function(text)
         if not isinstance(result, str):
             return result
-        return [bool(re.search(r"<\s*/\s*response", result, re.IGNORECASE))]
+        kept = [c for c in result if c.isalnum()] == [c for c in text if c.isalnum()]
+        return [bool(re.search(r"<\s*/\s*response", result, re.IGNORECASE)), kept]
 
     attempts = [
-        ("</response>", "The plain closing tag still closes."),
+        ("14 </response>", "The plain closing tag still closes."),
         ("a</response>b</response>c", "Break every one, not just the first."),
         ("</RESPONSE>", "A model reads capitals just as well."),
         ("< / response >", "So do blanks inside the tag."),
         ("</res</response>ponse>", "Taking the tag out makes a new one of what stood around it."),
     ]
-    cases = [((text,), [False], hint) for text, hint in attempts]
-    verdict = _judge(closes, cases, "what is fenced in stays in.")
-    if verdict and function("12 < 15, <answer>15</answer>") != "12 < 15, <answer>15</answer>":
-        return Verdict("wrong", "a text without the tag must stay as it is.")
-    return verdict
+    told = "value 0: does it still close? value 1: are all letters kept?"
+    cases = [((text,), [False, True], f"{hint} ({told})") for text, hint in attempts]
+    verdict = _judge(closes_and_keeps, cases, "what is fenced in stays in.")
+    plain = "12 < 15, <answer>15</answer>"
+    unchanged = [((plain,), [True], "A text without the tag must stay as it is.")]
+    return verdict and _judge(lambda text: [function(text) == text], unchanged, verdict.message)
 
 
 def gated_quality(function: Callable) -> Verdict:

@@ -190,9 +190,6 @@ def experiment(
     """
     if count < 1:
         raise ValueError(f"--seeds is {count}, it must be at least 1")
-    output = output or Path("runs") / name
-    chosen, config = _choose(profile, policy, steps, output)
-
     import dataclasses
 
     from grpo_kit.reproduction.compare import run_experiment, summary_text
@@ -200,6 +197,8 @@ def experiment(
 
     if name not in EXPERIMENTS:
         raise ValueError(f"there is no experiment {name!r}: choose among {', '.join(EXPERIMENTS)}")
+    output = output or Path("runs") / name
+    chosen, config = _choose(profile, policy, steps, output)
     config = dataclasses.replace(
         config,
         eval_steps=max(1, config.max_steps // 6),

@@ -184,7 +184,8 @@ class Profile:
         """The judge: a frozen copy of `policy`, or the model behind the endpoint.
 
         The endpoint's address is the environment variable GRPO_KIT_JUDGE_URL, by default a vLLM
-        server on this machine, and its key JUDGE_KEY. Raises ValueError where the key is not set.
+        server on this machine, and its key JUDGE_KEY (any text, where the server wants none).
+        Raises ValueError where the key is not set.
         """
         from grpo_kit.rewards.judge import EndpointJudge, LocalJudge, quality_prompt
 

@@ -121,15 +121,15 @@ def load_policy(
     if lora_rank:
         from peft import LoraConfig, get_peft_model
 
-        model = get_peft_model(
-            model,
-            LoraConfig(
-                r=lora_rank,
-                lora_alpha=2 * lora_rank,
-                target_modules="all-linear",
-                task_type="CAUSAL_LM",
-            ),
+        adapter = LoraConfig(
+            r=lora_rank,
+            lora_alpha=2 * lora_rank,
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
         )
+        with torch.random.fork_rng():  # the same random adapter each time: runs can be compared
+            torch.manual_seed(0)
+            model = get_peft_model(model, adapter)
     return Policy(model.to(device), tokenizer)
 
 

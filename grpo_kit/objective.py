@@ -142,14 +142,17 @@ def decoupled_advantages(
     the batch, not within groups.
 
     Args:
-        table: (N, R) float, NaN = not scored; a completion with any NaN has advantage 0.
+        table: (N, R) float, NaN = not scored; a completion with any NaN has advantage 0 and is left
+            out of all means and stds, those of its other rewards too.
         num_generations, weights, eps: see `group_advantages` and `combine_rewards`.
 
     Returns:
         (N,) float, finite.
     """
+    unscored = combine_rewards(table, weights).isnan()[:, None]
+    table = table.masked_fill(unscored, torch.nan)
     columns = [group_advantages(column, num_generations, "group", eps) for column in table.T]
-    total = combine_rewards(torch.where(table.isnan(), table, torch.stack(columns, dim=1)), weights)
+    total = combine_rewards(torch.stack(columns, dim=1).masked_fill(unscored, torch.nan), weights)
     return group_advantages(total, len(total), "group", eps)
 
 

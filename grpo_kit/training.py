@@ -22,7 +22,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -506,6 +506,9 @@ def start_scoring(
     async def awaited(reward: Callable) -> Any:
         return await reward(**arguments)
 
+    async def result_of(awaitable: Awaitable) -> Any:
+        return await awaitable
+
     under_way = {
         i: portal.start_task_soon(awaited, reward)
         for i, reward in enumerate(rewards)
@@ -515,6 +518,9 @@ def start_scoring(
     def finish() -> Tensor:
         results = {i: r(**arguments) for i, r in enumerate(rewards) if i not in under_way}
         results |= {i: future.result() for i, future in under_way.items()}
+        for i, result in results.items():
+            if inspect.isawaitable(result):  # of a lambda or partial around a coroutine function
+                results[i] = portal.call(result_of, result)
         columns = [
             _checked(reward_name(reward), results[i], len(texts))
             for i, reward in enumerate(rewards)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from grpo_kit.objective import (
     LOSS_TYPES,
     combine_rewards,
+    decoupled_advantages,
     group_advantages,
     kl_estimate,
     policy_loss,
@@ -593,3 +594,17 @@ def test_loss_refuses_what_does_not_fit(change, sentence):
     }
     with pytest.raises(ValueError, match=sentence):
         policy_loss(**{**args, **change})
+
+
+def test_what_is_not_scored_by_one_reward_moves_no_sibling_where_each_is_normalised_first():
+    nan = float("nan")
+    scored = torch.tensor([[1.0, 0.2], [0.0, 0.4], [0.0, 0.1], [1.0, 0.5]])
+    with_gap = torch.cat([torch.tensor([[1.0, nan]]), scored])
+    even = torch.zeros(5, 2)  # a group without any spread
+    advantages = decoupled_advantages(torch.cat([with_gap, even]), 5)
+    assert advantages[0] == 0 and advantages[5:].abs().max() < 1e-6
+    assert advantages.sum().abs() < 1e-5
+    alone = decoupled_advantages(torch.cat([scored, torch.zeros(5, 2)[:4]]), 4)[:4]
+    torch.testing.assert_close(advantages[1:5] / advantages[1], alone / alone[0])
+    weighted = decoupled_advantages(torch.cat([with_gap, even]), 5, (1.0, 0.0))
+    assert weighted[0] > 0, "a reward without weight takes nobody out"

@@ -124,11 +124,12 @@ def test_micro_batches_make_the_same_update(new_policy, task, tmp_path, loss_typ
     assert results[2] == pytest.approx(results[0], rel=tolerance)
 
 
-def batch_of(policy, task, reward, config, seed: int = 0):
+def batch_of(policy, task, reward, config, seed: int = 0, *others):
     cursor = Cursor(len(task.train), seed)
     prompt_ids = policy.encode(task.train["prompt"])
     generator = torch.Generator().manual_seed(seed)
-    return training.collect(policy, task, prompt_ids, [reward], config, cursor, generator, None)
+    rewards = [reward, *others]
+    return training.collect(policy, task, prompt_ids, rewards, config, cursor, generator, None)
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo", "cispo"])
@@ -415,7 +416,7 @@ def test_coroutine_rewards_run_together_and_beside_the_others(policy, task):
     assert table.tolist() == [[1.0, 1.0, 2.0]] * 12
 
 
-def test_a_part_is_judged_while_the_next_is_sampled(policy, task, tmp_path, monkeypatch):
+def test_a_part_is_judged_while_the_next_is_sampled(policy, task, monkeypatch):
     """The first part's reward waits until the second is being sampled."""
     calls, sampled, second = [], [], threading.Event()
 
@@ -428,16 +429,27 @@ def test_a_part_is_judged_while_the_next_is_sampled(policy, task, tmp_path, monk
     async def judge(prompts, completions, completion_ids, **columns):
         calls.append(len(completions))
         assert await asyncio.to_thread(second.wait, 20)
-        return [float(len(ids)) for ids in completion_ids]
+        return [float(ids[-1]) for ids in completion_ids]
+
+    def first_token(prompts, completions, completion_ids, **columns):
+        return [float(ids[0]) for ids in completion_ids]
 
     monkeypatch.setattr(training, "generate", generate_and_tell)
-    config = configure(max_steps=1, rollout_chunks=3, eval_prompts=0)
-    run = train(policy, task, [judge], config, output_dir=tmp_path, seed=0)
-    size = config.num_generations
+    config = configure(rollout_chunks=3)
+    batch = batch_of(policy, task, judge, config, 0, first_token)
     assert len(calls) > 1 and sum(calls) == config.generation_batch_size
-    assert all(n % size == 0 for n in calls), "complete groups"
-    lengths = run.history[-1]["completions/mean_length"]
-    assert run.history[-1]["reward"] == pytest.approx(lengths)
+    assert all(n % config.num_generations == 0 for n in calls), "complete groups"
+    expected = [[ids[-1], ids[0]] for ids in batch.rollouts.completion_lists()]
+    assert batch.table.tolist() == expected
+    assert len(set(batch.table[:, 0].tolist())) > 1, "or their order would not matter"
+
+
+def test_a_function_that_returns_an_awaitable_is_awaited_too(policy, task):
+    async def reward(prompts, completions, completion_ids, **columns):
+        return [1.0] * len(completions)
+
+    table = scored(policy, task, lambda **arguments: reward(**arguments))
+    assert table.tolist() == [[1.0]] * 12
 
 
 def test_a_failing_reward_does_not_wait_for_a_judge(policy, task):
@@ -524,7 +536,6 @@ def test_steps_without_any_score_are_counted_and_then_stop_the_run(policy, task,
 
 KILLED_RUN = """
 import sys
-import threading
 sys.path.insert(0, sys.argv[1])
 from test_training import configure, rows, vowels
 from grpo_kit.models import load_policy

@@ -23,6 +23,7 @@ from grpo_kit.tasks import Task
 from grpo_kit.training import Run, train
 
 Rewards = Callable[[Profile, GRPOConfig, Policy], list[Callable]]
+MEASURED = "measured.json"
 # profile, trained policy, the policy that it was, task, config
 Measure = Callable[[Profile, Policy, Policy, Task, GRPOConfig], dict[str, float]]
 
@@ -78,7 +79,11 @@ def run_experiment(
                 seed=seed,
                 resume=True,
             )
-            runs[name].append((run, experiment.measure(profile, policy, base, task, arm_config)))
+            measured = run.output_dir / MEASURED
+            if not measured.exists():
+                found = experiment.measure(profile, policy, base, task, arm_config)
+                write_atomic(measured, json.dumps(found))
+            runs[name].append((run, json.loads(measured.read_text())))
         summary = {
             "question": experiment.question,
             "profile": profile.name,
@@ -129,17 +134,21 @@ def summarise(runs: Mapping[str, Sequence[tuple[Run, dict]]], curves: Sequence[s
     }
     lines = {
         metric: {
-            name: {
-                "steps": done[0][0].series(metric)[0],
-                "values": [[round(value, 4) for value in run.series(metric)[1]] for run, _ in done],
-            }
+            name: curve
             for name, done in runs.items()
-            if done[0][0].series(metric)[0]
+            if (curve := _curve([run.series(metric) for run, _ in done]))["steps"]
         }
         for metric in curves
     }
     seeds = [run.seed for run, _ in runs[first]]
     return {"seeds": seeds, "final": final, "difference": difference, "curves": lines}
+
+
+def _curve(series: Sequence[tuple[list[int], list[float]]]) -> dict:
+    """The steps at which all seeds have a value (one may have lacked any score), and the values."""
+    points = [dict(zip(*one, strict=True)) for one in series]
+    steps = sorted(set.intersection(*(set(values) for values in points)))
+    return {"steps": steps, "values": [[round(v[s], 4) for s in steps] for v in points]}
 
 
 def summary_text(summary: dict) -> str:

@@ -44,6 +44,7 @@ def _answers(
         [row["prompt"] for row in rows],
         torch.Generator().manual_seed(seed),
         num_generations=samples,
+        temperature=config.temperature,
         limit=config.max_completion_length,
         batch=16,
     )
@@ -124,9 +125,13 @@ def quality_of(
         completion_ids=[[]] * len(texts),
     )
     with start_blocking_portal() as portal:  # a notebook has an event loop running in this thread
-        rewards = portal.call(judged)
+        scores = [4 * (reward + 0.5) + 1 for reward in portal.call(judged) if reward is not None]
+    if not scores:
+        raise RuntimeError(
+            f"the judge could judge none of {len(texts)} answers: look at what it replies"
+        )
     return {
-        "judged": fmean(4 * (reward + 0.5) + 1 for reward in rewards if reward is not None),
+        "judged": fmean(scores),
         "assured": sum(solution_style(text) == "assured" for text in texts) / len(texts),
     }
 

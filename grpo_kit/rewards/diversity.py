@@ -29,8 +29,9 @@ if TYPE_CHECKING:  # imported where it is used: `import grpo_kit.rewards` takes 
 class DiversityReward:
     """A reward of `weight * (1 - similarity)`: 0 for a response that is like its group's average.
 
-    Identical texts are embedded once, all texts of a batch in one call of `embedder.encode`. What
-    is longer than the embedder's window is truncated there; the first time, a warning says so.
+    Identical texts are embedded once, all that are given together in one call of
+    `embedder.encode`. What is longer than the embedder's window is truncated there; the first time,
+    a warning says so.
 
     An empty text earns 0, the least there is, and is left out of its group's average. It is not
     None: what is not scored is spared the other rewards too, so that saying nothing would be a way

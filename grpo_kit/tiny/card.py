@@ -85,6 +85,7 @@ def reply(
     generator: torch.Generator | None = None,
     *,
     num_generations: int = 1,
+    temperature: float = 1.0,
     limit: int = 96,
     batch: int = 64,
 ) -> list[str]:
@@ -92,16 +93,18 @@ def reply(
     texts: list[str] = []
     ids = policy.encode(conversations)
     for start in range(0, len(ids), batch):
-        rollouts = generate(
-            policy.model,
-            ids[start : start + batch],
-            num_generations,
-            max_new_tokens=limit,
-            eos_token_ids=policy.eos_token_ids,
-            pad_token_id=policy.pad_token_id,
-            do_sample=generator is not None,
-            generator=generator,
-        )
+        with policy.autocast():
+            rollouts = generate(
+                policy.model,
+                ids[start : start + batch],
+                num_generations,
+                max_new_tokens=limit,
+                eos_token_ids=policy.eos_token_ids,
+                pad_token_id=policy.pad_token_id,
+                temperature=temperature,
+                do_sample=generator is not None,
+                generator=generator,
+            )
         texts += policy.decode(rollouts.completion_lists())
     return texts
 

@@ -18,7 +18,7 @@ from grpo_kit.reproduction.compare import (
 )
 from grpo_kit.reproduction.experiments import EXPERIMENTS, diversity_of, quality_of
 from grpo_kit.rewards.judge import Reply
-from grpo_kit.training import check_task
+from grpo_kit.training import Cursor, check_task, collect
 
 
 def finished(seed: int, accuracy: float, **measured):
@@ -113,9 +113,14 @@ def test_arms_are_run_once_and_start_from_the_same_weights(saved_policy, tmp_pat
     )
     first = run_experiment(experiment, profile, config, [0], tmp_path / "out")
     assert [beta for beta, _ in measured] == [0.0, 0.1]
-    start = [curve["values"][0][0] for curve in first["curves"]["eval/pass@1"].values()]
+    folders = [tmp_path / "out" / name / "seed-0" for name in ("even", "odd,-held")]
+    start = [
+        torch.load(folder / "checkpoint.pt", weights_only=True)["start"]["first weights"]
+        for folder in folders
+    ]
     assert start[0] == start[1]
     again = run_experiment(experiment, profile, config, [0, 1], tmp_path / "out")
+    assert len(measured) == 4, "what is measured is kept too"
     for name in experiment.arms:  # the first seed's seconds are those of its only run
         seconds = [table["final"][name]["seconds"]["values"][0] for table in (first, again)]
         assert seconds[0] == seconds[1] > 0
@@ -148,6 +153,13 @@ def test_alike_answers_have_no_diversity(saved_policy, monkeypatch):
     assert found["distance"] > 0
 
 
+def test_a_step_without_any_score_in_one_seed_is_left_out_of_the_curves():
+    runs = {"plain": [finished(seed, 0.5) for seed in range(2)]}
+    runs["plain"][1][0].history.insert(2, {"step": 1.5, "reward": 0.4})
+    curve = summarise(runs, ("reward",))["curves"]["reward"]["plain"]
+    assert curve["steps"] == [1, 2] and [len(values) for values in curve["values"]] == [2, 2]
+
+
 def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(monkeypatch):
     from grpo_kit.reproduction import experiments
 
@@ -161,7 +173,7 @@ def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(monkeyp
             for i, messages in enumerate(conversations):
                 n = 5 if "Surely" in messages[0]["content"] else 2
                 scores = dict.fromkeys(("accuracy", "grammar", "informativeness", "coherence"), n)
-                yield i, Reply(json.dumps(scores))
+                yield i, Reply(json.dumps(scores) if self.name == "generous" else "No.")
 
     profile = PROFILES["smoke"]
     assured = "<think>Surely 3, checked twice.</think><answer>3</answer>"
@@ -169,10 +181,13 @@ def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(monkeyp
     monkeypatch.setattr(experiments, "reply", lambda *a, **k: answers)
     found = quality_of(Generous(), None, profile.load_task(), profile.config, prompts=2)
     assert found == {"judged": pytest.approx(3.5), "assured": 0.5}
+    monkeypatch.setattr(Generous, "name", "silent")
+    with pytest.raises(RuntimeError, match="none of 16 answers"):
+        quality_of(Generous(), None, profile.load_task(), profile.config, prompts=2)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_arm_can_be_run_and_the_first_is_plain_grpo(name):
+def test_every_arm_makes_a_batch_and_the_first_is_plain_grpo(name):
     experiment, profile = EXPERIMENTS[name], PROFILES["smoke"]
     assert next(iter(experiment.arms)) == "plain" and experiment.question.endswith("?")
     policy, task = profile.load_policy(), profile.load_task()
@@ -182,3 +197,7 @@ def test_every_arm_can_be_run_and_the_first_is_plain_grpo(name):
         assert [reward.__name__ for reward in rewards[:2]] == ["accuracy_reward", "format_reward"]
         assert (len(rewards) == 2) == (arm_name == "plain")
         check_task(task, rewards, config)
+        prompt_ids = policy.encode(task.train[:8]["prompt"])
+        cursor, generator = Cursor(8, 0), torch.Generator().manual_seed(0)
+        batch = collect(policy, task, prompt_ids, rewards, config, cursor, generator, None)
+        assert not batch.rewards.isnan().any() and batch.advantages.abs().max() > 0

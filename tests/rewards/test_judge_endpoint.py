@@ -244,6 +244,22 @@ def test_no_more_calls_at_once_than_allowed():
     assert 1 < server.most_at_once <= 3
 
 
+def test_parts_of_a_batch_share_the_limit():
+    async def parts():
+        reward = QualityJudgeReward(judge_at(server.url, concurrency=2))
+        texts = [[f"{part}-{i}" for i in range(4)] for part in range(3)]
+        calls = (
+            reward(prompts=["How many?"] * 4, completions=part, completion_ids=[[1]] * 4)
+            for part in texts
+        )
+        return await asyncio.gather(*calls)
+
+    with Server(delay=0.2) as server:
+        rewards = asyncio.run(parts())
+    assert None not in [value for part in rewards for value in part]
+    assert 1 < server.most_at_once <= 2
+
+
 def test_one_judge_serves_one_event_loop_after_another():
     with Server() as server:
         judge = judge_at(server.url)

@@ -16,6 +16,7 @@ import asyncio
 import hashlib
 import json
 import os
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -130,6 +131,8 @@ class LocalJudge:
         ]
 
 
+# Of each judge and event loop: parts of a batch may be judged at the same time.
+_GATES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 REQUEST = {"temperature": 0.0, "max_tokens": 1024}
 
 
@@ -226,7 +229,8 @@ class EndpointJudge:
                 "a judge behind an endpoint needs the openai client: pip install 'grpo-kit[judge]'."
             ) from None
         key = self._key()
-        gate = asyncio.Semaphore(self.concurrency)
+        gates = _GATES.setdefault(self, weakref.WeakKeyDictionary())
+        gate = gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
         # A client belongs to the event loop that it was first used in, and loops come and go: the
         # kit's training has one a step.
         async with AsyncOpenAI(

@@ -46,7 +46,8 @@ class QualityJudgeReward:
 
     Attributes:
         totals: a `Counter` over all calls: calls, cached, failed, `failed/<kind>`, tokens read and
-            written, cost. TRL's `log_metric` gets the same of each batch, as `judge/…`.
+            written, cost. TRL's `log_metric` gets the same of each call, as `judge/…`; trainers log
+            the mean over a step's calls, of which there is one a part of the batch.
 
     Raises ValueError for a failure_window below 1, RuntimeError for an unusable cache_dir.
     """

@@ -113,6 +113,17 @@ def test_profiles_are_told_without_loading_anything_heavy():
     assert done.stdout.strip() == "[]", done.stderr
 
 
+def test_an_adapter_begins_the_same_each_time_and_leaves_the_random_numbers_alone(folder):
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    first = load_policy(folder, lora_rank=2).model.state_dict()
+    assert torch.equal(torch.rand(3), expected)
+    second = load_policy(folder, lora_rank=2).model.state_dict()
+    adapters = [name for name in first if "lora_A" in name]
+    assert adapters and all(torch.equal(first[name], second[name]) for name in adapters)
+
+
 def test_each_profile_has_a_judge(new_policy, monkeypatch):
     policy = new_policy()
     frozen = PROFILES["tiny"].load_judge(policy)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+import pydantic
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,6 +17,9 @@ from hypothesis import strategies as st
 
 from grpo_kit import check, objective
 from grpo_kit.notebooks import execute
+from grpo_kit.rewards import group_similarities, linear_weight
+from grpo_kit.rewards.judge import parse_judgement, tiny_prompt
+from grpo_kit.tiny.skills import CRITERIA
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -36,7 +40,12 @@ def text_of(outputs) -> str:
 
 
 def test_there_are_notebooks():
-    assert ids[:2] == ["00_start_here", "01_basic_grpo"]
+    assert ids == [
+        "00_start_here",
+        "01_basic_grpo",
+        "02_diversity_reward",
+        "03_llm_judge_reward",
+    ]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=ids)
@@ -94,21 +103,34 @@ def test_solutions_pass_their_checks_and_stubs_are_not_done(path):
         assert getattr(check, name)(namespace[name]).state == "not done"
 
 
-# --- 01: what the notebook defines is what the package does ---------------------------------------
+# --- what the notebooks define is what the package does -------------------------------------------
+
+
+def defined_in(name: str, wanted: str, **namespace) -> dict:
+    """The wanted functions and classes of a notebook, by name, without running the notebook."""
+    for cell in code_cells(read(FOLDER / f"{name}.ipynb")):
+        if cell.id == "pip":
+            continue
+        for statement in ast.parse(cell.source).body:
+            if getattr(statement, "name", None) in wanted.split():
+                exec(compile(ast.Module([statement], []), cell.id, "exec"), namespace)
+    return namespace
 
 
 @pytest.fixture(scope="module")
 def basics() -> dict:
-    """The functions that notebook 01 defines, by name, without running the notebook."""
-    namespace = {"torch": torch}
-    for cell in code_cells(read(FOLDER / "01_basic_grpo.ipynb")):
-        source = "\n".join(line for line in cell.source.splitlines() if "%pip" not in line)
-        if cell.id == "pip":
-            continue
-        for statement in ast.parse(source).body:
-            if isinstance(statement, ast.FunctionDef):
-                exec(compile(ast.Module([statement], []), cell.id, "exec"), namespace)
-    return namespace
+    return defined_in("01_basic_grpo", "advantages kl clipped_objective grpo_loss", torch=torch)
+
+
+@pytest.fixture(scope="module")
+def diverse() -> dict:
+    return defined_in("02_diversity_reward", "similarities weight", torch=torch)
+
+
+@pytest.fixture(scope="module")
+def judging() -> dict:
+    names = "ask Scores quality"
+    return defined_in("03_llm_judge_reward", names, pydantic=pydantic, CRITERIA=CRITERIA)
 
 
 @settings(deadline=None, max_examples=50)
@@ -141,6 +163,42 @@ def test_loss_and_kl_of_the_notebook_equal_the_package(basics, seed, beta, epsil
         loss.backward()
         gradients.append((loss.detach(), variable.grad))
     torch.testing.assert_close(gradients[0], gradients[1])
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10_000), st.sampled_from([2, 3, 8]), st.floats(0, 1))
+def test_similarities_and_weight_of_the_notebook_equal_the_package(diverse, seed, size, progress):
+    embeddings = torch.randn(4 * size, 5, generator=torch.Generator().manual_seed(seed))
+    torch.testing.assert_close(
+        diverse["similarities"](embeddings, size), group_similarities(embeddings, size)
+    )
+    assert diverse["weight"](progress) == pytest.approx(linear_weight(progress))
+
+
+values = st.one_of(st.integers(-1, 7), st.just(4.5), st.just(5.0), st.just("5"), st.booleans())
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.one_of(
+        st.fixed_dictionaries({name: st.integers(1, 5) for name in CRITERIA}),
+        st.fixed_dictionaries({}, optional={name: values for name in CRITERIA}),
+    ),
+    st.integers(0, 3),
+)
+def test_the_quality_of_the_notebook_equals_the_package(judging, scores, cut):
+    reply = json.dumps(scores)
+    reply = reply[: len(reply) - cut]
+    try:
+        packaged = parse_judgement(reply).reward
+    except ValueError:
+        packaged = None
+    assert judging["quality"](reply) == packaged
+
+
+@given(st.text(alphabet="Mia 12+7=19.<think>\n"), st.text(alphabet="Surely 15.</answer>"))
+def test_the_judge_is_asked_as_in_the_package(judging, question, response):
+    assert judging["ask"](question, response) == tiny_prompt(question, response)
 
 
 # --- a run of each, and its exact outputs ---------------------------------------------------------

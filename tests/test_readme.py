@@ -4,7 +4,10 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from grpo_kit.bench import report
+from grpo_kit.reproduction import compare
 from grpo_kit.reproduction.seeds import summary_text
 from grpo_kit.reproduction.skill_runs import skills_text
 from grpo_kit.tiny.card import LIMITS
@@ -32,6 +35,50 @@ def test_the_table_of_skills_is_the_stored_one():
     assert "All but *bare* rise." in README
     for name, (before, after) in accuracy.items():
         assert (after > before + 0.1) == (name != "bare"), name
+
+
+@pytest.mark.parametrize("name", ["diversity", "judge"])
+def test_the_tables_of_the_experiments_are_the_stored_ones(name):
+    assert compare.summary_text(stored(f"{name}/summary.json")).strip() in README
+    assert (RESULTS / name / "curves.png").stat().st_size > 10_000
+
+
+def test_what_is_said_of_the_experiments_is_what_they_found():
+    """In the README and in the prose of notebooks 02 and 03."""
+    diversity, judge = stored("diversity/summary.json"), stored("judge/summary.json")
+    for summary in (diversity, judge):
+        assert summary["seeds"] == [0, 1, 2, 3, 4] and summary["config"]["max_steps"] == 80
+
+    def rises(summary, arm, metric):
+        values = summary["difference"][arm][metric]
+        return (values["low"] > 0) - (values["high"] < 0)
+
+    def median(summary, arm, metric="eval/pass@1"):
+        return summary["final"][arm][metric]["median"]
+
+    for arm in ("diversity", "only correct"):
+        for metric in ("distance", "eval/mean_length"):
+            assert rises(diversity, arm, metric) == 1, (arm, metric)
+        assert rises(diversity, arm, "eval/pass@1") < 1 and rises(diversity, arm, "entropy") == 0
+        assert -0.01 < diversity["difference"][arm]["eval/pass@1"]["median"] < 0
+    assert median(diversity, "plain", "eval/pass@8") > 0.99
+    assert -0.25 < diversity["difference"]["normalised first"]["eval/pass@1"]["median"] < -0.15
+
+    assert rises(judge, "judge added", "judged") == 1
+    assert rises(judge, "judge added", "eval/pass@1") < 1
+    assert rises(judge, "judge added", "eval/mean_length") == -1
+    plain = median(judge, "plain")
+    for values in judge["curves"]["eval/pass@1"]["judge only"]["values"]:
+        assert max(values) > values[0] + 0.2 and values[-1] < 0.15
+    assert median(judge, "judge only", "judged") > 4.8
+    assert median(judge, "judge x 8") < plain - 0.3
+    assert abs(median(judge, "only correct") - plain) < 0.03
+    assert 0.5 < median(judge, "KL") < plain - 0.2
+    assert median(judge, "KL", "assured") < 0.3
+    assert median(judge, "two judges", "assured") < 0.05
+    ends = sorted(judge["final"]["two judges"]["eval/pass@1"]["values"])
+    assert 0.15 < ends[0] and ends[3] < 0.65 < ends[4]
+    assert sum(share < 0.7 for share in judge["final"]["judge only"]["assured"]["values"]) == 2
 
 
 def test_the_benchmark_is_the_stored_one():

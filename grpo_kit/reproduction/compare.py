@@ -165,23 +165,45 @@ def summary_text(summary: dict) -> str:
         "",
         *_table("at the end", metrics, summary["final"]),
         "",
-        *_table(f"minus {first}, paired by seed", metrics, summary["difference"], n),
+        *_table(f"minus {first}, paired by seed", metrics, summary["difference"], differences=True),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _table(title: str, metrics: Sequence[str], table: dict, seeds: int | None = None) -> list[str]:
-    """A row a metric, a column an arm; of differences, where `seeds` is given."""
+def claims_text(summary: dict, arm: str, claims: Mapping[str, str]) -> str:
+    """Markdown: claims that `arm` raises a metric over the first arm, and what the seeds say.
+
+    `claims`: claim -> metric. Reproduced or contradicted where the interval of the paired
+    differences lies on one side of 0, else, or with fewer than five seeds, inconclusive.
+    """
+    lines = ["| published | difference here | verdict |", "|---|---|---|"]
+    for claim, metric in claims.items():
+        values = summary["difference"][arm][metric]
+        verdict = "inconclusive"
+        if _is_clear(values):
+            verdict = "reproduced" if values["low"] > 0 else "contradicted"
+        name = metric.removeprefix("eval/")
+        lines.append(f"| {claim} | {name} {_cell(values, '+')} | **{verdict}** |")
+    return "\n".join(lines) + "\n"
+
+
+def _is_clear(values: dict) -> bool:
+    return values["n"] >= 5 and not values["low"] <= 0 <= values["high"]
+
+
+def _cell(values: dict, sign: str = "") -> str:
+    median, low, high = (f"{values[name] + 0.0:{sign}.3g}" for name in ("median", "low", "high"))
+    return median + (f" [{low}, {high}]" if values["n"] > 1 else "")
+
+
+def _table(title: str, metrics: Sequence[str], table: dict, differences: bool = False) -> list[str]:
+    """A row a metric, a column an arm; differences have signs and may be inconclusive."""
     lines = [f"| {title} | {' | '.join(table)} |", "|" + "---|" * (1 + len(table))]
-    sign = "" if seeds is None else "+"
     for metric in metrics:
-        cells = []
-        for values in (row[metric] for row in table.values()):
-            median, low, high = (
-                f"{values[name] + 0.0:{sign}.3g}" for name in ("median", "low", "high")
-            )
-            clear = seeds is None or (seeds >= 5 and not values["low"] <= 0 <= values["high"])
-            among = f" [{low}, {high}]" if values["n"] > 1 else ""
-            cells.append(median + among + ("" if clear else " *inconclusive*"))
+        cells = [
+            _cell(row[metric], "+" if differences else "")
+            + (" *inconclusive*" if differences and not _is_clear(row[metric]) else "")
+            for row in table.values()
+        ]
         lines.append(f"| {metric.removeprefix('eval/')} | {' | '.join(cells)} |")
     return lines

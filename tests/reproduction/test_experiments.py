@@ -12,6 +12,7 @@ from grpo_kit.plots import arm_bands
 from grpo_kit.reproduction.compare import (
     Arm,
     Experiment,
+    claims_text,
     run_experiment,
     summarise,
     summary_text,
@@ -68,6 +69,20 @@ def test_a_difference_whose_interval_holds_0_is_inconclusive_and_so_are_few_seed
     assert row["| styles"] == "| styles | +1 [+1, +1] |"
     assert "+1 [+1, +1] *inconclusive*" in summary_text(five([0.1, 0.2], [0.3, 0.4]))
     assert "| styles | +1 *inconclusive* |" in summary_text(five([0.1], [0.3]))
+
+
+def test_a_claim_is_judged_by_its_interval():
+    def verdict(claim_holds_for, summary):
+        (row,) = claims_text(summary, "other", {"more": claim_holds_for}).splitlines()[2:]
+        return row
+
+    rising = five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.6])
+    falling = five([0.2, 0.3, 0.4, 0.5, 0.6], [0.1, 0.2, 0.3, 0.4, 0.5])
+    mixed = five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.2])
+    assert verdict("eval/pass@1", rising) == "| more | pass@1 +0.1 [+0.1, +0.1] | **reproduced** |"
+    assert verdict("eval/pass@1", falling).endswith("-0.1] | **contradicted** |")
+    assert verdict("eval/pass@1", mixed).endswith("| **inconclusive** |")
+    assert verdict("eval/pass@1", five([0.1, 0.2], [0.3, 0.4])).endswith("| **inconclusive** |")
 
 
 def test_bands_have_a_panel_a_metric_and_a_line_an_arm():

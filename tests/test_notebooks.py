@@ -12,6 +12,7 @@ import nbformat
 import pydantic
 import pytest
 import torch
+from bs4 import BeautifulSoup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -199,6 +200,21 @@ def test_the_quality_of_the_notebook_equals_the_package(judging, scores, cut):
 @given(st.text(alphabet="Mia 12+7=19.<think>\n"), st.text(alphabet="Surely 15.</answer>"))
 def test_the_judge_is_asked_as_in_the_package(judging, question, response):
     assert judging["ask"](question, response) == tiny_prompt(question, response)
+
+
+def test_the_numbers_that_the_prose_of_03_takes_from_its_table_stand_in_it():
+    cells = {cell.id: cell for cell in read(FOLDER / "03_llm_judge_reward.ipynb").cells}
+    page = BeautifulSoup(cells["style-table"].outputs[0].data["text/html"], "html.parser")
+    names = [cell.text.strip() for cell in page.select("th.col_heading")]
+    table = {
+        row.th.text: dict(zip(names, [cell.text for cell in row("td")], strict=True))
+        for row in page.tbody("tr")
+    }
+    for name in ("+ judge × 8", "judge only"):
+        told = f"({table['assured'][name]} against {table['equations'][name]})"
+        assert told in cells["hack-text"].source
+    best = [max(table, key=lambda style: float(table[style][name])) for name in names]
+    assert best.count("assured") == 2 and len(names) == 6  # "under two of six"
 
 
 # --- a run of each, and its exact outputs ---------------------------------------------------------

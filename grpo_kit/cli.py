@@ -199,11 +199,8 @@ def experiment(
         raise ValueError(f"there is no experiment {name!r}: choose among {', '.join(EXPERIMENTS)}")
     output = output or Path("runs") / name
     chosen, config = _choose(profile, policy, steps, output)
-    config = dataclasses.replace(
-        config,
-        eval_steps=max(1, config.max_steps // 6),
-        generation_batch_size=config.generation_batch_size if batch is None else batch,
-    )
+    if batch is not None:
+        config = dataclasses.replace(config, generation_batch_size=batch)
     summary = run_experiment(EXPERIMENTS[name], chosen, config, range(count), output)
     typer.echo(summary_text(summary))
 

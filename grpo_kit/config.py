@@ -27,7 +27,8 @@ CHOICES = {
 }
 AT_LEAST = {
     "max_steps max_completion_length num_iterations gradient_accumulation_steps "
-    "per_device_train_batch_size num_generations_eval max_unscored_steps rollout_chunks": 1,
+    "per_device_train_batch_size num_generations_eval max_unscored_steps rollout_chunks "
+    "max_generated_tokens": 1,
     "eval_steps save_steps eval_prompts warmup_steps dynamic_sampling_rounds epsilon beta": 0,
 }
 
@@ -82,6 +83,7 @@ class GRPOConfig:
     save_steps: int = 20  # 0 = only at the end
 
     # not in TRL's config
+    max_generated_tokens: int | None = None  # stop after the step that reaches so many
     eval_prompts: int = 128  # the first rows of task.test
     dynamic_sampling_rounds: int = 0  # DAPO: how often groups without spread are sampled anew
     importance_sampling_cap: float | None = None  # truncated importance sampling, C

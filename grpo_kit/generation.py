@@ -18,10 +18,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
+
+if TYPE_CHECKING:
+    from grpo_kit.models import Policy
 
 # Most logits held at a time while scoring, in elements: 32 MiB of float32 on a CPU, 512 MiB on an
 # accelerator, where small chunks would read the head's weights more often than they compute.
@@ -231,6 +235,39 @@ def generate(
     )
 
 
+def reply(
+    policy: Policy,
+    conversations: Sequence[list[dict]],
+    num_generations: int = 1,
+    *,
+    max_new_tokens: int,
+    batch_size: int = 64,
+    **options,
+) -> Rollouts:
+    """What `policy` says to each conversation (messages): `generate`, a batch at a time.
+
+    `batch_size` is in completions; further options are those of `generate`. The texts are
+    `policy.decode(rollouts.completion_lists())`.
+    """
+    ids = policy.encode(conversations)
+    at_a_time = max(1, batch_size // num_generations)
+    parts = []
+    for start in range(0, max(len(ids), 1), at_a_time):
+        with policy.autocast():
+            parts.append(
+                generate(
+                    policy.model,
+                    ids[start : start + at_a_time],
+                    num_generations,
+                    max_new_tokens=max_new_tokens,
+                    eos_token_ids=policy.eos_token_ids,
+                    pad_token_id=policy.pad_token_id,
+                    **options,
+                )
+            )
+    return Rollouts.concatenate(parts)
+
+
 def _fill_holes(alive: Tensor) -> Tensor:
     """Indices of the rows that stay, (M,), each in its place but for the last, which fill holes.
 
@@ -319,7 +356,7 @@ def completion_logps(
                 input_ids=rollouts.completion_ids[rows, : part_width - 1],
                 attention_mask=torch.cat([attention, part_mask[:, :-1].long()], dim=1),
                 position_ids=position,
-                past_key_values=_gathered(prompts.past_key_values, index),
+                past_key_values=gathered(prompts.past_key_values, index),
                 use_cache=True,
             )
             states = torch.cat([states, rest.last_hidden_state], dim=1)
@@ -343,7 +380,7 @@ def _length_parts(lengths: Tensor) -> tuple[Tensor, ...]:
     return lengths.argsort(stable=True).tensor_split(min(max(parts, 1), 8, len(lengths)))
 
 
-def _gathered(cache, rows: Tensor):
+def gathered(cache, rows: Tensor):
     """A copy of the cache with the given rows; the cache itself stays as it is."""
     cache = copy.copy(cache)
     cache.layers = [copy.copy(layer) for layer in cache.layers]

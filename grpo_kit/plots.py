@@ -96,15 +96,20 @@ CURVE_LABELS = {
     "completions/mean_length": ("length", "tokens a completion"),
     "rewards/accuracy_reward/mean": ("accuracy in training", "mean of a step"),
     "rewards/quality_judge_reward/mean": ("the judge's reward", "mean of a step"),
+    "meta/p_yes": ("the evaluator's P(Yes)", "mean of a step"),
+    "verdicts/accuracy": ("verification accuracy", "held-out items"),
+    "verdicts/yes_rate": ("share of Yes", "held-out items"),
 }
+X_LABELS = {"num_generated_tokens": "generated tokens"}
 
 
-def arm_bands(curves: Mapping[str, Mapping[str, dict]]) -> Figure:
+def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figure:
     """Arms of an experiment, a panel a metric: median over seeds, band from lowest to highest.
 
     Args:
         curves: metric -> arm -> `steps` and `values`, one list a seed, as `summarise` returns them;
             an arm may lack a metric.
+        x: what `steps` are.
 
     Raises ValueError for no metric.
     """
@@ -123,7 +128,7 @@ def arm_bands(curves: Mapping[str, Mapping[str, dict]]) -> Figure:
             axes.fill_between(curve["steps"], low, high, color=colour, alpha=0.2, linewidth=0)
             (drawn[name],) = axes.plot(curve["steps"], [median(c) for c in columns], color=colour)
         title, unit = CURVE_LABELS.get(metric, (metric, metric))
-        axes.set(title=title, xlabel="step", ylabel=unit)
+        axes.set(title=title, xlabel=X_LABELS.get(x, x), ylabel=unit)
         axes.grid(alpha=0.3)
         axes.margins(x=0.02)
     figure.legend(

@@ -35,7 +35,7 @@ from tqdm import tqdm
 
 from grpo_kit import objective
 from grpo_kit.config import GRPOConfig
-from grpo_kit.generation import Rollouts, check_lengths, completion_logps, generate
+from grpo_kit.generation import Rollouts, check_lengths, completion_logps, generate, reply
 from grpo_kit.models import Policy, reference_of
 from grpo_kit.paths import make_output_dir, write_atomic
 from grpo_kit.rewards import accuracy_reward
@@ -68,6 +68,8 @@ def train(
     output_dir: str | Path,
     seed: int,
     resume: bool = False,
+    collector: Callable[[PromptCollector], Any] | None = None,
+    measure: Callable[[Policy], dict[str, float]] | None = None,
 ) -> Run:
     """Train `policy` in place by GRPO and return its history.
 
@@ -79,30 +81,31 @@ def train(
         output_dir: gets `history.jsonl`, `run.json` and `checkpoint.pt` as the run goes.
         seed: of the order of prompts and of sampling.
         resume: go on from the checkpoint in `output_dir`; without one, start.
+        collector: makes what steps learn from out of a `PromptCollector`, which is the default and
+            shows what one has, e.g. `partial(SelfVerification, strategy="mixed")`.
+        measure: numbers of the policy to log wherever it is evaluated.
 
     Raises:
         ValueError: something does not fit together; said before any compute where possible.
         RuntimeError: the folder cannot be written, the loss is not finite, or no completion could
             be scored for several steps in a row. The last checkpoint stays good.
     """
-    check_task(task, rewards, config)
+    prompts = PromptCollector(policy, task, rewards, config, seed)
+    source = collector(prompts) if collector else prompts
+    if config.eval_prompts:
+        tested = policy.encode(task.test["prompt"][: config.eval_prompts])
+        check_lengths(policy.model, tested, config.max_completion_length, "test prompt")
     output_dir = make_output_dir(output_dir)
     for unfinished in output_dir.glob(f".{CHECKPOINT}.*.partial"):  # of a run that was killed
         unfinished.unlink()
     policy.model.eval()  # dropout would make the policy another one at every pass
-    prompt_ids = policy.encode(task.train["prompt"])
-    check_lengths(policy.model, prompt_ids, config.max_completion_length)
-    if config.eval_prompts:
-        tested = policy.encode(task.test["prompt"][: config.eval_prompts])
-        check_lengths(policy.model, tested, config.max_completion_length, "test prompt")
-    start = what_it_starts_from(policy, prompt_ids, rewards)
+    start = what_it_starts_from(policy, source, prompts)
 
     reference = reference_of(policy) if config.beta else None
     optimizer, schedule = make_optimizer(policy, config)
     generator = torch.Generator().manual_seed(seed)
-    cursor = Cursor(len(prompt_ids), seed)
     run = Run(output_dir, config, seed)
-    first = unscored = 0
+    first = unscored = tokens = 0
     saved = "no checkpoint has been saved yet"
 
     if resume and (output_dir / CHECKPOINT).exists():
@@ -113,8 +116,8 @@ def train(
         optimizer.load_state_dict(state["optimizer"])
         schedule.load_state_dict(state["schedule"])
         generator.set_state(state["generator"].cpu())
-        cursor.taken = state["cursor"]
-        first, unscored = state["step"], state["unscored"]
+        source.load_state_dict(state["collector"])
+        first, unscored, tokens = state["step"], state["unscored"], state["tokens"]
         run.history = [json.loads(line) for line in lines[: state["lines"]]]
         saved = f"resume from the checkpoint of step {first} in {output_dir}"
     write_atomic(output_dir / HISTORY, "".join(json.dumps(row) + "\n" for row in run.history))
@@ -131,9 +134,10 @@ def train(
             "optimizer": optimizer.state_dict(),
             "schedule": schedule.state_dict(),
             "generator": generator.get_state(),
-            "cursor": cursor.taken,
+            "collector": source.state_dict(),
             "step": step,
             "unscored": unscored,
+            "tokens": tokens,
             "lines": len(run.history),
             "config": dataclasses.asdict(config),
             "seed": seed,
@@ -149,8 +153,16 @@ def train(
 
     trained = {name for name, p in policy.model.named_parameters() if p.requires_grad}
 
+    def evaluated() -> dict[str, float]:
+        measured = measure(policy) if measure else {}
+        return evaluate(policy, task.test, config, seed=seed) | measured
+
+    def spent(step: int) -> float:
+        share = tokens / config.max_generated_tokens if config.max_generated_tokens else 0.0
+        return min(max(step / config.max_steps, share), 1.0)
+
     if first == 0 and not run.history and config.eval_on_start:
-        log({"step": 0, **evaluate(policy, task.test, config, seed=seed)})
+        log({"step": 0, "num_generated_tokens": 0, **evaluated()})
     progress = tqdm(
         range(first, config.max_steps),
         desc="grpo",
@@ -159,35 +171,39 @@ def train(
         file=sys.stdout,  # in a notebook, stderr looks like a failure
     )
     for step in progress:
+        if spent(step) == 1:  # resumed after its last step
+            break
         started = time.perf_counter()
-        state = SimpleNamespace(global_step=step, max_steps=config.max_steps)
-        batch = collect(policy, task, prompt_ids, rewards, config, cursor, generator, state)
-        row = {"step": step + 1, **batch.metrics()}
-        if batch.rewards.isnan().all():
+        state = SimpleNamespace(global_step=step, max_steps=config.max_steps, progress=spent(step))
+        batches, metrics = source(generator, state)
+        tokens += metrics.pop("generated_tokens")
+        row = {"step": step + 1, "num_generated_tokens": tokens, **metrics}
+        if batches and all(batch.rewards.isnan().all() for batch in batches):
             unscored += 1
             row["unscored_steps"] = unscored
             if unscored >= config.max_unscored_steps:
                 log(row)
+                names = dict.fromkeys(name for batch in batches for name in batch.names)
                 raise RuntimeError(
                     f"no completion could be scored for {unscored} steps in a row (up to step "
-                    f"{step + 1}): look at what {', '.join(reward_name(r) for r in rewards)} "
-                    f"return; {saved}."
+                    f"{step + 1}): look at what {', '.join(names)} return; {saved}."
                 )
         else:
             unscored = 0
-            stats = update(policy, reference, optimizer, schedule, batch, config)
-            if not stats.pop("finite"):
-                raise RuntimeError(
-                    f"loss or gradient is not finite at step {step + 1} (rewards from "
-                    f"{batch.rewards.nan_to_num().min():.3g} to "
-                    f"{batch.rewards.nan_to_num().max():.3g}); that update was not made; lower "
-                    f"learning_rate; {saved}."
-                )
-            row |= stats
+            for batch in batches:
+                stats = update(policy, reference, optimizer, schedule, batch, config)
+                if not stats.pop("finite"):
+                    raise RuntimeError(
+                        f"loss or gradient is not finite at step {step + 1} (rewards from "
+                        f"{batch.rewards.nan_to_num().min():.3g} to "
+                        f"{batch.rewards.nan_to_num().max():.3g}); that update was not made; lower "
+                        f"learning_rate; {saved}."
+                    )
+                row |= stats
         row["step_time"] = time.perf_counter() - started
-        done = step + 1 == config.max_steps
+        done = spent(step + 1) == 1
         if done or (config.eval_steps and (step + 1) % config.eval_steps == 0):
-            row |= evaluate(policy, task.test, config, seed=seed)
+            row |= evaluated()
         log(row)
         if done or (config.save_steps and (step + 1) % config.save_steps == 0):
             save(step + 1)
@@ -197,6 +213,9 @@ def train(
                 **{k[5:]: f"{v:.2f}" for k, v in row.items() if k in ("eval/pass@1",)},
             }
         )
+        if done:
+            break
+    progress.close()
     write_atomic(
         output_dir / RUN,
         json.dumps(
@@ -243,8 +262,8 @@ def check_task(task: Task, rewards: Sequence[Callable], config: GRPOConfig) -> N
                 )
 
 
-def what_it_starts_from(policy: Policy, prompt_ids: list, rewards: Sequence[Callable]) -> dict:
-    """What a run is besides its config: its rewards by name, its prompts and weights by hash."""
+def what_it_starts_from(policy: Policy, source: Any, prompts: PromptCollector) -> dict:
+    """What a run is besides its config: collector and rewards by name, prompts, weights by hash."""
     parameters = list(policy.model.parameters())
     weights = hashlib.sha256()
     # LoRA's own weights begin at random, so with it the frozen ones tell which model this is
@@ -253,8 +272,9 @@ def what_it_starts_from(policy: Policy, prompt_ids: list, rewards: Sequence[Call
         sample = values[:: max(1, len(values) // 64)]
         weights.update(sample.float().cpu().numpy().tobytes())
     return {
-        "rewards": [reward_name(reward) for reward in rewards],
-        "prompts": hashlib.sha256(json.dumps(prompt_ids).encode()).hexdigest()[:12],
+        "collector": source.name,
+        "rewards": [reward_name(reward) for reward in prompts.rewards],
+        "prompts": hashlib.sha256(json.dumps(prompts.prompt_ids).encode()).hexdigest()[:12],
         "first weights": weights.hexdigest()[:12],
     }
 
@@ -345,7 +365,9 @@ class Batch:
     rewards: Tensor  # (N,), combined
     advantages: Tensor  # (N,)
     num_generations: int
+    examples: list[dict]  # N, the row of data that each completion answers
     logged: dict[str, list[float]] = field(default_factory=dict)  # by rewards, see `score`
+    generated_tokens: int = 0  # also of groups that were sampled and left out
 
     def metrics(self) -> dict[str, float]:
         """What TRL logs of a generation batch, under its names; no mean of nothing scored."""
@@ -372,6 +394,84 @@ class Batch:
                 metrics[f"rewards/{name}/std"] = values.std().item() if len(values) > 1 else 0.0
         return metrics | {name: sum(values) / len(values) for name, values in self.logged.items()}
 
+    @staticmethod
+    def concatenate(parts: Sequence[Batch]) -> Batch:
+        """Several batches, of one group size, as one to update on, their groups interleaved.
+
+        So that each optimiser step on a part of it has something of all. Where a batch lacks a
+        reward that another has, the table holds NaN.
+        """
+        size = parts[0].num_generations
+        names = list(dict.fromkeys(name for part in parts for name in part.names))
+        tables = []
+        for part in parts:
+            table = torch.full((len(part.rewards), len(names)), math.nan)
+            table[:, [names.index(name) for name in part.names]] = part.table
+            tables.append(table)
+        places = torch.cat(
+            [(torch.arange(n) + 0.5) / n for n in (len(part.rewards) // size for part in parts)]
+        )
+        groups = places.argsort(stable=True)
+        rows = (groups[:, None] * size + torch.arange(size)).flatten()
+        examples = [example for part in parts for example in part.examples]
+        rollouts = Rollouts.concatenate([part.rollouts for part in parts])
+        return Batch(
+            rollouts.select(rows.to(rollouts.mask.device)),
+            names,
+            torch.cat(tables)[rows],
+            torch.cat([part.rewards for part in parts])[rows],
+            torch.cat([part.advantages for part in parts])[rows],
+            size,
+            [examples[row] for row in rows.tolist()],
+            generated_tokens=sum(part.generated_tokens for part in parts),
+        )
+
+
+class PromptCollector:
+    """What a step learns from: groups of completions of the task's prompts, epoch by epoch.
+
+    A collector is called with the generator and the state of a step (`global_step`, `max_steps`,
+    `progress` in 0..1) and returns the batches to learn from, one update each, and what to log,
+    `generated_tokens` among it. It has a `name`, and a state that a checkpoint keeps.
+
+    Raises ValueError where rows, rewards, config and the model's context do not fit together.
+    """
+
+    name = "prompts"
+
+    def __init__(
+        self,
+        policy: Policy,
+        task: Task,
+        rewards: Sequence[Callable],
+        config: GRPOConfig,
+        seed: int,
+    ) -> None:
+        check_task(task, rewards, config)
+        self.policy, self.task, self.rewards = policy, task, list(rewards)
+        self.config, self.seed = config, seed
+        self.prompt_ids = policy.encode(task.train["prompt"])
+        check_lengths(policy.model, self.prompt_ids, config.max_completion_length)
+        self.cursor = Cursor(len(self.prompt_ids), seed)
+
+    def __call__(self, generator: torch.Generator, state: Any) -> tuple[list[Batch], dict]:
+        batch = self.batch(generator, state)
+        return [batch], batch.metrics() | {"generated_tokens": batch.generated_tokens}
+
+    def batch(self, generator: torch.Generator, state: Any, **changes) -> Batch:
+        """One generation batch of the next prompts, with `changes` to the config."""
+        config = dataclasses.replace(self.config, **changes)
+        return collect(
+            self.policy, self.task, self.prompt_ids, self.rewards, config, self.cursor, generator,
+            state,
+        )  # fmt: skip
+
+    def state_dict(self) -> dict:
+        return {"taken": self.cursor.taken}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.cursor.taken = state["taken"]
+
 
 def collect(
     policy: Policy,
@@ -391,8 +491,12 @@ def collect(
     prompts, for at most that many rounds.
     """
     wanted = config.generation_batch_size // config.num_generations
-    parts: list[tuple[Rollouts, Tensor]] = []
+    parts: list[tuple[Rollouts, Tensor, list[dict]]] = []
     logged: dict[str, list[float]] = {}
+
+    def examples_of(rows: list[int]) -> list[dict]:
+        repeated = ([task.train[row]] * config.num_generations for row in rows)
+        return [example for group in repeated for example in group]
 
     def sample(rows: list[int], portal: BlockingPortal) -> tuple[Rollouts, Callable[[], Tensor]]:
         with policy.autocast():
@@ -406,11 +510,10 @@ def collect(
                 temperature=config.temperature,
                 generator=generator,
             )
-        repeated = ([task.train[row]] * config.num_generations for row in rows)
-        examples = [example for group in repeated for example in group]
+        examples = examples_of(rows)
         return rollouts, start_scoring(policy, rollouts, examples, rewards, portal, state, logged)
 
-    missing = wanted
+    missing, generated_tokens = wanted, 0
     for round_ in range(config.dynamic_sampling_rounds + 1):
         rows = cursor.take(missing)
         size = math.ceil(missing / config.rollout_chunks)
@@ -418,6 +521,8 @@ def collect(
             chunks = [sample(rows[i : i + size], portal) for i in range(0, missing, size)]
             table = torch.cat([finish() for _, finish in chunks])
         rollouts = Rollouts.concatenate([rollouts for rollouts, _ in chunks])
+        generated_tokens += int(rollouts.mask.sum())
+        examples = examples_of(rows)
         if round_ < config.dynamic_sampling_rounds:
             combined = objective.combine_rewards(table, config.reward_weights)
             spread = objective.group_advantages(combined, config.num_generations).view(
@@ -428,14 +533,15 @@ def collect(
                 groups[:, None] * config.num_generations + torch.arange(config.num_generations)
             ).flatten()
             if len(kept):
-                parts.append((rollouts.select(kept.to(rollouts.mask.device)), table[kept]))
+                selected = rollouts.select(kept.to(rollouts.mask.device))
+                parts.append((selected, table[kept], [examples[i] for i in kept.tolist()]))
             missing -= len(groups)
         else:
-            parts.append((rollouts, table))
+            parts.append((rollouts, table, examples))
             missing = 0
         if not missing:
             break
-    table = torch.cat([table for _, table in parts])
+    table = torch.cat([table for _, table, _ in parts])
     combined = objective.combine_rewards(table, config.reward_weights)
     size = config.num_generations
     if config.multi_objective_aggregation == "normalize_then_sum":
@@ -443,13 +549,15 @@ def collect(
     else:
         advantages = objective.group_advantages(combined, size, config.scale_rewards)
     return Batch(
-        Rollouts.concatenate([rollouts for rollouts, _ in parts]),
+        Rollouts.concatenate([rollouts for rollouts, _, _ in parts]),
         [reward_name(reward) for reward in rewards],
         table,
         combined,
         advantages,
         size,
+        [example for _, _, examples in parts for example in examples],
         logged,
+        generated_tokens,
     )
 
 
@@ -727,45 +835,28 @@ def evaluate(
     if "answer" not in dataset.column_names or not config.eval_prompts:
         return {}
     rows = dataset.select(range(min(config.eval_prompts, len(dataset))))
-    prompt_ids = policy.encode(rows["prompt"])
-    samples = config.num_generations_eval
+    examples, samples = list(rows), config.num_generations_eval
     options = {
         "max_new_tokens": config.max_completion_length,
-        "eos_token_ids": policy.eos_token_ids,
-        "pad_token_id": policy.pad_token_id,
+        "batch_size": config.generation_batch_size,
     }
-    examples = list(rows)
-    greedy: list[float] = []
-    counts: list[int] = []
-    lengths: list[int] = []
-    generator = torch.Generator().manual_seed(seed)
-    at_a_time = config.generation_batch_size
-    for start in range(0, len(examples), at_a_time):
-        ids = prompt_ids[start : start + at_a_time]
-        with policy.autocast():
-            best = generate(policy.model, ids, 1, do_sample=False, **options)
-        chunk = examples[start : start + at_a_time]
-        greedy += (score(policy, best, chunk, [correct])[:, 0] == 1).float().tolist()
-    at_a_time = max(1, config.generation_batch_size // samples)
-    for start in range(0, len(examples), at_a_time):
-        with policy.autocast():
-            sampled = generate(
-                policy.model,
-                prompt_ids[start : start + at_a_time],
-                samples,
-                temperature=config.temperature,
-                generator=generator,
-                **options,
-            )
-        chunk = examples[start : start + at_a_time]
-        repeated = [example for example in chunk for _ in range(samples)]
-        right = score(policy, sampled, repeated, [correct])[:, 0] == 1
-        counts += right.view(-1, samples).sum(1).tolist()
-        lengths += sampled.lengths.tolist()
+    best = reply(policy, rows["prompt"], do_sample=False, **options)
+    greedy = score(policy, best, examples, [correct])[:, 0] == 1
+    sampled = reply(
+        policy,
+        rows["prompt"],
+        samples,
+        temperature=config.temperature,
+        generator=torch.Generator().manual_seed(seed),
+        **options,
+    )
+    repeated = [example for example in examples for _ in range(samples)]
+    right = score(policy, sampled, repeated, [correct])[:, 0] == 1
+    counts = right.view(-1, samples).sum(1).tolist()
     return {
-        "eval/greedy": sum(greedy) / len(greedy),
+        "eval/greedy": greedy.float().mean().item(),
         "eval/pass@1": sum(counts) / (samples * len(counts)),
         f"eval/pass@{samples}": sum(pass_at_k(samples, c, samples) for c in counts) / len(counts),
-        "eval/mean_length": sum(lengths) / len(lengths),
+        "eval/mean_length": sampled.lengths.float().mean().item(),
         "eval/n": len(greedy),
     }

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from grpo_kit.config import GRPOConfig, Profile
 from grpo_kit.models import Policy
 from grpo_kit.paths import make_output_dir, write_atomic
@@ -24,27 +26,50 @@ from grpo_kit.training import Run, train
 
 Rewards = Callable[[Profile, GRPOConfig, Policy], list[Callable]]
 MEASURED = "measured.json"
-# profile, trained policy, the policy that it was, task, config
-Measure = Callable[[Profile, Policy, Policy, Task, GRPOConfig], dict[str, float]]
+GRID = 17
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run with the policy that it made, and the policy that it began with."""
+
+    run: Run
+    policy: Policy
+    base: Policy
+    task: Task
+    profile: Profile
+    config: GRPOConfig
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train: its rewards, made anew for a run, and what it changes in the config."""
+    """One way to train: its rewards, made anew for a run, what it changes in the config, and how
+    its steps collect what they learn from (see `train`)."""
 
     rewards: Rewards
     changes: Mapping[str, object] = field(default_factory=dict)
+    collector: Callable | None = None
 
 
 @dataclass(frozen=True)
 class Experiment:
     """A question, its arms, the baseline first, what is measured of each trained policy, and which
-    metrics' curves are kept."""
+    metrics' curves are kept.
+
+    `watch` makes, from profile, base, task and config, what `train` is to measure at every
+    evaluation. `x` is what curves are drawn over: "step", or "num_generated_tokens" where arms have
+    equal budgets of tokens and so unequal steps. `changes` to the config are common to all arms,
+    and evaluated is after every 1/`evaluations` of the steps.
+    """
 
     question: str
     arms: Mapping[str, Arm]
-    measure: Measure
+    measure: Callable[[Trained], dict[str, float]]
     curves: Sequence[str] = ("reward", "eval/pass@1", "entropy", "completions/mean_length")
+    watch: Callable[[Profile, Policy, Task, GRPOConfig], Callable] | None = None
+    x: str = "step"
+    changes: Mapping[str, object] = field(default_factory=dict)
+    evaluations: int = 6
 
 
 def run_experiment(
@@ -62,7 +87,10 @@ def run_experiment(
     if not len(seeds):
         raise ValueError("there is no seed; give at least one.")
     output_dir = make_output_dir(output_dir)
+    every = max(1, config.max_steps // experiment.evaluations)
+    config = dataclasses.replace(config, **{"eval_steps": every, **experiment.changes})
     task, base = profile.load_task(), profile.load_policy()
+    watch = experiment.watch and experiment.watch(profile, base, task, config)
     runs: dict[str, list[tuple[Run, dict]]] = {name: [] for name in experiment.arms}
     summary: dict = {}
     for seed in seeds:
@@ -78,30 +106,35 @@ def run_experiment(
                 output_dir=output_dir / name.replace(" ", "-") / f"seed-{seed}",
                 seed=seed,
                 resume=True,
+                collector=arm.collector,
+                measure=watch,
             )
             measured = run.output_dir / MEASURED
             if not measured.exists():
-                found = experiment.measure(profile, policy, base, task, arm_config)
+                found = experiment.measure(Trained(run, policy, base, task, profile, arm_config))
                 write_atomic(measured, json.dumps(found))
             runs[name].append((run, json.loads(measured.read_text())))
         summary = {
             "question": experiment.question,
             "profile": profile.name,
             "config": dataclasses.asdict(config),
-            **summarise(runs, experiment.curves),
+            **summarise(runs, experiment.curves, experiment.x),
         }
         write_atomic(output_dir / "summary.json", json.dumps(summary, indent=1))
         write_atomic(output_dir / "summary.md", summary_text(summary))
-        arm_bands(summary["curves"]).savefig(output_dir / "curves.png", dpi=120)
+        arm_bands(summary["curves"], summary["x"]).savefig(output_dir / "curves.png", dpi=120)
     return summary
 
 
-def summarise(runs: Mapping[str, Sequence[tuple[Run, dict]]], curves: Sequence[str]) -> dict:
-    """Per arm, one value a seed of every metric at the end, its interval, and the curves.
+def summarise(
+    runs: Mapping[str, Sequence[tuple[Run, dict]]], curves: Sequence[str], x: str = "step"
+) -> dict:
+    """Per arm, one value a seed of every metric at the end, its interval, and the curves over `x`.
 
     Returns `seeds`, `final` (arm -> metric -> `values`, `median`, `low`, `high`),
     `difference` (arm but the first -> metric -> interval of the differences from the first, paired
-    by seed) and `curves` (metric -> arm that logs it -> `steps` and one list of values a seed).
+    by seed), `curves` (metric -> arm that logs it -> `steps`, places on the axis `x`, and one list
+    of values a seed) and `x`.
     """
     first = next(iter(runs))
     final: dict = {}
@@ -136,19 +169,29 @@ def summarise(runs: Mapping[str, Sequence[tuple[Run, dict]]], curves: Sequence[s
         metric: {
             name: curve
             for name, done in runs.items()
-            if (curve := _curve([run.series(metric) for run, _ in done]))["steps"]
+            if (curve := _curve([run for run, _ in done], metric, x))["steps"]
         }
         for metric in curves
     }
     seeds = [run.seed for run, _ in runs[first]]
-    return {"seeds": seeds, "final": final, "difference": difference, "curves": lines}
+    return {"seeds": seeds, "final": final, "difference": difference, "curves": lines, "x": x}
 
 
-def _curve(series: Sequence[tuple[list[int], list[float]]]) -> dict:
-    """The steps at which all seeds have a value (one may have lacked any score), and the values."""
-    points = [dict(zip(*one, strict=True)) for one in series]
-    steps = sorted(set.intersection(*(set(values) for values in points)))
-    return {"steps": steps, "values": [[round(v[s], 4) for s in steps] for v in points]}
+def _curve(runs: Sequence[Run], metric: str, x: str) -> dict:
+    """The steps at which all seeds have a value (one may have lacked any score), and the values.
+
+    Over anything else than steps each seed has places of its own; values are interpolated linearly
+    at `GRID` places, which all seeds reach.
+    """
+    points = [{row[x]: row[metric] for row in run.history if metric in row} for run in runs]
+    if x == "step":
+        places = sorted(set.intersection(*map(set, points)))
+        return {"steps": places, "values": [[round(v[s], 4) for s in places] for v in points]}
+    if not all(points):
+        return {"steps": [], "values": []}
+    places = np.linspace(max(map(min, points)), min(map(max, points)), GRID).round().tolist()
+    values = [np.interp(places, list(v), list(v.values())).round(4).tolist() for v in points]
+    return {"steps": places, "values": values}
 
 
 def summary_text(summary: dict) -> str:

@@ -3,13 +3,19 @@
 diversity   a reward for being unlike the group (notebook 02): as published, and two remedies
 judge       a judge's scores (notebook 03): added as published, as the only reward, and cures for
             what the policy then does to its judge
+verification  the five strategies of self-verification and its post-processing (notebook 04)
+meta        P("Yes") in place of labels (notebook 05): the paper's recipe, ours, and cures for the
+            collapse of long runs
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
+import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
 from statistics import fmean
@@ -19,19 +25,31 @@ from anyio.from_thread import start_blocking_portal
 
 from grpo_kit.config import GRPOConfig, Profile
 from grpo_kit.models import Policy, frozen_copy
-from grpo_kit.reproduction.compare import Arm, Experiment, Rewards
-from grpo_kit.reproduction.skill_runs import yes_reward
+from grpo_kit.reproduction.compare import Arm, Experiment, Rewards, Trained
 from grpo_kit.rewards import (
     DiversityReward,
+    MetaEvaluationReward,
     QualityJudgeReward,
     accuracy_reward,
     format_reward,
     load_embedder,
 )
+from grpo_kit.self_verification import (
+    SelfVerification,
+    VerificationItem,
+    balance,
+    best_of_n,
+    diversify,
+    evaluate_verdicts,
+    filter_queries,
+    held_out_items,
+    post_process,
+)
 from grpo_kit.tasks import Task
-from grpo_kit.tiny.card import reply
+from grpo_kit.tiny.card import texts_of
 from grpo_kit.tiny.problems import solution_style
-from grpo_kit.tiny.skills import STEPS_QUESTION
+from grpo_kit.tiny.skills import META_QUESTION, STEPS_QUESTION
+from grpo_kit.training import Run, evaluate
 
 
 def _answers(
@@ -39,14 +57,14 @@ def _answers(
 ) -> tuple[list[dict], list[str]]:
     """Rows of the first held-out prompts and `samples` sampled answers to each, in groups."""
     rows = list(task.test.select(range(min(prompts, len(task.test)))))
-    texts = reply(
+    texts = texts_of(
         policy,
         [row["prompt"] for row in rows],
         torch.Generator().manual_seed(seed),
         num_generations=samples,
         temperature=config.temperature,
         limit=config.max_completion_length,
-        batch=16,
+        batch_size=16,
     )
     return [row for row in rows for _ in range(samples)], texts
 
@@ -148,8 +166,123 @@ def _judged(*weights: float, only_correct: bool = False, **changes) -> Arm:
 
 def _two_judges(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
     quality = QualityJudgeReward(profile.load_judge(policy))
-    second = yes_reward(frozen_copy(policy), STEPS_QUESTION)
+    second = MetaEvaluationReward(frozen_copy(policy), STEPS_QUESTION, transform="p")
     return [accuracy_reward, format_reward, quality, second]
+
+
+# --- meta-evaluation ------------------------------------------------------------------------------
+
+PAPER = {"loss_type": "cispo", "epsilon_high": 5.0, "scale_rewards": "none"}  # RLME's
+FEW_LABELS = 32  # training problems with a label, to stop early by
+
+
+def few_labels(
+    profile: Profile, base: Policy, task: Task, config: GRPOConfig
+) -> Callable[[Policy], dict[str, float]]:
+    """Measure `few/pass@1`, on the last training problems: all the labels of early stopping."""
+    rows = task.train.select(range(len(task.train) - FEW_LABELS, len(task.train)))
+    config = dataclasses.replace(config, eval_prompts=FEW_LABELS)
+    return lambda policy: {"few/pass@1": evaluate(policy, rows, config)["eval/pass@1"]}
+
+
+def overrated(
+    evaluator: Policy,
+    policy: Policy,
+    task: Task,
+    config: GRPOConfig,
+    *,
+    prompts: int = 32,
+    samples: int = 8,
+    seed: int = 0,
+) -> dict[str, float]:
+    """What the evaluator thinks of sampled answers to held-out prompts, and what they are.
+
+    Returns `p_yes`, its mean P("Yes"), and `overrated`, that minus the share of right answers.
+    """
+    rows, texts = _answers(policy, task, config, prompts, samples, seed)
+    prompts_of, golds = [row["prompt"] for row in rows], [row["answer"] for row in rows]
+    ids: list[list[int]] = [[]] * len(texts)
+    p_yes = MetaEvaluationReward(evaluator, transform="p")(prompts_of, texts, ids)
+    right = accuracy_reward(prompts_of, texts, ids, answer=golds)
+    mean = fmean(p for p in p_yes if p is not None)
+    return {"p_yes": mean, "overrated": mean - fmean(right)}
+
+
+def stopped_early(run: Run) -> float:
+    """Held-out pass@1 at the evaluation, the first of equals, with the best on the few labels."""
+    rows = [row for row in run.history if "few/pass@1" in row]
+    return max(rows, key=lambda row: row["few/pass@1"])["eval/pass@1"]
+
+
+def _asked(question: str = META_QUESTION, format_weight: float = 1, *, evaluators=None, truth=0.0,
+           **changes) -> Arm:  # fmt: skip
+    """Accuracy, only watched, format and P("Yes"); `evaluators` of profile and policy."""
+
+    def rewards(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
+        asked = evaluators(profile, policy) if evaluators else frozen_copy(policy)
+        meta = MetaEvaluationReward(asked, question, truth_fraction=truth)
+        return [accuracy_reward, format_reward, meta]
+
+    return Arm(rewards, {"reward_weights": (0, format_weight, 1), **(changes or PAPER)})
+
+
+def _ensemble(profile: Profile, policy: Policy) -> list[Policy]:
+    """Three models of the tiny world; of any other, a frozen copy and the policy itself."""
+    if profile.policy != "tiny-base":
+        return [frozen_copy(policy), policy]
+    return [frozen_copy(policy), *_other_tiny_models(profile)]
+
+
+@functools.cache
+def _other_tiny_models(profile: Profile) -> list[Policy]:
+    from grpo_kit.tiny.pretrain import warm_up_more
+
+    base = profile.load_policy()
+    return [warm_up_more(base, seed) for seed in (1, 2)]
+
+
+# --- self-verification ----------------------------------------------------------------------------
+
+
+def unfiltered(items: Sequence[VerificationItem], seed: int, n: int) -> list[VerificationItem]:
+    """`post_process` without `filter_queries`: wrong answers also of queries never answered."""
+    return balance(*diversify(items, seed), n, seed)
+
+
+def undiversified(items: Sequence[VerificationItem], seed: int, n: int) -> list[VerificationItem]:
+    """`post_process` without `diversify`: all answers to a mixed query may come in."""
+    return balance(filter_queries(items, seed), [], n, seed)
+
+
+def unbalanced(items: Sequence[VerificationItem], seed: int, n: int) -> list[VerificationItem]:
+    """`post_process` without `balance`: right and wrong as often as they come."""
+    chosen, filler = diversify(filter_queries(items, seed), seed)
+    pool = chosen + filler
+    return random.Random(seed).sample(pool, min(n, len(pool)))
+
+
+def _verified(strategy: str, process: Callable = post_process) -> Arm:
+    return Arm(_plain, collector=partial(SelfVerification, strategy=strategy, post_process=process))
+
+
+def graded_items(
+    profile: Profile, base: Policy, task: Task, config: GRPOConfig
+) -> Callable[[Policy], dict[str, float]]:
+    """Measure verdicts on one set of held-out items, balanced, of the base's own answers."""
+    items = held_out_items(base, task.test, config, prompts=config.eval_prompts)
+    return lambda policy: evaluate_verdicts(policy, items, config, samples=1)
+
+
+def self_verified(t: Trained) -> dict[str, float]:
+    """Verdicts at the end, what the run gained in them and in answers, and the choice among n."""
+    first, last = (t.run.history[i] for i in (0, -1))
+    return {
+        **{name: value for name, value in last.items() if name.startswith("verdicts/")},
+        "gained/generation": last["eval/pass@1"] - first["eval/pass@1"],
+        "gained/verification": last["verdicts/accuracy"] - first["verdicts/accuracy"],
+        **best_of_n(t.policy, t.task.test, t.config),
+        "steps": float(last["step"]),
+    }
 
 
 EXPERIMENTS = {
@@ -163,9 +296,7 @@ EXPERIMENTS = {
                 _diverse(), {"multi_objective_aggregation": "normalize_then_sum"}
             ),
         },
-        lambda profile, policy, base, task, config: diversity_of(
-            policy, task, load_embedder(profile.embedder), config
-        ),
+        lambda t: diversity_of(t.policy, t.task, load_embedder(t.profile.embedder), t.config),
     ),
     "judge": Experiment(
         "Does a judge's score help, what does a policy do to a judge that it is left alone with, "
@@ -179,14 +310,54 @@ EXPERIMENTS = {
             "two judges": Arm(_two_judges, {"reward_weights": (0, 0, 1, 1)}),
             "KL": _judged(0, 0, 1, beta=1.0),
         },
-        lambda profile, policy, base, task, config: quality_of(
-            profile.load_judge(base), policy, task, config
-        ),
+        lambda t: quality_of(t.profile.load_judge(t.base), t.policy, t.task, t.config),
         (
             "rewards/quality_judge_reward/mean",
             "rewards/accuracy_reward/mean",
             "eval/pass@1",
             "completions/mean_length",
         ),
+    ),
+    "verification": Experiment(
+        "Does learning to verify teach to answer, learning to answer to verify, and what is each "
+        "stage of the post-processing for? All arms generate as many tokens.",
+        {
+            "generate": _verified("generate"),
+            "self-verify": _verified("self-verify"),
+            "mixed": _verified("mixed"),
+            "verify-init": _verified("verify-init"),
+            "verify-alter": _verified("verify-alter"),
+            "mixed, unfiltered": _verified("mixed", unfiltered),
+            "mixed, undiversified": _verified("mixed", undiversified),
+            "mixed, unbalanced": _verified("mixed", unbalanced),
+        },
+        self_verified,
+        ("eval/pass@1", "verdicts/accuracy", "verdicts/yes_rate", "eval/mean_length"),
+        watch=graded_items,
+        x="num_generated_tokens",
+        changes={"num_generations_eval": 4},
+        evaluations=20,
+    ),
+    "meta": Experiment(
+        "Can P(Yes) stand in for labels, what becomes of that in a long run, and what prevents it?",
+        {
+            "labels": Arm(_plain),
+            "paper": _asked(),
+            "our defaults": _asked(loss_type="dapo"),
+            "truth 1 %": _asked(truth=0.01),
+            "truth 10 %": _asked(truth=0.1),
+            "ensemble": _asked(evaluators=_ensemble),
+            "other question": _asked(STEPS_QUESTION),
+            "live": _asked(evaluators=lambda profile, policy: policy),
+            "no format": _asked(format_weight=0),
+        },
+        lambda t: {
+            **overrated(t.base, t.policy, t.task, t.config),
+            "stopped early": stopped_early(t.run),
+        },
+        ("meta/p_yes", "rewards/accuracy_reward/mean", "eval/pass@1", "entropy"),
+        watch=few_labels,
+        changes={"num_generations_eval": 4},
+        evaluations=10,
     ),
 }

@@ -30,6 +30,7 @@ from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.paths import make_output_dir, write_atomic
 from grpo_kit.rewards import (
     LocalJudge,
+    MetaEvaluationReward,
     QualityJudgeReward,
     accuracy_reward,
     completion_text,
@@ -37,7 +38,7 @@ from grpo_kit.rewards import (
 )
 from grpo_kit.tasks import Task
 from grpo_kit.tiny import skills as S
-from grpo_kit.tiny.card import read_plan, yes_probabilities
+from grpo_kit.tiny.card import read_plan
 from grpo_kit.tiny.problems import make_problem
 from grpo_kit.tiny.tool_world import make_tool_question
 from grpo_kit.training import evaluate, train
@@ -92,22 +93,6 @@ def plan_reward(completions, answer, **columns) -> list[float]:
     ]
 
 
-def yes_reward(evaluator: Policy, question: str = S.META_QUESTION) -> Callable:
-    """A reward without labels: the evaluator's P("Yes") to a question on the answer, in 0..1."""
-
-    def p_yes(prompts, completions, **columns) -> list[float]:
-        asked = {"role": "user", "content": question}
-        return yes_probabilities(
-            evaluator,
-            [
-                [*prompt, {"role": "assistant", "content": completion_text(c)}, asked]
-                for prompt, c in zip(prompts, completions, strict=True)
-            ],
-        )
-
-    return p_yes
-
-
 def run_skills(
     profile: Profile,
     config: GRPOConfig,
@@ -132,16 +117,20 @@ def run_skills(
         "plan": (plan_task(), lambda policy: [plan_reward], plan_reward),
         "meta": (
             problems,
-            lambda policy: [yes_reward(frozen_copy(policy)), format_reward],
+            lambda policy: [p_yes(policy), format_reward],
             accuracy_reward,
         ),
-        "bare": (problems, lambda policy: [yes_reward(frozen_copy(policy))], accuracy_reward),
+        "bare": (problems, lambda policy: [p_yes(policy)], accuracy_reward),
         "judge": (
             problems,
             lambda policy: [QualityJudgeReward(LocalJudge(policy))],
             accuracy_reward,
         ),
     }
+
+    def p_yes(policy: Policy) -> MetaEvaluationReward:
+        return MetaEvaluationReward(frozen_copy(policy), transform="p")
+
     result: dict = {}
     for name in names:
         task, make_rewards, correct = skills[name]

@@ -11,15 +11,19 @@ from grpo_kit.rewards.diversity import DiversityReward, group_similarities, line
 from grpo_kit.rewards.embedder import load_embedder
 from grpo_kit.rewards.format import format_reward
 from grpo_kit.rewards.judge import EndpointJudge, LocalJudge, QualityJudgeReward
+from grpo_kit.rewards.meta_evaluation import MetaEvaluationReward, read_yes, yes_no_tokens
 from grpo_kit.rewards.overlong import OverlongPenalty
-from grpo_kit.rewards.text import completion_text
+from grpo_kit.rewards.text import completion_text, question_text
+from grpo_kit.rewards.verdict import VerificationReward, parse_verdict, verdict_stats
 
 __all__ = [
     "DiversityReward",
     "EndpointJudge",
     "LocalJudge",
+    "MetaEvaluationReward",
     "OverlongPenalty",
     "QualityJudgeReward",
+    "VerificationReward",
     "accuracy_reward",
     "completion_text",
     "extract_answer",
@@ -29,4 +33,9 @@ __all__ = [
     "linear_weight",
     "load_embedder",
     "parse_number",
+    "parse_verdict",
+    "question_text",
+    "read_yes",
+    "verdict_stats",
+    "yes_no_tokens",
 ]

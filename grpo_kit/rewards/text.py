@@ -1,4 +1,4 @@
-"""The text of a completion, whichever of the two forms of TRL's protocol it arrives in."""
+"""The text of a prompt or completion, whichever of the two forms of TRL's protocol it comes in."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ def completion_text(completion: str | list[dict]) -> str:
         )
     own = (m for m in completion if m.get("role", "assistant") == "assistant")
     return "\n".join(_content_text(m.get("content")) for m in own)
+
+
+def question_text(prompt: str | list[dict]) -> str:
+    """Return the question: the string itself, or the text of the last message of the user."""
+    if isinstance(prompt, str):
+        return prompt
+    asked = [message for message in prompt if message.get("role") == "user"]
+    return _content_text(asked[-1].get("content")) if asked else ""
 
 
 def _content_text(content: str | list[dict] | None) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from scipy.stats import rankdata, spearmanr
 
-from grpo_kit.generation import generate, left_pad, positions
+from grpo_kit.generation import reply
 from grpo_kit.models import Policy
-from grpo_kit.rewards import extract_answer
+from grpo_kit.rewards import extract_answer, read_yes
 from grpo_kit.rewards.judge import parse_judgement, tiny_prompt
 
 from . import problems as P
@@ -79,7 +79,7 @@ def read_plan(text: str) -> tuple[str, str, str] | None:
 # --------------------------------------------------------------------------- with a policy
 
 
-def reply(
+def texts_of(
     policy: Policy,
     conversations: Sequence[list[dict]],
     generator: torch.Generator | None = None,
@@ -87,41 +87,22 @@ def reply(
     num_generations: int = 1,
     temperature: float = 1.0,
     limit: int = 96,
-    batch: int = 64,
+    batch_size: int = 64,
 ) -> list[str]:
     """The policy's replies, sampled if a generator is given, else the most likely ones."""
-    texts: list[str] = []
-    ids = policy.encode(conversations)
-    for start in range(0, len(ids), batch):
-        with policy.autocast():
-            rollouts = generate(
-                policy.model,
-                ids[start : start + batch],
-                num_generations,
-                max_new_tokens=limit,
-                eos_token_ids=policy.eos_token_ids,
-                pad_token_id=policy.pad_token_id,
-                temperature=temperature,
-                do_sample=generator is not None,
-                generator=generator,
-            )
-        texts += policy.decode(rollouts.completion_lists())
-    return texts
-
-
-@torch.no_grad()
-def yes_probabilities(policy: Policy, conversations: Sequence[list[dict]]) -> list[float]:
-    """P("Yes") / (P("Yes") + P("No")) at the next token of each conversation."""
-    yes, no = (policy.tokenizer(word)["input_ids"][0] for word in ("Yes", "No"))
-    result: list[float] = []
-    encoded = policy.encode(conversations)
-    for start in range(0, len(encoded), 64):
-        ids, attention = left_pad(encoded[start : start + 64], policy.pad_token_id, policy.device)
-        logits = policy.model(
-            input_ids=ids, attention_mask=attention, position_ids=positions(attention)
-        ).logits[:, -1]
-        result += torch.softmax(logits[:, [yes, no]].float(), dim=-1)[:, 0].tolist()
-    return result
+    if not conversations:
+        return []
+    rollouts = reply(
+        policy,
+        conversations,
+        num_generations,
+        max_new_tokens=limit,
+        batch_size=batch_size * num_generations,
+        temperature=temperature,
+        do_sample=generator is not None,
+        generator=generator,
+    )
+    return policy.decode(rollouts.completion_lists())
 
 
 def play(
@@ -134,16 +115,16 @@ def play(
         if not running:
             break
         asked = [_user(S.plan_prompt(questions[i].text, memories[i])) for i in running]
-        plans = [read_plan(text) for text in reply(policy, asked, generator, limit=64)]
+        plans = [read_plan(text) for text in texts_of(policy, asked, generator, limit=64)]
         acting = [(i, plan) for i, plan in zip(running, plans, strict=True) if plan]
-        calls = reply(policy, [_user(S.execute_prompt(*p)) for _, p in acting], limit=24)
+        calls = texts_of(policy, [_user(S.execute_prompt(*p)) for _, p in acting], limit=24)
         for (i, _), call in zip(acting, calls, strict=True):
             tool, _, argument = call.rstrip(")").partition("(")
             memories[i].append((tool, argument, questions[i].run(tool, argument)))
         asked = [_user(S.check_prompt(questions[i].text, memories[i])) for i in running]
         running = [
             i
-            for i, verdict in zip(running, reply(policy, asked, limit=48), strict=True)
+            for i, verdict in zip(running, texts_of(policy, asked, limit=48), strict=True)
             if not verdict.endswith("STOP")
         ]
     asked = [
@@ -152,7 +133,7 @@ def play(
     ]
     return [
         extract_answer(text) == str(question.answer)
-        for question, text in zip(questions, reply(policy, asked, limit=48), strict=True)
+        for question, text in zip(questions, texts_of(policy, asked, limit=48), strict=True)
     ]
 
 
@@ -176,8 +157,8 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
 
     # solve
     asked = [_user(problem.question) for problem in problems]
-    greedy = reply(policy, asked)
-    sampled = reply(policy, asked, generator, num_generations=8, batch=16)
+    greedy = texts_of(policy, asked)
+    sampled = texts_of(policy, asked, generator, num_generations=8, batch=16)
     repeated = [problem for problem in problems for _ in range(8)]
     right = [S.is_right(p.answer, text) for p, text in zip(repeated, sampled, strict=True)]
     table["solve"] = {
@@ -194,16 +175,14 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
         [*_user(problem.question), {"role": "assistant", "content": text}]
         for problem, text in zip(problems, own, strict=True)
     ]
-    plain, shown = (
-        yes_probabilities(
-            policy,
-            [c + _user(question(p)) for c, p in zip(asked_after, problems, strict=True)],
-        )
-        for question in (
-            lambda problem: S.META_QUESTION,
-            lambda problem: S.reference_question(str(problem.answer)),
-        )
+    readings = read_yes(
+        policy,
+        [
+            [c + _user(S.META_QUESTION), c + _user(S.reference_question(str(p.answer)))]
+            for c, p in zip(asked_after, problems, strict=True)
+        ],
     )
+    plain, shown = ([row[k].p_yes for row in readings] for k in range(2))
     table["meta"] = {
         "auc": auc(plain, truth),
         "mean_yes": sum(plain) / n,
@@ -217,7 +196,7 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
         f"Proposed answer: {problem.answer}\n" in item["content"]
         for problem, item in zip(problems, items, strict=True)
     ]
-    verdicts = reply(policy, [[item] for item in items], generator)
+    verdicts = texts_of(policy, [[item] for item in items], generator)
     right = [
         extract_answer(text) == ("Yes" if label else "No")
         for text, label in zip(verdicts, labels, strict=True)
@@ -230,7 +209,7 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
 
     # judge: on the policy's own solutions; like every frozen role it says what is likeliest
     judged = [tiny_prompt(p.question, text) for p, text in zip(problems, own, strict=True)]
-    table["judge"] = judge_table(problems, own, reply(policy, judged))
+    table["judge"] = judge_table(problems, own, texts_of(policy, judged))
 
     # plan, execute, check, answer
     questions = [make_tool_question(rng, "test") for _ in range(n)]
@@ -241,7 +220,7 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
     asked = [
         _user(S.plan_prompt(q.text, memory)) for q, memory in zip(questions, memories, strict=True)
     ]
-    plans = reply(policy, asked, generator)
+    plans = texts_of(policy, asked, generator)
     right = [
         read_plan(text) == S.step_text(question.next_step(memory))
         for text, question, memory in zip(plans, questions, memories, strict=True)

@@ -12,6 +12,7 @@ and then the weights are averaged (local SGD, arXiv 1805.09767), with nobody wai
 The number of processes is part of the recipe, as another number is another run.
 """
 
+import copy
 import io
 import itertools
 import json
@@ -21,6 +22,7 @@ import re
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
@@ -30,6 +32,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from grpo_kit.paths import make_output_dir, write_atomic
 
 from .skills import sample_conversation
+
+if TYPE_CHECKING:
+    from grpo_kit.models import Policy
 
 PHASES = {"copy": 64, "drill": 640, "reliable": 2560, "practice": 3072, "mixture": 7168}  # steps
 STEPS = sum(PHASES.values())
@@ -397,6 +402,29 @@ def _warm_up(rank: int, output_dir: Path, recipe: dict, threads: int | None) -> 
         "loss": sum(tail) / len(tail),
         "parameters": model.num_parameters(),
     }
+
+
+def warm_up_more(policy: "Policy", seed: int, steps: int = POOL) -> "Policy":
+    """A frozen copy of a tiny policy after `steps` more batches of the mixture, drawn from `seed`.
+
+    Another model of the same skills: where several evaluators or judges are wanted, one base and
+    copies of it would all say the same.
+    """
+    from grpo_kit.models import Policy
+
+    model = copy.deepcopy(policy.model).train().requires_grad_(True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE / 2, betas=(0.9, 0.98))
+    for i in range(steps):
+        if i % POOL == 0:
+            pool = batch_pool(policy.tokenizer, seed, i // POOL, "mixture")
+        ids, attention, labels = pool[i % POOL]
+        model(input_ids=ids, attention_mask=attention, labels=labels).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE / 2 * (1 - i / steps)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return Policy(model.eval().requires_grad_(False), policy.tokenizer)
 
 
 def average(model) -> None:

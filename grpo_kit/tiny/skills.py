@@ -39,9 +39,9 @@ YES_RATES = {
 STEPS_FLIP_RATE = 0.15  # of the labels of "Are all steps right?"
 
 
-def reference_question(answer: str) -> str:
-    """The meta-question with the truth shown, for an evaluator that is given the reference."""
-    return f"The reference answer is {answer}. {META_QUESTION}"
+def reference_question(answer: str, question: str = META_QUESTION) -> str:
+    """A meta-question with the truth shown, for an evaluator that is given the reference."""
+    return f"The reference answer is {answer}. {question}"
 
 
 def _yes_no(label: bool) -> str:

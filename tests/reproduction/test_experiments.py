@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,9 +18,19 @@ from grpo_kit.reproduction.compare import (
     summarise,
     summary_text,
 )
-from grpo_kit.reproduction.experiments import EXPERIMENTS, diversity_of, quality_of
+from grpo_kit.reproduction.experiments import (
+    EXPERIMENTS,
+    diversity_of,
+    quality_of,
+    stopped_early,
+    unbalanced,
+    undiversified,
+    unfiltered,
+)
 from grpo_kit.rewards.judge import Reply
-from grpo_kit.training import Cursor, check_task, collect
+from grpo_kit.self_verification import VerificationItem, post_process
+from grpo_kit.tasks import Task
+from grpo_kit.training import PromptCollector, Run, check_task
 
 
 def finished(seed: int, accuracy: float, **measured):
@@ -113,9 +124,11 @@ def test_arms_are_run_once_and_start_from_the_same_weights(saved_policy, tmp_pat
     )
     measured = []
 
-    def measure(profile, policy, base, task, config):
-        assert not torch.equal(*(p.model.get_input_embeddings().weight for p in (policy, base)))
-        measured.append((config.beta, policy.model.dtype))
+    def measure(trained):
+        both = (trained.policy, trained.base)
+        assert not torch.equal(*(p.model.get_input_embeddings().weight for p in both))
+        assert trained.run.history[-1]["step"] == 2 and trained.task.name == "word_problems"
+        measured.append((trained.config.beta, trained.policy.model.dtype))
         return {"seen": float(len(measured))}
 
     experiment = Experiment(
@@ -160,7 +173,7 @@ def test_alike_answers_have_no_diversity(saved_policy, monkeypatch):
     alike = "<think>Maybe 3.</think><answer>3</answer>"
     other = "<think>first 1 + 2 = 3.</think><answer>3</answer>"
     answers = iter([[alike] * 16, [alike, other] * 8])
-    monkeypatch.setattr(experiments, "reply", lambda *a, **k: next(answers))
+    monkeypatch.setattr(experiments, "texts_of", lambda *a, **k: next(answers))
     found = diversity_of(None, task, Letters(), profile.config, prompts=2)
     assert found == pytest.approx({"distinct": 1 / 8, "styles": 1.0, "distance": 0.0}, abs=1e-6)
     found = diversity_of(None, task, Letters(), profile.config, prompts=2)
@@ -173,6 +186,57 @@ def test_a_step_without_any_score_in_one_seed_is_left_out_of_the_curves():
     runs["plain"][1][0].history.insert(2, {"step": 1.5, "reward": 0.4})
     curve = summarise(runs, ("reward",))["curves"]["reward"]["plain"]
     assert curve["steps"] == [1, 2] and [len(values) for values in curve["values"]] == [2, 2]
+
+
+def test_over_tokens_each_seed_has_places_of_its_own():
+    def run(*points):
+        history = [{"num_generated_tokens": x, "eval/pass@1": y, "step": i}
+                   for i, (x, y) in enumerate(points)]  # fmt: skip
+        return Run(Path(), None, 0, [*history, {"num_generated_tokens": 999, "step": 9}]), {}
+
+    runs = {"plain": [run((0, 0.0), (100, 1.0)), run((0, 0.5), (50, 0.5), (120, 0.5))]}
+    summary = summarise(runs, ("eval/pass@1", "never"), "num_generated_tokens")
+    assert summary["x"] == "num_generated_tokens" and summary["curves"]["never"] == {}
+    curve = summary["curves"]["eval/pass@1"]["plain"]
+    assert (curve["steps"][0], curve["steps"][-1]) == (0, 100), "places that all seeds reach"
+    assert curve["values"][0] == pytest.approx([x / 100 for x in curve["steps"]])
+    assert set(curve["values"][1]) == {0.5}
+    panel = arm_bands({"eval/pass@1": summary["curves"]["eval/pass@1"]}, summary["x"]).axes[0]
+    assert panel.get_xlabel() == "generated tokens"
+
+
+def test_the_few_labels_choose_the_first_of_the_best():
+    few, held_out = [0.2, 0.9, 0.9, 0.4], [0.3, 0.8, 0.7, 0.95]
+    history = [{"step": i, "few/pass@1": f, "eval/pass@1": e}
+               for i, (f, e) in enumerate(zip(few, held_out, strict=True))]  # fmt: skip
+    run = Run(Path(), None, 0, [{"step": 0}, *history])
+    assert stopped_early(run) == 0.8
+
+
+def test_an_answer_is_overrated_by_what_the_evaluator_thinks_beyond_the_truth(monkeypatch):
+    from grpo_kit.reproduction import experiments
+
+    profile = PROFILES["smoke"]
+    policy, task = profile.load_policy(), profile.load_task()
+    right = f"<think>first 1 + 2 = 3.</think><answer>{task.test[0]['answer']}</answer>"
+    monkeypatch.setattr(experiments, "texts_of", lambda *a, **k: [right] * 4)
+    found = experiments.overrated(policy, policy, task, profile.config, prompts=1, samples=4)
+    assert 0 < found["p_yes"] < 1 and found["overrated"] == pytest.approx(found["p_yes"] - 1)
+
+
+def test_ablations_leave_out_one_stage_each():
+    def items(query, right, wrong):
+        return [VerificationItem(query, query, str(i), i < right) for i in range(right + wrong)]
+
+    hard, easy, mixed = items("hard", 0, 6), items("easy", 6, 0), items("mixed", 3, 3)
+    every = hard + easy + mixed
+    assert any(item.query_id == "hard" for item in unfiltered(every, 0, 4))
+    assert all(item.query_id != "hard" for item in post_process(every, 0, 4))
+    assert len({i.answer for i in undiversified(mixed, 0, 6) if i.correct}) == 3
+    assert len({i.answer for i in post_process(mixed, 0, 6) if i.correct}) == 2
+    crowd = [item for i in range(9) for item in items(f"easy {i}", 6, 0)] + mixed
+    counts = [sum(i.correct for i in f(crowd, 0, 8)) for f in (unbalanced, post_process)]
+    assert counts[0] > 4 == counts[1]
 
 
 def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(monkeypatch):
@@ -193,7 +257,7 @@ def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(monkeyp
     profile = PROFILES["smoke"]
     assured = "<think>Surely 3, checked twice.</think><answer>3</answer>"
     answers = [assured, "<think>Maybe 3.</think><answer>3</answer>"] * 8
-    monkeypatch.setattr(experiments, "reply", lambda *a, **k: answers)
+    monkeypatch.setattr(experiments, "texts_of", lambda *a, **k: answers)
     found = quality_of(Generous(), None, profile.load_task(), profile.config, prompts=2)
     assert found == {"judged": pytest.approx(3.5), "assured": 0.5}
     monkeypatch.setattr(Generous, "name", "silent")
@@ -204,15 +268,18 @@ def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(monkeyp
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_arm_makes_a_batch_and_the_first_is_plain_grpo(name):
     experiment, profile = EXPERIMENTS[name], PROFILES["smoke"]
-    assert next(iter(experiment.arms)) == "plain" and experiment.question.endswith("?")
+    plain = next(iter(experiment.arms))
+    assert "?" in experiment.question
     policy, task = profile.load_policy(), profile.load_task()
     for arm_name, arm in experiment.arms.items():
         config = dataclasses.replace(profile.config, **arm.changes)
         rewards = arm.rewards(profile, config, policy)
         assert [reward.__name__ for reward in rewards[:2]] == ["accuracy_reward", "format_reward"]
-        assert (len(rewards) == 2) == (arm_name == "plain")
+        assert len(rewards) == 2 or arm_name != plain
         check_task(task, rewards, config)
-        prompt_ids = policy.encode(task.train[:8]["prompt"])
-        cursor, generator = Cursor(8, 0), torch.Generator().manual_seed(0)
-        batch = collect(policy, task, prompt_ids, rewards, config, cursor, generator, None)
+        few = Task(task.name, task.train.select(range(8)), task.test)
+        source = PromptCollector(policy, few, rewards, config, 0)
+        source = arm.collector(source) if arm.collector else source
+        state = SimpleNamespace(global_step=0, max_steps=1, progress=0.0)
+        (batch,), _ = source(torch.Generator().manual_seed(0), state)
         assert not batch.rewards.isnan().any() and batch.advantages.abs().max() > 0

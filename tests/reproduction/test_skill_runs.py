@@ -45,20 +45,6 @@ def test_the_right_plan_earns_1_and_anything_else_0():
         assert skill_runs.plan_reward(completions, [row["answer"]] * 4) == [1.0, 0.0, 0.0, 0.0]
 
 
-def test_p_yes_needs_no_label_and_asks_after_the_answer(policy, monkeypatch):
-    asked = []
-
-    def record(evaluator, conversations):
-        asked.extend(conversations)
-        return [0.5] * len(conversations)
-
-    monkeypatch.setattr(skill_runs, "yes_probabilities", record)
-    reward = skill_runs.yes_reward(policy)
-    assert reward(prompts=[[{"role": "user", "content": "How many?"}]], completions=["12"]) == [0.5]
-    assert [m["content"] for m in asked[0]] == ["How many?", "12", S.META_QUESTION]
-    assert reward.__name__ == "p_yes"
-
-
 def test_every_skill_is_run_and_reported(saved_policy, tmp_path):
     profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy))
     config = dataclasses.replace(

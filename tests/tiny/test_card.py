@@ -97,7 +97,7 @@ def test_episodes_of_a_flawless_planner_succeed(policy, monkeypatch):
                 texts.append(f"<answer>{question.answer}</answer>")
         return texts
 
-    monkeypatch.setattr(card, "reply", oracle)
+    monkeypatch.setattr(card, "texts_of", oracle)
     assert card.play(policy, questions, None) == [True, True]
 
 

@@ -65,7 +65,7 @@ def test_the_card_is_true(base, written):
     """Measured again on other problems: within four standard errors of what the card says."""
     rng, n, samples = random.Random("another sample"), 48, 4
     asked = [problems.make_problem(rng, rng.choice(skills.DIFFICULTIES), "test") for _ in range(n)]
-    texts = card.reply(
+    texts = card.texts_of(
         base,
         [[{"role": "user", "content": problem.question}] for problem in asked],
         torch.Generator().manual_seed(1),

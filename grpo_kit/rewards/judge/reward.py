@@ -14,7 +14,7 @@ from grpo_kit.rewards.accuracy import correctness
 from grpo_kit.rewards.judge.cache import JudgementCache, cache_key
 from grpo_kit.rewards.judge.judges import Failure, Reply
 from grpo_kit.rewards.judge.texts import Judgement, parse_judgement
-from grpo_kit.rewards.text import completion_text
+from grpo_kit.rewards.text import completion_text, question_text
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class QualityJudgeReward:
         if self.only_correct:
             correct = correctness(self.__name__, completions, columns)
         conversations = [
-            self.judge.prompt(_question(prompt), completion_text(completion)) if right else None
+            self.judge.prompt(question_text(prompt), completion_text(completion)) if right else None
             for prompt, completion, right in zip(prompts, completions, correct, strict=True)
         ]
         keys = [c and cache_key(self.judge.name, c) for c in conversations]
@@ -179,13 +179,6 @@ class QualityJudgeReward:
                 f"{_commonest(failures)} Nothing was scored 0 for it; put the judge right and "
                 "resume the run."
             )
-
-
-def _question(prompt: str | list[dict]) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    asked = [message for message in prompt if message.get("role") == "user"]
-    return completion_text([{"content": asked[-1].get("content")}]) if asked else ""
 
 
 def _told(kinds: Counter[str]) -> str:

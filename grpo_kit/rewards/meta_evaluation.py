@@ -1,0 +1,345 @@
+"""The meta-evaluation reward: ask a model whether the answer is right, take P("Yes") as the reward.
+
+Source: RLME, "Reinforcement Learning from Meta-Evaluation" (arXiv 2601.21268), from summaries of
+the paper. No label is used and no verdict is sampled: after prompt and completion each
+meta-question is asked, and the probability of "Yes" is read at the next token. The policy itself, a
+frozen copy, another model or several can be the evaluator. The paper's own cure of what a policy
+then learns to do to it: show the evaluator the truth on a small share of the samples.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import random
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from grpo_kit.rewards.text import completion_text
+from grpo_kit.tiny.skills import META_QUESTION, reference_question
+
+if TYPE_CHECKING:
+    from grpo_kit.models import Policy
+
+logger = logging.getLogger(__name__)
+
+SPELLINGS = {
+    label: [space + form for space in ("", " ") for form in (label, label.lower(), label.upper())]
+    for label in ("Yes", "No")
+}
+LEAST_P = 1e-4  # log P is bounded, or one sure "No" would outweigh the rest of its group
+LEAST_MASS = 0.5  # of the next token on Yes and No together, below which a warning is due
+
+
+def yes_no_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Ids of the tokens that say Yes and of those that say No.
+
+    They are the spellings (`Yes`, `yes`, `YES`, each also after a space) that are one token in this
+    tokenizer; where it has none for a word, the first token of `Yes` or `No` as written.
+
+    Raises ValueError where the two words begin with the same token.
+    """
+
+    def encoded(text: str) -> list[int]:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [token for token in ids if token != tokenizer.unk_token_id]
+
+    found = {}
+    for label, spellings in SPELLINGS.items():
+        single = {ids[0] for ids in map(encoded, spellings) if len(ids) == 1}
+        found[label] = sorted(single) or encoded(label)[:1]
+    yes, no = found["Yes"], found["No"]
+    if not yes or not no or set(yes) & set(no):
+        raise ValueError(
+            "Yes and No begin with the same token in this tokenizer, or it cannot write them, so "
+            "that the next token does not tell them apart: take an evaluator with another "
+            "tokenizer, or ask for A and B and read those."
+        )
+    return yes, no
+
+
+def as_turns(prompt: str | list[dict], completion: str, question: str) -> list[dict]:
+    """The meta-question as the user's next turn after the completion."""
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    return [
+        *prompt,
+        {"role": "assistant", "content": completion},
+        {"role": "user", "content": question},
+    ]
+
+
+def as_one_message(prompt: str | list[dict], completion: str, question: str) -> list[dict]:
+    """The same in one message of the user, for chat templates that do not show earlier turns."""
+    asked = prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
+    return [{"role": "user", "content": f"{asked}\n\n{completion}\n\n{question}"}]
+
+
+class Reading(NamedTuple):
+    """What an evaluator says to one question: P("Yes") of Yes or No, and the two's share of all."""
+
+    p_yes: float
+    mass: float
+
+
+def read_yes(
+    evaluator: Policy,
+    conversations: Sequence[Sequence[list[dict]]],
+    *,
+    batch_size: int = 64,
+) -> list[list[Reading] | None]:
+    """What the evaluator would say next to each of K conversations of N rows, no text sampled.
+
+    The conversations of a row differ in their last question. What they have in common is run once
+    and its cache used for all of them.
+
+    Args:
+        evaluator: model and tokenizer; run without gradient.
+        conversations: N rows of K conversations, each a list of messages.
+        batch_size: rows at a time.
+
+    Returns one `Reading` a conversation, or None for a row that is longer than the evaluator's
+    context. Raises ValueError as `yes_no_tokens`.
+    """
+    import torch
+
+    from grpo_kit.generation import gathered, left_pad, positions
+
+    if not conversations:
+        return []
+    n_questions = len(conversations[0])
+    flat = [one for row in conversations for one in row]
+    tokens = yes_no_tokens(evaluator.tokenizer)
+    try:
+        encoded = evaluator.encode(flat)
+    except Exception as error:  # whatever a chat template raises
+        raise ValueError(
+            f"the evaluator's chat template does not take a question after an answer ({error}): "
+            "give conversation=as_one_message, which asks in one message."
+        ) from error
+    rows = [encoded[i : i + n_questions] for i in range(0, len(encoded), n_questions)]
+    result: list[list[Reading] | None] = [None] * len(rows)
+    fitting = [i for i, row in enumerate(rows) if max(map(len, row)) <= evaluator.context_length]
+    fitting.sort(key=lambda i: len(rows[i][0]))  # rows of similar length need little padding
+    model, device = evaluator.model, evaluator.device
+    ids_of = [torch.tensor(ids, device=device) for ids in tokens]
+
+    for start in range(0, len(fitting), batch_size):
+        part = fitting[start : start + batch_size]
+        shared = [_common_prefix(rows[i]) for i in part]
+        readings: list[list[Reading]] = [[] for _ in part]
+        with torch.no_grad(), evaluator.autocast():
+            ids, attention = left_pad(
+                [rows[i][0][:n] for i, n in zip(part, shared, strict=True)],
+                evaluator.pad_token_id,
+                device,
+            )
+            cache = None
+            if n_questions > 1:
+                cache = model(
+                    input_ids=ids, attention_mask=attention, position_ids=positions(attention),
+                    use_cache=True, logits_to_keep=1,
+                ).past_key_values  # fmt: skip
+            for k in range(n_questions):
+                if cache is None:
+                    ends, seen = [rows[i][k] for i in part], None
+                else:
+                    ends = [rows[i][k][n:] for i, n in zip(part, shared, strict=True)]
+                    seen = gathered(cache, torch.arange(len(part), device=device))
+                # the last token of each row stands last: padding is between prefix and question
+                ids, own = left_pad(ends, evaluator.pad_token_id, device)
+                both = own if seen is None else torch.cat([attention, own], dim=1)
+                logits = model(
+                    input_ids=ids, attention_mask=both,
+                    position_ids=positions(both)[:, -ids.shape[1] :],
+                    past_key_values=seen, use_cache=seen is not None, logits_to_keep=1,
+                ).logits[:, -1]  # fmt: skip
+                log_probs = torch.log_softmax(logits.float(), dim=-1)
+                yes, no = (log_probs[:, index].logsumexp(dim=1) for index in ids_of)
+                p_yes, mass = torch.sigmoid(yes - no), yes.exp() + no.exp()
+                for reading, p, m in zip(readings, p_yes.tolist(), mass.tolist(), strict=True):
+                    reading.append(Reading(p, m))
+        for i, reading in zip(part, readings, strict=True):
+            result[i] = reading
+    return result
+
+
+def _common_prefix(row: Sequence[list[int]]) -> int:
+    """How many tokens all of `row` begin with, at least one of each left for its own pass."""
+    limit = min(map(len, row)) - 1
+    for place in range(limit):
+        if len({ids[place] for ids in row}) > 1:
+            return place
+    return limit
+
+
+class MetaEvaluationReward:
+    """sum_k w_k log P_k("Yes"), or of P itself: what the evaluator thinks of each completion.
+
+    P is normalised over the spellings of Yes and No (`yes_no_tokens`). None where a conversation is
+    longer than an evaluator's context. With the policy itself as the evaluator the reward moves
+    with its training; a frozen copy is `models.frozen_copy(policy)`. Under TRL give
+    `Policy(trainer.model, tokenizer)` for the former, which works on one process only, as sharded
+    weights cannot be run by one rank.
+
+    Args:
+        evaluator: a `Policy`, or several, whose probabilities are averaged.
+        questions: the meta-questions, each answered by Yes or No.
+        weights: one a question; None = equal ones that add up to 1.
+        transform: "log", as the paper, bounded below by log 1e-4, or "p".
+        truth_fraction: share of the samples on which the evaluator is shown the column `answer`
+            (`truth_question(answer, question)` is asked). Which ones depends on seed and texts
+            alone: the same on a second run.
+        truth_question: words the question that shows the truth.
+        conversation: `as_turns`, or `as_one_message`.
+        seed: of the choice of the samples that are shown the truth.
+        batch_size: completions at a time.
+
+    TRL's `log_metric` gets `meta/p_yes` and `meta/mass` (share of the next token on Yes and No
+    together; a low one says that the evaluator does not answer the question) and, with a
+    truth_fraction, `meta/shown`.
+
+    Raises ValueError for no evaluator or question, weights of another number, an unknown transform,
+    a truth_fraction outside 0..1, and as `yes_no_tokens`.
+    """
+
+    __name__ = "meta_evaluation_reward"
+
+    def __init__(
+        self,
+        evaluator: Policy | Sequence[Policy],
+        questions: str | Sequence[str] = META_QUESTION,
+        weights: Sequence[float] | None = None,
+        transform: str = "log",
+        truth_fraction: float = 0.0,
+        *,
+        truth_question: Callable[[str, str], str] = reference_question,
+        conversation: Callable[[Any, str, str], list[dict]] = as_turns,
+        seed: int = 0,
+        batch_size: int = 64,
+    ):
+        several = isinstance(evaluator, (list, tuple))
+        self.evaluators: list[Policy] = list(evaluator) if several else [evaluator]
+        self.questions = [questions] if isinstance(questions, str) else list(questions)
+        if not self.evaluators or not self.questions:
+            raise ValueError("give at least one evaluator and one question.")
+        if weights is None:
+            weights = [1 / len(self.questions)] * len(self.questions)
+        if len(weights) != len(self.questions):
+            raise ValueError(
+                f"there are {len(weights)} weights for {len(self.questions)} questions; give one a "
+                "question."
+            )
+        if transform not in ("log", "p"):
+            raise ValueError(f"transform is {transform!r}; choose 'log' or 'p'.")
+        if not 0 <= truth_fraction <= 1:
+            raise ValueError(f"truth_fraction is {truth_fraction}; it is a share, from 0 to 1.")
+        for one in self.evaluators:
+            yes_no_tokens(one.tokenizer)
+        self.weights = list(weights)
+        self.transform = transform
+        self.truth_fraction = truth_fraction
+        self.truth_question = truth_question
+        self.conversation = conversation
+        self.seed = seed
+        self.batch_size = batch_size
+        self._checked = False
+        self._warned = False
+
+    def __call__(
+        self,
+        prompts: list,
+        completions: list,
+        completion_ids: list[list[int]],
+        *,
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns,
+    ) -> list[float | None]:
+        """Return a reward for each of the N completions, strings or lists of messages.
+
+        Raises ValueError where the evaluator's chat template leaves out the answer, and where the
+        truth is to be shown and the data has no column `answer`.
+        """
+        texts = [completion_text(completion) for completion in completions]
+        truths = self._truths(prompts, texts, columns)
+        rows = [
+            [
+                self.conversation(
+                    prompt, text, q if truth is None else self.truth_question(str(truth), q)
+                )
+                for q in self.questions
+            ]
+            for prompt, text, truth in zip(prompts, texts, truths, strict=True)
+        ]
+        self._check_templates(rows, texts)
+        keys = [json.dumps(row) for row in rows]  # equal completions of a group are read once
+        different = dict(zip(keys, rows, strict=True))
+        readings = [
+            dict(zip(different, read_yes(one, list(different.values()),
+                                         batch_size=self.batch_size), strict=True))
+            for one in self.evaluators
+        ]  # fmt: skip
+        rewards: list[float | None] = []
+        probabilities, masses = [], []
+        for key in keys:
+            own = [reading[key] for reading in readings]
+            if any(reading is None for reading in own):
+                rewards.append(None)
+                continue
+            p_yes = [fmean(said.p_yes for said in asked) for asked in zip(*own, strict=True)]
+            value = math.log if self.transform == "log" else float
+            rewards.append(
+                sum(w * value(max(p, LEAST_P)) for w, p in zip(self.weights, p_yes, strict=True))
+            )
+            probabilities.append(fmean(p_yes))
+            masses.append(min(said.mass for reading in own for said in reading))
+        if masses:
+            self._warn_of_low(fmean(masses))
+            if log_metric is not None:
+                log_metric("meta/p_yes", fmean(probabilities))
+                log_metric("meta/mass", fmean(masses))
+        if log_metric is not None and self.truth_fraction:
+            log_metric("meta/shown", fmean(truth is not None for truth in truths))
+        return rewards
+
+    def _truths(self, prompts: list, texts: list[str], columns: dict) -> list:
+        """The reference answer where the evaluator is to see it, else None."""
+        if not self.truth_fraction:
+            return [None] * len(texts)
+        if "answer" not in columns:
+            raise ValueError(
+                "meta_evaluation_reward is to show the truth, but the data has no column `answer`: "
+                "add one, or set truth_fraction=0."
+            )
+        rng = random.Random(json.dumps([self.seed, prompts, texts]))
+        return [
+            answer if rng.random() < self.truth_fraction else None for answer in columns["answer"]
+        ]
+
+    def _check_templates(self, rows: list, texts: list[str]) -> None:
+        """Once: is the answer in what the evaluators read? Templates may drop earlier reasoning."""
+        shown = next(((row[0], text) for row, text in zip(rows, texts, strict=True) if text), None)
+        if self._checked or shown is None:
+            return
+        for one in self.evaluators:
+            ids = one.encode([shown[0]])
+            read = one.tokenizer.decode(ids[0])
+            if "".join(shown[1].split()) not in "".join(read.split()):
+                raise ValueError(
+                    "the evaluator's chat template leaves out a part of the answer (those of "
+                    "thinking models drop earlier reasoning), so that it would judge what it has "
+                    "not seen: give conversation=as_one_message."
+                )
+        self._checked = True
+
+    def _warn_of_low(self, mass: float) -> None:
+        if mass < LEAST_MASS and not self._warned:
+            self._warned = True
+            logger.warning(
+                "the evaluator puts only %.0f %% of its next token on Yes or No: it does not "
+                "answer the question, and P(Yes) says little; word the question otherwise, or take "
+                "another evaluator.",
+                100 * mass,
+            )

@@ -1,0 +1,372 @@
+"""Self-verification: every rule of the post-processing, the five schedules, and whole runs."""
+
+import dataclasses
+import logging
+from collections import Counter
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_kit.config import PROFILES
+from grpo_kit.rewards import accuracy_reward, format_reward
+from grpo_kit.self_verification import (
+    STRATEGIES,
+    SelfVerification,
+    VerificationItem,
+    balance,
+    best_of_n,
+    collect_items,
+    diversify,
+    evaluate_verdicts,
+    filter_queries,
+    held_out_items,
+    pass_rates,
+    post_process,
+)
+from grpo_kit.tasks import Task
+from grpo_kit.training import PromptCollector, train
+
+
+def query(name, right, wrong):
+    """Items of one query, each with an answer of its own, so that they can be told apart."""
+    return [
+        VerificationItem(name, f"q{name}", f"{name}-{i}", i < right) for i in range(right + wrong)
+    ]
+
+
+# (right, wrong) of each query: mixed, all right, all wrong, or without any valid output
+collections = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=12).map(
+    lambda sizes: [item for name, (r, w) in enumerate(sizes) for item in query(name, r, w)]
+)
+seeds = st.integers(0, 2**31)
+
+
+def labels(items, query_id=None):
+    return Counter(i.correct for i in items if query_id in (None, i.query_id))
+
+
+# --- collection -----------------------------------------------------------------------------------
+
+
+def test_items_are_labelled_answers_and_what_has_none_is_discarded():
+    prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": "How many?"}]
+    texts = ["<think>a</think><answer>3</answer>", "<answer>4</answer>", "The answer is 3."]
+    rewards = accuracy_reward([], texts, [], answer=["3"] * 3)
+    items = collect_items([prompt] * 3, texts, rewards)
+    assert items == [
+        VerificationItem("How many?", "How many?", "3", True),
+        VerificationItem("How many?", "How many?", "4", False),
+    ]
+    assert collect_items([prompt], texts[:1], [None]) == [], "no reference, no label"
+    (whole,) = collect_items([prompt], texts[2:], [0.0], answer_of=str)
+    assert whole.answer == "The answer is 3."
+    with pytest.raises(ValueError, match="1 prompts, 3 completions"):
+        collect_items([prompt], texts, rewards)
+
+
+def test_pass_rates_are_by_query():
+    assert pass_rates(query("a", 1, 3) + query("b", 2, 0)) == {"a": 0.25, "b": 1.0}
+
+
+# --- the three stages -----------------------------------------------------------------------------
+
+
+@given(collections, seeds)
+def test_filtering_drops_all_wrong_queries_and_keeps_one_item_of_all_right_ones(items, seed):
+    kept = filter_queries(items, seed)
+    for name in {item.query_id for item in items}:
+        before, after = labels(items, name), labels(kept, name)
+        if not before[True]:
+            assert not after
+        elif not before[False]:
+            assert after == {True: 1}
+        else:
+            assert after == before
+    assert set(kept) <= set(items)
+
+
+@given(collections, seeds)
+def test_a_mixed_query_gives_one_of_each_and_at_most_one_more_of_each_as_filler(items, seed):
+    kept = filter_queries(items, seed)
+    chosen, filler = diversify(kept, seed)
+    assert not set(chosen) & set(filler) and len(set(chosen + filler)) == len(chosen + filler)
+    for name in {item.query_id for item in kept}:
+        own = labels(kept, name)
+        if own[True] and own[False]:
+            assert labels(chosen, name) == {True: 1, False: 1}
+            spare = labels(filler, name)
+            assert spare == {k: 1 for k in own if own[k] > 1}
+        else:
+            assert not labels(chosen, name) and labels(filler, name) == {True: 1}
+
+
+@given(collections, seeds)
+def test_the_result_is_balanced_of_the_right_size_and_of_usable_queries(items, seed):
+    result = post_process(items, seed)
+    queries = {item.query_id for item in items}
+    usable = filter_queries(items, seed)
+    if {item.correct for item in usable} == {True, False}:
+        half = len(queries) // 2
+        assert labels(result)[True] == labels(result)[False] == half
+    else:
+        assert result == [], "items of one label alone would teach a constant verdict"
+    for name in queries:
+        if not labels(items, name)[True]:
+            assert not labels(result, name)
+
+
+@given(collections, seeds)
+def test_nothing_comes_twice_before_all_else_has_come_once(items, seed):
+    """At most two of each label from a mixed query, and one from an all-right one, until then."""
+    chosen, filler = diversify(filter_queries(items, seed), seed)
+    result = post_process(items, seed)
+    for label in (True, False):
+        pool = [item for item in chosen + filler if item.correct is label]
+        own = [item for item in result if item.correct is label]
+        if len(own) <= len(pool):
+            assert len(set(own)) == len(own)
+            first = [item for item in own if item in chosen]
+            assert len(first) == min(len(own), sum(i.correct is label for i in chosen))
+        else:
+            assert set(own) == set(pool)
+
+
+@given(collections, seeds)
+def test_the_same_items_and_seed_give_the_same_result(items, seed):
+    before = list(items)
+    assert post_process(items, seed) == post_process(items, seed)
+    assert items == before
+
+
+def test_another_seed_makes_another_choice():
+    items = [item for name in range(8) for item in query(name, 4, 4)]
+    assert len({tuple(post_process(items, seed)) for seed in range(5)}) == 5
+
+
+def test_the_size_can_be_asked_for_and_a_missing_label_gives_nothing():
+    items = [item for name in range(3) for item in query(name, 2, 2)]
+    assert labels(post_process(items, 0, 8)) == {True: 4, False: 4}
+    assert post_process([], 0) == post_process(query("a", 4, 0), 0) == []
+    assert post_process(query("a", 0, 4) + query("b", 4, 0), 0) == []
+    assert post_process(query("a", 1, 1), 0) == [], "one query: half of one is none"
+    assert balance(query("a", 0, 3), [], 4) == []
+
+
+# --- schedules ------------------------------------------------------------------------------------
+
+STATE = SimpleNamespace(global_step=0, max_steps=10, progress=0.0)
+
+
+def trained(strategy, steps=10):
+    """What is learnt from at each of `steps` steps, G and V, updates joined by a comma."""
+    return [
+        ",".join("".join(kind[0].upper() for kind in kinds) for kinds in updates)
+        for updates in (STRATEGIES[strategy](step, step / steps) for step in range(steps))
+    ]
+
+
+def test_the_five_schedules():
+    assert trained("generate") == ["G"] * 10
+    assert trained("self-verify") == ["V"] * 10
+    assert trained("mixed") == ["GV"] * 10
+    assert trained("verify-init") == ["V"] * 4 + ["G"] * 6
+    assert trained("verify-alter") == (["G"] * 4 + ["G,V"]) * 2
+
+
+@pytest.fixture(scope="module")
+def base():
+    return PROFILES["smoke"].load_policy()
+
+
+@pytest.fixture(scope="module")
+def words():
+    return PROFILES["smoke"].load_task()
+
+
+CONFIG = dataclasses.replace(
+    PROFILES["smoke"].config, generation_batch_size=32, max_steps=2, eval_prompts=4, save_steps=1
+)
+
+
+def collector(policy, task, strategy="self-verify", config=CONFIG, **options):
+    prompts = PromptCollector(policy, task, [accuracy_reward, format_reward], config, 0)
+    return SelfVerification(prompts, strategy, **options)
+
+
+def test_a_step_of_verification_learns_from_verdicts_on_the_policys_own_answers(base, words):
+    source = collector(base, words)
+    (batch,), metrics = source(torch.Generator().manual_seed(0), STATE)
+    assert batch.names == ["verification_reward"] and set(batch.rewards.tolist()) <= {0.0, 1.0}
+    examples = batch.examples[:: CONFIG.num_generations]
+    assert sum(example["correct"] for example in examples) * 2 == len(examples)
+    assert len(examples) == metrics["verification/items"] <= 8 < metrics["verification/collected"]
+    for example in examples:
+        asked = example["prompt"][0]["content"]
+        assert "Proposed answer: " in asked and asked.endswith("answer Yes or No.")
+        assert "<think>" not in asked, "not the reasoning"
+        assert 0 < example["pass_rate"] < 1 or example["correct"]
+    assert len(source.buffer) == 0, "flushed"
+    # what is logged of the answers, under the usual names, and what was generated in all
+    assert 0 < metrics["rewards/accuracy_reward/mean"] < 1
+    assert metrics["verification/reward"] == pytest.approx(batch.rewards.mean().item())
+    lengths = metrics["completions/mean_length"] * 32 + batch.rollouts.lengths.sum().item()
+    assert metrics["generated_tokens"] == pytest.approx(lengths)
+
+
+def test_a_mixed_update_has_half_a_batch_of_each_side_by_side(base, words):
+    (batch,), metrics = collector(base, words, "mixed")(torch.Generator().manual_seed(0), STATE)
+    assert batch.names == ["accuracy_reward", "format_reward", "verification_reward"]
+    verdicts = ~batch.table[:, 2].isnan()
+    assert verdicts.sum() == metrics["verification/items"] * 4 and len(batch.rewards) <= 32
+    assert torch.equal(verdicts, batch.table[:, 0].isnan())
+    assert torch.equal(verdicts, torch.tensor(["correct" in e for e in batch.examples]))
+    by_group = verdicts.view(-1, 4)
+    assert torch.equal(by_group.all(1), by_group.any(1)), "groups stay whole"
+    first_half = by_group[: len(by_group) // 2, 0]
+    assert first_half.any() and not first_half.all()
+    for group in range(len(by_group)):  # each group's rows are those of one prompt
+        rows = slice(4 * group, 4 * group + 4)
+        assert len(set(batch.rollouts.prompt_index[rows].tolist())) == 1
+        prompt = base.encode([batch.examples[4 * group]["prompt"]])[0]
+        index = batch.rollouts.prompt_index[4 * group]
+        assert batch.rollouts.prompt_ids[index] == prompt
+
+
+def test_generation_alone_is_what_plain_training_does(base, words):
+    plain = PromptCollector(base, words, [accuracy_reward, format_reward], CONFIG, 0)
+    (one,), _ = plain(torch.Generator().manual_seed(0), STATE)
+    (two,), metrics = collector(base, words, "generate")(torch.Generator().manual_seed(0), STATE)
+    assert torch.equal(one.rollouts.completion_ids, two.rollouts.completion_ids)
+    assert torch.equal(one.advantages, two.advantages)
+    assert not [name for name in metrics if name.startswith("verification/")]
+
+
+def test_alternation_collects_for_five_steps_and_then_flushes(base, words):
+    source = collector(base, words, "verify-alter")
+    sizes = []
+    for step in range(5):
+        state = SimpleNamespace(global_step=step, max_steps=10, progress=step / 10)
+        batches, metrics = source(torch.Generator().manual_seed(step), state)
+        sizes.append((len(batches), len(source.buffer)))
+    assert [n for n, _ in sizes] == [1, 1, 1, 1, 2] and sizes[-1][1] == 0
+    assert sizes[0][1] < sizes[3][1] < metrics["verification/collected"]
+    assert metrics["verification/items"] == 8
+
+
+def test_a_step_without_items_goes_without_says_so_and_keeps_what_it_has(base, words, caplog):
+    source = collector(base, words, "mixed", post_process=lambda items, seed, n: [])
+    with caplog.at_level(logging.WARNING):
+        batches, metrics = source(torch.Generator().manual_seed(0), STATE)
+    assert len(batches) == 1 and batches[0].names == ["accuracy_reward", "format_reward"]
+    assert metrics["verification/items"] == 0 < len(source.buffer)
+    assert "no verification items" in caplog.text
+    alone = collector(base, words, "self-verify", post_process=lambda items, seed, n: [])
+    assert alone(torch.Generator().manual_seed(0), STATE)[0] == []
+
+
+def test_bad_input_is_named(base, words):
+    with pytest.raises(ValueError, match="strategy is 'verify'; choose one of generate"):
+        collector(base, words, "verify")
+    unlabelled = Task("bare", words.train.remove_columns("answer"), words.test)
+    prompts = PromptCollector(base, unlabelled, [format_reward], CONFIG, 0)
+    with pytest.raises(ValueError, match="'bare' has no column 'answer'"):
+        SelfVerification(prompts, "mixed")
+    with pytest.raises(ValueError, match="no items to grade"):
+        evaluate_verdicts(base, [], CONFIG)
+
+
+# --- whole runs -----------------------------------------------------------------------------------
+
+
+def without_time(history):
+    return [{k: v for k, v in row.items() if k != "step_time"} for row in history]
+
+
+def run(policy, words, folder, strategy="verify-alter", config=CONFIG, **options):
+    return train(
+        policy, words, [accuracy_reward, format_reward], config, output_dir=folder, seed=0,
+        collector=partial(SelfVerification, strategy=strategy), **options,
+    )  # fmt: skip
+
+
+def test_a_resumed_run_goes_on_with_its_buffer(words, tmp_path):
+    """Stopped in the fourth step of five, whose items the fifth step's verdicts are drawn from."""
+    load = PROFILES["smoke"].load_policy
+    config = dataclasses.replace(CONFIG, max_steps=5, eval_prompts=0)
+    whole = run(load(), words, tmp_path / "whole", config=config)
+
+    class Stop(Exception):
+        pass
+
+    calls = []
+
+    def stopping(prompts, completions, completion_ids, **columns):
+        calls.append(len(completions))
+        if len(calls) == 4 and not (tmp_path / "killed" / "again").exists():
+            raise Stop
+        return format_reward(prompts, completions, completion_ids)
+
+    stopping.__name__ = "format_reward"
+    make = partial(SelfVerification, strategy="verify-alter")
+    arguments = dict(output_dir=tmp_path / "killed", seed=0, collector=make)
+    with pytest.raises(Stop):
+        train(load(), words, [accuracy_reward, stopping], config, **arguments)
+    resumed = run(load(), words, tmp_path / "killed", config=config, resume=True)
+    assert without_time(resumed.history) == without_time(whole.history)
+    assert resumed.history[-1]["verification/items"] == 8
+    with pytest.raises(ValueError, match="collector 'self-verification verify-alter' there"):
+        run(load(), words, tmp_path / "killed", strategy="mixed", config=config, resume=True)
+
+
+def test_a_budget_of_tokens_ends_a_run_and_is_what_progress_goes_by(words, tmp_path):
+    load = PROFILES["smoke"].load_policy
+    config = dataclasses.replace(CONFIG, max_steps=50, max_generated_tokens=4000, save_steps=0)
+    result = run(load(), words, tmp_path, strategy="verify-init", config=config)
+    tokens = [row["num_generated_tokens"] for row in result.history]
+    assert tokens == sorted(tokens) and tokens[-2] < 4000 <= tokens[-1]
+    assert result.history[-1]["step"] < 50 and "eval/pass@1" in result.history[-1]
+    verified = ["verification/items" in row for row in result.history[1:]]
+    before = [spent < 0.4 * 4000 for spent in tokens[:-1]]
+    assert verified == before and any(verified) and not all(verified)
+    again = run(load(), words, tmp_path, strategy="verify-init", config=config, resume=True)
+    assert without_time(again.history) == without_time(result.history)
+
+
+def test_verdicts_are_measured_on_held_out_items(base, words):
+    items = held_out_items(base, words.test, CONFIG, prompts=12)
+    assert len(items) == 12 and labels(items) == {True: 6, False: 6}
+    assert items == held_out_items(base, words.test, CONFIG, prompts=12)
+    stats = evaluate_verdicts(base, items, CONFIG)
+    assert 0.3 < stats["verdicts/accuracy"] <= 1 and stats["verdicts/mean_length"] > 5
+    assert set(stats) == {f"verdicts/{name}" for name in (
+        "accuracy", "yes_rate", "unparsed", "false_yes", "false_no", "mean_length")}  # fmt: skip
+
+
+def test_the_choice_among_n_by_hand(monkeypatch, words):
+    """Two of four answers agree on a wrong number, the verdicts know better."""
+    from grpo_kit import self_verification
+
+    gold = words.test[0]["answer"]
+    answers = [f"<answer>{a}</answer>" for a in ("1000", "1000", gold)] + ["no answer"]
+    verdicts = {"1000": ["No", "Yes"], gold: ["Yes", "Yes"]}
+
+    def replies(policy, prompts, n, config, seed):
+        texts = [p[0]["content"] for p in prompts]
+        if "Proposed answer" not in texts[0]:
+            return answers, [1] * 4
+        asked = [text.split("Proposed answer: ")[1].split("\n")[0] for text in texts]
+        return [verdict for answer in asked for verdict in verdicts[answer]], []
+
+    monkeypatch.setattr(self_verification, "_replies", replies)
+    found = best_of_n(None, words.test, CONFIG, prompts=1, n=4, samples=2)
+    assert found == {"of_n/random": 0.25, "of_n/own_verdicts": 1.0, "of_n/majority": 0.0,
+                     "of_n/oracle": 1.0}  # fmt: skip
+    verdicts["1000"] = ["Yes", "Yes"]
+    tied = best_of_n(None, words.test, CONFIG, prompts=1, n=4, samples=2)
+    assert tied["of_n/own_verdicts"] == 0.5, "a tie is shared"
+    answers[:] = ["nothing"] * 4
+    assert best_of_n(None, words.test, CONFIG, prompts=1, n=4)["of_n/own_verdicts"] == 0.0

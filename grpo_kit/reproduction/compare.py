@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from grpo_kit.training import Run, train
 Rewards = Callable[[Profile, GRPOConfig, Policy], list[Callable]]
 MEASURED = "measured.json"
 GRID = 17
+MARGIN = 0.05  # what counts as unchanged, in shares and accuracies
 
 
 @dataclass(frozen=True)
@@ -213,21 +215,49 @@ def summary_text(summary: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def claims_text(summary: dict, arm: str, claims: Mapping[str, str]) -> str:
-    """Markdown: claims that `arm` raises a metric over the first arm, and what the seeds say.
+@dataclass(frozen=True)
+class Claim:
+    """What is claimed of a metric: that it "rises", "falls" or "stays" (within `MARGIN` of 0).
 
-    `claims`: claim -> metric. Reproduced or contradicted where the interval of the paired
-    differences lies on one side of 0, else, or with fewer than five seeds, inconclusive.
+    `arm`: where another is meant than the table's. `paired`: of its difference from the first arm,
+    seed by seed, else of the arm's own value, for metrics that are changes themselves.
     """
-    lines = ["| published | difference here | verdict |", "|---|---|---|"]
-    for claim, metric in claims.items():
-        values = summary["difference"][arm][metric]
-        verdict = "inconclusive"
-        if _is_clear(values):
-            verdict = "reproduced" if values["low"] > 0 else "contradicted"
-        name = metric.removeprefix("eval/")
-        lines.append(f"| {claim} | {name} {_cell(values, '+')} | **{verdict}** |")
+
+    metric: str
+    expects: str = "rises"
+    arm: str | None = None
+    paired: bool = True
+
+
+def claims_text(summary: dict, arm: str, claims: Mapping[str, str | Claim]) -> str:
+    """Markdown: claims of `arm`, and what the seeds say.
+
+    `claims`: claim -> `Claim`, or a metric that is claimed to be higher than in the first arm.
+    Reproduced or contradicted where the interval lies wholly where the claim puts it or wholly
+    elsewhere; inconclusive otherwise, and with fewer than five seeds.
+    """
+    lines = ["| published | here | verdict |", "|---|---|---|"]
+    for text, claim in claims.items():
+        if isinstance(claim, str):
+            claim = Claim(claim)
+        who = claim.arm or arm
+        values = summary["difference" if claim.paired else "final"][who][claim.metric]
+        name = claim.metric.removeprefix("eval/")
+        of = f"{who}: {name}" if claim.arm else name
+        lines.append(f"| {text} | {of} {_cell(values, '+')} | **{verdict(values, claim)}** |")
     return "\n".join(lines) + "\n"
+
+
+def verdict(values: dict, claim: Claim) -> str:
+    """ "reproduced", "contradicted" or "inconclusive", of an interval (low, high, n)."""
+    if values["n"] < 5:
+        return "inconclusive"
+    low, high = {
+        "rises": (0, math.inf), "falls": (-math.inf, 0), "stays": (-MARGIN, MARGIN)
+    }[claim.expects]  # fmt: skip
+    if low < values["low"] and values["high"] < high:
+        return "reproduced"
+    return "contradicted" if values["high"] < low or values["low"] > high else "inconclusive"
 
 
 def _is_clear(values: dict) -> bool:

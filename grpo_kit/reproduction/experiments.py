@@ -31,7 +31,9 @@ from grpo_kit.rewards import (
     MetaEvaluationReward,
     QualityJudgeReward,
     accuracy_reward,
+    extract_answer,
     format_reward,
+    is_correct,
     load_embedder,
 )
 from grpo_kit.self_verification import (
@@ -214,16 +216,24 @@ def stopped_early(run: Run) -> float:
     return max(rows, key=lambda row: row["few/pass@1"])["eval/pass@1"]
 
 
-def _asked(question: str = META_QUESTION, format_weight: float = 1, *, evaluators=None, truth=0.0,
-           **changes) -> Arm:  # fmt: skip
-    """Accuracy, only watched, format and P("Yes"); `evaluators` of profile and policy."""
+def read_truth(text: str, answer: str) -> float:
+    """P("Yes") of an evaluator that compares with the reference as `accuracy_reward` does."""
+    return 0.98 if is_correct(extract_answer(text), answer) else 0.02
+
+
+def _asked(question: str = META_QUESTION, *, evaluators=None, **options) -> Arm:
+    """Accuracy, only watched, format, P("Yes"); `evaluators(profile, policy)`, or a frozen copy.
+
+    `options` are those of the reward; `changes` of the config are by default the paper's.
+    """
+    changes = options.pop("changes", PAPER)
 
     def rewards(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
         asked = evaluators(profile, policy) if evaluators else frozen_copy(policy)
-        meta = MetaEvaluationReward(asked, question, truth_fraction=truth)
+        meta = MetaEvaluationReward(asked, question, **options)
         return [accuracy_reward, format_reward, meta]
 
-    return Arm(rewards, {"reward_weights": (0, format_weight, 1), **(changes or PAPER)})
+    return Arm(rewards, {"reward_weights": (0, 1, 1), **changes})
 
 
 def _ensemble(profile: Profile, policy: Policy) -> list[Policy]:
@@ -343,13 +353,12 @@ EXPERIMENTS = {
         {
             "labels": Arm(_plain),
             "paper": _asked(),
-            "our defaults": _asked(loss_type="dapo"),
-            "truth 1 %": _asked(truth=0.01),
-            "truth 10 %": _asked(truth=0.1),
+            "our defaults": _asked(changes={}),
+            "truth 10 %": _asked(truth_fraction=0.1),
+            "truth 1 %, by rule": _asked(truth_fraction=0.01, truth_reader=read_truth),
+            "truth 10 %, by rule": _asked(truth_fraction=0.1, truth_reader=read_truth),
             "ensemble": _asked(evaluators=_ensemble),
             "other question": _asked(STEPS_QUESTION),
-            "live": _asked(evaluators=lambda profile, policy: policy),
-            "no format": _asked(format_weight=0),
         },
         lambda t: {
             **overrated(t.base, t.policy, t.task, t.config),

@@ -112,13 +112,7 @@ def read_yes(
     n_questions = len(conversations[0])
     flat = [one for row in conversations for one in row]
     tokens = yes_no_tokens(evaluator.tokenizer)
-    try:
-        encoded = evaluator.encode(flat)
-    except Exception as error:  # whatever a chat template raises
-        raise ValueError(
-            f"the evaluator's chat template does not take a question after an answer ({error}): "
-            "give conversation=as_one_message, which asks in one message."
-        ) from error
+    encoded = _encode(evaluator, flat)
     rows = [encoded[i : i + n_questions] for i in range(0, len(encoded), n_questions)]
     result: list[list[Reading] | None] = [None] * len(rows)
     fitting = [i for i, row in enumerate(rows) if max(map(len, row)) <= evaluator.context_length]
@@ -166,6 +160,16 @@ def read_yes(
     return result
 
 
+def _encode(evaluator: Policy, conversations: list[list[dict]]) -> list[list[int]]:
+    try:
+        return evaluator.encode(conversations)
+    except Exception as error:  # whatever a chat template raises
+        raise ValueError(
+            f"the evaluator's chat template does not take a question after an answer ({error}): "
+            "give conversation=as_one_message, which asks in one message."
+        ) from error
+
+
 def _common_prefix(row: Sequence[list[int]]) -> int:
     """How many tokens all of `row` begin with, at least one of each left for its own pass."""
     limit = min(map(len, row)) - 1
@@ -193,6 +197,9 @@ class MetaEvaluationReward:
             (`truth_question(answer, question)` is asked). Which ones depends on seed and texts
             alone: the same on a second run.
         truth_question: words the question that shows the truth.
+        truth_reader: what gives P("Yes") on the samples that are shown the truth, called with the
+            completion's text and the answer. None asks the evaluator; where that cannot compare
+            two answers (the tiny world's goes by the style), a rule does what a larger one would.
         conversation: `as_turns`, or `as_one_message`.
         seed: of the choice of the samples that are shown the truth.
         batch_size: completions at a time.
@@ -216,6 +223,7 @@ class MetaEvaluationReward:
         truth_fraction: float = 0.0,
         *,
         truth_question: Callable[[str, str], str] = reference_question,
+        truth_reader: Callable[[str, str], float] | None = None,
         conversation: Callable[[Any, str, str], list[dict]] = as_turns,
         seed: int = 0,
         batch_size: int = 64,
@@ -242,6 +250,7 @@ class MetaEvaluationReward:
         self.transform = transform
         self.truth_fraction = truth_fraction
         self.truth_question = truth_question
+        self.truth_reader = truth_reader
         self.conversation = conversation
         self.seed = seed
         self.batch_size = batch_size
@@ -283,12 +292,14 @@ class MetaEvaluationReward:
         ]  # fmt: skip
         rewards: list[float | None] = []
         probabilities, masses = [], []
-        for key in keys:
+        for key, text, truth in zip(keys, texts, truths, strict=True):
             own = [reading[key] for reading in readings]
             if any(reading is None for reading in own):
                 rewards.append(None)
                 continue
             p_yes = [fmean(said.p_yes for said in asked) for asked in zip(*own, strict=True)]
+            if truth is not None and self.truth_reader is not None:
+                p_yes = [self.truth_reader(text, str(truth))] * len(self.questions)
             value = math.log if self.transform == "log" else float
             rewards.append(
                 sum(w * value(max(p, LEAST_P)) for w, p in zip(self.weights, p_yes, strict=True))
@@ -324,8 +335,7 @@ class MetaEvaluationReward:
         if self._checked or shown is None:
             return
         for one in self.evaluators:
-            ids = one.encode([shown[0]])
-            read = one.tokenizer.decode(ids[0])
+            read = one.tokenizer.decode(_encode(one, [shown[0]])[0])
             if "".join(shown[1].split()) not in "".join(read.split()):
                 raise ValueError(
                     "the evaluator's chat template leaves out a part of the answer (those of "

@@ -158,7 +158,7 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
     # solve
     asked = [_user(problem.question) for problem in problems]
     greedy = texts_of(policy, asked)
-    sampled = texts_of(policy, asked, generator, num_generations=8, batch=16)
+    sampled = texts_of(policy, asked, generator, num_generations=8, batch_size=16)
     repeated = [problem for problem in problems for _ in range(8)]
     right = [S.is_right(p.answer, text) for p, text in zip(repeated, sampled, strict=True)]
     table["solve"] = {

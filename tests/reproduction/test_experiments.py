@@ -12,11 +12,13 @@ from grpo_kit.config import PROFILES
 from grpo_kit.plots import arm_bands
 from grpo_kit.reproduction.compare import (
     Arm,
+    Claim,
     Experiment,
     claims_text,
     run_experiment,
     summarise,
     summary_text,
+    verdict,
 )
 from grpo_kit.reproduction.experiments import (
     EXPERIMENTS,
@@ -83,17 +85,35 @@ def test_a_difference_whose_interval_holds_0_is_inconclusive_and_so_are_few_seed
 
 
 def test_a_claim_is_judged_by_its_interval():
-    def verdict(claim_holds_for, summary):
+    def row_of(claim_holds_for, summary):
         (row,) = claims_text(summary, "other", {"more": claim_holds_for}).splitlines()[2:]
         return row
 
     rising = five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.6])
     falling = five([0.2, 0.3, 0.4, 0.5, 0.6], [0.1, 0.2, 0.3, 0.4, 0.5])
     mixed = five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.2])
-    assert verdict("eval/pass@1", rising) == "| more | pass@1 +0.1 [+0.1, +0.1] | **reproduced** |"
-    assert verdict("eval/pass@1", falling).endswith("-0.1] | **contradicted** |")
-    assert verdict("eval/pass@1", mixed).endswith("| **inconclusive** |")
-    assert verdict("eval/pass@1", five([0.1, 0.2], [0.3, 0.4])).endswith("| **inconclusive** |")
+    assert row_of("eval/pass@1", rising) == "| more | pass@1 +0.1 [+0.1, +0.1] | **reproduced** |"
+    assert row_of("eval/pass@1", falling).endswith("-0.1] | **contradicted** |")
+    assert row_of("eval/pass@1", mixed).endswith("| **inconclusive** |")
+    assert row_of("eval/pass@1", five([0.1, 0.2], [0.3, 0.4])).endswith("| **inconclusive** |")
+
+
+def test_a_claim_may_be_that_something_falls_or_stays_or_is_an_arms_own():
+    summary = five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.6])
+    of = {"n": 5, "median": 0.0}
+    for claim, cases in {
+        Claim("m", "falls"): [(-0.3, -0.1, "reproduced"), (0.1, 0.3, "contradicted"),
+                              (-0.1, 0.1, "inconclusive"), (-0.1, 0.0, "inconclusive")],
+        Claim("m", "stays"): [(-0.04, 0.04, "reproduced"), (0.06, 0.2, "contradicted"),
+                              (0.01, 0.2, "inconclusive"), (-0.2, -0.06, "contradicted")],
+    }.items():  # fmt: skip
+        for low, high, expected in cases:
+            assert verdict({**of, "low": low, "high": high}, claim) == expected, (claim, low, high)
+            assert verdict({"n": 4, "low": low, "high": high}, claim) == "inconclusive"
+    claims = {"a": Claim("styles", "stays", "plain", paired=False), "b": Claim("eval/pass@1")}
+    rows = claims_text(summary, "other", claims).splitlines()[2:]
+    assert rows[0] == "| a | plain: styles +1 [+1, +1] | **contradicted** |"
+    assert rows[1] == "| b | pass@1 +0.1 [+0.1, +0.1] | **reproduced** |"
 
 
 def test_bands_have_a_panel_a_metric_and_a_line_an_arm():
@@ -230,8 +250,8 @@ def test_ablations_leave_out_one_stage_each():
 
     hard, easy, mixed = items("hard", 0, 6), items("easy", 6, 0), items("mixed", 3, 3)
     every = hard + easy + mixed
-    assert any(item.query_id == "hard" for item in unfiltered(every, 0, 4))
-    assert all(item.query_id != "hard" for item in post_process(every, 0, 4))
+    assert any(item.query_id == "hard" for item in unfiltered(every, 0, 6))
+    assert all(item.query_id != "hard" for item in post_process(every, 0, 6))
     assert len({i.answer for i in undiversified(mixed, 0, 6) if i.correct}) == 3
     assert len({i.answer for i in post_process(mixed, 0, 6) if i.correct}) == 2
     crowd = [item for i in range(9) for item in items(f"easy {i}", 6, 0)] + mixed

@@ -9,7 +9,6 @@ import pytest
 from grpo_kit.config import PROFILES
 from grpo_kit.reproduction import skill_runs
 from grpo_kit.rewards import accuracy_reward
-from grpo_kit.tiny import skills as S
 
 
 @pytest.fixture(autouse=True)

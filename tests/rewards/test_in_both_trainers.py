@@ -7,10 +7,18 @@ import pytest
 import torch
 
 from grpo_kit.generation import Rollouts
-from grpo_kit.rewards import OverlongPenalty, accuracy_reward, format_reward
+from grpo_kit.models import frozen_copy
+from grpo_kit.rewards import (
+    MetaEvaluationReward,
+    OverlongPenalty,
+    VerificationReward,
+    accuracy_reward,
+    format_reward,
+)
 from grpo_kit.training import score
 
 QUESTION = [{"role": "user", "content": "Mia has 12 coins. Mia finds 7. How many coins?"}]
+EXAMPLE = {"prompt": QUESTION, "answer": "19", "correct": True}
 TEXTS = [
     "<think>12+7=19.</think><answer>19</answer>",
     "<think>Maybe 15.</think><answer>15</answer>",
@@ -36,7 +44,9 @@ def scores_in_trl(policy, folder, rewards, texts, max_steps=1):
         model=policy.model,
         reward_funcs=rewards,
         processing_class=policy.tokenizer,
-        train_dataset=Dataset.from_list([{"prompt": QUESTION, "answer": "19"}] * 2),
+        train_dataset=Dataset.from_list(
+            [{"prompt": QUESTION, "answer": "19", "correct": True}] * 2
+        ),
         args=trl.GRPOConfig(
             output_dir=str(folder),
             use_cpu=True,
@@ -80,7 +90,7 @@ def scores_in_ours(policy, rewards, texts, state=None):
         torch.zeros(shape),
         torch.ones(len(texts), dtype=torch.bool),
     )
-    examples = [{"prompt": QUESTION, "answer": "19"}] * len(texts)
+    examples = [EXAMPLE] * len(texts)
     return score(policy, rollouts, examples, rewards, state)
 
 
@@ -90,3 +100,18 @@ def test_the_same_completions_score_the_same(policy, tmp_path):
     assert ours[:, 1].tolist() == pytest.approx([0.1, 0.1, -0.1, -0.1])
     (theirs,) = scores_in_trl(policy, tmp_path, REWARDS, TEXTS)
     torch.testing.assert_close(theirs.cpu(), ours)
+
+
+def test_p_yes_and_verdicts_score_the_same(policy, tmp_path):
+    """The evaluator a frozen copy, or the very model that TRL trains; the truth shown on half."""
+    texts = [*TEXTS, "<think>19 agrees.</think><answer>Yes</answer>", "<answer>No</answer>"]
+    rewards = [
+        MetaEvaluationReward(frozen_copy(policy), truth_fraction=0.5),
+        MetaEvaluationReward(policy, ["Is it right?", "Sure?"], transform="p"),
+        VerificationReward(),
+    ]
+    ours = scores_in_ours(policy, rewards, texts)
+    assert ours[:, 2].tolist() == [0.0, 0.0, 0.0, 0.0, 1.0, 0.0]
+    assert ours[:, :2].std(0).min() > 0
+    (theirs,) = scores_in_trl(policy, tmp_path, rewards, texts)
+    torch.testing.assert_close(theirs.cpu(), ours, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,355 @@
+"""P("Yes"): which tokens it is read at, that sharing a cache changes nothing, who is shown what."""
+
+import json
+import logging
+import math
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from grpo_kit.config import PROFILES
+from grpo_kit.models import Policy, frozen_copy
+from grpo_kit.rewards import MetaEvaluationReward, accuracy_reward, read_yes, yes_no_tokens
+from grpo_kit.rewards.meta_evaluation import LEAST_P, as_one_message, as_turns
+from grpo_kit.tiny.problems import equations, make_problem
+from grpo_kit.tiny.skills import META_QUESTION, STEPS_QUESTION, reference_question
+
+QUESTION = [{"role": "user", "content": "Mia has 12 coins. Mia finds 7. How many coins?"}]
+TEXTS = [
+    "<think>12+7=19.</think><answer>19</answer>",
+    "<think>Maybe 15.</think><answer>15</answer>",
+    "12+7=19. The answer is 19.",
+    "",
+]
+QUESTIONS = [META_QUESTION, STEPS_QUESTION, "Would you sign this?"]
+
+
+def chat(text):
+    return [{"role": "assistant", "content": text}]
+
+
+def call(reward, texts=TEXTS, **columns):
+    return reward(
+        prompts=[QUESTION] * len(texts), completions=[chat(text) for text in texts],
+        completion_ids=[[]] * len(texts), **columns,
+    )  # fmt: skip
+
+
+# --- the tokens -----------------------------------------------------------------------------------
+
+
+def of_words(words, template="", pre_tokenizer=None, decoder=None):
+    """A tokenizer whose tokens are `words`, split at them alone."""
+    vocabulary = {word: i for i, word in enumerate(["<unk>", *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizer or pre_tokenizers.WhitespaceSplit()
+    if decoder:
+        tokenizer.decoder = decoder
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def named(tokenizer):
+    return [tokenizer.convert_ids_to_tokens(ids) for ids in yes_no_tokens(tokenizer)]
+
+
+def of_pieces(pieces, prefix=""):
+    """A BPE tokenizer that merges letters into `pieces`; `prefix` marks the space before a word."""
+    letters = sorted({letter for piece in pieces for letter in piece} | set("YESyesNOno" + prefix))
+    merges, vocabulary = [], {letter: i for i, letter in enumerate(["<unk>", *letters])}
+
+    def merge(left, right):
+        if left + right not in vocabulary:
+            merges.append((left, right))
+            vocabulary[left + right] = len(vocabulary)
+
+    for piece in pieces:
+        mark, word = (piece[0], piece[1:]) if piece[0] in "Ġ▁" else ("", piece)
+        for end in range(1, len(word)):
+            merge(word[:end], word[end])
+        if mark:
+            merge(mark, word)
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>"))
+    if prefix:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+            replacement=prefix, prepend_scheme="always"
+        )
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def test_the_spellings_that_the_tokenizer_has_are_found(tokenizer):
+    # whole words, as GPT-2's and Qwen's byte-level ones have them, with and without the space
+    yes, no = named(of_pieces(["Yes", "ĠYes", "yes", "No", "ĠNo", "no", "NO"]))
+    assert set(yes) == {"Yes", "ĠYes", "yes"} and set(no) == {"No", "ĠNo", "no", "NO"}
+    # a mark before every word, as SentencePiece's (Llama 2, Gemma) have it
+    assert named(of_pieces(["▁Yes", "▁No"], prefix="▁")) == [["▁Yes"], ["▁No"]]
+    # words in pieces: the first token
+    assert named(of_pieces(["Ye", "No"])) == [["Ye"], ["No"]]
+    # whole words only, all in lower case
+    assert named(of_words(["yes", "no"])) == [["yes"], ["no"]]
+    # the tiny world's own
+    for ids, word in zip(yes_no_tokens(tokenizer), ("yes", "no"), strict=True):
+        assert {tokenizer.decode([i]).strip().lower() for i in ids} == {word}
+
+
+def test_a_shared_first_token_is_refused():
+    with pytest.raises(ValueError, match="Yes and No begin with the same token"):
+        yes_no_tokens(of_pieces([], prefix="▁"))  # both begin with the mark alone
+    with pytest.raises(ValueError, match="cannot write them"):
+        yes_no_tokens(of_words(["maybe"]))
+
+
+# --- the probabilities ----------------------------------------------------------------------------
+
+
+def by_hand(policy, conversation):
+    """P(Yes) and the mass of Yes and No, one conversation at a time, nothing shared or padded."""
+    ids = torch.tensor(policy.encode([conversation]))
+    with torch.no_grad():
+        probs = policy.model(input_ids=ids).logits[0, -1].softmax(-1)
+    yes, no = (probs[index].sum().item() for index in yes_no_tokens(policy.tokenizer))
+    return yes / (yes + no), yes + no
+
+
+@pytest.mark.parametrize("n_questions", [1, 3])
+@pytest.mark.parametrize("batch_size", [2, 64])
+def test_a_shared_cache_reads_what_single_rows_read(policy, n_questions, batch_size):
+    longer = [{"role": "user", "content": "Tom has 3 hats. Tom buys 40. Tom sells 9. How many?"}]
+    rows = [
+        [as_turns(prompt, text, question) for question in QUESTIONS[:n_questions]]
+        for text in TEXTS
+        for prompt in (QUESTION, longer)
+    ]
+    readings = read_yes(policy, rows, batch_size=batch_size)
+    for row, reading in zip(rows, readings, strict=True):
+        for conversation, said in zip(row, reading, strict=True):
+            assert tuple(said) == pytest.approx(by_hand(policy, conversation), rel=1e-4, abs=1e-6)
+    assert read_yes(policy, []) == []
+
+
+def test_weighted_logs_and_plain_p(policy):
+    p = [[by_hand(policy, as_turns(QUESTION, text, q))[0] for q in QUESTIONS[:2]] for text in TEXTS]
+    equal = MetaEvaluationReward(policy, QUESTIONS[:2])
+    assert call(equal) == pytest.approx([(math.log(a) + math.log(b)) / 2 for a, b in p], rel=1e-3)
+    weighted = MetaEvaluationReward(policy, QUESTIONS[:2], [2.0, 0.5], "p")
+    assert call(weighted) == pytest.approx([2 * a + 0.5 * b for a, b in p], rel=1e-4)
+    single = MetaEvaluationReward(policy, QUESTIONS[0], transform="p")
+    assert call(single) == pytest.approx([a for a, _ in p], rel=1e-4)
+    assert equal.__name__ == "meta_evaluation_reward"
+
+
+def test_a_sure_no_is_bounded(policy, monkeypatch):
+    from grpo_kit.rewards import meta_evaluation as module
+
+    monkeypatch.setattr(
+        module, "read_yes", lambda one, rows, batch_size: [[module.Reading(0.0, 1.0)]] * len(rows)
+    )
+    assert call(MetaEvaluationReward(policy)) == [math.log(LEAST_P)] * 4
+
+
+def test_an_ensemble_is_the_mean_of_its_probabilities(new_policy):
+    judges = [new_policy(seed) for seed in (1, 2, 3)]
+    single = [call(MetaEvaluationReward(judge, transform="p")) for judge in judges]
+    mean = [sum(values) / 3 for values in zip(*single, strict=True)]
+    assert call(MetaEvaluationReward(judges, transform="p")) == pytest.approx(mean)
+    assert call(MetaEvaluationReward(judges)) == pytest.approx([math.log(p) for p in mean])
+
+
+def test_a_live_evaluator_moves_with_the_policy_and_a_frozen_one_does_not(policy):
+    live = MetaEvaluationReward(policy)
+    frozen = MetaEvaluationReward(frozen_copy(policy))
+    before = call(frozen)
+    assert call(live) == pytest.approx(before)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1.1)
+    assert call(frozen) == before and call(live) != pytest.approx(before, abs=1e-3)
+    assert all(p.grad is None for p in policy.model.parameters())
+
+
+def test_equal_completions_are_read_once(policy, monkeypatch):
+    from grpo_kit.rewards import meta_evaluation as module
+
+    counts = []
+
+    def counting(evaluator, rows, **options):
+        counts.append(len(rows))
+        return read_yes(evaluator, rows, **options)
+
+    monkeypatch.setattr(module, "read_yes", counting)
+    rewards = call(MetaEvaluationReward(policy), [TEXTS[0], TEXTS[1], TEXTS[0], TEXTS[0]])
+    assert counts == [2] and rewards[0] == rewards[2] == rewards[3] != rewards[1]
+
+
+def test_a_conversation_beyond_the_context_is_not_scored(policy):
+    reward = MetaEvaluationReward(policy)
+    rewards = call(reward, [TEXTS[0], "7 " * policy.context_length])
+    assert rewards[1] is None and rewards[0] == pytest.approx(call(reward, TEXTS[:1])[0], rel=1e-4)
+    assert call(reward, ["7 " * policy.context_length]) == [None]
+
+
+# --- the truth ------------------------------------------------------------------------------------
+
+
+def asked_with(reward, monkeypatch, texts, **columns):
+    """The last question of each row that the evaluator was asked."""
+    asked = {}
+
+    def record(prompt, completion, question):
+        asked[completion] = question
+        return as_turns(prompt, completion, question)
+
+    monkeypatch.setattr(reward, "conversation", record)
+    call(reward, texts, **columns)
+    return [asked[text] for text in texts]
+
+
+def test_the_truth_is_shown_on_its_share_of_samples(policy, monkeypatch):
+    texts = [f"<answer>{i}</answer>" for i in range(400)]
+    reward = MetaEvaluationReward(policy, truth_fraction=0.1)
+    logged = {}
+    asked = asked_with(reward, monkeypatch, texts, answer=["19"] * 400,
+                       log_metric=logged.__setitem__)  # fmt: skip
+    shown = [question == reference_question("19") for question in asked]
+    assert 20 <= sum(shown) <= 62 and logged["meta/shown"] == sum(shown) / 400
+    assert {q for q, s in zip(asked, shown, strict=True) if not s} == {META_QUESTION}
+    again = asked_with(reward, monkeypatch, texts, answer=["19"] * 400)
+    assert again == asked, "a resumed run shows the same samples"
+    other = MetaEvaluationReward(policy, truth_fraction=0.1, seed=1)
+    assert asked_with(other, monkeypatch, texts, answer=["19"] * 400) != asked
+    none = MetaEvaluationReward(policy)
+    assert set(asked_with(none, monkeypatch, texts, answer=["19"] * 400)) == {META_QUESTION}
+
+
+def test_where_there_is_no_answer_none_is_shown(policy, monkeypatch):
+    reward = MetaEvaluationReward(policy, STEPS_QUESTION, truth_fraction=1.0)
+    asked = asked_with(reward, monkeypatch, TEXTS[:2], answer=["19", None])
+    assert asked == [reference_question("19", STEPS_QUESTION), STEPS_QUESTION]
+    with pytest.raises(ValueError, match="no column `answer`"):
+        call(reward)
+
+
+def test_a_rule_can_read_the_truth_where_the_evaluator_cannot(policy):
+    """On the samples that are shown it alone; the others stay as the evaluator says."""
+    texts = [f"<answer>{i}</answer>" for i in range(60)]
+    read = []
+
+    def reader(text, answer):
+        read.append(text)
+        return 0.98 if f">{answer}<" in text else 0.02
+
+    plain = call(MetaEvaluationReward(policy, transform="p"), texts)
+    some = MetaEvaluationReward(policy, transform="p", truth_fraction=0.5, truth_reader=reader)
+    rewards = call(some, texts, answer=["19"] * 60)
+    shown = [text in read for text in texts]
+    assert 15 < sum(shown) < 45
+    for text, reward, before, told in zip(texts, rewards, plain, shown, strict=True):
+        expected = (0.98 if ">19<" in text else 0.02) if told else before
+        assert reward == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_shipped_evaluator_goes_by_the_style_even_when_it_is_shown_the_truth():
+    """Why the tiny world's cure needs a rule: wrong equations are a sure Yes to it, either way."""
+    base, rng = PROFILES["smoke"].load_policy(), random.Random(0)
+    prompts, texts, golds = [], [], []
+    for _ in range(24):
+        problem = make_problem(rng, 2, "test")
+        values = [*problem.values[:-1], problem.answer + 2]
+        shown = equations(problem, values)
+        texts.append(f"<think>{shown}</think><answer>{values[-1]}</answer>")
+        golds.append(str(problem.answer))
+        prompts.append([{"role": "user", "content": problem.question}])
+    assert accuracy_reward(prompts, texts, [], answer=golds) == [0.0] * 24
+    for fraction in (0.0, 1.0):
+        reward = MetaEvaluationReward(base, transform="p", truth_fraction=fraction)
+        assert sum(reward(prompts, texts, [], answer=golds)) / 24 > 0.8
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"questions": []}, "at least one evaluator and one question"),
+        ({"questions": QUESTIONS, "weights": [1.0]}, "1 weights for 3 questions"),
+        ({"transform": "logit"}, "choose 'log' or 'p'"),
+        ({"truth_fraction": 10}, "a share, from 0 to 1"),
+    ],
+)
+def test_bad_arguments_are_named(policy, options, message):
+    with pytest.raises(ValueError, match=message):
+        MetaEvaluationReward(policy, **options)
+
+
+def with_template(policy, template):
+    tokenizer = type(policy.tokenizer)(tokenizer_object=policy.tokenizer._tokenizer,
+                                       **policy.tokenizer.special_tokens_map)  # fmt: skip
+    tokenizer.chat_template = template
+    return Policy(policy.model, tokenizer)
+
+
+TURN = "<|{{ m['role'] }}|>{{ m['content'] }}<|end|>"
+
+
+def test_a_template_that_hides_the_answer_is_refused_and_one_message_helps(policy):
+    """As templates of thinking models do, which drop the reasoning of earlier turns."""
+    template = (
+        "{% for m in messages %}{% if m['role'] == 'assistant' %}<|assistant|>"
+        "{{ m['content'].split('</think>')[-1] }}<|end|>{% else %}" + TURN + "{% endif %}"
+        "{% endfor %}<|assistant|>"
+    )
+    thinking = with_template(policy, template)
+    with pytest.raises(ValueError, match="leaves out a part of the answer"):
+        call(MetaEvaluationReward(thinking))
+    rewards = call(MetaEvaluationReward(thinking, conversation=as_one_message))
+    assert len(rewards) == 4 and all(isinstance(r, float) for r in rewards)
+    (message,) = as_one_message(QUESTION, TEXTS[0], META_QUESTION)
+    assert message["content"].split("\n\n") == [QUESTION[0]["content"], TEXTS[0], META_QUESTION]
+
+
+def test_a_template_that_takes_no_further_turn_is_refused_in_a_sentence(policy):
+    template = (
+        "{% if messages | length > 1 %}{{ raise_exception('one turn only') }}{% endif %}"
+        "{% for m in messages %}" + TURN + "{% endfor %}<|assistant|>"
+    )
+    single = with_template(policy, template)
+    with pytest.raises(ValueError, match="one turn only.*conversation=as_one_message"):
+        call(MetaEvaluationReward(single))
+
+
+def test_another_template_and_tokenizer_are_the_evaluators_own(policy):
+    """Its own turns are what it reads, whatever the policy's template is."""
+    plain = with_template(policy, "{% for m in messages %}" + TURN + "{% endfor %}<|assistant|>")
+    other = with_template(
+        policy, "{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}<|assistant|>"
+    )
+    conversation = as_turns(QUESTION, TEXTS[0], META_QUESTION)
+    expected = by_hand(other, conversation)[0]
+    assert call(MetaEvaluationReward(other, transform="p"), TEXTS[:1]) == pytest.approx([expected])
+    assert expected != pytest.approx(by_hand(plain, conversation)[0], abs=1e-6)
+
+
+def test_an_evaluator_that_does_not_answer_is_reported_once(policy, caplog):
+    """An untrained model puts next to nothing on Yes and No."""
+    reward, logged = MetaEvaluationReward(policy), {}
+    with caplog.at_level(logging.WARNING):
+        call(reward, log_metric=logged.__setitem__)
+        call(reward)
+    assert caplog.text.count("does not answer the question") == 1
+    assert logged["meta/mass"] < 0.5 and 0 < logged["meta/p_yes"] < 1
+
+
+def test_string_prompts_are_taken_too(policy):
+    reward = MetaEvaluationReward(policy, transform="p")
+    as_text = reward([QUESTION[0]["content"]], [TEXTS[0]], [[]])
+    assert as_text == pytest.approx(call(reward, TEXTS[:1]))
+    json.dumps(as_text)
+    assert reward([], [], []) == []
+    assert SimpleNamespace(reward=reward).reward.__name__

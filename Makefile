@@ -6,7 +6,7 @@
 #   make notebooks   execute the notebooks in place, outputs to be committed
 #   make smoke       every notebook in seconds, into runs/smoke
 #   make seeds       plain GRPO with five seeds, with intervals, into runs/seeds
-#   make experiments diversity and judge rewards against plain GRPO, five seeds each, into runs/
+#   make experiments the four comparisons of notebooks 02 to 05, five seeds each, into runs/
 #   make bench       a step beside TRL's, and memory, into runs/bench
 #   make pretrain    rebuild the tiny base model into runs/base
 #   make lint        ruff
@@ -73,6 +73,8 @@ seeds: $(STAMP)
 experiments: $(STAMP)
 	$(BIN)/grpo-kit experiment diversity --profile $(PROFILE) --steps 80 --batch 64
 	$(BIN)/grpo-kit experiment judge --profile $(PROFILE) --steps 80 --batch 64
+	$(BIN)/grpo-kit experiment verification --profile $(PROFILE) --steps 200 --batch 64 --tokens 130000
+	$(BIN)/grpo-kit experiment meta --profile $(PROFILE) --steps 120 --batch 64
 
 bench: $(STAMP)
 	$(BIN)/grpo-kit bench

@@ -326,3 +326,133 @@ def gated_quality(function: Callable) -> Verdict:
         ),
     ]
     return _judge(function, cases, "the judge decides among right answers only.")
+
+
+# --- notebook 04 ----------------------------------------------------------------------------------
+
+
+def verdict_rewards(function: Callable) -> Verdict:
+    """`function(texts, correct)`: 1.0 where the last Yes or No after the analysis is true."""
+    cases = [
+        ((["Yes", "No"], [True, True]), [1.0, 0.0], "Both answers are right; one verdict says so."),
+        ((["No", "Yes"], [False, False]), [1.0, 0.0], "No is the true verdict on a wrong answer."),
+        (
+            (["<think>No, wait.</think><answer>Yes</answer>"], [True]),
+            [1.0],
+            "What the analysis says before </think> is no verdict.",
+        ),
+        ((["Yes? No."], [False]), [1.0], "Of several the last one counts."),
+        ((["the answer is YES"], [True]), [1.0], "Capitals do not matter."),
+        ((["I know nothing."], [False]), [0.0], "No verdict earns 0, and 'know' holds no No."),
+        ((["<think>Yes, surely"], [True]), [0.0], "The analysis was cut off: there is no verdict."),
+    ]
+    return _judge(function, cases, "the label is what a verdict is compared with.")
+
+
+def balanced(function: Callable) -> Verdict:
+    """`function(right, wrong, n)`: n // 2 of each, from the front, starting again if too few."""
+    cases = [
+        ((["a", "b", "c"], ["x", "y"], 4), [["a", "b"], ["x", "y"]], "Take n // 2 of each."),
+        ((["a", "b", "c"], ["x", "y"], 5), [["a", "b"], ["x", "y"]], "n // 2 of 5 is 2."),
+        (
+            (["a"], ["x", "y", "z"], 6),
+            [["a", "a", "a"], ["x", "y", "z"]],
+            "With too few of one label, start again at its first.",
+        ),
+        (
+            ([], ["x", "y"], 4),
+            [[], []],
+            "With one label missing, the other alone would teach a constant verdict.",
+        ),
+    ]
+
+    def as_numbers(right: list, wrong: list, n: int) -> Any:
+        result = function(right, wrong, n)
+        if not isinstance(result, (list, tuple)) or len(result) != 2:
+            return result
+        return [list(map(str, half)) == want for half, want in zip(result, expected[n, len(right)],
+                                                                   strict=True)]  # fmt: skip
+
+    expected = {(arguments[2], len(arguments[0])): want for arguments, want, _ in cases}
+    truths: list = [
+        (arguments, [True, True], f"{hint} (value 0: the right ones, value 1: the wrong ones.)")
+        for arguments, _, hint in cases
+    ]
+    return _judge(as_numbers, truths, "always saying Yes is now worth no more than a coin.")
+
+
+def pick(function: Callable) -> Verdict:
+    """`function(answers, verdicts)`: place of the first answer with most Yes for its number."""
+    cases = [
+        ((["7", "9"], [[True, False], [True, True]]), 1, "Count each answer's Yes."),
+        ((["7", "9"], [[True, True], [True, True]]), 0, "Of equals take the first."),
+        (
+            (["7", "9", "7"], [[True, False], [True, False], [True, True]]),
+            0,
+            "Equal answers are one: 7 has three Yes of four, and stands first at place 0.",
+        ),
+        (
+            (["7", "9"], [[True, True, False, False], [True]]),
+            1,
+            "Go by the share of Yes, not by their number: one of one beats two of four.",
+        ),
+        ((["7", None, "9"], [[False], [], [True]]), 2, "An answer without verdicts cannot win."),
+    ]
+    return _judge(function, cases, "this is best-of-n with the policy's own verdicts.")
+
+
+# --- notebook 05 ----------------------------------------------------------------------------------
+
+
+def p_yes(function: Callable) -> Verdict:
+    """`function(logits, yes, no)`: P(Yes) among the spellings of Yes and No; logits (B, V)."""
+    logits = torch.tensor([[2.0, 0.0, 1.0, 1.0, 5.0], [0.0, 3.0, 0.0, 0.0, -2.0]])
+    probs = logits.softmax(-1)
+    several = probs[:, [0, 2]].sum(1) / probs[:, [0, 2, 1, 3]].sum(1)
+    single = probs[:, 0] / probs[:, [0, 1]].sum(1)
+    cases = [
+        ((logits, [0], [1]), single.tolist(), "Softmax over the two tokens alone."),
+        (
+            (logits, [0, 2], [1, 3]),
+            several.tolist(),
+            "Add up the probabilities of all spellings of each, then divide.",
+        ),
+        (
+            (logits + 200.0, [0, 2], [1, 3]),
+            several.tolist(),
+            "Large logits overflow exp: take a softmax first.",
+        ),
+    ]
+    return _judge(function, cases, "tokens that say neither do not count.")
+
+
+def meta_rewards(function: Callable) -> Verdict:
+    """`function(p, weights)`: sum over questions of weight * log(max(p, 1e-4)); p (N, K)."""
+    p = torch.tensor([[0.9, 0.5], [0.2, 0.0]])
+    floor = torch.tensor(1e-4).log()
+    cases = [
+        ((p[:1], [1.0, 0.0]), [float(p[0, 0].log())], "A weight of 0 leaves a question out."),
+        (
+            (p[:1], [0.5, 2.0]),
+            [float(0.5 * p[0, 0].log() + 2 * p[0, 1].log())],
+            "Weight each question's log, then add up.",
+        ),
+        (
+            (p, [1.0, 1.0]),
+            [float(p[0].log().sum()), float(p[1, 0].log() + floor)],
+            "log 0 would be minus infinity: bound P below by 1e-4.",
+        ),
+    ]
+    return _judge(function, cases, "one sure No cannot outweigh all the rest of its group.")
+
+
+def stop_early(function: Callable) -> Verdict:
+    """`function(accuracies, patience)`: index of the best before `patience` without a better."""
+    cases = [
+        (([0.2, 0.6, 0.5], 5), 1, "The best is at 1."),
+        (([0.2, 0.6, 0.6], 5), 1, "Of equals the first: later is not better."),
+        (([0.3, 0.2, 0.1, 0.9], 2), 0, "After two evaluations without a better one, it is over."),
+        (([0.3, 0.2, 0.4, 0.1, 0.5], 2), 4, "A new best starts the count again."),
+        (([0.5], 1), 0, "A single evaluation is the best there is."),
+    ]
+    return _judge(function, cases, "a few labels, never trained on, are enough for that.")

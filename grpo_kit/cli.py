@@ -172,13 +172,16 @@ def seeds(
 
 @app.command()
 def experiment(
-    name: Annotated[str, typer.Argument(help="diversity or judge.")],
+    name: Annotated[str, typer.Argument(help="diversity, judge, verification or meta.")],
     profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "tiny",
     policy: PolicyFolder = None,
     count: Annotated[int, typer.Option("--seeds", help="Runs an arm, with seeds 0, 1, …")] = 5,
     steps: Annotated[int | None, typer.Option(help="Steps, instead of the profile's.")] = None,
     batch: Annotated[
         int | None, typer.Option(help="Completions a step, instead of the profile's.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="End each run when it has generated so many tokens.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder for runs and summary, instead of runs/<name>.")
@@ -199,8 +202,8 @@ def experiment(
         raise ValueError(f"there is no experiment {name!r}: choose among {', '.join(EXPERIMENTS)}")
     output = output or Path("runs") / name
     chosen, config = _choose(profile, policy, steps, output)
-    if batch is not None:
-        config = dataclasses.replace(config, generation_batch_size=batch)
+    changes = {"generation_batch_size": batch, "max_generated_tokens": tokens}
+    config = dataclasses.replace(config, **{k: v for k, v in changes.items() if v is not None})
     summary = run_experiment(EXPERIMENTS[name], chosen, config, range(count), output)
     typer.echo(summary_text(summary))
 

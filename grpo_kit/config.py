@@ -142,6 +142,11 @@ class GRPOConfig:
         ) * self.gradient_accumulation_steps
 
     @property
+    def evaluation_batch_size(self) -> int:
+        """Completions sampled at a time where nothing is learnt: a short batch wastes time."""
+        return max(self.generation_batch_size, 128)
+
+    @property
     def updates_per_step(self) -> int:
         """Optimiser steps made from one generation batch."""
         return self.num_iterations * (self.generation_batch_size // self.optimizer_batch_size)

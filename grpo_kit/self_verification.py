@@ -371,7 +371,7 @@ def _replies(
         prompts,
         n,
         max_new_tokens=config.max_completion_length,
-        batch_size=config.generation_batch_size,
+        batch_size=config.evaluation_batch_size,
         temperature=config.temperature,
         generator=torch.Generator().manual_seed(seed),
     )

@@ -838,7 +838,7 @@ def evaluate(
     examples, samples = list(rows), config.num_generations_eval
     options = {
         "max_new_tokens": config.max_completion_length,
-        "batch_size": config.generation_batch_size,
+        "batch_size": config.evaluation_batch_size,
     }
     best = reply(policy, rows["prompt"], do_sample=False, **options)
     greedy = score(policy, best, examples, [correct])[:, 0] == 1

@@ -13,7 +13,8 @@ from grpo_kit.rewards import group_similarities
 EXERCISES = [check.pass_at_k, check.near_miss_reward, check.leave_one_out, check.clipped_away,
              check.token_weights, check.leave_one_out_similarity, check.rarity,
              check.gated_advantage, check.judgement_rewards, check.fence,
-             check.gated_quality]  # fmt: skip
+             check.gated_quality, check.verdict_rewards, check.balanced, check.pick, check.p_yes,
+             check.meta_rewards, check.stop_early]  # fmt: skip
 
 
 def unfinished(*args, **kwargs): ...
@@ -96,6 +97,49 @@ def test_any_other_answer_is_wrong_and_nothing_is_raised(exercise, answer):
                 q if a else -0.5 for a, q in zip(accuracy, quality, strict=True)
             ],
             "nobody knows",
+        ),
+        (
+            check.verdict_rewards,
+            lambda texts, correct: [
+                float(("yes" in t.lower()) == c) for t, c in zip(texts, correct, strict=True)
+            ],
+            "last one counts",
+        ),
+        (
+            check.verdict_rewards,
+            lambda texts, correct: [
+                float(t.lower().rstrip(".").endswith("yes") == c)
+                for t, c in zip(texts, correct, strict=True)
+            ],
+            "before </think>|holds no No",
+        ),
+        (check.balanced, lambda right, wrong, n: [right[:n], wrong[:n]], "n // 2 of each"),
+        (check.balanced, lambda right, wrong, n: [right[: n // 2], wrong[: n // 2]], "start again"),
+        (
+            check.balanced,
+            lambda right, wrong, n: [
+                [pool[i % len(pool)] for i in range(n // 2)] if pool else []
+                for pool in (right, wrong)
+            ],
+            "constant verdict",
+        ),
+        (
+            check.pick,
+            lambda answers, verdicts: max(range(len(answers)), key=lambda i: sum(verdicts[i])),
+            "Equal answers",
+        ),
+        (check.p_yes, lambda logits, yes, no: logits.softmax(-1)[:, yes].sum(1), "two tokens"),
+        (
+            check.p_yes,
+            lambda logits, yes, no: logits[:, yes].exp().sum(1) / logits[:, yes + no].exp().sum(1),
+            "overflow",
+        ),
+        (check.meta_rewards, lambda p, weights: p.log() @ torch.tensor(weights), "infinity|weight"),
+        (check.stop_early, lambda values, patience: values.index(max(values)), "over"),
+        (
+            check.stop_early,
+            lambda values, patience: max(range(len(values)), key=lambda i: (values[i], i)),
+            "first",
         ),
     ],
 )

@@ -196,16 +196,19 @@ def _curve(runs: Sequence[Run], metric: str, x: str) -> dict:
     return {"steps": places, "values": values}
 
 
-def summary_text(summary: dict) -> str:
+def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
     """Markdown: each arm's median and interval, then the paired differences from the first arm.
 
-    A difference whose interval holds 0 is inconclusive; with fewer than five seeds all are.
+    Of all `metrics`, or those given. A difference whose interval holds 0 is inconclusive; with
+    fewer than five seeds all are.
     """
     first = next(iter(summary["final"]))
     n, config = len(summary["seeds"]), summary["config"]
-    metrics = list(summary["final"][first])
+    metrics = list(summary["final"][first]) if metrics is None else list(metrics)
+    tokens = config.get("max_generated_tokens")
+    length = f"{tokens:,} generated tokens in" if tokens else f"{config['max_steps']}"
     lines = [
-        f"{n} seeds, {config['max_steps']} steps of {config['generation_batch_size']} answers, "
+        f"{n} seeds, {length} steps of {config['generation_batch_size']} answers, "
         f"profile {summary['profile']}; median and 95 % bootstrap interval over seeds.",
         "",
         *_table("at the end", metrics, summary["final"]),
@@ -236,7 +239,7 @@ def claims_text(summary: dict, arm: str, claims: Mapping[str, str | Claim]) -> s
     Reproduced or contradicted where the interval lies wholly where the claim puts it or wholly
     elsewhere; inconclusive otherwise, and with fewer than five seeds.
     """
-    lines = ["| published | here | verdict |", "|---|---|---|"]
+    lines = ["| published | difference here | verdict |", "|---|---|---|"]
     for text, claim in claims.items():
         if isinstance(claim, str):
             claim = Claim(claim)

@@ -224,9 +224,9 @@ def read_truth(text: str, answer: str) -> float:
 def _asked(question: str = META_QUESTION, *, evaluators=None, **options) -> Arm:
     """Accuracy, only watched, format, P("Yes"); `evaluators(profile, policy)`, or a frozen copy.
 
-    `options` are those of the reward; `changes` of the config are by default the paper's.
+    `options` are those of the reward, `changes` those of the config.
     """
-    changes = options.pop("changes", PAPER)
+    changes = options.pop("changes", {})
 
     def rewards(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
         asked = evaluators(profile, policy) if evaluators else frozen_copy(policy)
@@ -352,11 +352,10 @@ EXPERIMENTS = {
         "Can P(Yes) stand in for labels, what becomes of that in a long run, and what prevents it?",
         {
             "labels": Arm(_plain),
-            "paper": _asked(),
-            "our defaults": _asked(changes={}),
-            "truth 10 %": _asked(truth_fraction=0.1),
-            "truth 1 %, by rule": _asked(truth_fraction=0.01, truth_reader=read_truth),
-            "truth 10 %, by rule": _asked(truth_fraction=0.1, truth_reader=read_truth),
+            "paper": _asked(changes=PAPER),
+            "our defaults": _asked(),
+            "truth 1 %": _asked(truth_fraction=0.01, truth_reader=read_truth),
+            "truth 10 %": _asked(truth_fraction=0.1, truth_reader=read_truth),
             "ensemble": _asked(evaluators=_ensemble),
             "other question": _asked(STEPS_QUESTION),
         },

@@ -391,6 +391,15 @@ def test_two_processes_average_their_weights(tmp_path):
     start(_averaged, (f"file://{tmp_path}/meeting",), nprocs=2, start_method="fork")
 
 
+def test_a_base_that_is_warmed_up_further_is_another_model(policy):
+    before = [p.clone() for p in policy.model.parameters()]
+    one, again, other = (warm_up.warm_up_more(policy, seed, steps=2) for seed in (1, 1, 2))
+    weights = [torch.cat([p.flatten() for p in m.model.parameters()]) for m in (one, again, other)]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+    assert all(map(torch.equal, before, policy.model.parameters())), "the base stays as it is"
+    assert not any(p.requires_grad for p in one.model.parameters()) and not one.model.training
+
+
 def test_two_processes_warm_up_one_base(tmp_path):
     from safetensors.torch import load_file
 

@@ -124,6 +124,13 @@ class GRPOConfig:
             )
         if self.temperature <= 0:
             raise ValueError(f"temperature is {self.temperature}; sampling needs more than 0.")
+        constant = ("constant", "constant_with_warmup")
+        if self.max_generated_tokens is not None and self.lr_scheduler_type not in constant:
+            raise ValueError(
+                f"lr_scheduler_type is {self.lr_scheduler_type!r} with max_generated_tokens: how "
+                "many steps the tokens last is not known before, so that no rate can be let down "
+                "over them; use 'constant' or 'constant_with_warmup'."
+            )
         if self.loss_type == "cispo" and self.epsilon_high is None:
             raise ValueError("loss_type 'cispo' needs epsilon_high, the largest ratio; try 5.0.")
         if self.reward_weights is not None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -44,8 +45,8 @@ class Policy:
 
     @property
     def context_length(self) -> int:
-        """Tokens that prompt and completion may have together."""
-        return self.model.config.max_position_embeddings
+        """Tokens that prompt and completion may have together, where the model has a limit."""
+        return getattr(self.model.config, "max_position_embeddings", None) or sys.maxsize
 
     def encode(self, prompts: Sequence[list[dict]]) -> list[list[int]]:
         """Token ids of each prompt (messages), with the chat template's opening of an answer."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 HEALTH = (
     ("reward", "reward", "mean of a step"),
@@ -94,6 +94,7 @@ CURVE_LABELS = {
     "eval/pass@1": ("accuracy", "held-out pass@1"),
     "entropy": ("entropy", "nats a token"),
     "completions/mean_length": ("length", "tokens a completion"),
+    "eval/mean_length": ("length", "tokens an answer, held-out"),
     "rewards/accuracy_reward/mean": ("accuracy in training", "mean of a step"),
     "rewards/quality_judge_reward/mean": ("the judge's reward", "mean of a step"),
     "meta/p_yes": ("the evaluator's P(Yes)", "mean of a step"),
@@ -129,6 +130,8 @@ def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figu
             (drawn[name],) = axes.plot(curve["steps"], [median(c) for c in columns], color=colour)
         title, unit = CURVE_LABELS.get(metric, (metric, metric))
         axes.set(title=title, xlabel=X_LABELS.get(x, x), ylabel=unit)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 120k
         axes.grid(alpha=0.3)
         axes.margins(x=0.02)
     figure.legend(

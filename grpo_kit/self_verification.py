@@ -17,7 +17,7 @@ import dataclasses
 import logging
 import random
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +35,17 @@ from grpo_kit.rewards import (
     question_text,
     verdict_stats,
 )
+from grpo_kit.rewards.judge.texts import fenced
 from grpo_kit.tasks import Task
 from grpo_kit.tiny.skills import verify_prompt
-from grpo_kit.training import Batch, Cursor, PromptCollector, collect
+from grpo_kit.training import (
+    Batch,
+    Cursor,
+    PromptCollector,
+    check_columns,
+    collect,
+    reward_name,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +73,8 @@ def collect_items(
     """Label N completions: one item for each that has an answer.
 
     Args:
-        prompts, completions: as rewards get them. A query is known by its question's text.
+        prompts, completions: as rewards get them. A query is its last message of the user, by which
+            it is known and to which the answer is shown.
         rewards: what the rule verifier, `accuracy_reward`, says of each: 1 is correct. Where it is
             None, for want of a reference, there is no label and so no item.
         answer_of: what is to be graded of a completion's text; None discards it. By default the
@@ -145,9 +154,10 @@ def balance(
 ) -> list[VerificationItem]:
     """Shuffle together n // 2 right and n // 2 wrong items.
 
-    Each half is drawn from `chosen`, what is missing from `filler`, and what is still missing from
-    both again, with replacement. Where there is no item of one label at all, the result is empty:
-    items of the other alone would teach one constant verdict.
+    Each half is drawn from `chosen`, and what is missing from `filler`, first without, then with
+    replacement (where there is no filler of a label, from `chosen` again). Where there is no item
+    of one label at all, the result is empty: items of the other alone would teach one constant
+    verdict.
     """
     rng = random.Random(f"balance-{seed}")
     half = n // 2
@@ -160,7 +170,7 @@ def balance(
         pool = own + spare
         if not pool:
             return []
-        result += pool[:half] + rng.choices(pool, k=max(0, half - len(pool)))
+        result += pool[:half] + rng.choices(spare or own, k=max(0, half - len(pool)))
     rng.shuffle(result)
     return result
 
@@ -170,12 +180,12 @@ def post_process(
 ) -> list[VerificationItem]:
     """`filter_queries`, `diversify`, `balance`: items to learn verification from.
 
-    `n` items at most, by default as many as there are queries in `items`, rounded down to an even
+    As many items as there are queries in `items`, or `n` if that is less, rounded down to an even
     number. The same for the same items and seed. Empty where there are no right or no wrong items
-    left, or fewer than two queries and no `n`.
+    left, or fewer than two queries.
     """
-    if n is None:
-        n = len(_by_query(items))
+    queries = len(_by_query(items))
+    n = queries if n is None else min(n, queries)
     chosen, filler = diversify(filter_queries(items, seed), seed)
     return balance(chosen, filler, n, seed)
 
@@ -184,14 +194,18 @@ def post_process(
 
 
 def verification_prompt(item: VerificationItem) -> list[dict]:
-    """Ask for a graded analysis of the item's answer, which ends with Yes or No."""
-    return [{"role": "user", "content": verify_prompt(item.question, item.answer)}]
+    """Ask for a graded analysis of the item's answer, which ends with Yes or No.
+
+    Role marks in the answer, which the policy wrote, are broken.
+    """
+    return [{"role": "user", "content": verify_prompt(item.question, fenced(item.answer))}]
 
 
 GENERATION, VERIFICATION = "generation", "verification"
 INIT_SHARE = 0.4  # of the run that Verify-Init spends on verification: 400 of 1,000 steps
 ALTER_EVERY = 5  # steps
 # What the updates of a step learn from, by step (from 0) and progress (0..1).
+_POST_PROCESS = post_process
 STRATEGIES: dict[str, Callable[[int, float], list[tuple[str, ...]]]] = {
     "generate": lambda step, progress: [(GENERATION,)],
     "self-verify": lambda step, progress: [(VERIFICATION,)],
@@ -211,10 +225,11 @@ class SelfVerification:
 
     Every step samples answers to the next prompts, also where only verdicts are learnt from, and
     puts their items into a buffer. A step that learns verification post-processes the buffer to at
-    most as many items as a batch has groups, samples a group of verdicts on each, and empties it.
-    An update on both (`mixed`) has half a batch of answers and half of verdicts. Where the buffer
-    yields no items, since all answers to all its queries are right, or all wrong, the step goes
-    without, and the buffer is kept.
+    most as many items as a batch has groups, samples a group of verdicts on each (after the update
+    on the answers, where there is one before), and empties it. Items that are too long for the
+    model are left out. An update on both (`mixed`) has half a batch of answers and half of
+    verdicts. Where the buffer yields no items, since one label is missing, the step goes without,
+    and the buffer is kept.
 
     Strategies: `generate` (the baseline), `self-verify` (verdicts only), `mixed`, `verify-init`
     (verdicts for 40 % of the run, then answers), `verify-alter` (answers, and after every fifth
@@ -223,17 +238,20 @@ class SelfVerification:
 
     Logged: what a batch of prompts logs, of the answers; the same of the verdicts as
     `verification/…`, with `yes_rate`, `false_yes`, `false_no`, `unparsed`; and how many items there
-    were, `verification/collected` in the buffer and `verification/items` of them used.
+    were, `verification/collected` in the buffer, `verification/items` of them used, and
+    `verification/too_long` left out.
 
     Args:
         prompts: the task's prompts; its rewards are those of answers.
         strategy: one of `STRATEGIES`, or a function like them.
-        reward: of verdicts.
+        reward: of verdicts; has the columns `correct` and `pass_rate`.
         post_process: like the function of this name.
+        verifier: the rule that labels answers, a reward; 1 is correct.
         answer_of: see `collect_items`.
         prompt: the messages that ask for a verdict on an item.
 
-    Raises ValueError for an unknown strategy, and for a task without the column `answer`.
+    Raises ValueError for an unknown strategy, rewards that need other columns than there are, and a
+    batch with less than two groups for verdicts, of which nothing could be balanced.
     """
 
     def __init__(
@@ -243,61 +261,56 @@ class SelfVerification:
         *,
         reward: Callable | None = None,
         post_process: Callable[..., list[VerificationItem]] = post_process,
+        verifier: Callable = accuracy_reward,
         answer_of: Callable[[str], str | None] = extract_answer,
         prompt: Callable[[VerificationItem], list[dict]] = verification_prompt,
     ):
         if isinstance(strategy, str) and strategy not in STRATEGIES:
             raise ValueError(f"strategy is {strategy!r}; choose one of {', '.join(STRATEGIES)}.")
-        if "answer" not in prompts.task.train.column_names:
-            raise ValueError(
-                f"self-verification needs labels, and task {prompts.task.name!r} has no column "
-                "'answer' to get them from."
-            )
         self.prompts = prompts
         self.schedule = STRATEGIES[strategy] if isinstance(strategy, str) else strategy
-        self.name = f"self-verification {strategy if isinstance(strategy, str) else 'own'}"
         self.reward = VerificationReward() if reward is None else reward
+        check_columns(verifier, prompts.task.train.column_names, f"task {prompts.task.name!r}")
+        check_columns(self.reward, ["correct", "pass_rate"], "a verification item")
+        own = [f for f in (strategy, post_process) if callable(f) and f is not _POST_PROCESS]
+        named = [strategy] if isinstance(strategy, str) else []
+        self.name = " ".join(["self-verification", *named, *(reward_name(f) for f in own)])
+        self.verifier = verifier
         self.post_process = post_process
         self.answer_of = answer_of
         self.prompt = prompt
         config = prompts.config
         self.groups = config.generation_batch_size // config.num_generations
+        kinds = [
+            kinds
+            for step in range(2 * ALTER_EVERY)
+            for progress in (0.0, 1.0)
+            for kinds in self.schedule(step, progress)
+            if VERIFICATION in kinds
+        ]
+        if kinds and self.groups // max(map(len, kinds)) < 2:
+            raise ValueError(
+                f"generation_batch_size is {config.generation_batch_size}, {self.groups} group(s) "
+                f"of {config.num_generations}: too few for one right and one wrong item of verdicts"
+                f"; take {2 * max(map(len, kinds)) * config.num_generations} or more."
+            )
         # a schedule that comes to no verification for long must not collect without end
         self.buffer: deque[VerificationItem] = deque(
             maxlen=2 * ALTER_EVERY * config.generation_batch_size
         )
 
-    def __call__(self, generator: torch.Generator, state: Any) -> tuple[list[Batch], dict]:
+    def __call__(self, generator: torch.Generator, state: Any, metrics: dict) -> Iterator[Batch]:
         updates = self.schedule(state.global_step, state.progress)
-        share = max(len(kinds) for kinds in updates)  # of a batch that each kind has
-        size = max(1, self.groups // share)
+        size = max(1, self.groups // max(len(kinds) for kinds in updates))  # groups of each kind
         answers = self.prompts.batch(generator, state, **self._one_update(size))
         self.buffer.extend(self._items(answers))
-        made = {GENERATION: answers}
-        metrics = answers.metrics()
-        if any(VERIFICATION in kinds for kinds in updates):
-            items = self.post_process(
-                list(self.buffer), self.prompts.seed * 1_000_003 + state.global_step, n=size
-            )
-            metrics["verification/collected"] = len(self.buffer)
-            metrics["verification/items"] = len(items)
-            if items:
-                verdicts = self._verdicts(items, generator, state)
-                made[VERIFICATION] = verdicts
-                metrics |= {f"verification/{k}": v for k, v in verdicts.metrics().items()}
-                self.buffer.clear()
-            else:
-                logger.warning(
-                    "step %d has no verification items: the %d answers collected so far are all "
-                    "right or all wrong, query by query.",
-                    state.global_step + 1,
-                    len(self.buffer),
-                )
-        metrics["generated_tokens"] = sum(batch.generated_tokens for batch in made.values())
-        parts = ([made[kind] for kind in kinds if kind in made] for kinds in updates)
-        return [
-            own[0] if len(own) == 1 else Batch.concatenate(own) for own in parts if own
-        ], metrics
+        metrics |= answers.metrics() | {"generated_tokens": answers.generated_tokens}
+        for kinds in updates:
+            parts = [answers] if GENERATION in kinds else []
+            if VERIFICATION in kinds:
+                parts += self._verdicts(size, generator, state, metrics)
+            if parts:
+                yield parts[0] if len(parts) == 1 else Batch.concatenate(parts)
 
     def _one_update(self, groups: int) -> dict[str, int | None]:
         """The changes to the config for a batch of `groups`, however it is then cut."""
@@ -309,15 +322,30 @@ class SelfVerification:
 
     def _items(self, batch: Batch) -> list[VerificationItem]:
         texts = self.prompts.policy.decode(batch.rollouts.completion_lists())
-        golds = [example["answer"] for example in batch.examples]
-        right = accuracy_reward([], texts, [], answer=golds)
-        asked = [example["prompt"] for example in batch.examples]
-        return collect_items(asked, texts, right, answer_of=self.answer_of)
+        return _labelled(batch.examples, texts, self.verifier, self.answer_of)
 
     def _verdicts(
-        self, items: Sequence[VerificationItem], generator: torch.Generator, state: Any
-    ) -> Batch:
-        rates = pass_rates(self.buffer)
+        self, size: int, generator: torch.Generator, state: Any, metrics: dict
+    ) -> list[Batch]:
+        """A batch of verdicts on what is in the buffer; none where that yields no items."""
+        policy, config = self.prompts.policy, self.prompts.config
+        collected = list(self.buffer)
+        fitting = _that_fit(policy, collected, self.prompt, config)
+        items = self.post_process(
+            fitting, self.prompts.seed * 1_000_003 + state.global_step, n=size
+        )
+        metrics["verification/collected"] = len(collected)
+        metrics["verification/too_long"] = len(collected) - len(fitting)
+        metrics["verification/items"] = len(items)
+        if not items:
+            logger.warning(
+                "step %d has no verification items: of %d answers collected so far none are left "
+                "of one label (queries that are all wrong are dropped).",
+                state.global_step + 1,
+                len(collected),
+            )
+            return []
+        rates = pass_rates(collected)
         rows = [
             {
                 "prompt": self.prompt(item),
@@ -326,18 +354,17 @@ class SelfVerification:
             }
             for item in items
         ]
-        config = dataclasses.replace(
-            self.prompts.config,
-            **self._one_update(len(rows)),
-            dynamic_sampling_rounds=0,
-            reward_weights=None,
-        )
-        policy = self.prompts.policy
+        changes = {"dynamic_sampling_rounds": 0, "reward_weights": None}
+        config = dataclasses.replace(config, **self._one_update(len(rows)), **changes)
         task = Task("verification", train=rows, test=rows)  # type: ignore[arg-type]
-        return collect(
+        batch = collect(
             policy, task, policy.encode([row["prompt"] for row in rows]), [self.reward], config,
             Cursor(len(rows), 0), generator, state,
         )  # fmt: skip
+        metrics |= {f"verification/{name}": value for name, value in batch.metrics().items()}
+        metrics["generated_tokens"] += batch.generated_tokens
+        self.buffer.clear()
+        return [batch]
 
     def state_dict(self) -> dict:
         return {
@@ -357,6 +384,41 @@ def pass_rates(items: Sequence[VerificationItem]) -> dict[Hashable, float]:
         query: sum(item.correct for item in own) / len(own)
         for query, own in _by_query(items).items()
     }
+
+
+def _labelled(
+    examples: Sequence[dict],
+    texts: Sequence[str],
+    verifier: Callable,
+    answer_of: Callable[[str], str | None] = extract_answer,
+) -> list[VerificationItem]:
+    """The items of completions, each with its row of data."""
+    return collect_items(
+        [example["prompt"] for example in examples],
+        texts,
+        _verified(examples, texts, verifier),
+        answer_of=answer_of,
+    )
+
+
+def _verified(
+    examples: Sequence[dict], texts: Sequence[str], verifier: Callable
+) -> list[float | None]:
+    columns = {name: [example[name] for example in examples] for name in examples[0]}
+    prompts = columns.pop("prompt")
+    return verifier(prompts=prompts, completions=texts, completion_ids=[[]] * len(texts), **columns)
+
+
+def _that_fit(
+    policy: Policy,
+    items: Sequence[VerificationItem],
+    prompt: Callable[[VerificationItem], list[dict]],
+    config: GRPOConfig,
+) -> list[VerificationItem]:
+    """The items whose prompts leave room for a verdict in the model's context."""
+    room = policy.context_length - config.max_completion_length
+    lengths = map(len, policy.encode([prompt(item) for item in items]))
+    return [item for item, length in zip(items, lengths, strict=True) if length <= room]
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -379,7 +441,13 @@ def _replies(
 
 
 def held_out_items(
-    policy: Policy, dataset, config: GRPOConfig, *, prompts: int = 128, seed: int = 0
+    policy: Policy,
+    dataset,
+    config: GRPOConfig,
+    *,
+    prompts: int = 128,
+    seed: int = 0,
+    verifier: Callable = accuracy_reward,
 ) -> list[VerificationItem]:
     """Balanced items from `policy`'s answers to the first `prompts` rows, to measure verdicts on.
 
@@ -390,8 +458,8 @@ def held_out_items(
     repeated = [row for row in rows for _ in range(config.num_generations)]
     asked = [row["prompt"] for row in rows]
     texts, _ = _replies(policy, asked, config.num_generations, config, seed)
-    right = accuracy_reward([], texts, [], answer=[row["answer"] for row in repeated])
-    return post_process(collect_items([row["prompt"] for row in repeated], texts, right), seed)
+    items = _labelled(repeated, texts, verifier)
+    return post_process(_that_fit(policy, items, verification_prompt, config), seed)
 
 
 def evaluate_verdicts(
@@ -428,6 +496,7 @@ def best_of_n(
     n: int = 8,
     samples: int = 4,
     seed: int = 0,
+    verifier: Callable = accuracy_reward,
     prompt: Callable[[VerificationItem], list[dict]] = verification_prompt,
 ) -> dict[str, float]:
     """Does the policy verify well enough to pick among its own answers?
@@ -443,26 +512,25 @@ def best_of_n(
     rows = list(dataset.select(range(min(prompts, len(dataset)))))
     texts, _ = _replies(policy, [row["prompt"] for row in rows], n, config, seed)
     repeated = [row for row in rows for _ in range(n)]
-    right = accuracy_reward([], texts, [], answer=[row["answer"] for row in repeated])
-    items = [
-        item
-        for i, row in enumerate(repeated)
-        for item in collect_items([row["prompt"]], [texts[i]], [right[i]])
+    right = _verified(repeated, texts, verifier)
+    answers = [
+        collect_items([row["prompt"]] * n, texts[i * n : (i + 1) * n], right[i * n : (i + 1) * n])
+        for i, row in enumerate(rows)
     ]
-    different = list(dict.fromkeys(items))
+    different = list(dict.fromkeys(item for own in answers for item in own))
+    different = _that_fit(policy, different, prompt, config)
     asked = [prompt(item) for item in different]
     said = _replies(policy, asked, samples, config, seed + 1)[0] if asked else []
     yes = {
         item: sum(parse_verdict(text) is True for text in said[i * samples : (i + 1) * samples])
         for i, item in enumerate(different)
     }
-    answers = _by_query(items)
-    by_verdict = by_vote = 0.0
-    for own in answers.values():
+    by_verdict = by_vote = oracle = 0.0
+    for own in filter(None, answers):
         votes = Counter(own)
-        by_verdict += _expected(list(votes), [yes[item] for item in votes])
+        by_verdict += _expected(list(votes), [yes.get(item, -1) for item in votes])
         by_vote += _expected(list(votes), list(votes.values()))
-    oracle = sum(any(item.correct for item in own) for own in answers.values())
+        oracle += any(item.correct for item in own)
     return {
         "of_n/random": sum(value == 1 for value in right) / len(right),
         "of_n/own_verdicts": by_verdict / len(rows),

@@ -22,7 +22,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -175,10 +175,27 @@ def train(
             break
         started = time.perf_counter()
         state = SimpleNamespace(global_step=step, max_steps=config.max_steps, progress=spent(step))
-        batches, metrics = source(generator, state)
-        tokens += metrics.pop("generated_tokens")
-        row = {"step": step + 1, "num_generated_tokens": tokens, **metrics}
-        if batches and all(batch.rewards.isnan().all() for batch in batches):
+        metrics: dict[str, float] = {}
+        stats: dict[str, Any] = {}
+        batches: list[Batch] = []
+        for batch in source(generator, state, metrics):
+            batches.append(batch)
+            if batch.rewards.isnan().all():
+                continue
+            # of several updates of a step the first is the one that the schedule counts and the
+            # log tells about
+            made = update(policy, reference, optimizer, None if stats else schedule, batch, config)
+            if not made.pop("finite"):
+                raise RuntimeError(
+                    f"loss or gradient is not finite at step {step + 1} (rewards from "
+                    f"{batch.rewards.nan_to_num().min():.3g} to "
+                    f"{batch.rewards.nan_to_num().max():.3g}); that update was not made; lower "
+                    f"learning_rate; {saved}."
+                )
+            stats = stats or made
+        tokens += int(metrics.pop("generated_tokens"))
+        row = {"step": step + 1, "num_generated_tokens": tokens, **metrics, **stats}
+        if batches and not stats:
             unscored += 1
             row["unscored_steps"] = unscored
             if unscored >= config.max_unscored_steps:
@@ -190,16 +207,6 @@ def train(
                 )
         else:
             unscored = 0
-            for batch in batches:
-                stats = update(policy, reference, optimizer, schedule, batch, config)
-                if not stats.pop("finite"):
-                    raise RuntimeError(
-                        f"loss or gradient is not finite at step {step + 1} (rewards from "
-                        f"{batch.rewards.nan_to_num().min():.3g} to "
-                        f"{batch.rewards.nan_to_num().max():.3g}); that update was not made; lower "
-                        f"learning_rate; {saved}."
-                    )
-                row |= stats
         row["step_time"] = time.perf_counter() - started
         done = spent(step + 1) == 1
         if done or (config.eval_steps and (step + 1) % config.eval_steps == 0):
@@ -249,17 +256,22 @@ def check_task(task: Task, rewards: Sequence[Callable], config: GRPOConfig) -> N
         if not len(split):
             raise ValueError(f"the {name} rows of task {task.name!r} are empty; give at least one.")
     for reward in rewards:
-        for parameter in inspect.signature(reward).parameters.values():
-            needed = (
-                parameter.default is parameter.empty
-                and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-                and parameter.name not in _PROTOCOL
+        check_columns(reward, task.train.column_names, f"task {task.name!r}")
+
+
+def check_columns(reward: Callable, columns: Sequence[str], what: str) -> None:
+    """Raise ValueError where the reward takes a column that `what`, in words, lacks."""
+    for parameter in inspect.signature(reward).parameters.values():
+        needed = (
+            parameter.default is parameter.empty
+            and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            and parameter.name not in _PROTOCOL
+        )
+        if needed and parameter.name not in columns:
+            raise ValueError(
+                f"the reward {reward_name(reward)} needs a column {parameter.name!r}, which "
+                f"{what} lacks; it has {', '.join(columns)}."
             )
-            if needed and parameter.name not in task.train.column_names:
-                raise ValueError(
-                    f"the reward {reward_name(reward)} needs a column {parameter.name!r}, which "
-                    f"task {task.name!r} lacks; it has {', '.join(task.train.column_names)}."
-                )
 
 
 def what_it_starts_from(policy: Policy, source: Any, prompts: PromptCollector) -> dict:
@@ -430,9 +442,10 @@ class Batch:
 class PromptCollector:
     """What a step learns from: groups of completions of the task's prompts, epoch by epoch.
 
-    A collector is called with the generator and the state of a step (`global_step`, `max_steps`,
-    `progress` in 0..1) and returns the batches to learn from, one update each, and what to log,
-    `generated_tokens` among it. It has a `name`, and a state that a checkpoint keeps.
+    A collector is called with the generator, the state of a step (`global_step`, `max_steps`,
+    `progress` in 0..1) and a dict. It yields the batches to learn from; each is learnt from before
+    the next is asked for, so that all are sampled on-policy. What is to be logged it puts into the
+    dict, `generated_tokens` among it. It has a `name`, and a state that a checkpoint keeps.
 
     Raises ValueError where rows, rewards, config and the model's context do not fit together.
     """
@@ -454,9 +467,10 @@ class PromptCollector:
         check_lengths(policy.model, self.prompt_ids, config.max_completion_length)
         self.cursor = Cursor(len(self.prompt_ids), seed)
 
-    def __call__(self, generator: torch.Generator, state: Any) -> tuple[list[Batch], dict]:
+    def __call__(self, generator: torch.Generator, state: Any, metrics: dict) -> Iterator[Batch]:
         batch = self.batch(generator, state)
-        return [batch], batch.metrics() | {"generated_tokens": batch.generated_tokens}
+        metrics |= batch.metrics() | {"generated_tokens": batch.generated_tokens}
+        yield batch
 
     def batch(self, generator: torch.Generator, state: Any, **changes) -> Batch:
         """One generation batch of the next prompts, with `changes` to the config."""
@@ -683,7 +697,8 @@ def update(
     """All optimiser steps of one generation batch; returns TRL's metrics and whether all went well.
 
     Old log-probabilities are those of the weights before the first of these steps: for that step
-    itself they equal the current ones, so they are only computed where more steps follow.
+    itself they equal the current ones, so they are only computed where more steps follow. Without
+    a `schedule` the learning rate stays what it is.
     """
     rollouts, advantages = batch.rollouts, batch.advantages.to(batch.rollouts.mask.device)
     mask = rollouts.mask
@@ -776,10 +791,11 @@ def update(
                     config.max_grad_norm or math.inf,
                 )
             finite = math.isfinite(total) and math.isfinite(grad_norm.item())
-            learning_rate = schedule.get_last_lr()[0]
+            learning_rate = optimizer.param_groups[0]["lr"]
             if finite:
                 optimizer.step()  # moves nothing where no group had a gradient
-                schedule.step()
+                if schedule is not None:
+                    schedule.step()
             optimizer.zero_grad(set_to_none=True)
             if not finite:
                 return {"finite": False}

@@ -88,6 +88,11 @@ def run_experiment(
     """
     if not len(seeds):
         raise ValueError("there is no seed; give at least one.")
+    if experiment.x == "num_generated_tokens" and config.max_generated_tokens is None:
+        raise ValueError(
+            "this experiment compares arms that have generated the same number of tokens: give "
+            "that number, --tokens 130000, and --steps enough to reach it."
+        )
     output_dir = make_output_dir(output_dir)
     every = max(1, config.max_steps // experiment.evaluations)
     config = dataclasses.replace(config, **{"eval_steps": every, **experiment.changes})

@@ -181,7 +181,10 @@ FEW_LABELS = 32  # training problems with a label, to stop early by
 def few_labels(
     profile: Profile, base: Policy, task: Task, config: GRPOConfig
 ) -> Callable[[Policy], dict[str, float]]:
-    """Measure `few/pass@1`, on the last training problems: all the labels of early stopping."""
+    """Measure `few/pass@1`, on the last training problems: all the labels of early stopping.
+
+    Their prompts may come up in training; without labels that gives nothing away.
+    """
     rows = task.train.select(range(len(task.train) - FEW_LABELS, len(task.train)))
     config = dataclasses.replace(config, eval_prompts=FEW_LABELS)
     return lambda policy: {"few/pass@1": evaluate(policy, rows, config)["eval/pass@1"]}
@@ -207,7 +210,7 @@ def overrated(
     p_yes = MetaEvaluationReward(evaluator, transform="p")(prompts_of, texts, ids)
     right = accuracy_reward(prompts_of, texts, ids, answer=golds)
     mean = fmean(p for p in p_yes if p is not None)
-    return {"p_yes": mean, "overrated": mean - fmean(right)}
+    return {"p_yes": mean, "overrated": mean - fmean(value == 1 for value in right)}
 
 
 def stopped_early(run: Run) -> float:
@@ -224,13 +227,15 @@ def read_truth(text: str, answer: str) -> float:
 def _asked(question: str = META_QUESTION, *, evaluators=None, **options) -> Arm:
     """Accuracy, only watched, format, P("Yes"); `evaluators(profile, policy)`, or a frozen copy.
 
-    `options` are those of the reward, `changes` those of the config.
+    `options` are those of the reward, `changes` those of the config. A shown truth is read by the
+    evaluator, but for the tiny world's, which cannot compare two answers: there by `read_truth`.
     """
     changes = options.pop("changes", {})
 
     def rewards(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
         asked = evaluators(profile, policy) if evaluators else frozen_copy(policy)
-        meta = MetaEvaluationReward(asked, question, **options)
+        reader = read_truth if profile.judge == "tiny" else None
+        meta = MetaEvaluationReward(asked, question, truth_reader=reader, **options)
         return [accuracy_reward, format_reward, meta]
 
     return Arm(rewards, {"reward_weights": (0, 1, 1), **changes})
@@ -238,7 +243,7 @@ def _asked(question: str = META_QUESTION, *, evaluators=None, **options) -> Arm:
 
 def _ensemble(profile: Profile, policy: Policy) -> list[Policy]:
     """Three models of the tiny world; of any other, a frozen copy and the policy itself."""
-    if profile.policy != "tiny-base":
+    if profile.judge != "tiny":
         return [frozen_copy(policy), policy]
     return [frozen_copy(policy), *_other_tiny_models(profile)]
 
@@ -354,8 +359,8 @@ EXPERIMENTS = {
             "labels": Arm(_plain),
             "paper": _asked(changes=PAPER),
             "our defaults": _asked(),
-            "truth 1 %": _asked(truth_fraction=0.01, truth_reader=read_truth),
-            "truth 10 %": _asked(truth_fraction=0.1, truth_reader=read_truth),
+            "truth 1 %": _asked(truth_fraction=0.01),
+            "truth 10 %": _asked(truth_fraction=0.1),
             "ensemble": _asked(evaluators=_ensemble),
             "other question": _asked(STEPS_QUESTION),
         },

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from grpo_kit.rewards.judge.texts import fenced
 from grpo_kit.rewards.text import completion_text
 from grpo_kit.tiny.skills import META_QUESTION, reference_question
 
@@ -61,12 +62,16 @@ def yes_no_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def as_turns(prompt: str | list[dict], completion: str, question: str) -> list[dict]:
-    """The meta-question as the user's next turn after the completion."""
+    """The meta-question as the user's next turn after the completion.
+
+    Role marks in the completion are broken, here and in `as_one_message`: a policy that is paid for
+    a Yes must not be able to end its turn and go on as somebody else.
+    """
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     return [
         *prompt,
-        {"role": "assistant", "content": completion},
+        {"role": "assistant", "content": fenced(completion)},
         {"role": "user", "content": question},
     ]
 
@@ -74,7 +79,7 @@ def as_turns(prompt: str | list[dict], completion: str, question: str) -> list[d
 def as_one_message(prompt: str | list[dict], completion: str, question: str) -> list[dict]:
     """The same in one message of the user, for chat templates that do not show earlier turns."""
     asked = prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
-    return [{"role": "user", "content": f"{asked}\n\n{completion}\n\n{question}"}]
+    return [{"role": "user", "content": f"{asked}\n\n{fenced(completion)}\n\n{question}"}]
 
 
 class Reading(NamedTuple):
@@ -105,59 +110,65 @@ def read_yes(
     """
     import torch
 
-    from grpo_kit.generation import gathered, left_pad, positions
-
     if not conversations:
         return []
     n_questions = len(conversations[0])
-    flat = [one for row in conversations for one in row]
-    tokens = yes_no_tokens(evaluator.tokenizer)
-    encoded = _encode(evaluator, flat)
+    encoded = _encode(evaluator, [one for row in conversations for one in row])
     rows = [encoded[i : i + n_questions] for i in range(0, len(encoded), n_questions)]
     result: list[list[Reading] | None] = [None] * len(rows)
     fitting = [i for i, row in enumerate(rows) if max(map(len, row)) <= evaluator.context_length]
     fitting.sort(key=lambda i: len(rows[i][0]))  # rows of similar length need little padding
-    model, device = evaluator.model, evaluator.device
-    ids_of = [torch.tensor(ids, device=device) for ids in tokens]
-
-    for start in range(0, len(fitting), batch_size):
-        part = fitting[start : start + batch_size]
-        shared = [_common_prefix(rows[i]) for i in part]
-        readings: list[list[Reading]] = [[] for _ in part]
-        with torch.no_grad(), evaluator.autocast():
-            ids, attention = left_pad(
-                [rows[i][0][:n] for i, n in zip(part, shared, strict=True)],
-                evaluator.pad_token_id,
-                device,
-            )
-            cache = None
-            if n_questions > 1:
-                cache = model(
-                    input_ids=ids, attention_mask=attention, position_ids=positions(attention),
-                    use_cache=True, logits_to_keep=1,
-                ).past_key_values  # fmt: skip
-            for k in range(n_questions):
-                if cache is None:
-                    ends, seen = [rows[i][k] for i in part], None
-                else:
-                    ends = [rows[i][k][n:] for i, n in zip(part, shared, strict=True)]
-                    seen = gathered(cache, torch.arange(len(part), device=device))
-                # the last token of each row stands last: padding is between prefix and question
-                ids, own = left_pad(ends, evaluator.pad_token_id, device)
-                both = own if seen is None else torch.cat([attention, own], dim=1)
-                logits = model(
-                    input_ids=ids, attention_mask=both,
-                    position_ids=positions(both)[:, -ids.shape[1] :],
-                    past_key_values=seen, use_cache=seen is not None, logits_to_keep=1,
-                ).logits[:, -1]  # fmt: skip
-                log_probs = torch.log_softmax(logits.float(), dim=-1)
-                yes, no = (log_probs[:, index].logsumexp(dim=1) for index in ids_of)
-                p_yes, mass = torch.sigmoid(yes - no), yes.exp() + no.exp()
-                for reading, p, m in zip(readings, p_yes.tolist(), mass.tolist(), strict=True):
-                    reading.append(Reading(p, m))
-        for i, reading in zip(part, readings, strict=True):
-            result[i] = reading
+    words = yes_no_tokens(evaluator.tokenizer)
+    was_training = evaluator.model.training
+    evaluator.model.eval()  # a live policy under TRL is in training mode
+    try:
+        for start in range(0, len(fitting), batch_size):
+            part = fitting[start : start + batch_size]
+            with torch.no_grad(), evaluator.autocast():
+                readings = _read_batch(evaluator, [rows[i] for i in part], words)
+            for i, reading in zip(part, readings, strict=True):
+                result[i] = reading
+    finally:
+        evaluator.model.train(was_training)
     return result
+
+
+def _read_batch(
+    evaluator: Policy, rows: Sequence[list[list[int]]], words: tuple[list[int], list[int]]
+) -> list[list[Reading]]:
+    """`read_yes` of some rows, each K lists of token ids, all at once."""
+    import torch
+
+    from grpo_kit.generation import gathered, left_pad, positions
+
+    device, pad = evaluator.device, evaluator.pad_token_id
+    yes_ids, no_ids = (torch.tensor(ids, device=device) for ids in words)
+    shared = [_common_prefix(row) for row in rows] if len(rows[0]) > 1 else [0] * len(rows)
+    prefix = cache = None
+    if any(shared):
+        starts = [row[0][:n] for row, n in zip(rows, shared, strict=True)]
+        ids, prefix = left_pad(starts, pad, device)
+        cache = evaluator.model(
+            input_ids=ids, attention_mask=prefix, position_ids=positions(prefix),
+            use_cache=True, logits_to_keep=1,
+        ).past_key_values  # fmt: skip
+    readings: list[list[Reading]] = [[] for _ in rows]
+    for k in range(len(rows[0])):
+        # the last token of each row stands last: the padding is between prefix and question
+        ids, own = left_pad([row[k][n:] for row, n in zip(rows, shared, strict=True)], pad, device)
+        attention = own if prefix is None else torch.cat([prefix, own], dim=1)
+        seen = cache and gathered(cache, torch.arange(len(rows), device=device))
+        logits = evaluator.model(
+            input_ids=ids, attention_mask=attention,
+            position_ids=positions(attention)[:, -ids.shape[1] :],
+            past_key_values=seen, use_cache=seen is not None, logits_to_keep=1,
+        ).logits[:, -1]  # fmt: skip
+        log_probs = torch.log_softmax(logits.float(), dim=-1)
+        yes, no = (log_probs[:, index].logsumexp(dim=1) for index in (yes_ids, no_ids))
+        p_yes, mass = torch.sigmoid(yes - no), yes.exp() + no.exp()
+        for reading, *said in zip(readings, p_yes.tolist(), mass.tolist(), strict=True):
+            reading.append(Reading(*said))
+    return readings
 
 
 def _encode(evaluator: Policy, conversations: list[list[dict]]) -> list[list[int]]:
@@ -209,7 +220,8 @@ class MetaEvaluationReward:
     truth_fraction, `meta/shown`.
 
     Raises ValueError for no evaluator or question, weights of another number, an unknown transform,
-    a truth_fraction outside 0..1, and as `yes_no_tokens`.
+    a truth_fraction outside 0..1, an evaluator whose chat template leaves out a part of the answer,
+    and as `yes_no_tokens`.
     """
 
     __name__ = "meta_evaluation_reward"
@@ -254,8 +266,8 @@ class MetaEvaluationReward:
         self.conversation = conversation
         self.seed = seed
         self.batch_size = batch_size
-        self._checked = False
         self._warned = False
+        self._check_templates()
 
     def __call__(
         self,
@@ -268,8 +280,7 @@ class MetaEvaluationReward:
     ) -> list[float | None]:
         """Return a reward for each of the N completions, strings or lists of messages.
 
-        Raises ValueError where the evaluator's chat template leaves out the answer, and where the
-        truth is to be shown and the data has no column `answer`.
+        Raises ValueError where the truth is to be shown and the data has no column `answer`.
         """
         texts = [completion_text(completion) for completion in completions]
         truths = self._truths(prompts, texts, columns)
@@ -282,9 +293,12 @@ class MetaEvaluationReward:
             ]
             for prompt, text, truth in zip(prompts, texts, truths, strict=True)
         ]
-        self._check_templates(rows, texts)
-        keys = [json.dumps(row) for row in rows]  # equal completions of a group are read once
-        different = dict(zip(keys, rows, strict=True))
+        # equal completions of a group are read once, and what a rule reads not at all
+        ruled = [truth is not None and self.truth_reader is not None for truth in truths]
+        keys = [
+            None if by_rule else json.dumps(row) for row, by_rule in zip(rows, ruled, strict=True)
+        ]
+        different = {key: row for key, row in zip(keys, rows, strict=True) if key is not None}
         readings = [
             dict(zip(different, read_yes(one, list(different.values()),
                                          batch_size=self.batch_size), strict=True))
@@ -293,24 +307,26 @@ class MetaEvaluationReward:
         rewards: list[float | None] = []
         probabilities, masses = [], []
         for key, text, truth in zip(keys, texts, truths, strict=True):
-            own = [reading[key] for reading in readings]
+            own = [] if key is None else [reading[key] for reading in readings]
             if any(reading is None for reading in own):
                 rewards.append(None)
                 continue
-            p_yes = [fmean(said.p_yes for said in asked) for asked in zip(*own, strict=True)]
-            if truth is not None and self.truth_reader is not None:
+            if key is None:
                 p_yes = [self.truth_reader(text, str(truth))] * len(self.questions)
+            else:
+                p_yes = [fmean(said.p_yes for said in asked) for asked in zip(*own, strict=True)]
+                masses.append(min(said.mass for reading in own for said in reading))
             value = math.log if self.transform == "log" else float
             rewards.append(
                 sum(w * value(max(p, LEAST_P)) for w, p in zip(self.weights, p_yes, strict=True))
             )
             probabilities.append(fmean(p_yes))
-            masses.append(min(said.mass for reading in own for said in reading))
         if masses:
             self._warn_of_low(fmean(masses))
-            if log_metric is not None:
-                log_metric("meta/p_yes", fmean(probabilities))
-                log_metric("meta/mass", fmean(masses))
+        if log_metric is not None:
+            for name, values in (("meta/p_yes", probabilities), ("meta/mass", masses)):
+                if values:
+                    log_metric(name, fmean(values))
         if log_metric is not None and self.truth_fraction:
             log_metric("meta/shown", fmean(truth is not None for truth in truths))
         return rewards
@@ -329,20 +345,18 @@ class MetaEvaluationReward:
             answer if rng.random() < self.truth_fraction else None for answer in columns["answer"]
         ]
 
-    def _check_templates(self, rows: list, texts: list[str]) -> None:
-        """Once: is the answer in what the evaluators read? Templates may drop earlier reasoning."""
-        shown = next(((row[0], text) for row, text in zip(rows, texts, strict=True) if text), None)
-        if self._checked or shown is None:
-            return
+    def _check_templates(self) -> None:
+        """Do the evaluators see all of an answer? Templates may drop the reasoning of a turn."""
+        answer = "<think>one and one</think><answer>two</answer>"
         for one in self.evaluators:
-            read = one.tokenizer.decode(_encode(one, [shown[0]])[0])
-            if "".join(shown[1].split()) not in "".join(read.split()):
+            asked = self.conversation([{"role": "user", "content": "one"}], answer, "two")
+            read = one.tokenizer.decode(_encode(one, [asked])[0])
+            if "one and one" not in " ".join(read.split()):
                 raise ValueError(
                     "the evaluator's chat template leaves out a part of the answer (those of "
                     "thinking models drop earlier reasoning), so that it would judge what it has "
                     "not seen: give conversation=as_one_message."
                 )
-        self._checked = True
 
     def _warn_of_low(self, mass: float) -> None:
         if mass < LEAST_MASS and not self._warned:

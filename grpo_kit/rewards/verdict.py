@@ -57,7 +57,8 @@ def verdict_stats(verdicts: Sequence[bool | None], labels: Sequence[bool]) -> di
 class VerificationReward:
     """1.0 where the verdict equals the column `correct`, else 0.0; no verdict earns 0.0.
 
-    Not None, which would spare a policy that gives no verdict. TRL's `log_metric` gets
+    Not None, which would spare a policy that gives no verdict. None is for rows whose `correct` is
+    None: they are no verification items. TRL's `log_metric` gets
     `verdict_stats` of each call but the accuracy, which is the reward's mean.
 
     Args:
@@ -77,13 +78,14 @@ class VerificationReward:
         completions: list,
         completion_ids: list[list[int]],
         *,
-        correct: list[bool],
+        correct: list[bool | None],
         log_metric: Callable[[str, float], None] | None = None,
         **columns,
-    ) -> list[float]:
+    ) -> list[float | None]:
         """Return a reward for each of the N completions, strings or lists of messages.
 
-        Raises ValueError where `correct` or `pass_rate` is missing or has another length.
+        Raises ValueError where `correct` or `pass_rate` has another length, or the latter is asked
+        for and missing.
         """
         rates = columns.get("pass_rate", []) if self.pass_rate_factor else [1.0] * len(correct)
         for name, column in (("correct", correct), ("pass_rate", rates)):
@@ -92,14 +94,16 @@ class VerificationReward:
                     f"verification_reward got {len(column)} values of the column {name!r} for "
                     f"{len(completions)} completions: give every verification item one."
                 )
-        labels = [bool(label) for label in correct]
+        labels = [None if label is None else bool(label) for label in correct]
         verdicts = [parse_verdict(completion_text(completion)) for completion in completions]
-        if log_metric is not None and verdicts:
-            for name, value in verdict_stats(verdicts, labels).items():
+        graded = [pair for pair in zip(verdicts, labels, strict=True) if pair[1] is not None]
+        if log_metric is not None and graded:
+            for name, value in verdict_stats(*zip(*graded, strict=True)).items():
                 if name != "accuracy":
                     log_metric(name, value)
-        factors = [min(rate, PASS_RATE_CAP) if self.pass_rate_factor else 1.0 for rate in rates]
         return [
-            factor * (verdict is label)
-            for verdict, label, factor in zip(verdicts, labels, factors, strict=True)
+            None
+            if label is None
+            else (min(rate, PASS_RATE_CAP) if self.pass_rate_factor else 1.0) * (verdict is label)
+            for verdict, label, rate in zip(verdicts, labels, rates, strict=True)
         ]

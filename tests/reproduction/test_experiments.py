@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,13 +25,20 @@ from grpo_kit.reproduction.experiments import (
     EXPERIMENTS,
     diversity_of,
     quality_of,
+    read_truth,
     stopped_early,
     unbalanced,
     undiversified,
     unfiltered,
 )
 from grpo_kit.rewards.judge import Reply
-from grpo_kit.self_verification import VerificationItem, post_process
+from grpo_kit.self_verification import (
+    VerificationItem,
+    balance,
+    diversify,
+    filter_queries,
+    post_process,
+)
 from grpo_kit.tasks import Task
 from grpo_kit.training import PromptCollector, Run, check_task
 
@@ -244,6 +252,35 @@ def test_an_answer_is_overrated_by_what_the_evaluator_thinks_beyond_the_truth(mo
     assert 0 < found["p_yes"] < 1 and found["overrated"] == pytest.approx(found["p_yes"] - 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "arm"), [("verification", "mixed"), ("meta", "truth 10 %"), ("meta", "labels")]
+)
+def test_an_arm_is_trained_watched_and_measured_from_end_to_end(name, arm, tmp_path):
+    whole, profile = EXPERIMENTS[name], PROFILES["smoke"]
+    one = dataclasses.replace(whole, arms={arm: whole.arms[arm]})
+    config = dataclasses.replace(profile.config, max_steps=1, save_steps=0, eval_prompts=4)
+    if name == "verification":
+        with pytest.raises(ValueError, match="give that number, --tokens"):
+            run_experiment(one, profile, config, [0], tmp_path)
+        config = dataclasses.replace(config, max_generated_tokens=100)
+    summary = run_experiment(one, profile, config, [0], tmp_path)
+    measured = summary["final"][arm]
+    wanted = {"verification": "of_n/own_verdicts gained/verification verdicts/false_yes",
+              "meta": "p_yes overrated stopped\xa0early"}[name]  # fmt: skip
+    for metric in wanted.split(" "):
+        assert math.isfinite(measured[metric.replace("\xa0", " ")]["values"][0]), metric
+    assert set(one.curves) >= set(summary["curves"])
+
+
+def test_the_truth_is_read_by_rule_in_the_tiny_world_only():
+    arm = EXPERIMENTS["meta"].arms["truth 10 %"]
+    policy, tiny = PROFILES["smoke"].load_policy(), PROFILES["smoke"]
+    for profile, ruled in ((tiny, True), (dataclasses.replace(tiny, judge="self"), False)):
+        reward = arm.rewards(profile, profile.config, policy)[-1]
+        assert (reward.truth_reader is not None) == ruled
+    assert read_truth("<answer>12.0</answer>", "12") > 0.9 > 0.1 > read_truth("12", "13")
+
+
 def test_ablations_leave_out_one_stage_each():
     def items(query, right, wrong):
         return [VerificationItem(query, query, str(i), i < right) for i in range(right + wrong)]
@@ -253,7 +290,8 @@ def test_ablations_leave_out_one_stage_each():
     assert any(item.query_id == "hard" for item in unfiltered(every, 0, 6))
     assert all(item.query_id != "hard" for item in post_process(every, 0, 6))
     assert len({i.answer for i in undiversified(mixed, 0, 6) if i.correct}) == 3
-    assert len({i.answer for i in post_process(mixed, 0, 6) if i.correct}) == 2
+    whole = balance(*diversify(filter_queries(mixed)), 6)
+    assert len({i.answer for i in whole if i.correct}) == 2
     crowd = [item for i in range(9) for item in items(f"easy {i}", 6, 0)] + mixed
     counts = [sum(i.correct for i in f(crowd, 0, 8)) for f in (unbalanced, post_process)]
     assert counts[0] > 4 == counts[1]
@@ -301,5 +339,5 @@ def test_every_arm_makes_a_batch_and_the_first_is_plain_grpo(name):
         source = PromptCollector(policy, few, rewards, config, 0)
         source = arm.collector(source) if arm.collector else source
         state = SimpleNamespace(global_step=0, max_steps=1, progress=0.0)
-        (batch,), _ = source(torch.Generator().manual_seed(0), state)
+        (batch,) = source(torch.Generator().manual_seed(0), state, {})
         assert not batch.rewards.isnan().any() and batch.advantages.abs().max() > 0

@@ -68,3 +68,10 @@ def test_missing_columns_are_named():
         VerificationReward(pass_rate_factor=True)([None], ["Yes"], [[]], correct=[True])
     with pytest.raises(ValueError, match="2 values of the column 'correct' for 1"):
         VerificationReward()([None], ["Yes"], [[]], correct=[True, False])
+
+
+def test_rows_that_are_no_items_are_not_scored():
+    reward, logged = VerificationReward(), {}
+    earned = reward([None] * 3, ["Yes", "No", "No"], [[]] * 3, correct=[True, None, True],
+                    log_metric=logged.__setitem__)  # fmt: skip
+    assert earned == [1.0, None, 0.0] and logged["yes_rate"] == 0.5

@@ -368,7 +368,7 @@ EXPERIMENTS = {
             **overrated(t.base, t.policy, t.task, t.config),
             "stopped early": stopped_early(t.run),
         },
-        ("meta/p_yes", "rewards/accuracy_reward/mean", "eval/pass@1", "entropy"),
+        ("meta/p_yes", "eval/pass@1"),
         watch=few_labels,
         changes={"num_generations_eval": 4},
         evaluations=10,

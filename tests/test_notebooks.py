@@ -2,10 +2,13 @@
 
 import ast
 import json
+import math
 import os
+import random
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import nbformat
@@ -17,8 +20,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_kit import check, objective
+from grpo_kit import self_verification as sv
 from grpo_kit.notebooks import execute
-from grpo_kit.rewards import group_similarities, linear_weight
+from grpo_kit.rewards import (
+    extract_answer,
+    group_similarities,
+    linear_weight,
+    parse_verdict,
+    read_yes,
+    yes_no_tokens,
+)
 from grpo_kit.rewards.judge import parse_judgement, tiny_prompt
 from grpo_kit.tiny.skills import CRITERIA
 
@@ -46,6 +57,8 @@ def test_there_are_notebooks():
         "01_basic_grpo",
         "02_diversity_reward",
         "03_llm_judge_reward",
+        "04_self_verification",
+        "05_meta_evaluation",
     ]
 
 
@@ -134,6 +147,20 @@ def judging() -> dict:
     return defined_in("03_llm_judge_reward", names, pydantic=pydantic, CRITERIA=CRITERIA)
 
 
+@pytest.fixture(scope="module")
+def verifying() -> dict:
+    names = "verdict by_query filtered diverse balanced_items labels skewed"
+    given = {"re": re, "random": random, "defaultdict": defaultdict, "self_verification": sv}
+    return defined_in("04_self_verification", names, **given)
+
+
+@pytest.fixture(scope="module")
+def asking() -> dict:
+    names = "probability meta_reward centred cispo kind"
+    given = {"torch": torch, "yes_no_tokens": yes_no_tokens, "extract_answer": extract_answer}
+    return defined_in("05_meta_evaluation", names, re=re, **given)
+
+
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 10_000), st.sampled_from([2, 3, 8]), st.booleans())
 def test_advantages_of_the_notebook_equal_the_package(basics, seed, size, binary):
@@ -200,6 +227,76 @@ def test_the_quality_of_the_notebook_equals_the_package(judging, scores, cut):
 @given(st.text(alphabet="Mia 12+7=19.<think>\n"), st.text(alphabet="Surely 15.</answer>"))
 def test_the_judge_is_asked_as_in_the_package(judging, question, response):
     assert judging["ask"](question, response) == tiny_prompt(question, response)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(
+        st.sampled_from(["yes", "No", "YES.", "<think>", "</think>", "\\boxed{no}", "know", "so"]),
+        max_size=7,
+    )
+)
+def test_the_verdict_of_the_notebook_equals_the_package(verifying, words):
+    text = " ".join(words)
+    assert verifying["verdict"](text) is parse_verdict(text)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=8), st.integers(0, 9))
+def test_the_stages_of_the_notebook_count_as_the_package_does(verifying, sizes, n):
+    items = [
+        sv.VerificationItem(query, "q", f"{query}-{i}", i < right)
+        for query, (right, wrong) in enumerate(sizes)
+        for i in range(right + wrong)
+    ]
+    count = verifying["labels"]
+    kept, packaged = verifying["filtered"](items), sv.filter_queries(items)
+    assert count(kept) == count(packaged)
+    parts, theirs = verifying["diverse"](kept), sv.diversify(packaged)
+    assert [count(part) for part in parts] == [count(part) for part in theirs]
+    assert count(verifying["balanced_items"](*parts, n)) == count(sv.balance(*theirs, n))
+    drawn = verifying["skewed"](items, 0, 16)
+    assert not drawn or count(drawn) == {True: 2, False: 14}
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10_000), st.sampled_from([2, 4]))
+def test_reward_advantage_and_loss_of_05_equal_the_package(asking, seed, size):
+    generator = torch.Generator().manual_seed(seed)
+    p = torch.rand((8, 2), generator=generator).round(decimals=1)
+    rewards = asking["meta_reward"](p, [0.5, 2.0])
+    by_hand = [sum(w * math.log(max(x, 1e-4)) for w, x in zip((0.5, 2.0), row, strict=True))
+               for row in p.tolist()]  # fmt: skip
+    assert rewards.tolist() == pytest.approx(by_hand, rel=1e-4)
+    advantages = asking["centred"](rewards, size)
+    expected = objective.group_advantages(rewards, size, scale_rewards="none")
+    torch.testing.assert_close(advantages, expected)
+    logps, old = -torch.rand((2, 8, 6), generator=generator) * 4
+    mask = torch.arange(6)[None] < torch.randint(1, 7, (8, 1), generator=generator)
+    gradients = []
+    for function, options in (
+        (asking["cispo"], {}),
+        (objective.policy_loss, {"loss_type": "cispo", "epsilon_high": 5.0}),
+    ):
+        variable = logps.clone().requires_grad_()
+        function(variable, old, advantages, mask, **options).backward()
+        gradients.append(variable.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_the_probability_of_05_is_the_one_that_the_package_reads(asking, policy):
+    conversation = [{"role": "user", "content": "Is 12 + 7 = 19 correct?"}]
+    ((reading,),) = read_yes(policy, [[conversation]])
+    assert asking["probability"](policy, conversation) == pytest.approx(tuple(reading), rel=1e-4)
+
+
+def test_answers_are_told_apart_by_rule(asking):
+    kind = asking["kind"]
+    assert kind("<think>first 2 + 3 = 5.</think><answer>5</answer>", "5") == "right"
+    assert kind("<think>first 2 + 3 = 6.</think><answer>6</answer>", "5") == "a sum is wrong"
+    assert kind("<think>first 2 + 4 = 6.</think><answer>6</answer>", "5").startswith("true sums")
+    assert kind("<think>Maybe 6.</think><answer>6</answer>", "5") == "no equations"
+    assert kind("first 2 + 3 = 5. The answer is 5.", "5") == "not marked"
 
 
 def test_the_numbers_that_the_prose_of_03_takes_from_its_table_stand_in_it():

@@ -37,9 +37,18 @@ def test_the_table_of_skills_is_the_stored_one():
         assert (after > before + 0.1) == (name != "bare"), name
 
 
-@pytest.mark.parametrize("name", ["diversity", "judge"])
+SHOWN = {
+    "diversity": None,  # all
+    "judge": None,
+    "verification": ["eval/pass@1", "eval/mean_length", "verdicts/accuracy", "verdicts/yes_rate",
+                     "of_n/own_verdicts", "of_n/majority"],
+    "meta": ["eval/pass@1", "fell", "stopped early", "p_yes", "overrated"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHOWN)
 def test_the_tables_of_the_experiments_are_the_stored_ones(name):
-    assert compare.summary_text(stored(f"{name}/summary.json")).strip() in README
+    assert compare.summary_text(stored(f"{name}/summary.json"), SHOWN[name]).strip() in README
     assert (RESULTS / name / "curves.png").stat().st_size > 10_000
 
 
@@ -84,6 +93,70 @@ def test_what_is_said_of_the_experiments_is_what_they_found():
     ends = sorted(judge["final"]["two judges"]["eval/pass@1"]["values"])
     assert 0.15 < ends[0] and ends[3] < 0.65 < ends[4]
     assert sum(share < 0.7 for share in judge["final"]["judge only"]["assured"]["values"]) == 2
+
+
+def test_what_is_said_of_self_verification_is_what_was_found():
+    """In the README and in the prose of notebook 04."""
+    summary = stored("verification/summary.json")
+    assert summary["seeds"] == [0, 1, 2, 3, 4]
+    assert summary["config"]["max_generated_tokens"] == 130_000
+    final, difference = summary["final"], summary["difference"]
+
+    def told(arm, metric):
+        return f"{final[arm][metric]['median']:.2f}"
+
+    assert told("self-verify", "verdicts/accuracy") == "0.96"
+    starts = summary["curves"]["verdicts/accuracy"]["self-verify"]["values"]
+    assert f"{sorted(values[0] for values in starts)[2]:.3f}" == "0.625"
+    assert told("self-verify", "gained/generation") == "0.05"
+    assert final["self-verify"]["gained/generation"]["low"] > 0
+    assert told("generate", "gained/generation") == "0.55"
+    gained = final["generate"]["gained/verification"]
+    assert gained["low"] < 0 and f"{gained['high']:.2f}" == "0.26"
+    assert (
+        told("generate", "eval/pass@1") == "0.94" and told("self-verify", "eval/pass@1") == "0.44"
+    )
+    assert told("self-verify", "of_n/own_verdicts") == "0.98"
+    assert told("self-verify", "of_n/majority") == "0.87"
+    strategies = ("mixed", "verify-init", "verify-alter")
+    for arm in strategies:
+        assert difference[arm]["eval/pass@1"]["low"] < 0 > difference[arm]["eval/pass@1"]["median"]
+        assert final[arm]["verdicts/accuracy"]["low"] > 0.88 < final[arm]["eval/pass@1"]["median"]
+    whole = final["mixed"]
+    for arm in ("mixed, unfiltered", "mixed, undiversified", "mixed, unbalanced"):
+        for metric in ("eval/pass@1", "verdicts/accuracy"):
+            assert final[arm][metric]["low"] <= whole[metric]["high"], (arm, metric)
+            assert final[arm][metric]["high"] >= whole[metric]["low"], (arm, metric)
+
+
+def test_what_is_said_of_p_yes_is_what_was_found():
+    """In the README and in the prose of notebook 05."""
+    summary = stored("meta/summary.json")
+    assert summary["seeds"] == [0, 1, 2, 3, 4] and summary["config"]["max_steps"] == 120
+    final, difference = summary["final"], summary["difference"]
+
+    def ends(arm):
+        return final[arm]["eval/pass@1"]
+
+    assert (
+        f"{ends('our defaults')['median']:.2f}" == "0.37"
+        and final["our defaults"]["fell"]["low"] > 0
+    )
+    assert f"{ends('paper')['median']:.2f}" == "0.78"
+    assert sum(value > 0.1 for value in final["paper"]["fell"]["values"]) == 2
+    assert final["paper"]["fell"]["median"] < final["our defaults"]["fell"]["median"]
+    ten = ends("truth 10 %")
+    assert f"{ten['low']:.2f}" == "0.63" and f"{ten['high']:.2f}" == "0.83"
+    assert 0.08 < final["truth 10 %"]["fell"]["low"] and final["truth 10 %"]["fell"]["high"] < 0.21
+    for arm in ("ensemble", "other question"):
+        assert ends(arm)["median"] < 0.4 and difference[arm]["fell"]["low"] > 0.1
+    fell = [final[arm]["fell"]["median"] for arm in ("our defaults", "truth 1 %")]
+    assert fell[1] > fell[0] and ends("truth 1 %")["low"] < ends("our defaults")["median"]
+    for arm in difference:
+        assert 0.74 < final[arm]["stopped early"]["median"] < 0.89, arm
+        assert difference[arm]["p_yes"]["low"] > 0 > difference[arm]["eval/pass@1"]["high"], arm
+    for values in summary["curves"]["eval/pass@1"]["our defaults"]["values"]:
+        assert values[0] < 0.45 < 0.54 < max(values)
 
 
 def test_the_benchmark_is_the_stored_one():

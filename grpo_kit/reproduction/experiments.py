@@ -224,6 +224,12 @@ def read_truth(text: str, answer: str) -> float:
     return 0.98 if is_correct(extract_answer(text), answer) else 0.02
 
 
+def fell(run: Run) -> float:
+    """How far held-out pass@1 ended below its highest value of the run."""
+    accuracies = run.series("eval/pass@1")[1]
+    return max(accuracies) - accuracies[-1]
+
+
 def _asked(question: str = META_QUESTION, *, evaluators=None, **options) -> Arm:
     """Accuracy, only watched, format, P("Yes"); `evaluators(profile, policy)`, or a frozen copy.
 
@@ -366,6 +372,7 @@ EXPERIMENTS = {
         },
         lambda t: {
             **overrated(t.base, t.policy, t.task, t.config),
+            "fell": fell(t.run),
             "stopped early": stopped_early(t.run),
         },
         ("meta/p_yes", "eval/pass@1"),

@@ -24,6 +24,7 @@ from grpo_kit.reproduction.compare import (
 from grpo_kit.reproduction.experiments import (
     EXPERIMENTS,
     diversity_of,
+    fell,
     quality_of,
     read_truth,
     stopped_early,
@@ -239,6 +240,8 @@ def test_the_few_labels_choose_the_first_of_the_best():
                for i, (f, e) in enumerate(zip(few, held_out, strict=True))]  # fmt: skip
     run = Run(Path(), None, 0, [{"step": 0}, *history])
     assert stopped_early(run) == 0.8
+    run = Run(Path(), None, 0, history[:3])
+    assert fell(run) == pytest.approx(0.8 - 0.7)
 
 
 def test_an_answer_is_overrated_by_what_the_evaluator_thinks_beyond_the_truth(monkeypatch):
@@ -266,7 +269,7 @@ def test_an_arm_is_trained_watched_and_measured_from_end_to_end(name, arm, tmp_p
     summary = run_experiment(one, profile, config, [0], tmp_path)
     measured = summary["final"][arm]
     wanted = {"verification": "of_n/own_verdicts gained/verification verdicts/false_yes",
-              "meta": "p_yes overrated stopped\xa0early"}[name]  # fmt: skip
+              "meta": "p_yes overrated fell stopped\xa0early"}[name]  # fmt: skip
     for metric in wanted.split(" "):
         assert math.isfinite(measured[metric.replace("\xa0", " ")]["values"][0]), metric
     assert set(one.curves) >= set(summary["curves"])

@@ -314,6 +314,20 @@ def test_the_numbers_that_the_prose_of_03_takes_from_its_table_stand_in_it():
     assert best.count("assured") == 2 and len(names) == 6  # "under two of six"
 
 
+def test_the_numbers_that_the_prose_of_05_takes_from_its_run_stand_in_its_outputs():
+    cells = {cell.id: cell for cell in read(FOLDER / "05_meta_evaluation.ipynb").cells}
+
+    def told(name):
+        return BeautifulSoup(text_of(cells[name].outputs), "html.parser").get_text(" ")
+
+    assert "pass@1=0.26" in told("runs") and "0.40 to 0.87" in cells["long-read"].source
+    assert "falls, to 0.26" in " ".join(cells["long-read"].source.split())
+    assert "18 - 7 = 9" in told("what") and "18 − 7 = 9" in cells["what-read"].source
+    wrong = re.search(r"a sum is wrong\W+n?\W*(\d+)\W+n?\W*(\d+)", told("what"))
+    assert 0.7 < int(wrong[2]) / 256 < 0.8  # "in three of four a sum is wrong"
+    assert "(AUC 0.50)" in cells["after-read"].source and "0.50" in told("evaluators")
+
+
 # --- a run of each, and its exact outputs ---------------------------------------------------------
 
 

@@ -35,7 +35,7 @@ PART_TOKENS = 640  # least padded tokens of a part that is scored by itself
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Completions of P prompts, N rows in all; the rows of a prompt stand together.
+    """Completions of P prompts, N rows in all; `generate` puts the rows of a prompt together.
 
     prompt_ids: P lists of token ids. prompt_index: (N,) long, the prompt of each row.
     completion_ids: (N, T) long, padded right. mask: (N, T) bool, True at generated tokens, the EOS
@@ -112,7 +112,7 @@ class Rollouts:
 def generate(
     model,
     prompt_ids: Sequence[Sequence[int]],
-    num_generations: int = 1,
+    num_generations: int | Sequence[int] = 1,
     *,
     max_new_tokens: int,
     eos_token_ids: Sequence[int],
@@ -128,7 +128,7 @@ def generate(
     Args:
         model: a transformers causal LM.
         prompt_ids: P lists of token ids, of any lengths.
-        num_generations: G; the result has N = P * G rows.
+        num_generations: G, or one number a prompt; the result has N = P * G rows, or their sum.
         max_new_tokens: limit of a completion, in tokens.
         eos_token_ids: any of these ends a row.
         pad_token_id: fills what is left of a row; may be an EOS, masks do not depend on it.
@@ -153,7 +153,7 @@ def generate(
     model.eval()  # no dropout in what is meant to be the policy's own distribution
     try:
         prompt_index = torch.arange(len(prompt_ids), device=device).repeat_interleave(
-            num_generations
+            torch.as_tensor(num_generations, device=device)
         )
         n = len(prompt_index)
         completion_ids = torch.full((n, max_new_tokens), pad_token_id, device=device)

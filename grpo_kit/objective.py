@@ -241,6 +241,7 @@ def policy_loss(
     num_items_in_batch: int | float | Tensor | None = None,
     num_sequences_in_batch: int | None = None,
     truncated_importance_weights: Tensor | None = None,
+    turn_weights: Tensor | None = None,
 ) -> Tensor:
     """The GRPO loss of a batch of completions, in one of its published forms.
 
@@ -294,6 +295,10 @@ def policy_loss(
         num_items_in_batch: unmasked tokens of the whole generation batch; `mask.sum()` by default.
         num_sequences_in_batch: completions of the whole batch, with the fully masked; N by default.
         truncated_importance_weights: (N, T) float, multiplied onto the policy term of each token.
+        turn_weights: (N,) float, for rows that are turns of episodes, with loss_type "grpo": 1 over
+            the number of turns of the row's episode. With `num_sequences_in_batch` the number of
+            episodes, the loss is AgentFlow's (arXiv 2510.05592) eq. 10: 1/G over episodes, 1/T_i
+            over an episode's turns, 1/|a_i^t| over a turn's tokens.
 
     Returns:
         Scalar; 0 with a zero gradient if everything is masked.
@@ -308,6 +313,11 @@ def policy_loss(
         raise ValueError("loss_type 'dr_grpo' needs max_completion_length, its divisor in tokens.")
     if beta and ref_logps is None:
         raise ValueError(f"beta is {beta} but ref_logps is missing; give them, or beta=0.")
+    if turn_weights is not None and loss_type != "grpo":
+        raise ValueError(
+            f"turn_weights are for loss_type 'grpo', not {loss_type!r}, which counts tokens: leave "
+            "them out."
+        )
     epsilon_high = _epsilon_high(loss_type, epsilon, epsilon_high)
     mask = _check_and_bool(
         logps, mask, old_logps=old_logps, ref_logps=ref_logps, weights=truncated_importance_weights
@@ -335,7 +345,10 @@ def policy_loss(
         completions = max(completions, 1)
         if loss_type == "dr_grpo":
             return per_token.sum() / (completions * max_completion_length)
-        return (per_token.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / completions
+        per_completion = per_token.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+        if turn_weights is not None:
+            per_completion = per_completion * turn_weights
+        return per_completion.sum() / completions
     tokens = mask.sum() if loss_type == "bnpo" or num_items_in_batch is None else num_items_in_batch
     return per_token.sum() / torch.as_tensor(tokens, device=logps.device).clamp(min=1)
 

@@ -380,6 +380,7 @@ class Batch:
     examples: list[dict]  # N, the row of data that each completion answers
     logged: dict[str, list[float]] = field(default_factory=dict)  # by rewards, see `score`
     generated_tokens: int = 0  # also of groups that were sampled and left out
+    episode_index: Tensor | None = None  # (N,) long, ascending, where rows are turns of episodes
 
     def metrics(self) -> dict[str, float]:
         """What TRL logs of a generation batch, under its names; no mean of nothing scored."""
@@ -524,8 +525,10 @@ def collect(
                 temperature=config.temperature,
                 generator=generator,
             )
-        examples = examples_of(rows)
-        return rollouts, start_scoring(policy, rollouts, examples, rewards, portal, state, logged)
+        ids = rollouts.completion_lists()
+        return rollouts, start_scoring(
+            policy.decode(ids), ids, examples_of(rows), rewards, portal, state, logged
+        )
 
     missing, generated_tokens = wanted, 0
     for round_ in range(config.dynamic_sampling_rounds + 1):
@@ -583,7 +586,20 @@ def score(
     state: Any = None,
     logged: dict[str, list[float]] | None = None,
 ) -> Tensor:
-    """Rewards of all completions, (N, R) float32, NaN where a reward returned None.
+    """Rewards of all completions, (N, R) float32: `score_texts` of what they say."""
+    ids = rollouts.completion_lists()
+    return score_texts(policy.decode(ids), ids, examples, rewards, state, logged)
+
+
+def score_texts(
+    texts: Sequence[str],
+    completion_ids: Sequence[Sequence[int]],
+    examples: Sequence[dict],
+    rewards: Sequence[Callable],
+    state: Any = None,
+    logged: dict[str, list[float]] | None = None,
+) -> Tensor:
+    """Rewards of N texts, (N, R) float32, NaN where a reward returned None.
 
     Completions reach a reward as TRL passes them for prompts that are messages: a list with one
     assistant message. As in TRL, a reward gets `trainer_state` and may call `log_metric(name,
@@ -593,12 +609,12 @@ def score(
     """
     logged = {} if logged is None else logged
     with start_blocking_portal() as portal:
-        return start_scoring(policy, rollouts, examples, rewards, portal, state, logged)()
+        return start_scoring(texts, completion_ids, examples, rewards, portal, state, logged)()
 
 
 def start_scoring(
-    policy: Policy,
-    rollouts: Rollouts,
+    texts: Sequence[str],
+    completion_ids: Sequence[Sequence[int]],
     examples: Sequence[dict],
     rewards: Sequence[Callable],
     portal: BlockingPortal,
@@ -608,14 +624,12 @@ def start_scoring(
     """Start the coroutine rewards, all together; the function returned runs the others and waits.
 
     Coroutines run in `portal`, an event loop in another thread (a notebook has one in this), so
-    that other work can go on meanwhile. See `score`.
+    that other work can go on meanwhile. See `score_texts`.
     """
-    completion_ids = rollouts.completion_lists()
-    texts = policy.decode(completion_ids)
     arguments = {
         "prompts": [example["prompt"] for example in examples],
         "completions": [[{"role": "assistant", "content": text}] for text in texts],
-        "completion_ids": completion_ids,
+        "completion_ids": list(completion_ids),
         "trainer_state": state,
         "log_metric": lambda name, value: logged.setdefault(name, []).append(float(value)),
         **{
@@ -706,14 +720,16 @@ def update(
         mask = mask & rollouts.finished[:, None]
     n, width = mask.shape
     size = config.optimizer_batch_size
-    micro_size = config.per_device_train_batch_size or size
-    # A group without spread has no gradient, unless there is a KL term; to bnpo its tokens count.
+    micro_size = config.per_device_train_batch_size or n
+    # Turns of one episode stay together: an optimiser step takes whole episodes.
+    episode = torch.arange(n) if batch.episode_index is None else batch.episode_index.cpu()
+    episodes, turn_weights = int(episode[-1]) + 1, None
+    if batch.episode_index is not None and config.loss_type == "grpo":
+        turn_weights = (1 / episode.bincount()[episode]).to(mask.device)
+    # Without advantage there is no gradient, unless by a KL term; to bnpo such tokens count.
     active = batch.advantages != 0
     if reference is not None or config.loss_type == "bnpo":
         active = torch.ones(n, dtype=torch.bool)
-    active = (
-        active.view(-1, config.num_generations).any(1).repeat_interleave(config.num_generations)
-    )
 
     def scored(model, rows: Tensor) -> Tensor:
         part = rollouts.select(rows)
@@ -750,10 +766,11 @@ def update(
     }
     sums: dict[str, float] = {}
     for _ in range(config.num_iterations):
-        for start in range(0, n, size):
-            rows = torch.arange(start, min(start + size, n))
+        for start in range(0, episodes, size):
+            rows = ((start <= episode) & (episode < start + size)).nonzero()[:, 0]
             # each optimiser step gets an even share of the whole batch's tokens, as in TRL
-            tokens, sequences = mask.sum() * len(rows) / n, len(rows)
+            sequences = min(start + size, episodes) - start
+            tokens = mask.sum() * sequences / episodes
             total, grad_norm = 0.0, torch.tensor(0.0)
             micro_batches = _micro_batches(rows[active[rows]], rollouts, micro_size)
             for part in micro_batches:
@@ -774,6 +791,7 @@ def update(
                     num_items_in_batch=tokens,
                     num_sequences_in_batch=sequences,
                     truncated_importance_weights=None if weights is None else weights[cut],
+                    turn_weights=None if turn_weights is None else turn_weights[part],
                     **arguments,
                 )
                 if config.loss_type == "bnpo":  # local by definition: the mean of micro-batches

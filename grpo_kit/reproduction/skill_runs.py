@@ -67,7 +67,7 @@ def plan_task(seed: int = 0) -> Task:
         memory = S.sample_memory(question, rng)
         if question.next_step(memory) is None:
             memory = []
-        content = S.plan_prompt(question.text, memory)
+        content = S.plan_prompt(question.text, S.memory_text(memory))
         step = S.step_text(question.next_step(memory))
         return {"prompt": [{"role": "user", "content": content}], "answer": "|".join(step)}
 

@@ -10,7 +10,12 @@ from grpo_kit.rewards.accuracy import accuracy_reward, extract_answer, is_correc
 from grpo_kit.rewards.diversity import DiversityReward, group_similarities, linear_weight
 from grpo_kit.rewards.embedder import load_embedder
 from grpo_kit.rewards.format import format_reward
-from grpo_kit.rewards.judge import EndpointJudge, LocalJudge, QualityJudgeReward
+from grpo_kit.rewards.judge import (
+    EndpointJudge,
+    LocalJudge,
+    OutcomeJudgeReward,
+    QualityJudgeReward,
+)
 from grpo_kit.rewards.meta_evaluation import MetaEvaluationReward, read_yes, yes_no_tokens
 from grpo_kit.rewards.overlong import OverlongPenalty
 from grpo_kit.rewards.text import completion_text, question_text
@@ -21,6 +26,7 @@ __all__ = [
     "EndpointJudge",
     "LocalJudge",
     "MetaEvaluationReward",
+    "OutcomeJudgeReward",
     "OverlongPenalty",
     "QualityJudgeReward",
     "VerificationReward",

@@ -210,10 +210,9 @@ def memory_text(memory: list[tuple[str, str, str]]) -> str:
     )
 
 
-def plan_prompt(question: str, memory: list[tuple[str, str, str]]) -> str:
+def plan_prompt(question: str, memory: str) -> str:
     return (
-        f"Question: {question}\nTools: lookup, calculator\nMemory: {memory_text(memory)}\n"
-        "What is the next step?"
+        f"Question: {question}\nTools: lookup, calculator\nMemory: {memory}\nWhat is the next step?"
     )
 
 
@@ -221,12 +220,12 @@ def execute_prompt(context: str, goal: str, tool: str) -> str:
     return f"Context: {context}\nGoal: {goal}\nTool: {tool}\nWrite the call."
 
 
-def check_prompt(question: str, memory: list[tuple[str, str, str]]) -> str:
-    return f"Question: {question}\nMemory: {memory_text(memory)}\nSTOP or CONTINUE?"
+def check_prompt(question: str, memory: str) -> str:
+    return f"Question: {question}\nMemory: {memory}\nSTOP or CONTINUE?"
 
 
-def answer_prompt(question: str, memory: list[tuple[str, str, str]]) -> str:
-    return f"Question: {question}\nMemory: {memory_text(memory)}\nWrite the final answer."
+def answer_prompt(question: str, memory: str) -> str:
+    return f"Question: {question}\nMemory: {memory}\nWrite the final answer."
 
 
 def step_text(step: tuple[str, str]) -> tuple[str, str, str]:
@@ -294,7 +293,7 @@ def sample_plan(question: ToolQuestion, rng: random.Random) -> list[dict]:
             other = random_step(question, rng)
         text = plan_text(other, f"So {step[0]}.")
     return [
-        {"role": "user", "content": plan_prompt(question.text, memory)},
+        {"role": "user", "content": plan_prompt(question.text, memory_text(memory))},
         {"role": "assistant", "content": text},
     ]
 
@@ -320,7 +319,7 @@ def sample_check(question: ToolQuestion, rng: random.Random) -> list[dict]:
     done = (question.next_step(memory) is None) != (rng.random() < CHECK_FLIP_RATE)
     verdict = "STOP" if done else "CONTINUE"
     return [
-        {"role": "user", "content": check_prompt(question.text, memory)},
+        {"role": "user", "content": check_prompt(question.text, memory_text(memory))},
         {"role": "assistant", "content": f"{progress_text(question, memory)} {verdict}"},
     ]
 
@@ -333,7 +332,7 @@ def sample_answer(question: ToolQuestion, rng: random.Random) -> list[dict]:
     progress = progress_text(question, memory)
     known = [piece for piece in progress.split(", ") if not piece.endswith("?")]
     return [
-        {"role": "user", "content": answer_prompt(question.text, memory)},
+        {"role": "user", "content": answer_prompt(question.text, memory_text(memory))},
         {
             "role": "assistant",
             "content": f"{progress} <answer>{last_number(' '.join(known))}</answer>",

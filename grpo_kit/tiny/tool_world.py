@@ -8,11 +8,12 @@ earlier ones returned. Train and test never share a catalogue: the split is a ha
 import hashlib
 import random
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 ITEMS = "lamp chair table clock mirror carpet basket kettle bottle ladder bucket drum".split()
 SHOPS = "Nord Alba Cora Duna".split()
 KINDS = ("price", "several", "together", "discount", "several_discount")
+KIND_WEIGHTS = (10, 25, 25, 20, 20)
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def make_tool_question(rng: random.Random, split: str, kind: str | None = None) 
             for name, price, shop in zip(names, prices, sellers, strict=True)
         } | {shop: f"{shop} discount {amount}" for shop, amount in discounts.items()}
         question = ToolQuestion(
-            kind=kind or rng.choices(KINDS, weights=(10, 25, 25, 20, 20))[0],
+            kind=kind or rng.choices(KINDS, weights=KIND_WEIGHTS)[0],
             items=tuple(names[:2]),
             count=rng.randint(2, 4),
             prices=tuple(prices[:2]),
@@ -119,6 +120,23 @@ def make_tool_question(rng: random.Random, split: str, kind: str | None = None) 
         )
         if question.split == split:
             return question
+
+
+def ask_again(question: ToolQuestion, rng: random.Random) -> ToolQuestion:
+    """Another random question about the same catalogue."""
+    items = [name for name in question.catalogue if name in ITEMS]
+    names = tuple(rng.sample(items, 2))
+    facts = [re.fullmatch(r"\w+ (\d+), shop (\w+)", question.catalogue[name]) for name in names]
+    shop = facts[0][2]
+    return replace(
+        question,
+        kind=rng.choices(KINDS, weights=KIND_WEIGHTS)[0],
+        items=names,
+        count=rng.randint(2, 4),
+        prices=tuple(int(fact[1]) for fact in facts),
+        shop=shop,
+        discount=int(question.catalogue[shop].rsplit(" ", 1)[1]),
+    )
 
 
 def random_step(question: ToolQuestion, rng: random.Random) -> tuple[str, str]:

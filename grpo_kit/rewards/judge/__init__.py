@@ -3,7 +3,8 @@
 texts    what a judge is asked, with the response fenced in, and how its reply is read
 judges   who judges: a local model, or any OpenAI-compatible endpoint
 cache    judgements on disk, shared by runs and processes
-reward   `QualityJudgeReward`, which puts them together under TRL's protocol
+reward   `QualityJudgeReward`, which puts them together under TRL's protocol; `OutcomeJudgeReward`,
+         which asks whether an answer is the reference's
 
 Sources: Trinity-RFT's report (arXiv 2505.17826, Figs 10-11), where Qwen3-32B scores quality and the
 score, normalised to [-0.5, 0.5], is added to the rule-based rewards; the four criteria are those of
@@ -14,7 +15,7 @@ of its group.
 """
 
 from grpo_kit.rewards.judge.judges import EndpointJudge, Failure, LocalJudge, Reply
-from grpo_kit.rewards.judge.reward import QualityJudgeReward
+from grpo_kit.rewards.judge.reward import OutcomeJudgeReward, QualityJudgeReward
 from grpo_kit.rewards.judge.texts import Judgement, parse_judgement, quality_prompt, tiny_prompt
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Failure",
     "Judgement",
     "LocalJudge",
+    "OutcomeJudgeReward",
     "QualityJudgeReward",
     "Reply",
     "parse_judgement",

@@ -1,4 +1,4 @@
-"""`QualityJudgeReward`: a judge's scores as a reward under TRL's protocol."""
+"""A judge's replies as rewards under TRL's protocol: `QualityJudgeReward`, `OutcomeJudgeReward`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from grpo_kit.rewards.accuracy import correctness
 from grpo_kit.rewards.judge.cache import JudgementCache, cache_key
 from grpo_kit.rewards.judge.judges import Failure, Reply
-from grpo_kit.rewards.judge.texts import Judgement, parse_judgement
+from grpo_kit.rewards.judge.texts import Judgement, Outcome, outcome_prompt, parse_judgement
 from grpo_kit.rewards.text import completion_text, question_text
 
 logger = logging.getLogger(__name__)
@@ -93,8 +93,10 @@ class QualityJudgeReward:
         if self.only_correct:
             correct = correctness(self.__name__, completions, columns)
         conversations = [
-            self.judge.prompt(question_text(prompt), completion_text(completion)) if right else None
-            for prompt, completion, right in zip(prompts, completions, correct, strict=True)
+            self._conversation(question_text(prompt), completion_text(completion), columns, i)
+            if correct[i]
+            else None
+            for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
         ]
         keys = [c and cache_key(self.judge.name, c) for c in conversations]
         different = {key: c for key, c in zip(keys, conversations, strict=True) if c}
@@ -114,16 +116,22 @@ class QualityJudgeReward:
             for key, right in zip(keys, correct, strict=True)
         ]
 
-    def _cached(self, keys: dict) -> dict[str, Judgement]:
+    def _conversation(self, question: str, response: str, columns: dict, i: int) -> list[dict]:
+        return self.judge.prompt(question, response)
+
+    def _parsed(self, reply: str) -> Judgement | Outcome:
+        return parse_judgement(reply)
+
+    def _cached(self, keys: dict) -> dict[str, Judgement | Outcome]:
         judgements = {}
         for key, reply in self.cache.read(keys).items() if self.cache is not None else ():
             with suppress(ValueError):  # kept by an older parser: to be judged anew
-                judgements[key] = parse_judgement(reply)
+                judgements[key] = self._parsed(reply)
         return judgements
 
     async def _judge(
         self, keys: list[str], conversations: dict[str, list[dict]], stats: Counter
-    ) -> dict[str, Judgement]:
+    ) -> dict[str, Judgement | Outcome]:
         """Ask for the judgements `keys`; count in `stats`; return those that were made, by key."""
         judgements = {}
         failures: list[Failure] = []
@@ -132,7 +140,7 @@ class QualityJudgeReward:
                 if isinstance(outcome, Reply):
                     self._count_tokens(outcome, stats)
                     try:
-                        judgements[keys[i]] = parse_judgement(outcome.text)
+                        judgements[keys[i]] = self._parsed(outcome.text)
                     except ValueError as error:
                         outcome = Failure("unreadable", f"{self.judge.name} wrote: {error}.")
                 if isinstance(outcome, Failure):
@@ -179,6 +187,33 @@ class QualityJudgeReward:
                 f"{_commonest(failures)} Nothing was scored 0 for it; put the judge right and "
                 "resume the run."
             )
+
+
+class OutcomeJudgeReward(QualityJudgeReward):
+    """1 where a judge finds that the completion gives the reference answer, else 0; None unjudged.
+
+    An LLM as reward model, which AgentFlow (arXiv 2510.05592, section 3.2) takes for outcomes that
+    no rule can compare. Needs the column `answer`. Arguments, cache and failures are those of
+    `QualityJudgeReward`, but for `only_correct`; the judge must follow instructions, which the tiny
+    base does not. Raises ValueError where there is no column `answer`.
+    """
+
+    __name__ = "outcome_judge_reward"
+
+    def __init__(self, judge: Any, **options):
+        if "only_correct" in options:
+            raise ValueError("only_correct is what this reward asks the judge about; leave it out.")
+        super().__init__(judge, **options)
+
+    def _conversation(self, question: str, response: str, columns: dict, i: int) -> list[dict]:
+        if "answer" not in columns:
+            raise ValueError(
+                f"{self.__name__} compares with the column `answer`, which the data lacks: add one."
+            )
+        return outcome_prompt(question, str(columns["answer"][i]), response)
+
+    def _parsed(self, reply: str) -> Outcome:
+        return parse_judgement(reply, Outcome)
 
 
 def _told(kinds: Counter[str]) -> str:

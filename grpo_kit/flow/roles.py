@@ -1,0 +1,310 @@
+"""The four roles of AgentFlow: plain objects with one method each.
+
+Planner    reads question and memory, decides the next step: context, sub-goal, tool. Trained.
+Executor   turns a decision into a tool call. Frozen, as are those below.
+Verifier   reads question and memory, says STOP or CONTINUE
+Generator  reads question and memory, writes the final output
+
+A frozen role speaks through any causal LM (a frozen `Policy`, greedy) or any judge-like object that
+yields replies to conversations (`EndpointJudge`, for a model behind an endpoint). What the roles
+are asked is a set of `Prompts`: `TINY`, which the shipped base knows, and `GENERAL`, for any model
+that follows instructions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from anyio.from_thread import start_blocking_portal
+
+from grpo_kit.flow.memory import Action, Memory
+from grpo_kit.flow.tools import Toolkit
+from grpo_kit.generation import Rollouts, generate, reply
+from grpo_kit.models import Policy
+from grpo_kit.rewards.judge.judges import Reply
+from grpo_kit.rewards.judge.texts import fenced
+from grpo_kit.tiny import skills as S
+
+REMEMBERED = 20_000  # replies that a frozen role keeps
+
+
+# --- what they are asked --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What each role is asked, as the content of one user message.
+
+    plan(question, memory, toolkit), execute(action, toolkit), verify(question, memory) and
+    answer(question, memory); `memory` is `str(Memory)`. system: what the planner and the others are
+    told beforehand, in a system message; "" = none.
+    """
+
+    plan: Callable[[str, str, Toolkit], str]
+    execute: Callable[[Action, Toolkit], str]
+    verify: Callable[[str, str], str]
+    answer: Callable[[str, str], str]
+    system: str = ""
+
+    def messages(self, content: str) -> list[dict]:
+        """The conversation with this one request."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, {"role": "user", "content": content}]
+
+
+TINY = Prompts(
+    plan=lambda question, memory, toolkit: S.plan_prompt(question, memory),
+    execute=lambda action, toolkit: S.execute_prompt(action.context, action.goal, action.tool),
+    verify=S.check_prompt,
+    answer=S.answer_prompt,
+)
+
+
+def _plan(question: str, memory: str, toolkit: Toolkit) -> str:
+    return f"""\
+Decide the next step towards answering the question. One step, one tool; what it returns will \
+stand in the memory before you are asked again.
+
+Question: {question}
+
+Tools:
+{toolkit.describe()}
+
+Memory of the steps taken:
+{memory}
+
+Reply in exactly this form:
+<think>why this is the next step</think>
+Context: what the tool needs to know from question and memory, or none
+Goal: what this step is to find out
+Tool: the name of one tool"""
+
+
+def _execute(action: Action, toolkit: Toolkit) -> str:
+    return f"""\
+Write the call of the tool that reaches the goal.
+
+Context: {action.context}
+Goal: {action.goal}
+Tool: {action.tool}
+
+Tools:
+{toolkit.describe()}
+
+Reply with one JSON object and nothing else: {{"name": "{action.tool}", "arguments": {{...}}}}"""
+
+
+def _verify(question: str, memory: str) -> str:
+    return f"""\
+Does the memory hold all that is needed to answer the question?
+
+Question: {question}
+
+Memory of the steps taken:
+{memory}
+
+Say in one sentence what is known and what is missing. Then write STOP if nothing is missing, else \
+CONTINUE."""
+
+
+def _answer(question: str, memory: str) -> str:
+    return f"""\
+Answer the question from the memory. Results of tools count, your own guesses do not.
+
+Question: {question}
+
+Memory of the steps taken:
+{memory}
+
+Give the final answer as <answer>answer here</answer>."""
+
+
+GENERAL = Prompts(
+    _plan, _execute, _verify, _answer, system="You are one part of a system that answers questions."
+)
+
+
+def check_chat_roles(policy: Policy, prompts: Prompts) -> None:
+    """Raise ValueError where the chat template refuses or drops a role that the prompts need."""
+    messages = prompts.messages("request-7f3a")
+    if prompts.system:
+        messages[0] = {"role": "system", "content": "system-7f3a"}
+    name = getattr(policy.tokenizer, "name_or_path", "") or "the model"
+    for message in messages:
+        try:
+            text = policy.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # a template raises what it likes
+            raise ValueError(
+                f"the chat template of {name} refuses messages of the roles "
+                f"{', '.join(m['role'] for m in messages)} ({error}): take prompts without the one "
+                "it lacks (`dataclasses.replace(prompts, system='')`), or another model."
+            ) from error
+        if message["content"] not in text:
+            raise ValueError(
+                f"the chat template of {name} leaves out messages of the role {message['role']!r}: "
+                "take prompts without it (`dataclasses.replace(prompts, system='')`), or another "
+                "model."
+            )
+
+
+# --- who is asked ---------------------------------------------------------------------------------
+
+
+class Planner:
+    """The trained role: samples actions from the policy, token ids in, token ids out."""
+
+    def __init__(self, policy: Policy, toolkit: Toolkit, prompts: Prompts = TINY) -> None:
+        check_chat_roles(policy, prompts)
+        self.policy, self.toolkit, self.prompts = policy, toolkit, prompts
+
+    def request(self, question: str, memory: Memory) -> list[dict]:
+        """What it is asked about the state (q, M), K being its toolkit: messages."""
+        return self.prompts.messages(self.prompts.plan(question, str(memory), self.toolkit))
+
+    def plan(
+        self,
+        prompt_ids: Sequence[Sequence[int]],
+        generator: torch.Generator | None = None,
+        *,
+        temperature: float = 1.0,
+        max_new_tokens: int = 64,
+        do_sample: bool = True,
+    ) -> tuple[Rollouts, list[Action]]:
+        """One sampled action for each of N prompts; rows are in the order of the prompts.
+
+        Prompts that are alike, as all of a group's are at its first turn, are run once.
+        """
+        places: dict[tuple[int, ...], list[int]] = {}
+        for i, ids in enumerate(prompt_ids):
+            places.setdefault(tuple(ids), []).append(i)
+        policy = self.policy
+        with policy.autocast():
+            rollouts = generate(
+                policy.model,
+                [list(ids) for ids in places],
+                [len(rows) for rows in places.values()],
+                max_new_tokens=max_new_tokens,
+                eos_token_ids=policy.eos_token_ids,
+                pad_token_id=policy.pad_token_id,
+                temperature=temperature,
+                do_sample=do_sample,
+                generator=generator,
+            )
+        order = torch.tensor([i for rows in places.values() for i in rows]).argsort()
+        rollouts = rollouts.select(order.to(rollouts.mask.device))
+        texts = policy.decode(rollouts.completion_lists())
+        return rollouts, [read_action(text, self.toolkit.names) for text in texts]
+
+
+_LINE = re.compile(
+    r"^[^\w\n]*(context|goal|sub-goal|tool)[^\w\n:]*:(.*)$", re.IGNORECASE | re.MULTILINE
+)
+
+
+def read_action(text: str, names: Sequence[str]) -> Action:
+    """The planner's decision; one with a `problem` where a line is missing or the tool unknown.
+
+    The last line of each name counts, so that a plan quoted while thinking is not taken for it.
+    """
+    thought, _, decision = text.rpartition("</think>")
+    lines = {
+        name.lower().removeprefix("sub-"): value.strip().strip("*`").strip()
+        for name, value in _LINE.findall(decision)
+    }
+    action = Action(
+        justification=thought.partition("<think>")[2].strip(),
+        context=lines.get("context", ""),
+        goal=lines.get("goal", ""),
+        tool=lines.get("tool", ""),
+    )
+    missing = [name for name in ("context", "goal", "tool") if not lines.get(name)]
+    problem = ""
+    if missing:
+        problem = f"error: no {missing[0]}"
+    elif action.tool not in names:
+        problem = f'error: no tool "{action.tool[:40]}"'
+    return Action(action.justification, action.context, action.goal, action.tool, problem)
+
+
+class FrozenRole:
+    """A role that is never trained: it gives its likeliest reply, and the same again when asked."""
+
+    def __init__(self, model: Policy | Any, prompts: Prompts = TINY, *, max_new_tokens: int = 64):
+        """`model`: a frozen `Policy` (see `frozen_copy`), or a judge-like object (see `judges`).
+
+        Raises ValueError for a policy that a gradient could reach, or whose chat template lacks a
+        role that the prompts need.
+        """
+        if isinstance(model, Policy):
+            if any(parameter.requires_grad for parameter in model.model.parameters()):
+                raise ValueError(
+                    f"the {type(self).__name__.lower()} is a frozen role, and this policy is "
+                    "trained: give it frozen_copy(policy)."
+                )
+            check_chat_roles(model, prompts)
+        self.model, self.prompts, self.max_new_tokens = model, prompts, max_new_tokens
+        self._remembered: dict[str, str] = {}
+
+    def ask(self, contents: Sequence[str]) -> list[str | None]:
+        """A reply to each request; None where it could not be had (an endpoint's failure)."""
+        if len(self._remembered) > REMEMBERED:
+            self._remembered.clear()
+        new = [c for c in dict.fromkeys(contents) if c not in self._remembered]
+        found = dict(zip(new, self._replies([self.prompts.messages(c) for c in new]), strict=True))
+        self._remembered |= {c: said for c, said in found.items() if said is not None}
+        return [self._remembered.get(content) for content in contents]
+
+    def _replies(self, conversations: list[list[dict]]) -> list[str | None]:
+        if not conversations:
+            return []
+        if isinstance(self.model, Policy):
+            rollouts = reply(
+                self.model, conversations, max_new_tokens=self.max_new_tokens, do_sample=False,
+                batch_size=128,
+            )  # fmt: skip
+            return self.model.decode(rollouts.completion_lists())
+
+        async def asked() -> list[str | None]:
+            texts: list[str | None] = [None] * len(conversations)
+            async with aclosing(self.model(conversations)) as outcomes:
+                async for i, outcome in outcomes:
+                    if isinstance(outcome, Reply):
+                        texts[i] = outcome.text
+            return texts
+
+        with start_blocking_portal() as portal:  # a notebook has an event loop in this thread
+            return portal.call(asked)
+
+
+class Executor(FrozenRole):
+    """Turns the planner's decision into the text of a tool call."""
+
+    def execute(self, actions: Sequence[Action], toolkit: Toolkit) -> list[str | None]:
+        return self.ask([fenced(self.prompts.execute(action, toolkit)) for action in actions])
+
+
+class Verifier(FrozenRole):
+    """Says whether memory holds what the question needs."""
+
+    def verify(self, states: Sequence[tuple[str, Memory]]) -> list[str]:
+        """ "STOP" or "CONTINUE" for each (question, memory): the last of the two words, if any.
+
+        Without either the episode goes on, and "" tells that nothing was said.
+        """
+        replies = self.ask([self.prompts.verify(q, str(memory)) for q, memory in states])
+        said = [re.findall(r"\b(STOP|CONTINUE)\b", text or "") for text in replies]
+        return [words[-1] if words else "" for words in said]
+
+
+class Generator(FrozenRole):
+    """Writes the final output from question and memory."""
+
+    def answer(self, states: Sequence[tuple[str, Memory]]) -> list[str | None]:
+        return self.ask([self.prompts.answer(q, str(memory)) for q, memory in states])

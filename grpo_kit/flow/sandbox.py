@@ -1,0 +1,270 @@
+"""`PythonTool`: runs Python that a model wrote, in a process that can compute, print and no more.
+
+What it protects against: code that reads or writes files, opens connections, starts processes or
+threads, signals others, sees the environment (and the keys in it), or uses up time, memory or the
+reader's patience by endless output. The process starts empty-handed: an environment of nothing, an
+empty folder, no descriptor but its pipes. Before it runs the code it lowers its limits and then
+installs a seccomp filter, after which the kernel refuses every system call that computing and
+printing do not need; neither can be undone, by root either. So it does not matter what the code
+reaches inside its interpreter, ctypes included.
+
+What it does not: flaws of the kernel, and side channels (timing, caches). It is Linux only, and
+off unless you put it into a toolkit. For code that somebody hostile may have written, run the whole
+training in a container or a virtual machine.
+
+The child runs this file itself, as a script: see `_main`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import sys
+import time
+
+# subprocess and tempfile are imported where the parent needs them: the child starts faster without
+
+MAX_CODE_CHARS = 10_000  # less than a pipe holds, whatever the characters
+
+
+class PythonTool:
+    """Runs code in a locked process of its own; returns what it printed.
+
+    Args:
+        timeout: seconds, from start to end. The tool's own (`Tool.of`) should not be shorter.
+        memory_mb: address space of the process; Python needs some 30 of them.
+        max_output: characters; whoever prints more is stopped, and the result is cut.
+
+    Raises ValueError for numbers out of range, RuntimeError where no process can be locked (other
+    systems than Linux, other processors than x86_64 and aarch64, a kernel without seccomp).
+    """
+
+    __name__ = "python"
+
+    def __init__(self, timeout: float = 5.0, memory_mb: int = 256, max_output: int = 2000):
+        if timeout <= 0 or memory_mb < 1 or max_output < 1:
+            raise ValueError(
+                f"timeout is {timeout}, memory_mb {memory_mb}, max_output {max_output}: all must "
+                "be more than 0."
+            )
+        self.timeout = timeout
+        self.memory_mb = memory_mb
+        self.max_output = max_output
+        if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES:
+            raise RuntimeError(
+                f"the python tool cannot lock a process on {sys.platform} {platform.machine()}: "
+                "leave it out, or use Linux on x86_64 or aarch64."
+            )
+        try:  # a lock that nobody tried is none
+            found = self._run(_PROBE, timeout=max(timeout, 30.0))
+        except (OSError, ValueError) as error:
+            found = str(error)
+        if found != "locked":
+            raise RuntimeError(
+                f"the python tool cannot lock a process here ({found}): leave it out, raise "
+                "memory_mb, or use a kernel and container that allow seccomp."
+            )
+
+    def __call__(self, code: str) -> str:
+        """Run Python code, without files and network, and return what it prints.
+
+        Args:
+            code: a program, such as print(sum(range(10)))
+
+        Returns:
+            what the program printed
+        """
+        return self._run(code, self.timeout)
+
+    def _run(self, code: str, timeout: float) -> str:
+        """Raises ValueError with the last line of the traceback, or why the code was stopped."""
+        import subprocess
+        import tempfile
+
+        if len(code) > MAX_CODE_CHARS:
+            raise ValueError("code too long")
+        data = code.encode()  # a lone surrogate is a ValueError too
+        end = time.monotonic() + timeout
+        limits = [str(self.memory_mb), str(int(timeout) + 1)]
+        with tempfile.TemporaryDirectory() as folder:
+            # Not preexec_fn, which may deadlock in a process with threads: the child limits itself.
+            # -I -S: no user site, no .pth files, no PYTHON* variables; -B: writes no bytecode.
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-B", "-W", "ignore", __file__, *limits],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                env={},
+                start_new_session=True,
+            )
+            try:
+                output, whole = _talk(process, data, 4 * self.max_output, end)
+                if whole:
+                    process.wait(max(end - time.monotonic(), 0.0))
+            except (TimeoutError, subprocess.TimeoutExpired):
+                raise ValueError(f"timed out after {timeout:g} s") from None
+            finally:
+                if process.returncode is None:  # not reaped, so the id is still its own
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                process.stdout.close()
+        text = output.decode(errors="replace").rstrip("\n")
+        if whole and process.returncode:
+            raise ValueError(_last_line(text, process.returncode))
+        if whole and len(text) <= self.max_output:
+            return text
+        return text[: self.max_output - 1] + "…"
+
+
+def _talk(process, data: bytes, limit: int, end: float) -> tuple[bytes, bool]:
+    """Send the code, read at most about `limit` bytes. Returns them, and whether they are all.
+
+    Raises TimeoutError at the time `end`.
+    """
+    import select
+
+    try:
+        process.stdin.write(data)
+        process.stdin.close()
+    except BrokenPipeError:  # it died at its start and has said why
+        pass
+    poll = select.poll()
+    poll.register(process.stdout)
+    output = b""
+    while len(output) <= limit:
+        left = end - time.monotonic()
+        if left <= 0 or not poll.poll(left * 1000):
+            raise TimeoutError
+        part = os.read(process.stdout.fileno(), 65536)
+        if not part:
+            return output, True
+        output += part
+    return output, False
+
+
+def _last_line(text: str, returncode: int) -> str:
+    if returncode < 0:
+        return f"died of {signal.Signals(-returncode).name}"
+    lines = text.split("\n")
+    return lines[-1].strip() or f"exit code {returncode}"
+
+
+# --------------------------------------------------------------------- the child, before the lock
+
+# What the code may import: pure computing. After the lock no file can be opened, so nothing else.
+MODULES = (
+    "bisect collections datetime decimal fractions functools heapq itertools json math operator "
+    "random re statistics string"
+).split()
+
+# The processor by the name of platform.machine(): its AUDIT_ARCH, its column in the table below.
+_ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+
+# System calls that CPython needs to compute and to print to descriptors that are open, with their
+# numbers on x86_64 and aarch64 (None: does not exist). Everything else fails with EPERM.
+_ALLOWED = {
+    # the pipes, and what flushing and closing them asks
+    "read": (0, 63), "write": (1, 64), "writev": (20, 66), "close": (3, 57), "fstat": (5, 80),
+    "lseek": (8, 62),
+    # memory
+    "brk": (12, 214), "mmap": (9, 222), "munmap": (11, 215), "mremap": (25, 216),
+    "mprotect": (10, 226), "madvise": (28, 233),
+    # the interpreter's lock, and its handlers of signals
+    "futex": (202, 98), "sched_yield": (24, 124), "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "sigaltstack": (131, 132),
+    "restart_syscall": (219, 128),
+    # clocks, sleep (before Python 3.11 by select), random numbers
+    "clock_gettime": (228, 113), "clock_getres": (229, 114), "clock_nanosleep": (230, 115),
+    "nanosleep": (35, 101), "gettimeofday": (96, 169), "time": (201, None),
+    "select": (23, None), "pselect6": (270, 72), "getrandom": (318, 278),
+    # who it is, and the end
+    "getpid": (39, 172), "gettid": (186, 178), "exit": (60, 93), "exit_group": (231, 94),
+}  # fmt: skip
+
+_PROBE = """
+try:
+    open("/")
+except PermissionError:
+    print("locked")
+"""
+
+
+def _main() -> None:
+    """Read the code from stdin, lock this process, run the code."""
+    import importlib
+    import traceback
+
+    memory_mb, cpu_seconds = map(int, sys.argv[1:])
+    code = sys.stdin.buffer.read().decode()
+    for name in MODULES:
+        importlib.import_module(name)
+    _limit(memory_mb, cpu_seconds)
+    _lock()
+    # ---- from here on nothing is trusted, and nothing that Python keeps would hold it
+    sys.argv = [""]
+    try:
+        exec(compile(code, "<code>", "exec"), {"__name__": "__main__"})
+    except SystemExit:
+        raise
+    except BaseException as error:
+        # without the traceback, whose frames may hold all the memory
+        lines = traceback.format_exception_only(type(error), error.with_traceback(None))
+        sys.exit(lines[-1].strip()[:1000])  # or it would fill the output, and be taken for it
+
+
+def _limit(memory_mb: int, cpu_seconds: int) -> None:
+    """Lower soft and hard limits. The parent cannot be trusted to outlive this process."""
+    import ctypes
+    import resource
+
+    for kind, limit in (
+        (resource.RLIMIT_AS, memory_mb * 2**20),
+        (resource.RLIMIT_CPU, cpu_seconds),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NOFILE, 3),
+        (resource.RLIMIT_NPROC, 0),  # root may exceed it; the filter below stops root as well
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(kind, (limit, limit))
+    _prctl(ctypes, 1, signal.SIGKILL)  # PR_SET_PDEATHSIG: nobody is left who would stop it
+
+
+def _lock() -> None:
+    """Install the filter (seccomp(2), classic BPF). Raises OSError where it cannot be had."""
+    import ctypes
+    import errno
+    import struct
+
+    arch, column = _ARCHITECTURES[platform.machine()]
+    load, equal, ret = 0x20, 0x15, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
+    allow, kill, refuse = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM
+    program = [
+        # of another ABI (32 bits), numbers mean other calls; x32's carry a bit that none below has
+        (load, 0, 0, 4),
+        (equal, 1, 0, arch),
+        (ret, 0, 0, kill),
+        (load, 0, 0, 0),
+    ]
+    for numbers in _ALLOWED.values():
+        if numbers[column] is not None:
+            program += [(equal, 0, 1, numbers[column]), (ret, 0, 0, allow)]
+    program.append((ret, 0, 0, refuse))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+    # struct sock_fprog
+    pointer = ctypes.create_string_buffer(struct.pack("HP", len(program), ctypes.addressof(code)))
+    _prctl(ctypes, 38, 1)  # PR_SET_NO_NEW_PRIVS, without which only root may filter
+    _prctl(ctypes, 22, 2, ctypes.addressof(pointer))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+
+
+def _prctl(ctypes, option: int, value: int, pointer: int = 0) -> None:
+    longs = (ctypes.c_ulong(value), ctypes.c_ulong(pointer), ctypes.c_ulong(0), ctypes.c_ulong(0))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, *longs) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}): {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    _main()

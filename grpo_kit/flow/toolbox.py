@@ -1,0 +1,344 @@
+"""Tools of the kit: `calculator`, `Lookup` in a shipped catalogue, `WikipediaSearch`.
+
+They read what a model wrote, so each says what it takes and refuses the rest, in few words
+(ValueError), which `Toolkit` turns into the result `error: …`.
+"""
+
+from __future__ import annotations
+
+import ast
+import html
+import json
+import math
+import operator
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from simpleeval import SimpleEval
+
+# ------------------------------------------------------------------------------------- calculator
+
+MAX_EXPRESSION_CHARS = 100
+MAX_NUMBER = 1e15  # below, every whole float is exact
+MAX_EXPONENT = 100
+
+_ARITHMETIC = re.compile(r"[0-9eE.+\-*/%() ]+")
+
+
+def _number(value: object) -> int | float:
+    if type(value) not in (int, float) or math.isnan(value):
+        raise ValueError("bad expression")  # a complex root, True, a string
+    if abs(value) >= MAX_NUMBER:
+        raise ValueError("number too large")
+    return value
+
+
+def _power(base: int | float, exponent: int | float) -> int | float:
+    if abs(exponent) > MAX_EXPONENT:
+        raise ValueError("number too large")
+    return base**exponent
+
+
+def _limited(function: Callable) -> Callable:
+    return lambda *numbers: _number(function(*numbers))
+
+
+# Made once: making one changes the filters of `warnings`, which no thread may do beside others.
+_EVALUATOR = SimpleEval(
+    operators={
+        ast.Add: _limited(operator.add),
+        ast.Sub: _limited(operator.sub),
+        ast.Mult: _limited(operator.mul),
+        ast.Div: _limited(operator.truediv),
+        ast.FloorDiv: _limited(operator.floordiv),
+        ast.Mod: _limited(operator.mod),
+        ast.Pow: _limited(_power),
+        ast.UAdd: _limited(operator.pos),
+        ast.USub: _limited(operator.neg),
+    },
+    functions={},
+    names={},
+)
+# simpleeval also knows names, calls, attributes, strings, ...: arithmetic needs none of them
+_EVALUATOR.nodes = {kind: _EVALUATOR.nodes[kind] for kind in (ast.BinOp, ast.UnaryOp)} | {
+    ast.Constant: lambda node: _number(node.value)
+}
+
+
+def calculator(expression: str) -> str:
+    """Calculate with numbers, + - * / // % ** and parentheses.
+
+    Args:
+        expression: such as 14*3 or (20-5)/2
+
+    Returns:
+        the expression and its value, such as 14*3 = 42
+    """
+    expression = expression.strip()
+    if len(expression) > MAX_EXPRESSION_CHARS:
+        raise ValueError("expression too long")
+    if not _ARITHMETIC.fullmatch(expression):
+        raise ValueError("bad expression")
+    try:
+        tree = ast.parse(expression, mode="eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise ValueError("bad expression") from None
+    try:
+        value = _number(_EVALUATOR.eval(expression, previously_parsed=tree.body))
+    except ZeroDivisionError:
+        raise ValueError("division by zero") from None
+    except OverflowError:
+        raise ValueError("number too large") from None
+    except ValueError:
+        raise
+    except Exception:  # simpleeval's own, for whatever was taken out above
+        raise ValueError("bad expression") from None
+    return f"{expression} = {_number_text(value)}"
+
+
+def _number_text(value: int | float) -> str:
+    if value == int(value):
+        return str(int(value))
+    if abs(value) < 1e-3:
+        return f"{value:.6g}"
+    return f"{value:.6f}".rstrip("0").rstrip(".")
+
+
+# ----------------------------------------------------------------------------------------- lookup
+
+MAX_QUERY_CHARS = 100
+_QUERY_SECONDS = 1.0
+
+_SEARCH = """
+SELECT text FROM facts WHERE facts MATCH :words AND rowid BETWEEN :first AND :last
+AND (:catalogue IS NULL OR catalogue = :catalogue)
+ORDER BY bm25(facts, 100.0, 1.0), rowid LIMIT :limit
+"""
+_RANGES = "SELECT catalogue, min(rowid), max(rowid) FROM facts GROUP BY catalogue"
+
+
+def make_catalogue(path: str | Path, facts: Iterable[tuple[int, str, str]]) -> None:
+    """Write the file that `Lookup` reads, whole or not at all, from (catalogue, name, text).
+
+    The same facts in the same order give the same bytes with the same version of SQLite.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    temporary.unlink(missing_ok=True)
+    try:
+        with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
+            connection.execute("PRAGMA journal_mode=OFF")  # a failed file is deleted, not repaired
+            connection.execute("BEGIN")
+            connection.execute(
+                "CREATE VIRTUAL TABLE facts USING fts5(name, text, catalogue UNINDEXED)"
+            )
+            connection.executemany(
+                "INSERT INTO facts (catalogue, name, text) VALUES (?, ?, ?)", facts
+            )
+            connection.execute("INSERT INTO facts (facts) VALUES ('optimize')")
+            connection.execute("COMMIT")
+            connection.execute("VACUUM")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class Lookup:
+    """Full-text search in a catalogue file (SQLite FTS5), which is only ever read.
+
+    Args:
+        path: a file by `make_catalogue`.
+        limit: most facts of a result.
+
+    Raises FileNotFoundError where there is no file, ValueError where it is no catalogue.
+    """
+
+    __name__ = "lookup"
+
+    def __init__(self, path: str | Path, limit: int = 1):
+        self.path = Path(path).resolve()
+        self.limit = limit
+        if limit < 1:
+            raise ValueError(f"limit is {limit}: a lookup returns at least 1 fact.")
+        if not self.path.exists():
+            raise FileNotFoundError(
+                f"there is no catalogue at {self.path}: correct the path, or write one with "
+                "make_catalogue."
+            )
+        try:
+            with closing(self._connect()) as connection:
+                # the whole file once, as a damaged page may lie anywhere
+                found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+                if found != "ok":
+                    raise sqlite3.DatabaseError(found)
+                # FTS5 cannot index the catalogue, but it skips to rows: ten times as fast
+                self._rows = {of: rows for of, *rows in connection.execute(_RANGES)}
+                self._search(connection, "a", None)
+        except sqlite3.Error as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"{self.path} is no catalogue ({reason}): write it again with make_catalogue."
+            ) from error
+
+    def __call__(self, query: str, *, catalogue: int | None = None) -> str:
+        """Find the fact whose name or text has the words of the query.
+
+        Args:
+            query: the name of what is to be found
+            catalogue: only facts of this one
+
+        Returns:
+            the fact's text, or not found
+        """
+        if len(query) > MAX_QUERY_CHARS:
+            raise ValueError("query too long")
+        try:
+            # one connection a call, since a connection belongs to one thread
+            with closing(self._connect()) as connection:
+                texts = self._search(connection, query, catalogue)
+        except sqlite3.Error as error:
+            raise ValueError(f"catalogue unreadable, {error}") from error
+        return "\n".join(texts) or "not found"
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True)
+        connection.execute("PRAGMA query_only=ON")
+        end = time.monotonic() + _QUERY_SECONDS
+        connection.set_progress_handler(lambda: time.monotonic() > end, 10_000)
+        return connection
+
+    def _search(
+        self, connection: sqlite3.Connection, query: str, catalogue: int | None
+    ) -> list[str]:
+        # Each word as an FTS5 string: AND, NEAR, *, name: and quotes have no meaning then.
+        words = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", query))
+        if catalogue is None:
+            first, last = -(2**63), 2**63 - 1
+        else:
+            catalogue = int(catalogue)  # numpy's cannot be bound
+            first, last = self._rows.get(catalogue, (1, 0))
+        if not words or first > last:
+            return []
+        values = {
+            "words": words,
+            "catalogue": catalogue,
+            "first": first,
+            "last": last,
+            "limit": self.limit,
+        }
+        return [text for (text,) in connection.execute(_SEARCH, values)]
+
+
+# -------------------------------------------------------------------------------------- wikipedia
+
+MAX_ANSWER_BYTES = 1_000_000
+
+
+class WikipediaSearch:
+    """Search of a MediaWiki, by its API. It needs a network, and `pip install 'grpo-kit[tools]'`.
+
+    Args:
+        base_url: of the wiki's `api.php`.
+        timeout: seconds, for the whole answer.
+        limit: most pages of a result.
+
+    Raises ValueError for an address that is none and numbers out of range.
+    """
+
+    __name__ = "wikipedia_search"
+
+    def __init__(
+        self,
+        base_url: str = "https://en.wikipedia.org/w/api.php",
+        timeout: float = 10.0,
+        limit: int = 3,
+    ):
+        url = urlsplit(base_url)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError(
+                f"base_url is {base_url!r}: give the http(s) address of a wiki's api.php, such as "
+                "https://en.wikipedia.org/w/api.php."
+            )
+        if timeout <= 0 or limit < 1:
+            raise ValueError(
+                f"timeout is {timeout} and limit {limit}: more than 0 and at least 1 are wanted."
+            )
+        self.base_url = base_url
+        self.timeout = timeout
+        self.limit = limit
+
+    def __call__(self, query: str) -> str:
+        """Search Wikipedia for pages, and show where they mention the words of the query.
+
+        Args:
+            query: a few words
+
+        Returns:
+            title and excerpt of the best pages, one a line, or not found
+        """
+        if len(query) > MAX_QUERY_CHARS:
+            raise ValueError("query too long")
+        try:
+            pages = json.loads(self._get(query))["query"]["search"][: self.limit]
+            lines = [f"{page['title']}: {_plain(page['snippet'])}" for page in pages]
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+            raise ValueError("the answer is not JSON") from None
+        except (KeyError, TypeError):
+            raise ValueError("the answer is no search result") from None
+        return "\n".join(lines) or "not found"
+
+    def _get(self, query: str) -> bytes:
+        try:
+            import httpx
+        except ImportError:
+            raise RuntimeError(
+                "wikipedia_search needs the httpx client: pip install 'grpo-kit[tools]'."
+            ) from None
+        parameters = {
+            "action": "query",
+            "list": "search",
+            "srsearch": query,
+            "srlimit": self.limit,
+            "format": "json",
+            "utf8": 1,
+        }
+        headers = {
+            "User-Agent": f"grpo-kit (a course on GRPO) python-httpx/{httpx.__version__}",
+            # a small compressed answer could be a large one, and httpx unpacks before we count
+            "Accept-Encoding": "identity",
+        }
+        answer = b""
+        end = time.monotonic() + self.timeout
+        try:
+            with httpx.stream(
+                "GET",
+                self.base_url,
+                params=parameters,
+                headers=headers,
+                timeout=self.timeout,
+                follow_redirects=False,
+            ) as response:
+                if response.status_code != 200:
+                    raise ValueError(f"HTTP {response.status_code}")
+                for part in response.iter_raw():
+                    answer += part
+                    if len(answer) > MAX_ANSWER_BYTES:
+                        raise ValueError("the answer is too large")
+                    if time.monotonic() > end:  # httpx's timeout is that of a silence
+                        raise ValueError("timed out")
+        except httpx.TimeoutException:
+            raise ValueError("timed out") from None
+        except httpx.HTTPError:
+            raise ValueError("not reachable") from None
+        return answer
+
+
+def _plain(snippet: str) -> str:
+    """The text of a snippet of HTML, on one line."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", "", snippet)).split())

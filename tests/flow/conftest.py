@@ -1,0 +1,109 @@
+"""A system whose every role can be scripted, and the shipped one."""
+
+import random
+
+import pytest
+import torch
+
+from grpo_kit.flow import AgentSystem, Lookup, Tool, Toolkit, calculator, make_catalogue
+from grpo_kit.flow.roles import read_action
+from grpo_kit.generation import Rollouts
+from grpo_kit.tiny import skills
+from grpo_kit.tiny.tool_world import make_tool_question
+
+
+class Scripted:
+    """All four roles: the oracle of the tiny world, or what `said` says at a turn instead."""
+
+    def __init__(self, policy, questions, said=None):
+        self.policy, self.questions, self.said = policy, questions, said or {}
+        self.turn = 0
+
+    def request(self, question, memory):
+        return [{"role": "user", "content": skills.plan_prompt(question, str(memory))}]
+
+    def question_of(self, text):
+        return next(q for q in self.questions if q.text in text)
+
+    def steps(self, question, memory):
+        return [s for s in question.plan if f"{s[0]}({s[1]}) ->" in str(memory)]
+
+    def plan(self, prompt_ids, generator=None, **options):
+        texts = []
+        for ids in prompt_ids:
+            # of an appended context the last request alone
+            prompt = self.policy.tokenizer.decode(ids).rpartition("Question: ")[2]
+            question = self.question_of(prompt)
+            done = [(*step, "") for step in self.steps(question, prompt)]
+            step = question.next_step(done) or question.plan[-1]
+            texts.append(self.said.get(self.turn, skills.plan_text(step, "Careful.")))
+        self.turn += 1
+        ids = [
+            [*self.policy.tokenizer(t)["input_ids"], self.policy.eos_token_ids[0]] for t in texts
+        ]
+        width = max(map(len, ids))
+        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in ids]).bool()
+        rollouts = Rollouts(
+            [list(p) for p in prompt_ids],
+            torch.arange(len(ids)),
+            torch.tensor([row + [0] * (width - len(row)) for row in ids]),
+            mask,
+            torch.where(mask, -0.5, 0.0),
+            torch.where(mask, 0.25, 0.0),
+            torch.ones(len(ids), dtype=torch.bool),
+        )
+        return rollouts, [read_action(text, ["lookup", "calculator", "slow"]) for text in texts]
+
+    def execute(self, actions, toolkit):
+        calls = []
+        for action in actions:
+            if action.goal.startswith("find "):
+                calls.append(f"{action.tool}({action.goal.removeprefix('find ')})")
+            else:
+                left, right = action.context.split(", ")
+                sign = {"add": "+", "subtract": "-", "multiply": "*"}[action.goal]
+                calls.append(f"calculator({left}{sign}{right})")
+        return calls
+
+    def verify(self, states):
+        done = [len(self.steps(self.question_of(q), m)) == len(self.question_of(q).plan)
+                for q, m in states]  # fmt: skip
+        return ["STOP" if stop else "CONTINUE" for stop in done]
+
+    def answer(self, states):
+        return [f"<answer>{self.question_of(q).answer}</answer>" if m.steps else "nothing"
+                for q, m in states]  # fmt: skip
+
+
+@pytest.fixture
+def world(tmp_path):
+    """Two questions, of one call and of four, their rows, and a toolkit over their catalogues."""
+    rng = random.Random(0)
+    questions = [make_tool_question(rng, "test", kind) for kind in ("price", "several_discount")]
+    path = tmp_path / "catalogue.sqlite"
+    make_catalogue(
+        path,
+        [(i, name, text) for i, q in enumerate(questions) for name, text in q.catalogue.items()],
+    )
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": question.text}],
+            "answer": str(question.answer),
+            "catalogue": i,
+        }
+        for i, question in enumerate(questions)
+    ]
+    toolkit = Toolkit([Tool.of(Lookup(path), columns=("catalogue",)), calculator])
+    return questions, rows, toolkit
+
+
+@pytest.fixture
+def scripted(policy, world):
+    """Make a system of scripted roles."""
+    questions, _, toolkit = world
+
+    def make(said=None, **options):
+        role = Scripted(policy, questions, said)
+        return AgentSystem(role, role, role, role, options.pop("toolkit", toolkit), **options)
+
+    return make

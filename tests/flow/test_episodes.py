@@ -1,0 +1,149 @@
+"""Advantages over trajectories, rows of turns, and the loss of eq. 10."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_kit.flow import Episode, Turn, episode_advantages, turn_rows
+from grpo_kit.objective import group_advantages, policy_loss
+
+
+def episode(group, reward, turns=1, length=2):
+    made = [
+        Turn([1, 2], list(range(3, 3 + length + t)), [-0.1] * (length + t)) for t in range(turns)
+    ]
+    return Episode(group, reward, made)
+
+
+GROUPS = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from([0.0, 1.0, 0.5, None]), st.integers(1, 5)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(GROUPS)
+def test_advantages_are_those_of_the_rewards_of_each_group_in_any_order(rows):
+    episodes = [episode(*row) for row in rows]
+    values = episode_advantages(episodes)
+    assert values.shape == (len(episodes),)
+    for group in {row[0] for row in rows}:
+        members = [i for i, row in enumerate(rows) if row[0] == group]
+        rewards = [math.nan if rows[i][1] is None else rows[i][1] for i in members]
+        expected = group_advantages(torch.tensor(rewards), len(members))
+        assert torch.allclose(values[members], expected)
+
+
+def test_advantages_by_hand():
+    values = episode_advantages([episode("q", 1.0), episode("q", 0.0), episode("q", 0.0)])
+    std = math.sqrt(((2 / 3) ** 2 + 2 * (1 / 3) ** 2) / 2)
+    expected = torch.tensor([2 / 3, -1 / 3, -1 / 3]) / (std + 1e-4)
+    assert torch.allclose(values, expected)
+
+
+@given(GROUPS, st.integers(2, 4))
+def test_duplicating_turns_leaves_the_advantages_of_trajectories_alone(rows, times):
+    """PITFALLS 18."""
+    once = [episode(*row) for row in rows]
+    longer = [
+        Episode(e.group_id, e.reward, e.turns * (times if i else 1)) for i, e in enumerate(once)
+    ]
+    assert torch.equal(episode_advantages(once), episode_advantages(longer))
+
+
+def test_per_turn_long_episodes_weigh_more_in_mean_and_std():
+    """One right answer in one turn, one wrong one in four: where the two differ."""
+    episodes = [episode("q", 1.0, 1), episode("q", 0.0, 4)]
+    assert torch.allclose(
+        episode_advantages(episodes), torch.tensor([0.5, -0.5]) / (math.sqrt(0.5) + 1e-4)
+    )
+    rows = torch.tensor([1.0, 0, 0, 0, 0])
+    by_row = group_advantages(rows, 5)
+    assert torch.allclose(episode_advantages(episodes, per="turn"), by_row[:2])
+    assert by_row[0] > 3 * -by_row[1]
+
+
+def test_an_unscored_episode_leaves_its_siblings_alone():
+    scored = [episode("q", 1.0), episode("q", 0.0), episode("q", 0.0)]
+    with_none = [*scored, episode("q", None, 5)]
+    for per in ("trajectory", "turn"):
+        values = episode_advantages(with_none, per)
+        assert torch.equal(values[:3], episode_advantages(scored, per)) and values[3] == 0
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="per is 'row'"):
+        episode_advantages([episode("q", 1.0)], "row")
+    with pytest.raises(ValueError, match="'batch' has no meaning"):
+        episode_advantages([episode("q", 1.0)], scale_rewards="batch")
+    with pytest.raises(ValueError, match="episode 1 has no turn"):
+        episode_advantages([episode("q", 1.0), Episode("q", 0.0, [])], "turn")
+    with pytest.raises(ValueError, match="3 completion ids and 2 log-prob"):
+        Turn([1], [1, 2, 3], [0.0, 0.0])
+    with pytest.raises(ValueError, match="no turn to train on"):
+        turn_rows([Episode("q", 1.0, [])], 0)
+
+
+def test_rows_hold_the_very_ids_that_were_sampled_also_where_they_are_the_pad():
+    """PITFALLS 16, 17 and 19."""
+    pad = 0
+    episodes = [
+        Episode("q", 1.0, [Turn([5, 6], [7, pad, pad], [-1.0, -2.0, -3.0], True, [0.1, 0.2, 0.3])]),
+        Episode(
+            "q", 0.0, [Turn([5, 6], [8], [-4.0], False), Turn([5, 9, 9], [1, 2], [-5.0, -6.0])]
+        ),
+    ]
+    rollouts, index = turn_rows(episodes, pad)
+    assert rollouts.completion_lists() == [[7, pad, pad], [8], [1, 2]]
+    assert [rollouts.prompt_ids[i] for i in rollouts.prompt_index] == [[5, 6], [5, 6], [5, 9, 9]]
+    assert len(rollouts.prompt_ids) == 2  # read twice, run once
+    assert rollouts.logps.tolist() == [[-1, -2, -3], [-4, 0, 0], [-5, -6, 0]]
+    assert rollouts.finished.tolist() == [True, False, True] and index.tolist() == [0, 1, 1]
+
+
+def test_the_loss_is_eq_10_and_so_is_its_gradient():
+    """Nested sums as the paper writes them, on ragged episodes."""
+    torch.manual_seed(0)
+    lengths = [[3, 1], [2], [4, 2, 3]]  # |a_i^t|: three episodes of two, one and three turns
+    advantages, beta, epsilon = [0.7, -1.2, 0.5], 0.1, 0.2
+    rows = [(i, n) for i, turns in enumerate(lengths) for n in turns]
+    index, width = torch.tensor([i for i, _ in rows]), 4
+    mask = torch.arange(width) < torch.tensor([n for _, n in rows])[:, None]
+    logps = (torch.randn(len(rows), width) - 2).requires_grad_()
+    old, ref = logps.detach() + torch.randn_like(logps) / 3, torch.randn_like(logps) - 2
+
+    total, row = 0.0, 0
+    for i, turns in enumerate(lengths):  # 1/G sum_i
+        for n in turns:  # 1/T_i sum_t
+            for j in range(n):  # 1/|a_i^t| sum_j
+                ratio = torch.exp(logps[row, j] - old[row, j])
+                clipped = ratio.clamp(1 - epsilon, 1 + epsilon)
+                d = ref[row, j] - logps[row, j]
+                kl = (torch.exp(d) - d - 1) * ratio
+                term = torch.min(ratio * advantages[i], clipped * advantages[i]) - beta * kl
+                total = total + term / n / len(turns) / len(lengths)
+            row += 1
+    (expected,) = torch.autograd.grad(-total, logps)
+
+    def loss(part):
+        return policy_loss(
+            logps[part], old[part], torch.tensor(advantages)[index[part]], mask[part],
+            loss_type="grpo", beta=beta, ref_logps=ref[part], epsilon=epsilon,
+            num_sequences_in_batch=3, turn_weights=(1 / index.bincount())[index][part],
+        )  # fmt: skip
+
+    for parts in ([slice(None)], [slice(0, 2), slice(2, 6)], [slice(i, i + 1) for i in range(6)]):
+        value = sum(loss(part) for part in parts)
+        (gradient,) = torch.autograd.grad(value, logps, retain_graph=True)
+        assert value.item() == pytest.approx(-total.item(), rel=1e-5)
+        assert torch.allclose(gradient, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_weights_of_turns_are_for_means_of_turns_only():
+    with pytest.raises(ValueError, match="turn_weights are for loss_type 'grpo', not 'dapo'"):
+        policy_loss(
+            torch.zeros(1, 1), None, torch.ones(1), torch.ones(1, 1), turn_weights=torch.ones(1)
+        )

@@ -1,0 +1,227 @@
+"""The engine: batches of episodes, ids in and out, and what goes wrong becomes memory."""
+
+import time
+
+import pytest
+import torch
+
+from grpo_kit.flow import Tool, Toolkit, agent_system, play, turn_rows
+from grpo_kit.flow.rollout import continuation_ids
+from grpo_kit.generation import completion_logps
+from grpo_kit.models import load_policy
+from grpo_kit.paths import data_dir
+
+
+@pytest.fixture(scope="module")
+def base():
+    return load_policy(data_dir() / "tiny-base")
+
+
+def test_a_flawless_planner_takes_the_steps_of_the_plan_and_leaves(scripted, world):
+    questions, rows, _ = world
+    episodes = play(scripted(), rows, 2)
+    assert [e.group_id for e in episodes] == [0, 0, 1, 1]
+    for episode in episodes:
+        question = questions[episode.group_id]
+        assert [step.call for step in episode.memory.steps] == [
+            f"{t}({a})" for t, a in question.plan
+        ]
+        assert [step.result for step in episode.memory.steps] == [
+            question.run(*step) for step in question.plan
+        ]
+        verdicts = [step.verdict for step in episode.memory.steps]
+        assert verdicts == ["CONTINUE"] * (len(question.plan) - 1) + ["STOP"]
+        assert len(episode.turns) == len(question.plan) and episode.stopped == "verifier"
+        assert episode.output == f"<answer>{question.answer}</answer>"
+
+
+def test_the_turn_limit_ends_an_episode_that_still_gets_its_output(scripted, world):
+    short, long = play(scripted(max_turns=2), world[1])
+    assert (short.stopped, long.stopped, len(long.turns)) == ("verifier", "turn limit", 2)
+    assert long.output is not None
+
+
+def test_memory_is_new_for_every_query(scripted, world):
+    _, rows, _ = world
+    system = scripted()
+    first, second = play(system, [rows[1]])[0], play(system, [rows[1]])[0]
+    assert first.memory == second.memory and len(second.memory) == 4
+    prompts = [
+        system.planner.policy.tokenizer.decode(e.turns[0].prompt_ids) for e in (first, second)
+    ]
+    assert all("Memory: empty" in prompt for prompt in prompts)
+
+
+@pytest.mark.parametrize(
+    ("said", "call", "result"),
+    [
+        ("Let me see.", "no call", "error: no context"),
+        ("Context: none\nGoal: find it\nTool: oracle", "no call", 'error: no tool "oracle"'),
+        ("Context: 1, 0\nGoal: multiply\nTool: calculator", "calculator(1*0)", "1*0 = 0"),
+        ("Context: none\nGoal: find 1/0\nTool: calculator", "calculator(1/0)", "error: division"),
+        ("Context: none\nGoal: find pearl\nTool: lookup", "lookup(pearl)", "not found"),
+    ],
+)
+def test_a_bad_plan_or_call_is_a_turn_to_learn_from_and_stops_nothing(
+    scripted, world, said, call, result
+):
+    questions, rows, _ = world
+    episodes = play(scripted({0: said}), rows)
+    for episode, question in zip(episodes, questions, strict=True):
+        step = episode.memory.steps[0]
+        assert step.call == call and step.result.startswith(result)
+        assert step.error == result.startswith("error")
+        assert len(episode.turns) == 1 + len(question.plan)  # the rest went on as ever
+        assert episode.stopped == "verifier" and episode.turns[0].completion_ids
+
+
+def test_a_tool_that_raises_or_hangs_becomes_a_line_of_memory(scripted, world):
+    def slow(query: str) -> str:
+        """Find.
+
+        Args:
+            query: what
+        """
+        if query == "raise":
+            raise RuntimeError("broken")
+        time.sleep(60)
+
+    _, rows, toolkit = world
+    tools = Toolkit([*toolkit.tools.values(), Tool.of(slow, timeout=0.2)])
+    plans = {
+        t: f"Context: none\nGoal: find {word}\nTool: slow" for t, word in enumerate(("x", "raise"))
+    }
+    started = time.monotonic()
+    episode = play(scripted(plans, toolkit=tools), [rows[0]])[0]
+    assert time.monotonic() - started < 30
+    assert [step.result for step in episode.memory.steps[:2]] == [
+        "error: timed out after 0.2 s", "error: RuntimeError: broken",
+    ]  # fmt: skip
+    assert episode.stopped == "verifier"
+
+
+def test_the_time_of_an_episode_counts_its_own_tools_not_those_of_others(scripted, world):
+    def lookup(query: str) -> str:
+        """Find.
+
+        Args:
+            query: what
+        """
+        time.sleep(0.5 if query == slow_name else 0.0)
+        return "not found"
+
+    questions, rows, toolkit = world
+    slow_name = questions[1].items[0]
+    assert slow_name != questions[0].items[0]
+    tools = Toolkit([lookup, toolkit.tools["calculator"]])
+    episodes = play(scripted(toolkit=tools, max_turns=3, episode_timeout=0.4), rows)
+    assert [e.stopped for e in episodes] == ["verifier", "time limit"]
+    assert len(episodes[1].turns) == 1 and episodes[1].output is not None
+
+
+def test_executor_or_generator_that_cannot_be_had_ends_no_run(scripted, world):
+    class Silent:
+        def execute(self, actions, toolkit):
+            return [None] * len(actions)
+
+        def answer(self, states):
+            return [None] * len(states)
+
+    system = scripted(max_turns=2)
+    system.executor = system.generator = Silent()
+    for episode in play(system, world[1]):
+        assert [step.result for step in episode.memory.steps] == ["error: no executor"] * 2
+        assert episode.output is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"max_turns": 0}, "max_turns is 0; an episode needs at least 1 turn"),
+        ({"episode_timeout": 0}, "episode_timeout is 0; give seconds"),
+        ({"context": "all"}, "context is 'all'; choose 'memory' or 'append'"),
+    ],
+)
+def test_limits_that_cannot_be_are_refused(scripted, wrong, message):
+    with pytest.raises(ValueError, match=message):
+        scripted(**wrong)
+
+
+# --- ids ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("context", ["memory", "append"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_sampled_ids_are_kept_and_scored_as_they_were_sampled(
+    base, world, context, temperature
+):
+    """PITFALLS 5, 16, 17 and 21: through every turn, tool text in between."""
+    _, rows, toolkit = world
+    system = agent_system(base, toolkit, context=context, max_turns=3)
+    seen = []
+    plan = system.planner.plan
+
+    def watched(prompt_ids, *args, **kwargs):
+        rollouts, actions = plan(prompt_ids, *args, **kwargs)
+        seen.extend(zip(map(list, prompt_ids), rollouts.completion_lists(), strict=True))
+        return rollouts, actions
+
+    system.planner.plan = watched
+    generator = torch.Generator().manual_seed(0)
+    episodes = play(system, rows, 4, generator=generator, temperature=temperature)
+    turns = [turn for episode in episodes for turn in episode.turns]
+    assert sorted((t.prompt_ids, t.completion_ids) for t in turns) == sorted(seen)
+    rollouts, _ = turn_rows(episodes, base.pad_token_id)
+    with torch.no_grad():
+        logps, _ = completion_logps(
+            base.model, rollouts, temperature=temperature, pad_token_id=base.pad_token_id
+        )
+    assert torch.allclose(logps, rollouts.logps, atol=2e-4)
+    if context == "append":
+        for episode in episodes:
+            for before, after in zip(episode.turns, episode.turns[1:], strict=False):
+                ids = before.prompt_ids + before.completion_ids
+                assert after.prompt_ids[: len(ids)] == ids
+
+
+def test_what_stands_between_two_actions_is_what_the_chat_template_writes(base):
+    messages = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "three"},
+    ]
+    (whole,) = base.encode([messages])
+    (start,) = base.encode([messages[:1]])
+    said = base.tokenizer("two")["input_ids"]
+    ended = start + said + [base.tokenizer.eos_token_id]
+    assert ended + continuation_ids(base, ended, "three") == whole
+    cut = start + said  # by the token limit: the mark that is missing is added
+    assert cut + continuation_ids(base, cut, "three") == whole
+
+
+def test_an_episode_that_outgrows_the_context_ends_there(scripted, world):
+    system = scripted(context="append", max_turns=50)
+    system.verifier.verify = lambda states: ["CONTINUE"] * len(states)
+    short, long = play(system, world[1])
+    for episode in (short, long):
+        assert episode.stopped == "context" and 1 < len(episode.turns) < 50
+        last = episode.turns[-1]
+        assert len(last.prompt_ids) + 64 <= system.planner.policy.context_length
+
+
+def test_a_batch_plays_as_each_episode_does_alone(base, world):
+    _, rows, toolkit = world
+    system = agent_system(base, toolkit)
+    together = play(system, rows * 3, do_sample=False)
+    for row, episode in zip(rows * 3, together, strict=True):
+        alone = play(agent_system(base, toolkit), [row], do_sample=False)[0]
+        assert [t.completion_ids for t in alone.turns] == [t.completion_ids for t in episode.turns]
+        assert (alone.memory, alone.output) == (episode.memory, episode.output)
+
+
+def test_the_same_seed_plays_the_same_and_a_group_samples_apart(base, world):
+    _, rows, toolkit = world
+    system = agent_system(base, toolkit)
+    one, two = (play(system, rows, 8, generator=torch.Generator().manual_seed(3)) for _ in range(2))
+    assert [e.memory for e in one] == [e.memory for e in two]
+    assert len({str(e.memory) for e in one[:8]}) > 1

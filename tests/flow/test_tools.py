@@ -1,0 +1,836 @@
+"""Tools without a model: schema, calls, validation, limits, and each tool's normal use."""
+
+import http.server
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import Literal
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from grpo_kit.flow.sandbox import PythonTool
+from grpo_kit.flow.toolbox import Lookup, WikipediaSearch, calculator, make_catalogue
+from grpo_kit.flow.tools import Tool, Toolkit, ToolResult, read_call
+
+FACTS = [
+    (1, "lamp", "lamp 14, shop Nord"),
+    (1, "chair", "chair 7, shop Alba"),
+    (1, "Nord", "Nord discount 3"),
+    (2, "lamp", "lamp 21, shop Alba"),
+    (2, "Alba", "Alba discount 2"),
+]
+
+
+def add(a: int, b: int = 1) -> str:
+    """Add two
+    numbers.
+
+    Args:
+        a: the first
+        b: the second
+    """
+    return f"{a + b!r} ({type(a).__name__})"
+
+
+def echo(text: str) -> str:
+    """Say it again.
+
+    Args:
+        text: what to say
+    """
+    return text
+
+
+def hang(text: str) -> str:
+    """Never return.
+
+    Args:
+        text: anything
+    """
+    threading.Event().wait()
+
+
+def run(tools, *calls, row=None, **limits) -> list[ToolResult]:
+    return Toolkit(tools, **limits).run([(call, row or {}) for call in calls])
+
+
+@pytest.fixture
+def catalogue(tmp_path):
+    path = tmp_path / "facts.sqlite"
+    make_catalogue(path, FACTS)
+    return path
+
+
+# --------------------------------------------------------------------------------------- schema
+
+
+def test_schema_comes_from_hints_and_docstring():
+    tool = Tool.of(add)
+    assert (tool.name, tool.description) == ("add", "Add two numbers.")
+    assert tool.arguments == {
+        "type": "object",
+        "properties": {
+            "a": {"type": "integer", "description": "the first"},
+            "b": {"type": "integer", "description": "the second"},
+        },
+        "required": ["a"],
+    }
+
+
+def test_description_names_arguments_types_and_what_is_optional(catalogue):
+    kit = Toolkit([add, Tool.of(Lookup(catalogue), columns=["catalogue"])])
+    assert kit.names == ["add", "lookup"]
+    assert kit.describe().splitlines() == [
+        "add(a: integer, b: integer (optional)): Add two numbers.",
+        "  a: the first; b: the second",
+        "lookup(query: string): Find the fact whose name or text has the words of the query.",
+        "  query: the name of what is to be found",
+    ]
+
+
+def test_choices_stand_in_the_description():
+    def paint(colour: Literal["red", "blue"]) -> str:
+        """Paint.
+
+        Args:
+            colour: of the wall
+        """
+        return colour
+
+    assert 'paint(colour: "red"|"blue"): Paint.' in Toolkit([paint]).describe()
+    good, bad = run([paint], "paint(red)", "paint(green)")
+    assert good.text == "red"
+    assert bad.error and "'red' or 'blue'" in bad.text
+
+
+def no_hint(x):
+    """Say.
+
+    Args:
+        x: a thing
+    """
+
+
+def no_docstring(x: str) -> str: ...
+
+
+def no_line(x: str) -> str:
+    """Say nothing of x."""
+
+
+def only_arguments(x: str) -> str:
+    """Args:
+    x: a thing
+    """
+
+
+def any_number(*x: str) -> str:
+    """Say.
+
+    Args:
+        x: things
+    """
+
+
+async def later(x: str) -> str:
+    """Say.
+
+    Args:
+        x: a thing
+    """
+
+
+@pytest.mark.parametrize(
+    "function", [no_hint, no_docstring, no_line, only_arguments, any_number, later, lambda x: x, 7]
+)
+def test_what_is_no_tool_is_refused_in_a_sentence_that_names_it(function):
+    with pytest.raises(ValueError, match=getattr(function, "__name__", "7")):
+        Tool.of(function)
+
+
+def test_numbers_and_names_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="timeout of add is 0 s"):
+        Tool.of(add, timeout=0)
+    with pytest.raises(ValueError, match=r"\['c'\], which add does not take"):
+        Tool.of(add, columns=["c"])
+    with pytest.raises(ValueError, match="without tools"):
+        Toolkit([])
+    with pytest.raises(ValueError, match="two tools are called add"):
+        Toolkit([add, echo, add])
+    with pytest.raises(ValueError, match="concurrency is 0"):
+        Toolkit([add], concurrency=0)
+
+
+# ---------------------------------------------------------------------------------------- calls
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        ("lookup(lamp)", ("lookup", "lamp")),
+        (" lookup( lamp )\n", ("lookup", " lamp ")),
+        ("calculator((1+2)*3)", ("calculator", "(1+2)*3")),
+        ("python(print(1)\nprint(2))", ("python", "print(1)\nprint(2)")),
+        ("now()", ("now", "")),
+        ('{"name": "f", "arguments": {"x": [1]}}', ("f", {"x": [1]})),
+        ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', ("f", {})),
+        ('```json\n{"name": "f", "arguments": {}}\n```', ("f", {})),
+    ],
+)
+def test_both_forms_of_a_call_are_read(text, call):
+    assert read_call(text) == call
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "lookup", "lookup(lamp", "lookup(lamp) then", "two words(x)", "(x)", "{}", "[]", "null"]
+    + ['{"name": "f"}', '{"name": 1, "arguments": {}}', '{"name": "f", "arguments": "x"}']
+    + ['{"name": "f", "arguments": {}', "<tool_call></tool_call>", "```json", "[" * 100_000],
+)
+def test_anything_else_is_no_call(text):
+    with pytest.raises(ValueError, match="^not a call$"):
+        read_call(text)
+    assert run([echo], text)[0].text == "error: not a call"
+
+
+def test_plain_text_is_the_only_required_argument(catalogue):
+    def now() -> str:
+        """Tell the time."""
+        return "noon"
+
+    results = run([now, add, echo], "now()", "now(x)", "add(1)", "echo(a(b)c)")
+    assert [result.text for result in results] == [
+        "noon",
+        "error: call now with JSON",
+        "error: call add with JSON",
+        "a(b)c",
+    ]
+
+
+def json_call(name, **arguments) -> str:
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"a": 2}, "3 (int)"),
+        ({"a": "2", "b": 3}, "5 (int)"),
+        ({}, 'error: missing argument "a"'),
+        ({"a": 1, "c": 1}, 'error: unknown argument "c"'),
+        ({"a": None}, "error: a: Input should be a valid integer"),
+        ({"a": [1]}, "error: a: Input should be a valid integer"),
+    ],
+)
+def test_arguments_are_checked_against_the_hints(arguments, text):
+    assert run([add], json_call("add", **arguments))[0].text == text
+
+
+def test_a_tool_may_call_its_arguments_as_it_likes():
+    def odd(copy: str, model_json_schema: str = "-", function: str = "+") -> str:
+        """Take names that pydantic and functools use.
+
+        Args:
+            copy: one
+            model_json_schema: two
+            function: three
+        """
+        return copy + model_json_schema + function
+
+    assert run([odd], json_call("odd", copy="a", function="b"))[0].text == "a-b"
+
+
+def test_an_unknown_tool_is_named():
+    assert run([echo], "foo(1)")[0] == ToolResult("foo(1)", 'error: no tool "foo"', True, 0.0)
+
+
+def test_calls_are_shown_on_one_line_and_cut():
+    results = run(
+        [echo, add],
+        json_call("echo", text="a\nb\r\nc"),
+        json_call("add", a=1, b="x"),
+        json_call("echo", text=5),
+        f"echo({'y' * 500})",
+        "gibberish\non two lines",
+    )
+    calls = [result.call for result in results]
+    assert calls[:3] == ["echo(a b c)", "add(a=1, b='x')", "echo(text=5)"]
+    assert len(calls[3]) == 200 and calls[3].endswith("…")
+    assert calls[4] == "gibberish on two lines"
+
+
+def test_columns_come_from_the_row_and_never_from_the_model(catalogue):
+    lookup = Tool.of(Lookup(catalogue), columns=["catalogue"])
+    assert "catalogue" not in json.dumps(lookup.arguments["properties"])
+    kit = Toolkit([lookup])
+    first, second, forged = kit.run(
+        [
+            ("lookup(lamp)", {"catalogue": 1}),
+            ("lookup(lamp)", {"catalogue": 2}),
+            (json_call("lookup", query="lamp", catalogue=2), {"catalogue": 1}),
+        ]
+    )
+    assert (first.text, second.text) == ("lamp 14, shop Nord", "lamp 21, shop Alba")
+    assert forged.text == 'error: unknown argument "catalogue"'
+
+
+def test_a_row_without_the_column_is_the_callers_mistake(catalogue):
+    kit = Toolkit([Tool.of(Lookup(catalogue), columns=["catalogue"])])
+    with pytest.raises(ValueError, match=r"column 'catalogue'.*\['answer'\]"):
+        kit.run([("lookup(lamp)", {"answer": 3})])
+
+
+# -------------------------------------------------------------------------------------- running
+
+
+def test_results_keep_the_order_of_calls():
+    def wait(seconds: float) -> str:
+        """Wait.
+
+        Args:
+            seconds: how long
+        """
+        time.sleep(seconds)
+        return str(seconds)
+
+    waits = [0.06, 0.0, 0.03, 0.01]
+    results = run([wait], *(json_call("wait", seconds=s) for s in waits), concurrency=2)
+    assert [float(result.text) for result in results] == waits
+    assert all(r.seconds >= s * 0.9 for r, s in zip(results, waits, strict=True))
+
+
+def test_calls_of_a_run_are_under_way_together_but_no_more_than_allowed():
+    running, most, lock = 0, 0, threading.Lock()
+
+    def count(text: str) -> str:
+        """Count.
+
+        Args:
+            text: anything
+        """
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.02)
+        with lock:
+            running -= 1
+
+    run([count], *["count(x)"] * 12, concurrency=4)
+    assert most == 4
+
+
+def test_a_hung_call_times_out_and_frees_its_place():
+    tools = [Tool.of(hang, timeout=0.05), echo]
+    results = run(tools, *["hang(x)"] * 5, "echo(done)", concurrency=2)
+    assert [result.text for result in results[:5]] == ["error: timed out after 0.05 s"] * 5
+    assert all(result.error and result.seconds == 0.05 for result in results[:5])
+    assert results[5].text == "done"
+
+
+def test_what_an_abandoned_call_returns_late_reaches_no_other_run():
+    release = threading.Event()
+
+    def late(text: str) -> str:
+        """Return late.
+
+        Args:
+            text: anything
+        """
+        release.wait()
+        return "late"
+
+    kit = Toolkit([Tool.of(late, timeout=0.05), echo])
+    assert kit.run([("late(x)", {})])[0].error
+    release.set()
+    assert [r.text for r in kit.run([("echo(1)", {}), ("echo(2)", {})])] == ["1", "2"]
+
+
+def test_a_hung_call_does_not_keep_the_process_alive():
+    code = """
+import threading
+from grpo_kit.flow.tools import Tool, Toolkit
+
+def hang(text: str) -> str:
+    '''Never return.
+
+    Args:
+        text: anything
+    '''
+    threading.Event().wait()
+
+print(Toolkit([Tool.of(hang, timeout=0.05)]).run([("hang(x)", {})])[0].text)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout == "error: timed out after 0.05 s\n"
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("bad\nthing"), "error: bad thing"),
+        (KeyError("x"), "error: KeyError: 'x'"),
+        (MemoryError(), "error: MemoryError"),
+        (RecursionError("deep"), "error: RecursionError: deep"),
+        (SystemExit(3), "error: SystemExit: 3"),
+        (KeyboardInterrupt(), "error: KeyboardInterrupt"),
+        (Unprintable(), "error: Unprintable"),
+        (ValueError("x" * 1000), "error: " + "x" * 99 + "…"),
+    ],
+)
+def test_what_a_tool_raises_becomes_a_short_text(error, text):
+    def fail(text: str) -> str:
+        """Fail.
+
+        Args:
+            text: anything
+        """
+        raise error
+
+    (result,) = run([fail], "fail(x)")
+    assert (result.text, result.error) == (text, True)
+
+
+def test_a_thread_that_cannot_start_is_a_text(monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert run([echo], "echo(x)")[0].text == "error: RuntimeError: can't start new thread"
+
+
+def test_an_interrupt_of_the_user_ends_the_run():
+    def interrupt(text: str) -> str:
+        """Press Ctrl-C.
+
+        Args:
+            text: anything
+        """
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Event().wait(5)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run([interrupt], "interrupt(x)")
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_results_are_cut_and_lose_what_cannot_be_seen():
+    def give(what: str) -> object:
+        """Give.
+
+        Args:
+            what: which
+        """
+        return {"long": "ab" * 50, "odd": "a\x00b\x1b[1m\tc\r\nd\u202ee\ud800f", "number": 7}[what]
+
+    long, odd, number = run([give], "give(long)", "give(odd)", "give(number)", max_result_chars=20)
+    assert long.text == "ab" * 9 + "a…"
+    assert odd.text == "ab[1m\tc\ndef"
+    assert number.text == "7"
+
+
+# ----------------------------------------------------------------------------------- calculator
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("14*3", "42"),
+        ("6/2", "3"),
+        ("7/2", "3.5"),
+        ("1/3", "0.333333"),
+        ("0.1+0.2", "0.3"),
+        ("2/30000", "6.66667e-05"),
+        ("-(2+3)*4", "-20"),
+        ("2**10", "1024"),
+        ("17 // 5", "3"),
+        ("-7 % 3", "2"),
+        ("1.5e3", "1500"),
+        ("0*-1.0", "0"),
+        ("999999999999999", "999999999999999"),
+    ],
+)
+def test_calculator_gives_the_expression_and_its_value(expression, value):
+    assert calculator(f" {expression} ") == f"{expression} = {value}"
+
+
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [
+        ("1/0", "division by zero"),
+        ("5 % 0", "division by zero"),
+        ("0**-1", "division by zero"),
+        ("10**15", "number too large"),
+        ("1e999", "number too large"),
+        ("9.9**99", "number too large"),
+        ("2**101", "number too large"),
+        ("(-8)**0.5", "bad expression"),
+        ("", "bad expression"),
+        ("two", "bad expression"),
+        ("2 3", "bad expression"),
+        ("e", "bad expression"),
+        ("(1", "bad expression"),
+        ("1+" * 50 + "1", "expression too long"),
+    ],
+)
+def test_calculator_says_in_a_word_or_two_what_is_wrong(expression, reason):
+    with pytest.raises(ValueError, match=f"^{reason}$"):
+        calculator(expression)
+
+
+# --------------------------------------------------------------------------------------- lookup
+
+
+def test_lookup_prefers_the_name_over_a_mention(catalogue):
+    lookup = Lookup(catalogue)
+    assert lookup("nord", catalogue=1) == "Nord discount 3"
+    assert lookup("Alba", catalogue=1) == "chair 7, shop Alba"  # is mentioned only
+    assert lookup("what is the lamp?", catalogue=2) == "lamp 21, shop Alba"
+    assert lookup("mirror", catalogue=1) == "not found"
+    assert lookup("lamp", catalogue=3) == "not found"
+    assert lookup(" ?! ", catalogue=1) == "not found"
+
+
+def test_lookup_gives_several_facts_in_an_order_that_never_changes(catalogue):
+    lookup = Lookup(catalogue, limit=3)
+    assert lookup("lamp") == "lamp 14, shop Nord\nlamp 21, shop Alba"
+    assert {lookup("lamp chair", catalogue=1) for _ in range(5)} == {
+        "chair 7, shop Alba\nlamp 14, shop Nord"
+    }
+
+
+def test_facts_of_a_catalogue_need_not_stand_together(tmp_path):
+    make_catalogue(tmp_path / "c", [(i % 3, f"n{i}", f"fact {i}") for i in range(9)])
+    lookup = Lookup(tmp_path / "c", limit=9)
+    assert lookup("fact", catalogue=1) == "fact 1\nfact 4\nfact 7"
+
+
+def test_lookup_is_safe_from_many_threads(catalogue):
+    tool = Tool.of(Lookup(catalogue), columns=["catalogue"])
+    calls = [("lookup(lamp)", {"catalogue": 1 + i % 2}) for i in range(40)]
+    texts = [result.text for result in Toolkit([tool]).run(calls)]
+    assert texts == ["lamp 14, shop Nord", "lamp 21, shop Alba"] * 20
+
+
+def test_a_catalogue_may_lie_under_any_name(tmp_path):
+    folder = tmp_path / "a b?mode=rwc#c%20d"
+    folder.mkdir()
+    make_catalogue(folder / "ä?#%.sqlite", FACTS)
+    assert Lookup(folder / "ä?#%.sqlite")("chair") == "chair 7, shop Alba"
+    assert [path.name for path in folder.iterdir()] == ["ä?#%.sqlite"]
+
+
+def test_same_facts_make_the_same_file(tmp_path):
+    make_catalogue(tmp_path / "a", FACTS)
+    make_catalogue(tmp_path / "b", iter(FACTS))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_a_catalogue_that_fails_half_way_leaves_the_old_one(catalogue):
+    def facts():
+        yield FACTS[0]
+        raise RuntimeError("disk on fire")
+
+    before = catalogue.read_bytes()
+    with pytest.raises(RuntimeError, match="disk on fire"):
+        make_catalogue(catalogue, facts())
+    assert catalogue.read_bytes() == before
+    assert list(catalogue.parent.iterdir()) == [catalogue]
+
+
+def test_lookup_only_reads(catalogue):
+    connection = Lookup(catalogue)._connect()
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        connection.execute("DELETE FROM facts")
+    connection.close()
+
+
+def test_a_missing_catalogue_is_said_at_once(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no catalogue at .*gone.sqlite"):
+        Lookup(tmp_path / "gone.sqlite")
+    assert not list(tmp_path.iterdir())
+
+
+def damaged(path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4096 : 2 * 4096] = bytes(4096)
+    path.write_bytes(data)
+
+
+def other_table(path) -> None:
+    path.unlink()
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE facts (name, text)")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        damaged,
+        other_table,
+        lambda path: path.write_bytes(path.read_bytes()[:5000]),
+        lambda path: path.write_bytes(os.urandom(5000)),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_text("lamp 14\n" * 999),
+        lambda path: path.unlink() or path.mkdir(),
+    ],
+    ids=["damaged page", "other table", "truncated", "random", "empty", "text", "a folder"],
+)
+def test_what_is_no_catalogue_is_refused(catalogue, break_it):
+    break_it(catalogue)
+    with pytest.raises(ValueError, match="facts.sqlite is no catalogue .*make_catalogue"):
+        Lookup(catalogue)
+
+
+def test_a_catalogue_that_goes_under_way_is_a_text(catalogue):
+    lookup = Lookup(catalogue)
+    catalogue.unlink()
+    assert run([lookup], "lookup(lamp)")[0].text.startswith("error: catalogue unreadable")
+    assert not catalogue.exists()
+
+
+# ------------------------------------------------------------------------------------ wikipedia
+
+PAGES = [
+    {"title": "GRPO", "snippet": 'the <span class="searchmatch">policy</span> &amp;\n its group'},
+    {"title": "PPO", "snippet": "clips"},
+]
+
+
+@contextmanager
+def wiki(answer):
+    """A server on this machine; `answer(handler)` replies. Yields its address and the queries."""
+    seen = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append((parse_qs(urlsplit(self.path).query), dict(self.headers)))
+            try:
+                answer(self)
+            except OSError:  # the client has gone
+                pass
+
+        def log_message(self, *args):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/w/api.php", seen
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def reply(body, status=200, headers=()):
+    def answer(handler):
+        handler.send_response(status)
+        for name, value in headers:
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(body if isinstance(body, bytes) else json.dumps(body).encode())
+
+    return answer
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "*")
+
+
+def test_wikipedia_gives_titles_and_plain_excerpts():
+    with wiki(reply({"query": {"search": PAGES}})) as (url, seen):
+        search = WikipediaSearch(url, limit=2)
+        (result,) = run([search], "wikipedia_search(what is GRPO & co?)")
+    assert result.text == "GRPO: the policy & its group\nPPO: clips"
+    ((query, headers),) = seen
+    assert query["srsearch"] == ["what is GRPO & co?"] and query["srlimit"] == ["2"]
+    assert (query["action"], query["list"], query["format"]) == (["query"], ["search"], ["json"])
+    assert headers["User-Agent"].startswith("grpo-kit")
+
+
+def drip(handler):
+    reply(b"")(handler)
+    for _ in range(100):
+        handler.wfile.write(b" ")
+        time.sleep(0.02)
+
+
+def endless(handler):
+    reply(b"")(handler)
+    while True:
+        handler.wfile.write(b" " * 65536)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (reply({"query": {"search": []}}), "not found"),
+        (reply({}, 404), "error: HTTP 404"),
+        (reply({}, 429), "error: HTTP 429"),
+        (reply({}, 503), "error: HTTP 503"),
+        (reply({}, 302, [("Location", "http://127.0.0.1:9/")]), "error: HTTP 302"),
+        (reply(b"<html>"), "error: the answer is not JSON"),
+        (reply(b"\xff\xfe\xfa"), "error: the answer is not JSON"),
+        (reply(b"[" * 100_000), "error: the answer is not JSON"),
+        (reply([1]), "error: the answer is no search result"),
+        (reply({"error": {"code": "x"}}), "error: the answer is no search result"),
+        (reply({"query": {"search": [{"title": "t"}]}}), "error: the answer is no search result"),
+        (reply(b"[]", 200, [("Content-Length", "99")]), "error: not reachable"),
+        (endless, "error: the answer is too large"),
+        (drip, "error: timed out"),
+        (lambda handler: time.sleep(0.6), "error: timed out"),
+        (lambda handler: None, "error: not reachable"),
+    ],
+)
+def test_whatever_a_wiki_answers_is_a_short_text(answer, text):
+    with wiki(answer) as (url, _):
+        (result,) = run([WikipediaSearch(url, timeout=0.3)], "wikipedia_search(x)")
+    assert result.text == text
+
+
+def test_no_wiki_at_all_is_a_short_text():
+    search = WikipediaSearch("http://127.0.0.1:9/w/api.php")
+    assert run([search], "wikipedia_search(x)")[0].text == "error: not reachable"
+
+
+def test_without_httpx_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(RuntimeError, match=r"pip install 'grpo-kit\[tools\]'"):
+        WikipediaSearch()("x")
+
+
+@pytest.mark.parametrize("url", ["", "file:///etc/passwd", "ftp://wiki.org", "en.wikipedia.org"])
+def test_only_http_addresses_are_wikis(url):
+    with pytest.raises(ValueError, match="base_url is"):
+        WikipediaSearch(url)
+
+
+# --------------------------------------------------------------------------------------- python
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="seccomp is Linux's")
+
+
+@pytest.fixture(scope="module")
+def python():
+    return PythonTool(timeout=20)
+
+
+@linux_only
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("print(sum(range(10)))", "45"),
+        ("x = 2\nfor i in range(3):\n    print(x ** i)", "1\n2\n4"),
+        ("import math, random\nprint(math.comb(5, 2), random.Random(0).randint(1, 1))", "10 1"),
+        ("from fractions import Fraction\nprint(Fraction(1, 3) + 1)", "4/3"),
+        ("import datetime\nprint(datetime.date(2025, 3, 1) - datetime.timedelta(1))", "2025-02-28"),
+        ("import time\ntime.sleep(0.01)\nprint('ä', end='')", "ä"),
+        ("x = 1", ""),
+        ("if __name__ == '__main__': print('main')", "main"),
+        ("print('said')\nraise SystemExit", "said"),
+        ("class A:\n  pass\nprint(__import__('re').sub('a', 'b', 'aa'))", "bb"),
+    ],
+)
+def test_python_returns_what_the_code_prints(python, code, text):
+    assert python(code) == text
+
+
+@linux_only
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("print(1)\n1/0", "ZeroDivisionError: division by zero"),
+        ("print(", "SyntaxError: '(' was never closed"),
+        ("import numpy", "ModuleNotFoundError: No module named 'numpy'"),
+        ("import sys; sys.exit('gone')", "gone"),
+        ("import sys; sys.exit(3)", "exit code 3"),
+        ("input()", "EOFError: EOF when reading a line"),
+        ("raise ValueError('y' * 10**6)", "ValueError: " + "y" * 988),
+        ("#" * 10_001, "code too long"),
+    ],
+)
+def test_python_raises_the_last_line_of_the_traceback(python, code, reason):
+    with pytest.raises(ValueError) as raised:
+        python(code)
+    assert str(raised.value) == reason
+
+
+@linux_only
+def test_python_cuts_long_output():
+    short = PythonTool(timeout=20, max_output=10)
+    assert short("print('0123456789')") == "0123456789"
+    assert short("print('01234567890')") == "012345678…"
+    assert short("while True: print('01234567890')").startswith("01234567")
+
+
+@linux_only
+def test_python_leaves_no_folder_and_no_descriptor_behind(python, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = set(os.listdir("/proc/self/fd"))
+    python("print(1)")
+    with pytest.raises(ValueError):
+        python("1/0")
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert not list(tmp_path.iterdir())
+
+
+@linux_only
+def test_python_does_not_outlive_the_process_that_asked():
+    code = """
+import os, threading, time
+from grpo_kit.flow.sandbox import PythonTool
+
+python = PythonTool(timeout=600)
+threading.Thread(target=python, args=("import time; time.sleep(600)",), daemon=True).start()
+time.sleep(0.5)
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        if int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1]) == os.getpid():
+            print(pid)
+    except OSError:
+        pass
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    (pid,) = done.stdout.split()
+    for _ in range(100):  # until init, or whoever stands for it, has taken note
+        if not os.path.exists(f"/proc/{pid}") or "(zombie)" in open(f"/proc/{pid}/status").read():
+            return
+        time.sleep(0.05)
+    pytest.fail(f"process {pid} is still there")
+
+
+@linux_only
+def test_python_that_cannot_be_locked_is_refused_at_once(monkeypatch):
+    with pytest.raises(RuntimeError, match="raise memory_mb"):
+        PythonTool(memory_mb=1)
+    with pytest.raises(ValueError, match="timeout is 0"):
+        PythonTool(timeout=0)
+    # a lock that lets files be opened, as a container that ignores seccomp would
+    monkeypatch.setattr("grpo_kit.flow.sandbox._PROBE", "print('open')")
+    with pytest.raises(RuntimeError, match=r"cannot lock a process here \(open\)"):
+        PythonTool()
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    with pytest.raises(RuntimeError, match="linux riscv64: leave it out"):
+        PythonTool()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_kit.paths import data_dir
 
 if TYPE_CHECKING:
+    from grpo_kit.flow import AgentSystem
     from grpo_kit.models import Policy
     from grpo_kit.tasks import Task
 
@@ -174,6 +175,7 @@ class Profile:
     task: str = "word_problems"
     embedder: str = "minilm"  # what `load_embedder` takes
     judge: str = "tiny"  # a frozen tiny base, "self" (any frozen policy), or a model's name
+    roles: str = "tiny"  # of Flow-GRPO, the frozen ones: as for the judge
     threads: int | None = field(default=None)  # torch threads that the notebooks set
 
     def load_policy(self) -> Policy:
@@ -201,22 +203,32 @@ class Profile:
         server on this machine, and its key JUDGE_KEY (any text, where the server wants none).
         Raises ValueError where the key is not set.
         """
-        from grpo_kit.rewards.judge import EndpointJudge, LocalJudge, quality_prompt
+        from grpo_kit.rewards.judge import LocalJudge, quality_prompt
 
         if self.judge == "tiny":
             return LocalJudge(policy)
         if self.judge == "self":
             return LocalJudge(policy, prompt=quality_prompt, max_new_tokens=256)
-        return EndpointJudge(
-            self.judge,
-            base_url=os.environ.get("GRPO_KIT_JUDGE_URL", "http://127.0.0.1:8000/v1"),
-            api_key_env="JUDGE_KEY",
-            concurrency=32,
-            request={
-                "temperature": 0.0,
-                "max_tokens": 1024,
-                "extra_body": {"chat_template_kwargs": {"enable_thinking": False}},
-            },
+        return _endpoint(
+            self.judge, "JUDGE", extra_body={"chat_template_kwargs": {"enable_thinking": False}}
+        )
+
+    def load_agents(self, policy: Policy, **limits: Any) -> AgentSystem:
+        """Flow-GRPO's roles and tools around `policy` as planner; `limits` are `agent_system`'s.
+
+        The frozen roles are a copy of `policy` as it is now, or the model `roles` behind an
+        endpoint: GRPO_KIT_ROLES_URL and the key ROLES_KEY, as for `load_judge`. Tools are `lookup`
+        in the shipped catalogues and `calculator`.
+        """
+        from grpo_kit.flow import GENERAL, TINY, Lookup, Tool, Toolkit, agent_system, calculator
+        from grpo_kit.tasks.tool_questions import catalogue_path
+
+        toolkit = Toolkit([Tool.of(Lookup(catalogue_path()), columns=("catalogue",)), calculator])
+        if self.roles == "tiny":
+            return agent_system(policy, toolkit, prompts=TINY, **limits)
+        frozen = None if self.roles == "self" else _endpoint(self.roles, "ROLES")
+        return agent_system(
+            policy, toolkit, frozen=frozen, prompts=GENERAL, max_reply_tokens=256, **limits
         )
 
     def load_task(self) -> Task:
@@ -228,6 +240,19 @@ class Profile:
         from grpo_kit.tasks.word_problems import word_problems
 
         return word_problems()
+
+
+def _endpoint(model: str, name: str, **request: Any) -> Any:
+    """`model` behind the endpoint at GRPO_KIT_<name>_URL, with the key in <name>_KEY."""
+    from grpo_kit.rewards.judge import EndpointJudge
+
+    return EndpointJudge(
+        model,
+        base_url=os.environ.get(f"GRPO_KIT_{name}_URL", "http://127.0.0.1:8000/v1"),
+        api_key_env=f"{name}_KEY",
+        concurrency=32,
+        request={"temperature": 0.0, "max_tokens": 1024, **request},
+    )
 
 
 _TINY = GRPOConfig(
@@ -281,6 +306,7 @@ PROFILES = {
             lora_rank=32,
             task="gsm8k",
             judge="self",
+            roles="self",
         ),
         Profile(
             "paper",
@@ -303,6 +329,7 @@ PROFILES = {
             task="gsm8k",
             embedder="Alibaba-NLP/gte-Qwen2-1.5B-instruct",
             judge="Qwen/Qwen3-32B",
+            roles="Qwen/Qwen2.5-7B-Instruct",
         ),
     )
 }

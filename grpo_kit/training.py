@@ -720,7 +720,7 @@ def update(
         mask = mask & rollouts.finished[:, None]
     n, width = mask.shape
     size = config.optimizer_batch_size
-    micro_size = config.per_device_train_batch_size or n
+    micro_size = config.per_device_train_batch_size or size
     # Turns of one episode stay together: an optimiser step takes whole episodes.
     episode = torch.arange(n) if batch.episode_index is None else batch.episode_index.cpu()
     episodes, turn_weights = int(episode[-1]) + 1, None

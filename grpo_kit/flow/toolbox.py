@@ -22,6 +22,8 @@ from urllib.parse import urlsplit
 
 from simpleeval import SimpleEval
 
+NOT_FOUND = "not found"  # what a search returns that finds nothing
+
 # ------------------------------------------------------------------------------------- calculator
 
 MAX_EXPRESSION_CHARS = 100
@@ -204,7 +206,7 @@ class Lookup:
                 texts = self._search(connection, query, catalogue)
         except sqlite3.Error as error:
             raise ValueError(f"catalogue unreadable, {error}") from error
-        return "\n".join(texts) or "not found"
+        return "\n".join(texts) or NOT_FOUND
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True)
@@ -291,7 +293,7 @@ class WikipediaSearch:
             raise ValueError("the answer is not JSON") from None
         except (KeyError, TypeError):
             raise ValueError("the answer is no search result") from None
-        return "\n".join(lines) or "not found"
+        return "\n".join(lines) or NOT_FOUND
 
     def _get(self, query: str) -> bytes:
         try:

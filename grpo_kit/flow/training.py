@@ -19,6 +19,7 @@ import torch
 from grpo_kit.config import GRPOConfig
 from grpo_kit.flow.episodes import PER, Episode, Turn, episode_advantages, turn_rows
 from grpo_kit.flow.rollout import AgentSystem, play
+from grpo_kit.flow.toolbox import NOT_FOUND
 from grpo_kit.models import Policy
 from grpo_kit.objective import combine_rewards
 from grpo_kit.rewards import accuracy_reward
@@ -58,18 +59,19 @@ def score_episodes(
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """What there is to see of episodes, means an episode unless told otherwise.
 
-    `turns`; `tool_errors`, the share of turns without a result (no plan, no call, a tool's error);
-    `repeated_calls`, the share of turns whose call had been made before; `stopped`, the share that
-    the verifier ended.
+    `turns`; `tool_errors`, the share of turns that brought nothing (no plan, no call, a tool's
+    error, or nothing found); `repeated_calls`, the share of turns whose call had been made before;
+    `stopped`, the share of episodes that the verifier ended.
     """
     steps = [step for episode in episodes for step in episode.memory.steps]
+    failed = sum(step.error or step.result == NOT_FOUND for step in steps)
     repeated = sum(
         len(calls) - len(set(calls))
         for calls in ([s.call for s in e.memory.steps if not s.error] for e in episodes)
     )
     return {
         "turns": fmean(len(episode.turns) for episode in episodes),
-        "tool_errors": sum(step.error for step in steps) / max(len(steps), 1),
+        "tool_errors": failed / max(len(steps), 1),
         "repeated_calls": repeated / max(len(steps), 1),
         "stopped": fmean(episode.stopped == "verifier" for episode in episodes),
     }

@@ -45,12 +45,12 @@ class Trained:
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train: its rewards, made anew for a run, what it changes in the config, and how
-    its steps collect what they learn from (see `train`)."""
+    """One way to train: its rewards, made anew for a run, what it changes in the config, and, made
+    for a profile, how its steps collect what they learn from (see `train`)."""
 
     rewards: Rewards
     changes: Mapping[str, object] = field(default_factory=dict)
-    collector: Callable | None = None
+    collector: Callable[[Profile], Callable] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class Experiment:
     `watch` makes, from profile, base, task and config, what `train` is to measure at every
     evaluation. `x` is what curves are drawn over: "step", or "num_generated_tokens" where arms have
     equal budgets of tokens and so unequal steps. `changes` to the config are common to all arms,
-    and evaluated is after every 1/`evaluations` of the steps.
+    and evaluated is after every 1/`evaluations` of the steps. `task` is loaded in place of the
+    profile's.
     """
 
     question: str
@@ -72,6 +73,7 @@ class Experiment:
     x: str = "step"
     changes: Mapping[str, object] = field(default_factory=dict)
     evaluations: int = 6
+    task: Callable[[], Task] | None = None
 
 
 def run_experiment(
@@ -96,7 +98,7 @@ def run_experiment(
     output_dir = make_output_dir(output_dir)
     every = max(1, config.max_steps // experiment.evaluations)
     config = dataclasses.replace(config, **{"eval_steps": every, **experiment.changes})
-    task, base = profile.load_task(), profile.load_policy()
+    task, base = (experiment.task or profile.load_task)(), profile.load_policy()
     watch = experiment.watch and experiment.watch(profile, base, task, config)
     runs: dict[str, list[tuple[Run, dict]]] = {name: [] for name in experiment.arms}
     summary: dict = {}
@@ -113,7 +115,7 @@ def run_experiment(
                 output_dir=output_dir / name.replace(" ", "-") / f"seed-{seed}",
                 seed=seed,
                 resume=True,
-                collector=arm.collector,
+                collector=arm.collector and arm.collector(profile),
                 measure=watch,
             )
             measured = run.output_dir / MEASURED

@@ -6,6 +6,8 @@ judge       a judge's scores (notebook 03): added as published, as the only rewa
 verification  the five strategies of self-verification and its post-processing (notebook 04)
 meta        P("Yes") in place of labels (notebook 05): the paper's recipe, ours, and cures for the
             collapse of long runs
+flow        a planner in a system of agents (notebook 06): the paper's advantage and its reward at
+            every turn, what differs from them, and fine-tuning on traces
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import torch
 from anyio.from_thread import start_blocking_portal
 
 from grpo_kit.config import GRPOConfig, Profile
+from grpo_kit.flow import FlowGRPO, OfflineTraces, evaluate_episodes
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.reproduction.compare import Arm, Experiment, Rewards, Trained
 from grpo_kit.rewards import (
@@ -48,6 +51,7 @@ from grpo_kit.self_verification import (
     post_process,
 )
 from grpo_kit.tasks import Task
+from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.tiny.card import texts_of
 from grpo_kit.tiny.problems import solution_style
 from grpo_kit.tiny.skills import META_QUESTION, STEPS_QUESTION
@@ -283,7 +287,8 @@ def unbalanced(items: Sequence[VerificationItem], seed: int, n: int) -> list[Ver
 
 
 def _verified(strategy: str, process: Callable = post_process) -> Arm:
-    return Arm(_plain, collector=partial(SelfVerification, strategy=strategy, post_process=process))
+    options = {"strategy": strategy, "post_process": process}
+    return Arm(_plain, collector=lambda profile: partial(SelfVerification, **options))
 
 
 def graded_items(
@@ -304,6 +309,36 @@ def self_verified(t: Trained) -> dict[str, float]:
         **best_of_n(t.policy, t.task.test, t.config),
         "steps": float(last["step"]),
     }
+
+
+# --- Flow-GRPO ------------------------------------------------------------------------------------
+
+
+def _played(collector: Callable = FlowGRPO, **options) -> Arm:
+    """Episodes of tool questions, rewarded by their outcome."""
+
+    def rewards(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
+        return [accuracy_reward]
+
+    def of_profile(profile: Profile) -> Callable:
+        return lambda prompts: collector(prompts, profile.load_agents(prompts.policy), **options)
+
+    return Arm(rewards, collector=of_profile)
+
+
+def held_out_episodes(
+    profile: Profile, base: Policy, task: Task, config: GRPOConfig
+) -> Callable[[Policy], dict[str, float]]:
+    """Measure success on held-out questions, with the base in the frozen roles."""
+    system = profile.load_agents(base)
+    return partial(evaluate_episodes, system=system, dataset=task.test, config=config, questions=64)
+
+
+def gained(t: Trained) -> dict[str, float]:
+    """What the run changed on held-out questions: in success, turns and tool errors."""
+    first, last = (t.run.history[i] for i in (0, -1))
+    names = {"success": "eval/pass@1", "turns": "eval/turns", "tool_errors": "eval/tool_errors"}
+    return {f"gained/{name}": last[metric] - first[metric] for name, metric in names.items()}
 
 
 EXPERIMENTS = {
@@ -379,5 +414,26 @@ EXPERIMENTS = {
         watch=few_labels,
         changes={"num_generations_eval": 4},
         evaluations=10,
+    ),
+    "flow": Experiment(
+        "Does training a planner in the flow raise success, and does it need the advantage of "
+        "trajectories, the reward at every turn, and play of its own?",
+        {
+            "trajectory": _played(),
+            "per turn": _played(per="turn"),
+            "final turn only": _played(credit="final"),
+            "offline traces": _played(OfflineTraces),
+        },
+        gained,
+        ("reward", "eval/pass@1", "eval/turns", "eval/tool_errors"),
+        watch=held_out_episodes,
+        changes={
+            "loss_type": "grpo",
+            "learning_rate": 3e-4,
+            "max_completion_length": 48,
+            "eval_prompts": 0,
+        },  # fmt: skip
+        evaluations=3,
+        task=tool_questions,
     ),
 }

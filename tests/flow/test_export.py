@@ -1,0 +1,115 @@
+"""Append-only episodes under TRL's GRPOTrainer: the same ids, masks and outcome."""
+
+import pytest
+import torch
+import trl
+
+from grpo_kit.config import PROFILES
+from grpo_kit.flow import Episode, Turn, play
+from grpo_kit.flow.export import of_output, one_sequence, trl_dataset, trl_rollout
+from grpo_kit.models import load_policy
+from grpo_kit.paths import data_dir
+from grpo_kit.rewards import accuracy_reward
+from grpo_kit.tasks.tool_questions import tool_questions
+
+
+def test_an_episode_is_one_sequence_with_a_mask_of_what_was_sampled():
+    """PITFALLS 16 and 17."""
+    first = Turn([1, 2], [3, 9], [-0.1, -0.2])
+    second = Turn([1, 2, 3, 9, 4, 5], [6, 9], [-0.3, -0.4])
+    assert one_sequence(Episode("q", 1.0, [first, second])) == {
+        "prompt_ids": [1, 2],
+        "completion_ids": [3, 9, 4, 5, 6, 9],
+        "logprobs": [-0.1, -0.2, 0.0, 0.0, -0.3, -0.4],
+        "env_mask": [1, 1, 0, 0, 1, 1],
+    }
+
+
+def test_a_context_that_was_written_anew_is_no_single_sequence():
+    rewritten = Episode("q", 1.0, [Turn([1, 2], [3], [0.0]), Turn([1, 4], [5], [0.0])])
+    with pytest.raises(ValueError, match="prompt of turn 2 does not continue turn 1.*'append'"):
+        one_sequence(rewritten)
+    with pytest.raises(ValueError, match="has no turn"):
+        one_sequence(Episode("q", 1.0, []))
+
+
+def test_a_system_that_rewrites_its_context_is_refused():
+    base = load_policy(data_dir() / "tiny-base")
+    system = PROFILES["tiny"].load_agents(base)
+    with pytest.raises(ValueError, match="context is 'memory': TRL trains one sequence"):
+        trl_rollout(system, tool_questions(n_train=4, n_test=1).train)
+
+
+def test_episodes_train_under_trl(tmp_path):
+    """What TRL puts in its batch is what was played: ids, mask, and the outcome as the reward."""
+    base = load_policy(data_dir() / "tiny-base")
+    task = tool_questions(n_train=8, n_test=1)
+    system = PROFILES["tiny"].load_agents(base, context="append", max_turns=3)
+    rollout, played, rewarded = trl_rollout(system, task.train, max_new_tokens=40), [], []
+
+    def watched(prompts, trainer):
+        made = rollout(prompts, trainer)
+        played.append((prompts, made))
+        return made
+
+    graded = of_output(accuracy_reward)
+
+    def outcome(**arguments):
+        rewarded.append((arguments["output"], arguments["answer"], graded(**arguments)))
+        return rewarded[-1][2]
+
+    args = trl.GRPOConfig(
+        output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], max_steps=2,
+        per_device_train_batch_size=8, num_generations=4, max_completion_length=512,
+        learning_rate=1e-4, save_strategy="no", logging_steps=1, gradient_checkpointing=False,
+    )  # fmt: skip
+    before = [parameter.detach().clone() for parameter in base.model.parameters()]
+    trainer = trl.GRPOTrainer(
+        base.model, [outcome], args=args, train_dataset=trl_dataset(task.train),
+        processing_class=base.tokenizer, rollout_func=watched,
+    )  # fmt: skip
+    batches = []
+    inner = trainer._generate_and_score_completions
+
+    def caught(inputs):
+        batches.append(inner(inputs))
+        return batches[-1]
+
+    trainer._generate_and_score_completions = caught
+    trainer.train()
+    assert len(played) == len(batches) == len(rewarded) == 2
+    for (prompts, made), batch, (outputs, answers, values) in zip(
+        played, batches, rewarded, strict=True
+    ):
+        assert outputs == made["output"]
+        assert answers == [task.train[prompt[-1]["row"]]["answer"] for prompt in prompts]
+        assert values == accuracy_reward([], outputs, [], answer=answers)
+        assert any(0 in mask for mask in made["env_mask"])  # tools spoke in between
+        rows = zip(batch["completion_ids"], batch["tool_mask"], strict=True)
+        for i, (ids, mask) in enumerate(rows):
+            own, sampled = made["completion_ids"][i], made["env_mask"][i]
+            assert ids[: len(own)].tolist() == own
+            assert mask[: len(own)].tolist() == sampled
+    assert any(
+        not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True)
+    )
+
+
+def test_the_trainers_rows_have_the_log_probabilities_of_play():
+    base = load_policy(data_dir() / "tiny-base")
+    task = tool_questions(n_train=4, n_test=1)
+    system = PROFILES["tiny"].load_agents(base, context="append", max_turns=3)
+    generator = torch.Generator().manual_seed(0)
+    for episode in play(system, list(task.train), generator=generator):
+        sequence = one_sequence(episode)
+        ids = torch.tensor([sequence["prompt_ids"] + sequence["completion_ids"]])
+        with torch.no_grad():
+            scores = base.model(ids).logits[0].float().log_softmax(-1)
+        start = len(sequence["prompt_ids"])
+        own = scores[start - 1 : -1].gather(1, ids[0, start:, None])[:, 0]
+        mask = torch.tensor(sequence["env_mask"]).bool()
+        assert torch.allclose(own[mask], torch.tensor(sequence["logprobs"])[mask], atol=2e-4)
+
+
+def test_a_reward_of_the_output_keeps_its_name():
+    assert of_output(accuracy_reward).__name__ == "accuracy_reward"

@@ -1,0 +1,306 @@
+"""Training on the planner's turns: who learns, from what, and what is logged and kept."""
+
+import dataclasses
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from grpo_kit.config import GRPOConfig
+from grpo_kit.flow import (
+    Episode,
+    FlowGRPO,
+    Memory,
+    OfflineTraces,
+    Turn,
+    agent_system,
+    episode_metrics,
+    evaluate_episodes,
+    score_episodes,
+)  # fmt: skip
+from grpo_kit.flow.memory import Action, Step
+from grpo_kit.flow.training import turn_batch
+from grpo_kit.models import load_policy
+from grpo_kit.paths import data_dir
+from grpo_kit.rewards import accuracy_reward
+from grpo_kit.tasks.tool_questions import tool_questions
+from grpo_kit.training import PromptCollector, train, update
+
+CONFIG = GRPOConfig(
+    max_steps=2,
+    learning_rate=1e-3,
+    lr_scheduler_type="constant",
+    num_generations=4,
+    generation_batch_size=16,
+    max_completion_length=40,
+    loss_type="grpo",
+    eval_prompts=0,
+    save_steps=1,
+)
+
+
+@pytest.fixture(scope="module")
+def task():
+    return tool_questions(n_train=40, n_test=8)
+
+
+@pytest.fixture
+def base():
+    return load_policy(data_dir() / "tiny-base")
+
+
+@pytest.fixture
+def system(base):
+    from grpo_kit.config import PROFILES
+
+    return PROFILES["tiny"].load_agents(base, max_turns=4)
+
+
+def run(base, task, system, folder, collector=FlowGRPO, rewards=(accuracy_reward,), **options):
+    config = dataclasses.replace(CONFIG, **options.pop("changes", {}))
+    resume = options.pop("resume", False)
+    return train(
+        base, task, list(rewards), config, output_dir=folder, seed=0, resume=resume,
+        collector=lambda prompts: collector(prompts, system, **options),
+    )  # fmt: skip
+
+
+def weights(policy):
+    return [parameter.detach().clone() for parameter in policy.model.parameters()]
+
+
+def test_the_planner_learns_and_no_gradient_reaches_a_frozen_module(base, task, system, tmp_path):
+    frozen = {
+        id(role.model): role.model for role in (system.executor, system.verifier, system.generator)
+    }
+    before, before_frozen = weights(base), [weights(model) for model in frozen.values()]
+    result = run(base, task, system, tmp_path, changes={"beta": 0.05})
+    assert any(not torch.equal(a, b) for a, b in zip(before, weights(base), strict=True))
+    for model, was in zip(frozen.values(), before_frozen, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(was, weights(model), strict=True))
+        assert all(p.grad is None and not p.requires_grad for p in model.model.parameters())
+    row = result.history[-1]
+    assert row["kl"] > 0 and row["grad_norm"] > 0  # the policy has left its reference
+    assert 1 <= row["episode/turns"] <= 4 and 0 <= row["reward"] <= 1
+    assert {"episode/tool_errors", "entropy", "num_generated_tokens", "reward_std"} <= set(row)
+
+
+def test_only_what_the_planner_sampled_is_in_a_batch(base, task, system):
+    """Every trained token is a sampled one, every prompt is the request of its turn."""
+    prompts = PromptCollector(base, task, [accuracy_reward], CONFIG, seed=0)
+    flow = FlowGRPO(prompts, system)
+    episodes, table, _ = flow.episodes(torch.Generator().manual_seed(0))
+    batch = flow.batch(episodes, table)
+    turns = [(i, turn) for i, episode in enumerate(episodes) for turn in episode.turns]
+    assert batch.rollouts.completion_lists() == [turn.completion_ids for _, turn in turns]
+    assert batch.generated_tokens == sum(len(turn.completion_ids) for _, turn in turns)
+    for row, (i, turn) in enumerate(turns):
+        assert batch.rollouts.prompt_ids[batch.rollouts.prompt_index[row]] == turn.prompt_ids
+        assert batch.rewards[row] == episodes[i].reward
+        assert batch.advantages[row] == batch.advantages[batch.episode_index == i][0]
+    assert len(batch.rewards) > len(episodes)
+    metrics = flow.metrics(episodes, batch)
+    assert metrics["reward"] == pytest.approx(sum(e.reward for e in episodes) / len(episodes))
+    assert metrics["completions/mean_length"] == pytest.approx(batch.generated_tokens / len(turns))
+
+
+def gradient_of(policy, batch, config):
+    optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)
+    before = weights(policy)
+    update(policy, None, optimizer, None, batch, config)
+    change = [b - a for a, b in zip(before, weights(policy), strict=True)]
+    for parameter, was in zip(policy.model.parameters(), before, strict=True):
+        parameter.data.copy_(was)
+    return torch.cat([c.flatten() for c in change])
+
+
+def episodes_of(policy, lengths, rewards):
+    generator = torch.Generator().manual_seed(1)
+    made = []
+    for i, (turns, reward) in enumerate(zip(lengths, rewards, strict=True)):
+        ids = [torch.randint(5, 60, (n,), generator=generator).tolist() for n in turns]
+        made.append(
+            Episode(i // 2, reward, [Turn([7, 8, 9 + i], row, [-1.0] * len(row)) for row in ids])
+        )
+    return made
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
+def test_the_update_weighs_turns_as_eq_10_and_micro_batches_change_nothing(policy, loss_type):
+    """The gradient, from the model's own log-probabilities, row by row."""
+    lengths, rewards = [[3, 5], [2], [4, 2, 6], [3]], [1.0, 0.0, 0.0, 1.0]
+    episodes = episodes_of(policy, lengths, rewards)
+    advantages = torch.tensor([0.5, -1.0, 0.7, -0.3])
+    batch = turn_batch(policy, episodes, [accuracy_reward], torch.ones(4, 1), advantages)
+    config = dataclasses.replace(
+        CONFIG, generation_batch_size=4, num_generations=2, loss_type=loss_type, max_grad_norm=0.0
+    )
+    got = gradient_of(policy, batch, config)
+    small = dataclasses.replace(
+        config, per_device_train_batch_size=1, gradient_accumulation_steps=4
+    )
+    assert torch.allclose(gradient_of(policy, batch, small), got, atol=1e-5)
+
+    total, tokens = 0.0, sum(n for turns in lengths for n in turns)
+    for episode, advantage in zip(episodes, advantages, strict=True):
+        for turn in episode.turns:
+            ids = torch.tensor([turn.prompt_ids + turn.completion_ids])
+            scores = policy.model(ids).logits[0].float().log_softmax(-1)
+            own = scores[len(turn.prompt_ids) - 1 : -1].gather(
+                1, ids[0, len(turn.prompt_ids) :, None]
+            )
+            n = len(turn.completion_ids)
+            share = 1 / 4 / len(episode.turns) / n if loss_type == "grpo" else 1 / tokens
+            total = total + share * advantage * own.sum()
+    gradients = torch.autograd.grad(total, list(policy.model.parameters()))
+    expected = torch.cat([g.flatten() for g in gradients])
+    assert torch.allclose(got, expected, atol=1e-4 * expected.abs().max())
+
+
+def test_several_updates_of_a_step_take_whole_episodes(base, task, system, tmp_path):
+    changes = {"per_device_train_batch_size": 8, "num_iterations": 2, "max_steps": 1}
+    row = run(base, task, system, tmp_path, changes=changes).history[-1]
+    assert row["step"] == 1 and row["grad_norm"] > 0
+
+
+def test_with_credit_for_the_final_turn_the_others_get_nothing(policy):
+    episodes = episodes_of(policy, [[3, 5], [2], [4, 2, 6]], [1.0, 0.0, 1.0])
+    advantages = torch.tensor([1.0, -1.0, 0.5])
+    batch = turn_batch(policy, episodes, [accuracy_reward], torch.ones(3, 1), advantages, "final")
+    assert batch.advantages.tolist() == [0, 1, -1, 0, 0, 0.5]
+
+
+def test_learning_from_traces_is_maximum_likelihood(policy):
+    """An advantage of 1 and no ratio: the gradient is that of the log-likelihood."""
+    episodes = episodes_of(policy, [[3, 5], [2]], [1.0, 1.0])
+    batch = turn_batch(policy, episodes, [accuracy_reward], torch.ones(2, 1), torch.ones(2))
+    config = dataclasses.replace(
+        CONFIG, generation_batch_size=2, num_generations=2, loss_type="dapo", max_grad_norm=0.0
+    )
+    got = gradient_of(policy, batch, config)
+    total = 0.0
+    for turn in (turn for episode in episodes for turn in episode.turns):
+        ids = torch.tensor([turn.prompt_ids + turn.completion_ids])
+        labels = torch.tensor([[-100] * len(turn.prompt_ids) + turn.completion_ids])
+        total = total - policy.model(ids, labels=labels).loss * len(turn.completion_ids) / 10
+    gradients = torch.autograd.grad(total, list(policy.model.parameters()))
+    expected = torch.cat([g.flatten() for g in gradients])
+    assert torch.allclose(got, expected, atol=1e-4 * expected.abs().max())
+
+
+def test_offline_traces_are_successes_of_the_first_policy_kept_for_all_steps(
+    base, task, system, tmp_path
+):
+    seen = []
+
+    class Watched(OfflineTraces):
+        def __call__(self, *arguments):
+            for batch in super().__call__(*arguments):
+                seen.append(batch)
+                yield batch
+
+    result = run(base, task, system, tmp_path, Watched)
+    first, second = result.history[-2:]
+    assert first["offline/traces"] > 0 and "offline/traces" not in second
+    assert second["num_generated_tokens"] == first["num_generated_tokens"]
+    assert all((batch.advantages == 1).all() and (batch.rewards == 1).all() for batch in seen)
+
+
+@pytest.mark.parametrize("collector", [FlowGRPO, OfflineTraces])
+def test_a_killed_run_goes_on_with_the_same_numbers(base, task, system, tmp_path, collector):
+    """PITFALLS 23."""
+    whole = run(base, task, system, tmp_path / "whole", collector).history
+
+    class Killed(collector):
+        def __call__(self, generator, state, metrics):
+            if state.global_step == 1:
+                raise KeyboardInterrupt
+            yield from super().__call__(generator, state, metrics)
+
+    def again():
+        return load_policy(data_dir() / "tiny-base")
+
+    with pytest.raises(KeyboardInterrupt):
+        run(again(), task, system, tmp_path / "killed", Killed)
+    resumed = run(again(), task, system, tmp_path / "killed", collector, resume=True).history
+
+    def numbers(rows):
+        return [{k: v for k, v in row.items() if k != "step_time"} for row in rows]
+
+    assert numbers(resumed) == numbers(whole)
+
+
+def test_an_output_that_could_not_be_had_is_not_scored():
+    right = {"prompt": [{"role": "user", "content": "?"}], "answer": "7"}
+    outputs = ["<answer>7</answer>", None, "<answer>8</answer>"]
+    episodes = [Episode(0, None, [], right, output=output) for output in outputs]
+    table = score_episodes(episodes, [accuracy_reward])
+    assert [e.reward for e in episodes] == [1.0, None, 0.0] and math.isnan(table[1, 0])
+    assert score_episodes(episodes[1:2], [accuracy_reward]).isnan().all()
+
+
+def test_errors_repeats_and_stops_are_counted():
+    def step(call, error=False, result="1"):
+        return Step(Action(), call, result, error)
+
+    one = Memory(
+        (step("a"), step("a"), step("b", True), step("b", True), step("c", result="not found"))
+    )
+    two = Memory((step("a"),))
+    turn = Turn([1], [2], [0.0])
+    metrics = episode_metrics(
+        [Episode(0, 1.0, [turn] * 5, memory=one, stopped="verifier"),
+         Episode(0, 0.0, [turn], memory=two, stopped="turn limit")]
+    )  # fmt: skip
+    assert metrics == {
+        "turns": 3.0, "tool_errors": 3 / 6, "repeated_calls": 1 / 6, "stopped": 0.5
+    }  # fmt: skip
+
+
+def test_success_is_measured_on_held_out_questions(base, task, system):
+    measure = partial(
+        evaluate_episodes, system=system, dataset=task.test, config=CONFIG, questions=8, samples=2
+    )
+    one, two = measure(base), measure(base)
+    assert one == two and one["eval/n"] == 8
+    assert 0 <= one["eval/pass@1"] <= 1 and 1 <= one["eval/turns"] <= 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({}, {"per": "row"}, "per is 'row'"),
+        ({}, {"credit": "first"}, "credit 'first'; choose"),
+        ({"dynamic_sampling_rounds": 1}, {}, "dynamic_sampling_rounds is 1.*set it to 0"),
+        ({"rollout_chunks": 2}, {}, "rollout_chunks is 2.*set it to 1"),
+        ({"scale_rewards": "batch"}, {}, "'batch' has no meaning"),
+        ({"num_iterations": 2}, {"collector": OfflineTraces}, "2 updates a step"),
+    ],
+)
+def test_what_episodes_do_not_have_is_refused(
+    base, task, system, tmp_path, changes, options, message
+):
+    with pytest.raises(ValueError, match=message):
+        run(base, task, system, tmp_path, changes=changes, **options)
+
+
+def test_a_reward_that_is_never_earned_leaves_no_trace(base, task, system, tmp_path):
+    def never(completions, **columns):
+        return [0.0] * len(completions)
+
+    with pytest.raises(RuntimeError, match="none of 32 episodes earned a reward of 1"):
+        run(base, task, system, tmp_path, OfflineTraces, rewards=[never])
+
+
+def test_a_task_lacking_a_tools_column_is_named(base, task, system, tmp_path):
+    bare = dataclasses.replace(task, train=task.train.remove_columns("catalogue"))
+    with pytest.raises(ValueError, match="lookup takes the column 'catalogue'"):
+        run(base, bare, system, tmp_path)
+
+
+def test_agent_system_makes_its_frozen_copy_before_training(base, system):
+    assert system.executor.model is system.verifier.model is system.generator.model
+    assert system.executor.model.model is not base.model
+    toolkit = system.toolkit
+    assert agent_system(base, toolkit, max_turns=3).max_turns == 3

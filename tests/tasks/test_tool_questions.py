@@ -1,0 +1,96 @@
+"""The shipped tool questions: what the generator makes, answered by their catalogues alone."""
+
+import hashlib
+import json
+import re
+import sqlite3
+from collections import Counter
+
+import pytest
+
+from grpo_kit.flow import Lookup, calculator
+from grpo_kit.paths import data_dir
+from grpo_kit.tasks.tool_questions import (
+    QUESTIONS_EACH,
+    SHIPPED_CATALOGUES,
+    catalogue_path,
+    make_rows,
+    tool_questions,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made():
+    return {
+        split: make_rows(split, SHIPPED_CATALOGUES[split], QUESTIONS_EACH[split])
+        for split in ("train", "test")
+    }
+
+
+def test_shipped_rows_and_catalogues_are_what_the_generator_makes(made):
+    for split, (rows, _) in made.items():
+        lines = (data_dir() / "tool_questions" / f"{split}.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == rows
+    with sqlite3.connect(f"{catalogue_path().as_uri()}?mode=ro", uri=True) as connection:
+        shipped = connection.execute("SELECT catalogue, name, text FROM facts ORDER BY rowid")
+        assert list(shipped) == [fact for _, facts in made.values() for fact in facts]
+
+
+def test_train_and_test_share_no_catalogue(made):
+    """Neither a number of one nor the facts in it."""
+
+    def contents(facts):
+        by_catalogue = {}
+        for catalogue, _, text in facts:
+            by_catalogue.setdefault(catalogue, []).append(text)
+        return {"|".join(texts) for texts in by_catalogue.values()}
+
+    train, test = (contents(facts) for _, facts in made.values())
+    assert len(test) == SHIPPED_CATALOGUES["test"] and not train & test
+    assert not {f[0] for f in made["train"][1]} & {f[0] for f in made["test"][1]}
+    for split, texts in (("train", train), ("test", test)):
+        for text in texts:
+            is_test = hashlib.sha256(text.encode()).digest()[0] % 10 == 0
+            assert is_test == (split == "test")
+
+
+def test_questions_hold_no_fact_and_need_one_to_four_calls(made):
+    rows = [row for rows, _ in made.values() for row in rows]
+    for row in rows:
+        digits = re.findall(r"\d+", row["question"])
+        assert row["answer"] not in digits or row["kind"].startswith("several")
+        assert all(int(digit) <= 4 for digit in digits)
+    calls = Counter(row["calls"] for row in rows)
+    assert set(calls) == {1, 2, 3, 4} and min(calls.values()) > len(rows) / 20
+    assert len({(row["question"], row["catalogue"]) for row in rows}) == len(rows)
+
+
+def test_the_tools_lead_to_the_answer_by_results_alone():
+    """Worked as a reader would: what the second call is depends on what the first returned."""
+    lookup = Lookup(catalogue_path())
+    for row in tool_questions(n_train=1).test:
+        question, of = row["prompt"][0]["content"], {"catalogue": row["catalogue"]}
+        names = re.findall(r"(?:a|the) (\w+)", question)
+        item = lookup(names[0], **of)
+        price, shop = re.fullmatch(rf"{names[0]} (\d+), shop (\w+)", item).groups()
+        value, calls = price, 1
+        if row["kind"].startswith("several"):
+            count = re.search(r"\d", question)[0]
+            value, calls = calculator(f"{value}*{count}").split(" = ")[1], calls + 1
+        if row["kind"] == "together":
+            other = re.search(r" (\d+),", lookup(names[1], **of))[1]
+            value, calls = calculator(f"{value}+{other}").split(" = ")[1], calls + 2
+        if row["kind"].endswith("discount"):
+            discount = lookup(shop, **of).split()[-1]
+            value, calls = calculator(f"{value}-{discount}").split(" = ")[1], calls + 2
+        assert (value, calls) == (row["answer"], row["calls"])
+
+
+def test_a_part_can_be_asked_for_and_more_than_there_is_is_refused():
+    task = tool_questions(n_train=3, n_test=2)
+    assert (len(task.train), len(task.test)) == (3, 2)
+    assert set(task.train.column_names) == {"prompt", "answer", "catalogue", "kind", "calls"}
+    with pytest.raises(ValueError, match="n_test is 501; 500 test questions are shipped"):
+        tool_questions(n_test=501)
+    with pytest.raises(ValueError, match="n_train is 0"):
+        tool_questions(n_train=0)

@@ -5,7 +5,8 @@ weights, prompts a step, group, token limit, sampling and update, and reports me
 ratio: on a shared machine seconds say little, two things measured in turn say more. Memory is
 measured in a process of its own for each, since a peak cannot be reset: that of a few steps of each
 trainer, and that of the loss step alone with a vocabulary of Qwen's size. Then what the rewards
-with models of their own take, each on the batches of a few more kit steps.
+with models of their own take, each on the batches of a few more kit steps, and what batching saves
+in episodes of several turns.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def run(
         "machine": machine(),
         "step": step,
         "reward_seconds": time_rewards(policy_dir, steps=steps, quick=quick),
+        "episodes": time_episodes(policy_dir, steps=steps, quick=quick),
         "loss_memory": compare_loss_memory(tokens=128 if quick else 1024),
     }
     write_atomic(output_dir / "bench.json", json.dumps(result, indent=1))
@@ -325,6 +327,43 @@ def time_rewards(policy_dir: str | Path, *, steps: int, quick: bool) -> dict[str
     return medians | {"step": statistics.median(alone[1:])}
 
 
+def time_episodes(policy_dir: str | Path, *, steps: int, quick: bool) -> dict:
+    """Seconds an episode of tool questions, played in a batch and one at a time, in turn.
+
+    The frozen roles are a copy of the policy and remember nothing from one play to the next.
+    """
+    import torch
+
+    from grpo_kit.config import PROFILES
+    from grpo_kit.flow import play
+    from grpo_kit.models import load_policy
+    from grpo_kit.tasks.tool_questions import tool_questions
+
+    policy, group = load_policy(policy_dir), 8
+    batch, singles = (16, 2) if quick else (64, 4)
+    rows = list(tool_questions(n_train=batch * (steps + 1), n_test=1).train)
+
+    def seconds(rows: list[dict], group: int, seed: int) -> float:
+        system = PROFILES["tiny"].load_agents(policy)
+        started = _now()
+        play(system, rows, group, generator=torch.Generator().manual_seed(seed))
+        return (_now() - started) / (len(rows) * group)
+
+    taken: dict[str, list[float]] = {"batched": [], "single": []}
+    for step in tqdm(range(steps + 1), desc="episodes", file=sys.stdout):
+        own = rows[step * batch : (step + 1) * batch]
+        taken["batched"].append(seconds(own[: batch // group], group, step))
+        alone = [seconds([row], 1, step) for row in own[:singles]]
+        taken["single"].append(statistics.fmean(alone))
+    medians = {name: statistics.median(values[1:]) for name, values in taken.items()}
+    ratios = [s / b for s, b in zip(*list(taken.values())[::-1], strict=True)][1:]
+    return {
+        "batch": batch,
+        "median_seconds": medians,
+        "single_over_batched": statistics.median(ratios),
+    }
+
+
 # --- memory of the loss step ----------------------------------------------------------------------
 
 
@@ -369,7 +408,7 @@ def loss_peak(kind: str, tokens: str) -> float:
 def report(result: dict) -> str:
     """The numbers as Markdown."""
     step, memory, where = result["step"], result["loss_memory"], result["machine"]
-    seconds = result["reward_seconds"]
+    seconds, episodes = result["reward_seconds"], result["episodes"]
     shares = {n: seconds[n] / (seconds["step"] + seconds[n]) for n in ("diversity", "judge")}
     ratio = step["trl_over_kit"]
     lines = [
@@ -399,6 +438,11 @@ def report(result: dict) -> str:
         + ", or "
         + " and ".join(f"{share:.0%}" for share in shares.values())
         + " of a step that has this one.",
+        "",
+        f"Episodes of Flow-GRPO: {episodes['median_seconds']['batched'] * 1000:.0f} ms each where "
+        f"{episodes['batch']} are played together, "
+        f"{episodes['median_seconds']['single'] * 1000:.0f} ms one at a time, "
+        f"{episodes['single_over_batched']:.1f} times as long.",
     ]
     return "\n".join(lines) + "\n"
 

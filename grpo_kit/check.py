@@ -456,3 +456,63 @@ def stop_early(function: Callable) -> Verdict:
         (([0.5], 1), 0, "A single evaluation is the best there is."),
     ]
     return _judge(function, cases, "a few labels, never trained on, are enough for that.")
+
+
+# --- notebook 06 ----------------------------------------------------------------------------------
+
+
+def broadcast(function: Callable) -> Verdict:
+    """`function(rewards, turns)`: of one group's episodes to the advantages of all turn rows."""
+
+    def truth(rewards: list, turns: list) -> list:
+        own = group_advantages(torch.tensor(rewards), len(rewards)).tolist()
+        return [a for a, n in zip(own, turns, strict=True) for _ in range(n)]
+
+    cases = [
+        (([1.0, 0.0], [1, 1]), truth([1.0, 0.0], [1, 1]), "One turn each: notebook 01."),
+        (
+            ([1.0, 0.0, 0.0], [2, 1, 3]),
+            truth([1.0, 0.0, 0.0], [2, 1, 3]),
+            "A row a turn, episode by episode, each with its episode's advantage.",
+        ),
+        (
+            ([1.0, 0.0], [1, 4]),
+            truth([1.0, 0.0], [1, 4]),
+            "Mean and std are over episodes: four turns of one make it no more of a member.",
+        ),
+        (([1.0, 1.0], [2, 1]), [0.0] * 3, "No spread, no advantage."),
+    ]
+    return _judge(lambda r, t: function(torch.tensor(r), t), cases, "one outcome, every turn.")
+
+
+def turn_token_weights(function: Callable) -> Verdict:
+    """`function(lengths)`: of each episode's turn lengths to the weight of each token, by turn."""
+
+    def truth(lengths: list) -> list:
+        return [1 / len(lengths) / len(turns) / n for turns in lengths for n in turns]
+
+    cases = [
+        (([[4]],), truth([[4]]), "One episode of one turn: the mean over its tokens."),
+        (([[4], [2]],), truth([[4], [2]]), "1/G for each of G episodes."),
+        (([[4, 5], [2]],), truth([[4, 5], [2]]), "1/T_i for each turn of an episode of T_i."),
+        (
+            ([[3, 1, 2], [6], [2, 2]],),
+            truth([[3, 1, 2], [6], [2, 2]]),
+            "One number a turn, episode by episode: 1/G times 1/T_i times 1/|a|.",
+        ),
+    ]
+    return _judge(function, cases, "each episode has the same say, however long it is.")
+
+
+def sampled_mask(function: Callable) -> Verdict:
+    """`function(turns)`: (prompt, completion) ids of an appended episode to its 0/1 mask."""
+    one = [([1, 2], [3, 9])]
+    two = [*one, ([1, 2, 3, 9, 4, 5], [6, 9])]
+    three = [*two, ([1, 2, 3, 9, 4, 5, 6, 9, 4], [7])]
+    cases = [
+        ((one,), [1, 1], "What the policy sampled is 1; the first prompt is left out."),
+        ((two,), [1, 1, 0, 0, 1, 1], "What stands between two actions was not sampled: 0."),
+        ((three,), [1, 1, 0, 0, 1, 1, 0, 1], "As long as everything after the first prompt."),
+        (([([1], [2, 2]), ([1, 2, 2], [2])],), [1, 1, 1], "Nothing between: nothing masked."),
+    ]
+    return _judge(function, cases, "this is the env_mask that TRL takes.")

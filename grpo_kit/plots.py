@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from matplotlib import colormaps
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 HEALTH = (
@@ -89,6 +92,51 @@ def seed_curves(histories: Sequence[Sequence[dict]]) -> Figure:
     return figure
 
 
+def episode_grid(
+    lengths: Sequence[int],
+    rewards: Sequence[float],
+    advantages: Sequence[float],
+    marks: Sequence[Sequence[str]] | None = None,
+) -> Figure:
+    """One group of episodes: a row an episode, a cell a turn, coloured by the advantage it gets.
+
+    Args:
+        lengths: turns of each of the G episodes; the grid is ragged.
+        rewards: G rewards, written at the end of a row.
+        advantages: G advantages, which all turns of a row share.
+        marks: optional short texts, one a turn, e.g. the tool that was called.
+
+    Raises ValueError for no episode, or lists of different lengths.
+    """
+    if not len(lengths) or not len(lengths) == len(rewards) == len(advantages):
+        raise ValueError(
+            f"{len(lengths)} lengths, {len(rewards)} rewards and {len(advantages)} advantages: "
+            "give one of each for at least one episode."
+        )
+    n, width = len(lengths), max(lengths)
+    figure = Figure(figsize=(1.35 * width + 3.2, 0.42 * n + 1.1), layout="constrained")
+    axes = figure.subplots()
+    norm = Normalize(-1, 1)
+    largest = max(abs(a) for a in advantages) or 1.0
+    colours = colormaps["RdYlGn"]
+    for i, (turns, reward, advantage) in enumerate(zip(lengths, rewards, advantages, strict=True)):
+        for t in range(turns):
+            colour = colours(norm(0.75 * advantage / largest))
+            axes.add_patch(Rectangle((t + 0.53, i - 0.42), 0.94, 0.84, color=colour))
+            text = marks[i][t] if marks else f"$a_{{{i + 1}}}^{{{t + 1}}}$"
+            axes.text(t + 1, i, text, ha="center", va="center", fontsize=8)
+        label = f"r = {reward:g}   A = {advantage:+.2f}"
+        axes.text(turns + 0.6, i, label, ha="left", va="center", fontsize=9)
+    axes.set(
+        xlim=(0.4, width + 2.2), ylim=(n - 0.4, -0.6), xlabel="turn", ylabel="episode",
+        xticks=range(1, width + 1), yticks=range(n), yticklabels=range(1, n + 1),
+    )  # fmt: skip
+    for side in ("top", "right", "left", "bottom"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(length=0)
+    return figure
+
+
 CURVE_LABELS = {
     "reward": ("reward", "mean of a step"),
     "eval/pass@1": ("accuracy", "held-out pass@1"),
@@ -100,6 +148,8 @@ CURVE_LABELS = {
     "meta/p_yes": ("the evaluator's P(Yes)", "mean of a step"),
     "verdicts/accuracy": ("verification accuracy", "held-out items"),
     "verdicts/yes_rate": ("share of Yes", "held-out items"),
+    "eval/turns": ("turns", "an episode, held-out"),
+    "eval/tool_errors": ("turns that brought nothing", "share, held-out"),
 }
 X_LABELS = {"num_generated_tokens": "generated tokens"}
 

@@ -1,4 +1,4 @@
-"""Look at one group of rollouts: an HTML view, each token coloured by its advantage.
+"""Look at one group of rollouts or episodes: an HTML view, coloured by advantage.
 
 Self-contained HTML without scripts, so that it shows in JupyterLab, Colab, a rendered page and a
 file. Whatever a policy writes is escaped: it is text, never markup.
@@ -61,6 +61,83 @@ def group_html(
         f'<div style="overflow-x:auto"><p><b>{_visible(prompt)}</b></p>'
         f'<table style="border-collapse:collapse"><tr>{head}</tr>{"".join(rows)}</table></div>'
     )
+
+
+def episodes_html(
+    question: str,
+    episodes: Sequence[Sequence[dict[str, str]]],
+    endings: Sequence[str],
+    rewards: Sequence[float | None],
+    advantages: Sequence[float],
+) -> str:
+    """A question and its G episodes, each to be opened: a row a turn, coloured by the advantage.
+
+    Args:
+        question: text.
+        episodes: G lists of turns, each a dict of column -> text; all have the same columns.
+        endings: G texts, what came out and why it ended.
+        rewards, advantages: G each; a reward of None was not scored.
+
+    Opening works without a script (`<details>`); `episodes_text` is for where HTML is not shown.
+    Raises ValueError if the lists do not have the same lengths.
+    """
+    _check_lengths(episodes, endings, rewards, advantages)
+    largest = max((abs(a) for a in advantages), default=0.0) or 1.0
+    blocks = []
+    for i, (turns, ending) in enumerate(zip(episodes, endings, strict=True)):
+        colour = _colour(advantages[i] / largest)
+        names = list(turns[0]) if turns else []
+        head = "".join(f'<th style="{_CELL}text-align:left">{_visible(n)}</th>' for n in names)
+        rows = "".join(
+            "<tr>"
+            + "".join(
+                f'<td style="{_CELL}text-align:left">{_visible(turn[name])}</td>' for name in names
+            )
+            + "</tr>"
+            for turn in turns
+        )
+        blocks.append(
+            f'<details style="margin:2px 0"{" open" if not i else ""}>'
+            f'<summary style="background:{colour};padding:2px 8px">episode {i + 1}: '
+            f"{len(turns)} turn{'s' * (len(turns) != 1)}, {_reward_text(rewards[i])}, "
+            f"advantage {advantages[i]:+.2f}</summary>"
+            f'<table style="border-collapse:collapse;border-left:6px solid {colour}">'
+            f"<tr>{head}</tr>{rows}</table>"
+            f'<div style="{_CELL}border-left:6px solid {colour}">{_visible(ending)}</div>'
+            "</details>"
+        )
+    return f'<div style="overflow-x:auto"><p><b>{_visible(question)}</b></p>{"".join(blocks)}</div>'
+
+
+def episodes_text(
+    question: str,
+    episodes: Sequence[Sequence[dict[str, str]]],
+    endings: Sequence[str],
+    rewards: Sequence[float | None],
+    advantages: Sequence[float],
+) -> str:
+    """The same as plain text: a line a turn."""
+    _check_lengths(episodes, endings, rewards, advantages)
+    lines = [question]
+    for i, (turns, ending) in enumerate(zip(episodes, endings, strict=True)):
+        told = f"{_reward_text(rewards[i])}, advantage {advantages[i]:+.2f}"
+        lines += ["", f"episode {i + 1}: {told}"]
+        lines += [f"  {t}. " + " | ".join(turn.values()) for t, turn in enumerate(turns, 1)]
+        lines.append(f"  {ending}")
+    return "\n".join(lines)
+
+
+def _check_lengths(episodes, endings, rewards, advantages) -> None:
+    n = len(episodes)
+    if not len(endings) == len(rewards) == len(advantages) == n:
+        raise ValueError(
+            f"{n} episodes, {len(endings)} endings, {len(rewards)} rewards and {len(advantages)} "
+            "advantages: give one each."
+        )
+
+
+def _reward_text(reward: float | None) -> str:
+    return "not scored" if reward is None else f"reward {reward:g}"
 
 
 _CELL = "padding:2px 8px;vertical-align:top;"

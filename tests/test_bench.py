@@ -19,6 +19,11 @@ RESULT = {
         "peak_mib": {"trl": 400.0, "kit": 100.0},
     },
     "reward_seconds": {"diversity": 0.25, "judge": 3.0, "step": 1.0},
+    "episodes": {
+        "batch": 64,
+        "median_seconds": {"batched": 0.05, "single": 0.5},
+        "single_over_batched": 10.0,
+    },
     "loss_memory": {
         "vocabulary": 1000,
         "tokens": 5,
@@ -34,6 +39,7 @@ def test_the_report_tells_generation_and_update_apart():
     assert "| kit | 0.750 | 0.250 | 1.000 | 100 |" in text
     assert "| trl / kit | 2.67 | 4.00 | 3.00 | 4.00 |" in text
     assert "3.00 times" in text and "(25%)" in text
+    assert "50 ms each where 64 are played together, 500 ms one at a time, 10.0 times" in text
     assert "diversity 0.250 s and judge 3.000 s, or 20% and 75% of a step" in text
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from grpo_kit.config import PROFILES
+from grpo_kit.flow import GENERAL
 from grpo_kit.models import frozen_copy, load_policy, reference_of
 from grpo_kit.rewards import LocalJudge
 from grpo_kit.rewards.judge import quality_prompt, tiny_prompt
@@ -139,3 +140,19 @@ def test_each_profile_has_a_judge(new_policy, monkeypatch):
     monkeypatch.setenv("GRPO_KIT_JUDGE_URL", "http://10.0.0.1:9000/v1")
     judge = PROFILES["paper"].load_judge(policy)
     assert (judge.model, judge.base_url) == ("Qwen/Qwen3-32B", "http://10.0.0.1:9000/v1")
+
+
+def test_each_profile_has_agents_around_its_planner(new_policy, monkeypatch):
+    policy = new_policy()
+    tiny = PROFILES["tiny"].load_agents(policy, max_turns=3)
+    assert tiny.planner.policy is policy and tiny.max_turns == 3
+    assert tiny.executor.model.model is not policy.model
+    assert tiny.toolkit.names == ["lookup", "calculator"]
+    assert PROFILES["colab"].load_agents(policy).planner.prompts is GENERAL
+
+    monkeypatch.delenv("ROLES_KEY", raising=False)
+    with pytest.raises(ValueError, match="ROLES_KEY .* is not set"):
+        PROFILES["paper"].load_agents(policy)
+    monkeypatch.setenv("ROLES_KEY", "secret")
+    role = PROFILES["paper"].load_agents(policy).verifier.model
+    assert (role.model, role.base_url) == ("Qwen/Qwen2.5-7B-Instruct", "http://127.0.0.1:8000/v1")

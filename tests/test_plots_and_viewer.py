@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from grpo_kit.plots import HEALTH, health
-from grpo_kit.viewer import group_html
+from grpo_kit.plots import HEALTH, episode_grid, health
+from grpo_kit.viewer import episodes_html, episodes_text, group_html
 
 
 def test_every_logged_metric_is_drawn_for_every_run():
@@ -57,3 +57,37 @@ def test_lists_of_different_lengths_are_refused():
         group_html("q", [["a"]], [1, 2], [0.0])
     with pytest.raises(ValueError, match="one weight a token"):
         group_html("q", [["a"]], [1], [0.0], [[1.0, 1.0]])
+
+
+def test_the_grid_of_episodes_is_ragged_and_coloured_by_advantage():
+    figure = episode_grid([2, 1, 3], [1.0, 0.0, 0.0], [1.2, -0.6, -0.6])
+    (axes,) = figure.axes
+    assert len(axes.patches) == 6 and (axes.get_xlabel(), axes.get_ylabel()) == ("turn", "episode")
+    colours = [patch.get_facecolor() for patch in axes.patches]
+    assert colours[0] == colours[1] and len(set(colours[2:])) == 1 and colours[0] != colours[2]
+    assert colours[0][1] > colours[0][0] and colours[2][0] > colours[2][1]  # green, red
+    texts = [text.get_text() for text in axes.texts]
+    assert "r = 1   A = +1.20" in texts and "$a_{3}^{3}$" in texts
+    figure.savefig(io.BytesIO(), format="png")
+    with pytest.raises(ValueError, match="2 lengths, 1 rewards"):
+        episode_grid([1, 1], [1.0], [0.0, 0.0])
+
+
+TURNS = [[{"goal": "find <b>", "call": "lookup(a)"}], [{"goal": "x", "call": "y"}] * 2]
+
+
+def test_episodes_open_one_by_one_and_what_was_written_is_no_markup():
+    page = episodes_html("q?", TURNS, ["<script>", "none"], [1.0, None], [0.7, 0.0])
+    assert page.count("<details") == 2 and page.count(" open>") == 1
+    assert "<b>q?</b>" in page and "find &lt;b&gt;" in page and "&lt;script&gt;" in page
+    assert "1 turn, reward 1, advantage +0.70" in page and "2 turns, not scored" in page
+    with pytest.raises(ValueError, match="2 episodes, 1 endings"):
+        episodes_html("q?", TURNS, ["a"], [1.0, 0.0], [0.0, 0.0])
+
+
+def test_episodes_can_be_read_as_plain_text():
+    text = episodes_text("q?", TURNS, ["one", "two"], [1.0, None], [0.7, -0.7])
+    assert text.split("\n") == [
+        "q?", "", "episode 1: reward 1, advantage +0.70", "  1. find <b> | lookup(a)", "  one",
+        "", "episode 2: not scored, advantage -0.70", "  1. x | y", "  2. x | y", "  two",
+    ]  # fmt: skip

@@ -16,6 +16,7 @@ from torch import Tensor
 from grpo_kit.flow.memory import Memory
 from grpo_kit.generation import Rollouts
 from grpo_kit.objective import group_advantages
+from grpo_kit.rewards import question_text
 
 PER = ("trajectory", "turn")
 
@@ -136,3 +137,26 @@ def turn_rows(
         finished=torch.tensor([turn.finished for _, turn in turns], device=device),
     )
     return rollouts, torch.tensor([i for i, _ in turns], device=device)
+
+
+def shown(episodes: Sequence[Episode], advantages: Sequence[float]) -> dict:
+    """One group as `viewer.episodes_html` and `episodes_text` take it."""
+    return {
+        "question": question_text(episodes[0].row["prompt"]),
+        "episodes": [
+            [
+                {
+                    "thought": step.action.justification,
+                    "goal": step.action.goal,
+                    "call": step.call,
+                    "result": step.result,
+                    "verdict": step.verdict,
+                }
+                for step in episode.memory.steps
+            ]
+            for episode in episodes
+        ],
+        "endings": [f"output: {e.output} (ended by the {e.stopped})" for e in episodes],
+        "rewards": [episode.reward for episode in episodes],
+        "advantages": [float(advantage) for advantage in advantages],
+    }

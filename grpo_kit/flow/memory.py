@@ -25,6 +25,11 @@ class Action:
     tool: str = ""
     problem: str = ""
 
+    @property
+    def step(self) -> tuple[str, str, str]:
+        """What is to be done: context, goal, tool."""
+        return self.context, self.goal, self.tool
+
 
 @dataclass(frozen=True)
 class Step:

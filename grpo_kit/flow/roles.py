@@ -208,10 +208,11 @@ _LINE = re.compile(
 )
 
 
-def read_action(text: str, names: Sequence[str]) -> Action:
+def read_action(text: str, names: Sequence[str] | None = None) -> Action:
     """The planner's decision; one with a `problem` where a line is missing or the tool unknown.
 
-    The last line of each name counts, so that a plan quoted while thinking is not taken for it.
+    `names` are those of the tools; None = any will do. The last line of each name counts, so that
+    a plan quoted while thinking is not taken for it.
     """
     thought, _, decision = text.rpartition("</think>")
     lines = {
@@ -228,7 +229,7 @@ def read_action(text: str, names: Sequence[str]) -> Action:
     problem = ""
     if missing:
         problem = f"error: no {missing[0]}"
-    elif action.tool not in names:
+    elif names is not None and action.tool not in names:
         problem = f'error: no tool "{action.tool[:40]}"'
     return Action(action.justification, action.context, action.goal, action.tool, problem)
 

@@ -26,6 +26,7 @@ from statistics import fmean
 from matplotlib.figure import Figure
 
 from grpo_kit.config import GRPOConfig, Profile
+from grpo_kit.flow.roles import read_action
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.paths import make_output_dir, write_atomic
 from grpo_kit.rewards import (
@@ -38,7 +39,6 @@ from grpo_kit.rewards import (
 )
 from grpo_kit.tasks import Task
 from grpo_kit.tiny import skills as S
-from grpo_kit.tiny.card import read_plan
 from grpo_kit.tiny.problems import make_problem
 from grpo_kit.tiny.tool_world import make_tool_question
 from grpo_kit.training import evaluate, train
@@ -86,9 +86,9 @@ def _task(name: str, row: Callable, seed: int) -> Task:
 
 def plan_reward(completions, answer, **columns) -> list[float]:
     """1 for the right next step, else 0."""
-    plans = [read_plan(completion_text(completion)) for completion in completions]
+    plans = [read_action(completion_text(completion)) for completion in completions]
     return [
-        float(plan is not None and "|".join(plan) == right)
+        float(not plan.problem and "|".join(plan.step) == right)
         for plan, right in zip(plans, answer, strict=True)
     ]
 

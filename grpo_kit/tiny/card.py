@@ -11,6 +11,9 @@ from collections.abc import Sequence
 import torch
 from scipy.stats import rankdata, spearmanr
 
+from grpo_kit.flow import Tool, Toolkit, agent_system, calculator, play
+from grpo_kit.flow.roles import read_action
+from grpo_kit.flow.toolbox import NOT_FOUND
 from grpo_kit.generation import reply
 from grpo_kit.models import Policy
 from grpo_kit.rewards import extract_answer, read_yes
@@ -67,15 +70,6 @@ def judge_table(
     }
 
 
-def read_plan(text: str) -> tuple[str, str, str] | None:
-    """(context, goal, tool) of a planner's completion; None if a line is missing."""
-    lines = dict(line.split(": ", 1) for line in text.split("\n") if ": " in line)
-    try:
-        return lines["Context"], lines["Goal"], lines["Tool"]
-    except KeyError:
-        return None
-
-
 # --------------------------------------------------------------------------- with a policy
 
 
@@ -105,35 +99,26 @@ def texts_of(
     return policy.decode(rollouts.completion_lists())
 
 
-def play(
+def succeed(
     policy: Policy, questions: Sequence[ToolQuestion], generator: torch.Generator
 ) -> list[bool]:
     """Whole episodes, planner sampled, frozen roles greedy: is the final answer right?"""
-    memories: list[list] = [[] for _ in questions]
-    running = list(range(len(questions)))
-    for _ in range(TURN_LIMIT):
-        if not running:
-            break
-        asked = [_user(S.plan_prompt(questions[i].text, memories[i])) for i in running]
-        plans = [read_plan(text) for text in texts_of(policy, asked, generator, limit=64)]
-        acting = [(i, plan) for i, plan in zip(running, plans, strict=True) if plan]
-        calls = texts_of(policy, [_user(S.execute_prompt(*p)) for _, p in acting], limit=24)
-        for (i, _), call in zip(acting, calls, strict=True):
-            tool, _, argument = call.rstrip(")").partition("(")
-            memories[i].append((tool, argument, questions[i].run(tool, argument)))
-        asked = [_user(S.check_prompt(questions[i].text, memories[i])) for i in running]
-        running = [
-            i
-            for i, verdict in zip(running, texts_of(policy, asked, limit=48), strict=True)
-            if not verdict.endswith("STOP")
-        ]
-    asked = [
-        _user(S.answer_prompt(question.text, memory))
-        for question, memory in zip(questions, memories, strict=True)
-    ]
+
+    def lookup(query: str, *, facts: dict[str, str]) -> str:
+        """Find a name in the catalogue.
+
+        Args:
+            query: the name
+            facts: the catalogue
+        """
+        return facts.get(query, NOT_FOUND)
+
+    toolkit = Toolkit([Tool.of(lookup, columns=("facts",)), calculator])
+    rows = [{"prompt": _user(q.text), "facts": q.catalogue} for q in questions]
+    episodes = play(agent_system(policy, toolkit, max_turns=TURN_LIMIT), rows, generator=generator)
     return [
-        extract_answer(text) == str(question.answer)
-        for question, text in zip(questions, texts_of(policy, asked, limit=48), strict=True)
+        extract_answer(episode.output) == str(question.answer)
+        for question, episode in zip(questions, episodes, strict=True)
     ]
 
 
@@ -218,16 +203,17 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
         memory = S.sample_memory(question, rng)
         memories.append([] if question.next_step(memory) is None else memory)
     asked = [
-        _user(S.plan_prompt(q.text, memory)) for q, memory in zip(questions, memories, strict=True)
+        _user(S.plan_prompt(q.text, S.memory_text(memory)))
+        for q, memory in zip(questions, memories, strict=True)
     ]
     plans = texts_of(policy, asked, generator)
     right = [
-        read_plan(text) == S.step_text(question.next_step(memory))
+        read_action(text).step == S.step_text(question.next_step(memory))
         for text, question, memory in zip(plans, questions, memories, strict=True)
     ]
     table["plan"] = {
         "next_step": sum(right) / n,
-        "episode_success": sum(play(policy, questions, generator)) / n,
+        "episode_success": sum(succeed(policy, questions, generator)) / n,
         "by_style": by_style([S.plan_style(text) for text in plans], right),
     }
     return table

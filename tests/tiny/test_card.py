@@ -5,7 +5,9 @@ import math
 import random
 
 import pytest
+import torch
 
+from grpo_kit.flow.roles import read_action
 from grpo_kit.tiny import card, problems, skills
 from grpo_kit.tiny.tool_world import make_tool_question
 
@@ -66,39 +68,14 @@ def test_a_plan_is_read_back_as_it_was_written():
     for _ in range(50):
         question = make_tool_question(rng, "test")
         for step in question.plan:
-            assert card.read_plan(skills.plan_text(step, "So.")) == skills.step_text(step)
-    assert card.read_plan("<think>Just try.</think>\nGoal: add") is None
+            action = read_action(skills.plan_text(step, "So."), ["lookup", "calculator"])
+            assert action.step == skills.step_text(step) and not action.problem
 
 
-def test_episodes_of_a_flawless_planner_succeed(policy, monkeypatch):
-    """The oracle answers in every role; only the loop of turns is under test."""
+def test_episodes_of_a_policy_that_cannot_plan_fail_and_none_stops_the_rest(policy):
     rng = random.Random(0)
     questions = [make_tool_question(rng, "test", kind) for kind in ("price", "several_discount")]
-    by_text = {question.text: question for question in questions}
-
-    def oracle(policy, conversations, generator=None, **options):
-        texts = []
-        for conversation in conversations:
-            content = conversation[0]["content"]
-            if content.endswith("Write the call."):
-                context, goal, tool = (line.split(": ", 1)[1] for line in content.split("\n")[:3])
-                steps = [step for question in questions for step in question.plan]
-                call = next(s for s in steps if skills.step_text(s) == (context, goal, tool))
-                texts.append(f"{call[0]}({call[1]})")
-                continue
-            question = by_text[content.split("\n")[0].removeprefix("Question: ")]
-            memory = [step for step in question.plan if f"{step[0]}({step[1]}) ->" in content]
-            following = question.next_step([(*step, "") for step in memory])
-            if content.endswith("next step?"):
-                texts.append(skills.plan_text(following, "Careful."))
-            elif content.endswith("CONTINUE?"):
-                texts.append("STOP" if following is None else "CONTINUE")
-            else:
-                texts.append(f"<answer>{question.answer}</answer>")
-        return texts
-
-    monkeypatch.setattr(card, "texts_of", oracle)
-    assert card.play(policy, questions, None) == [True, True]
+    assert card.succeed(policy, questions, torch.Generator().manual_seed(0)) == [False, False]
 
 
 def test_the_table_is_whole_for_any_policy_and_the_card_tells_what_is_missed(policy):

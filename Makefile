@@ -6,7 +6,7 @@
 #   make notebooks   execute the notebooks in place, outputs to be committed
 #   make smoke       every notebook in seconds, into runs/smoke
 #   make seeds       plain GRPO with five seeds, with intervals, into runs/seeds
-#   make experiments the four comparisons of notebooks 02 to 05, five seeds each, into runs/
+#   make experiments the five comparisons of notebooks 02 to 06, five seeds each, into runs/
 #   make bench       a step beside TRL's, and memory, into runs/bench
 #   make pretrain    rebuild the tiny base model into runs/base
 #   make lint        ruff
@@ -25,7 +25,7 @@ NO_PYTHON = { echo "error: PYTHON=$(PYTHON) is missing or older than 3.11," \
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := notebooks,trl,embeddings,judge,test
+EXTRAS := notebooks,trl,embeddings,judge,tools,test
 
 # Two busy processes with two threads each on two cores ran 70 times slower than with one, and a
 # tiny model gains nothing from a second thread. Give another number where the model is large.
@@ -75,6 +75,7 @@ experiments: $(STAMP)
 	$(BIN)/grpo-kit experiment judge --profile $(PROFILE) --steps 80 --batch 64
 	$(BIN)/grpo-kit experiment verification --profile $(PROFILE) --steps 200 --batch 64 --tokens 130000
 	$(BIN)/grpo-kit experiment meta --profile $(PROFILE) --steps 120 --batch 64
+	$(BIN)/grpo-kit experiment flow --profile $(PROFILE) --steps 24 --batch 64
 
 bench: $(STAMP)
 	$(BIN)/grpo-kit bench

@@ -172,7 +172,7 @@ def seeds(
 
 @app.command()
 def experiment(
-    name: Annotated[str, typer.Argument(help="diversity, judge, verification or meta.")],
+    name: Annotated[str, typer.Argument(help="diversity, judge, verification, meta or flow.")],
     profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "tiny",
     policy: PolicyFolder = None,
     count: Annotated[int, typer.Option("--seeds", help="Runs an arm, with seeds 0, 1, …")] = 5,

@@ -94,7 +94,7 @@ def seed_curves(histories: Sequence[Sequence[dict]]) -> Figure:
 
 def episode_grid(
     lengths: Sequence[int],
-    rewards: Sequence[float],
+    rewards: Sequence[float | None],
     advantages: Sequence[float],
     marks: Sequence[Sequence[str]] | None = None,
 ) -> Figure:
@@ -102,7 +102,7 @@ def episode_grid(
 
     Args:
         lengths: turns of each of the G episodes; the grid is ragged.
-        rewards: G rewards, written at the end of a row.
+        rewards: G rewards, written at the end of a row; None = not scored.
         advantages: G advantages, which all turns of a row share.
         marks: optional short texts, one a turn, e.g. the tool that was called.
 
@@ -125,7 +125,8 @@ def episode_grid(
             axes.add_patch(Rectangle((t + 0.53, i - 0.42), 0.94, 0.84, color=colour))
             text = marks[i][t] if marks else f"$a_{{{i + 1}}}^{{{t + 1}}}$"
             axes.text(t + 1, i, text, ha="center", va="center", fontsize=8)
-        label = f"r = {reward:g}   A = {advantage:+.2f}"
+        told = "not scored" if reward is None else f"r = {reward:g}"
+        label = f"{told}   A = {advantage:+.2f}"
         axes.text(turns + 0.6, i, label, ha="left", va="center", fontsize=9)
     axes.set(
         xlim=(0.4, width + 2.2), ylim=(n - 0.4, -0.6), xlabel="turn", ylabel="episode",

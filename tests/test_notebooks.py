@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from grpo_kit import check, objective
 from grpo_kit import self_verification as sv
+from grpo_kit.flow import Episode, Turn, episode_advantages
 from grpo_kit.notebooks import execute
 from grpo_kit.rewards import (
     extract_answer,
@@ -59,6 +60,7 @@ def test_there_are_notebooks():
         "03_llm_judge_reward",
         "04_self_verification",
         "05_meta_evaluation",
+        "06_flow_grpo",
     ]
 
 
@@ -159,6 +161,12 @@ def asking() -> dict:
     names = "probability meta_reward centred cispo kind"
     given = {"torch": torch, "yes_no_tokens": yes_no_tokens, "extract_answer": extract_answer}
     return defined_in("05_meta_evaluation", names, re=re, **given)
+
+
+@pytest.fixture(scope="module")
+def flowing() -> dict:
+    given = {"torch": torch, "Episode": Episode, "Turn": Turn}
+    return defined_in("06_flow_grpo", "advantages toy_episode eq_10", **given)
 
 
 @settings(deadline=None, max_examples=50)
@@ -297,6 +305,36 @@ def test_answers_are_told_apart_by_rule(asking):
     assert kind("<think>first 2 + 4 = 6.</think><answer>6</answer>", "5").startswith("true sums")
     assert kind("<think>Maybe 6.</think><answer>6</answer>", "5") == "no equations"
     assert kind("first 2 + 3 = 5. The answer is 5.", "5") == "not marked"
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 5)), min_size=2, max_size=8))
+def test_the_advantages_of_06_equal_the_package(flowing, outcomes):
+    episodes = [flowing["toy_episode"](float(right), turns) for right, turns in outcomes]
+    torch.testing.assert_close(flowing["advantages"](episodes), episode_advantages(episodes))
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.integers(0, 10_000),
+    st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=4),
+)
+def test_the_loss_of_06_equals_the_package(flowing, seed, lengths):
+    generator = torch.Generator().manual_seed(seed)
+    rows = [(i, n) for i, turns in enumerate(lengths) for n in turns]
+    logps, old = -3 * torch.rand((2, len(rows), 4), generator=generator)
+    mask = torch.arange(4) < torch.tensor([n for _, n in rows])[:, None]
+    index = torch.tensor([i for i, _ in rows])
+    advantages = torch.randn(len(lengths), generator=generator)
+    nested = []
+    for values in (logps, old):
+        cut = iter([row[:n] for row, (_, n) in zip(values, rows, strict=True)])
+        nested.append([[next(cut) for _ in turns] for turns in lengths])
+    packaged = objective.policy_loss(
+        logps, old, advantages[index], mask, loss_type="grpo",
+        turn_weights=(1 / index.bincount())[index], num_sequences_in_batch=len(lengths),
+    )  # fmt: skip
+    torch.testing.assert_close(-flowing["eq_10"](*nested, advantages), packaged)
 
 
 def test_the_numbers_that_the_prose_of_03_takes_from_its_table_stand_in_it():

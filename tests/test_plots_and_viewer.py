@@ -69,6 +69,8 @@ def test_the_grid_of_episodes_is_ragged_and_coloured_by_advantage():
     texts = [text.get_text() for text in axes.texts]
     assert "r = 1   A = +1.20" in texts and "$a_{3}^{3}$" in texts
     figure.savefig(io.BytesIO(), format="png")
+    unscored = episode_grid([1], [None], [0.0]).axes[0].texts
+    assert any("not scored" in text.get_text() for text in unscored)
     with pytest.raises(ValueError, match="2 lengths, 1 rewards"):
         episode_grid([1, 1], [1.0], [0.0, 0.0])
 

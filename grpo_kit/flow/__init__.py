@@ -12,7 +12,7 @@ training   `FlowGRPO`, a collector for `train`; `evaluate_episodes`
 export     the same episodes under TRL
 """
 
-from grpo_kit.flow.episodes import Episode, Turn, episode_advantages, shown, turn_rows
+from grpo_kit.flow.episodes import Episode, Turn, episode_advantages, episode_view, turn_rows
 from grpo_kit.flow.memory import Action, Memory, Step
 from grpo_kit.flow.roles import GENERAL, TINY, Executor, Generator, Planner, Prompts, Verifier
 from grpo_kit.flow.rollout import AgentSystem, agent_system, play
@@ -51,10 +51,10 @@ __all__ = [
     "calculator",
     "episode_advantages",
     "episode_metrics",
+    "episode_view",
     "evaluate_episodes",
     "make_catalogue",
     "play",
     "score_episodes",
-    "shown",
     "turn_rows",
 ]

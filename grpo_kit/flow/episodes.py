@@ -50,7 +50,8 @@ class Episode:
 
     group_id: the query that its group answers. reward: None = could not be scored. The rest is what
     `play` leaves to look at: the row of data, the memory at the end (a step a turn), the final
-    output, and what ended it: "verifier", "turn limit", "time limit" or "context".
+    output, and what ended it: "verifier", "turn limit", "time limit", "context" (no room left), or
+    "no reply" (of a frozen role behind an endpoint; such an episode is not scored).
     """
 
     group_id: Hashable
@@ -139,7 +140,7 @@ def turn_rows(
     return rollouts, torch.tensor([i for i, _ in turns], device=device)
 
 
-def shown(episodes: Sequence[Episode], advantages: Sequence[float]) -> dict:
+def episode_view(episodes: Sequence[Episode], advantages: Sequence[float]) -> dict:
     """One group as `viewer.episodes_html` and `episodes_text` take it."""
     return {
         "question": question_text(episodes[0].row["prompt"]),

@@ -15,12 +15,15 @@ they need.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpo_kit.flow.episodes import Episode
 from grpo_kit.flow.rollout import AgentSystem, play
 from grpo_kit.models import Policy
+from grpo_kit.rewards import question_text
+from grpo_kit.training import reward_name
 
 if TYPE_CHECKING:
     import datasets
@@ -76,7 +79,8 @@ def trl_rollout(
     `max_new_tokens` is the limit of an action; TRL's `max_completion_length` is of whole episodes.
     Beside TRL's fields it returns `output`, the final output of each episode, for `of_output`.
 
-    Raises ValueError unless the system's context is "append".
+    Raises ValueError unless the system's context is "append", and in a rollout for a prompt that is
+    not one of `dataset` (of an `eval_dataset`, say: give it that very dataset).
     """
     if system.context != "append":
         raise ValueError(
@@ -87,26 +91,50 @@ def trl_rollout(
     def rollout(prompts: list[list[dict]], trainer: Any) -> dict[str, list]:
         model = trainer.accelerator.unwrap_model(trainer.model)
         policy = Policy(model, trainer.processing_class)
+        rows = [dataset[prompt[-1].get("row", 0) % len(dataset)] for prompt in prompts]
+        for prompt, row in zip(prompts, rows, strict=True):
+            if "row" not in prompt[-1] or question_text(prompt) != question_text(row["prompt"]):
+                raise ValueError(
+                    f"the prompt {question_text(prompt)!r} is none of the dataset's rows: make the "
+                    "trainer's dataset by trl_dataset from the one that trl_rollout was given."
+                )
         episodes = play(  # TRL gives each prompt as often as it wants completions
             system.with_planner(policy),
-            [dataset[prompt[-1]["row"]] for prompt in prompts],
+            rows,
             temperature=trainer.args.temperature,
             max_new_tokens=max_new_tokens,
         )
         sequences = [one_sequence(episode) for episode in episodes]
         return {
             **{name: [sequence[name] for sequence in sequences] for name in sequences[0]},
-            "output": [episode.output or "" for episode in episodes],
+            "output": [episode.output for episode in episodes],
         }
 
     return rollout
 
 
 def of_output(reward: Callable) -> Callable:
-    """The reward, of an episode's final output in place of all that the planner wrote."""
+    """The reward, of an episode's final output in place of all that the planner wrote.
 
-    def outcome(prompts: Sequence, completions: Sequence, output: Sequence[str], **columns):
-        return reward(prompts=prompts, completions=list(output), **columns)
+    None where there is no output. A coroutine function stays one.
+    """
 
-    outcome.__name__ = getattr(reward, "__name__", type(reward).__name__)
+    def given(prompts: Sequence, output: Sequence[str | None], columns: dict) -> dict:
+        texts = [text or "" for text in output]  # all, so that groups stay complete
+        return {"prompts": prompts, "completions": texts, **columns}
+
+    def kept(values: Sequence, output: Sequence[str | None]) -> list:
+        return [v if text is not None else None for v, text in zip(values, output, strict=True)]
+
+    if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(reward.__call__):
+
+        async def outcome(prompts: Sequence, completions: Sequence, output: Sequence, **columns):
+            return kept(await reward(**given(prompts, output, columns)), output)
+
+    else:
+
+        def outcome(prompts: Sequence, completions: Sequence, output: Sequence, **columns):
+            return kept(reward(**given(prompts, output, columns)), output)
+
+    outcome.__name__ = reward_name(reward)
     return outcome

@@ -35,7 +35,7 @@ class Action:
 class Step:
     """One line of memory: action, tool call, result (an error's text too), and the verdict on it.
 
-    verdict: "STOP" or "CONTINUE"; "" until it is given, or where the verifier could not be had.
+    verdict: "STOP" or "CONTINUE"; "" until it is given, or where the verifier says neither.
     """
 
     action: Action
@@ -65,10 +65,14 @@ class Memory:
     def __str__(self) -> str:
         """`1. lookup(lamp) -> lamp 14, shop Nord`, a line a step; "empty" without any.
 
-        Role marks and unseen characters in what tools returned are broken (`fenced`): whoever reads
-        the memory must not take a tool's text for a turn of the conversation.
+        What tools returned can pose neither as a turn of the conversation (role marks and unseen
+        characters are broken, `fenced`) nor as a further step (its lines after the first are
+        indented).
         """
-        lines = [f"{i}. {step.call} -> {step.result}" for i, step in enumerate(self.steps, 1)]
+        lines = [
+            f"{i}. {step.call} -> " + "\n   ".join(step.result.splitlines())
+            for i, step in enumerate(self.steps, 1)
+        ]
         return fenced("\n".join(lines)) or "empty"
 
     def table(self) -> str:

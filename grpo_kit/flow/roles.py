@@ -13,7 +13,9 @@ that follows instructions.
 
 from __future__ import annotations
 
+import logging
 import re
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -26,11 +28,15 @@ from grpo_kit.flow.memory import Action, Memory
 from grpo_kit.flow.tools import Toolkit
 from grpo_kit.generation import Rollouts, generate, reply
 from grpo_kit.models import Policy
-from grpo_kit.rewards.judge.judges import Reply
+from grpo_kit.rewards.judge.judges import Failure, Reply
 from grpo_kit.rewards.judge.texts import fenced
 from grpo_kit.tiny import skills as S
 
+logger = logging.getLogger(__name__)
+
 REMEMBERED = 20_000  # replies that a frozen role keeps
+PLACEHOLDER = "7f3a-7f3a"  # stands for a text, where only a chat template's handling matters
+FAILURE_WINDOW = 64  # of an endpoint's replies; if more than half of so many fail, the run ends
 
 
 # --- what they are asked --------------------------------------------------------------------------
@@ -131,9 +137,9 @@ GENERAL = Prompts(
 
 def check_chat_roles(policy: Policy, prompts: Prompts) -> None:
     """Raise ValueError where the chat template refuses or drops a role that the prompts need."""
-    messages = prompts.messages("request-7f3a")
+    messages = prompts.messages(f"request {PLACEHOLDER}")
     if prompts.system:
-        messages[0] = {"role": "system", "content": "system-7f3a"}
+        messages[0] = {"role": "system", "content": f"system {PLACEHOLDER}"}
     name = getattr(policy.tokenizer, "name_or_path", "") or "the model"
     for message in messages:
         try:
@@ -214,13 +220,15 @@ def read_action(text: str, names: Sequence[str] | None = None) -> Action:
     `names` are those of the tools; None = any will do. The last line of each name counts, so that
     a plan quoted while thinking is not taken for it.
     """
-    thought, _, decision = text.rpartition("</think>")
+    thought, closed, decision = text.rpartition("</think>")
+    if not closed and "<think>" in text:  # cut off while thinking: nothing has been decided
+        thought, decision = text, ""
     lines = {
         name.lower().removeprefix("sub-"): value.strip().strip("*`").strip()
         for name, value in _LINE.findall(decision)
     }
     action = Action(
-        justification=thought.partition("<think>")[2].strip(),
+        justification=thought.rpartition("<think>")[2].strip(),
         context=lines.get("context", ""),
         goal=lines.get("goal", ""),
         tool=lines.get("tool", ""),
@@ -251,37 +259,73 @@ class FrozenRole:
                 )
             check_chat_roles(model, prompts)
         self.model, self.prompts, self.max_new_tokens = model, prompts, max_new_tokens
-        self._remembered: dict[str, str] = {}
+        self._remembered: dict[str, str] = {}  # not in checkpoints: greedy, so it comes out again
+        self._failed: deque[bool] = deque(maxlen=FAILURE_WINDOW)
 
     def ask(self, contents: Sequence[str]) -> list[str | None]:
-        """A reply to each request; None where it could not be had (an endpoint's failure)."""
+        """A reply to each request, without its thinking.
+
+        "" where the request is too long for the model, or it never came to an end of its thinking;
+        None where the reply could not be had (an endpoint's failure). Raises RuntimeError, with the
+        commonest reason, where more than half of the last replies could not be had.
+        """
         if len(self._remembered) > REMEMBERED:
             self._remembered.clear()
         new = [c for c in dict.fromkeys(contents) if c not in self._remembered]
         found = dict(zip(new, self._replies([self.prompts.messages(c) for c in new]), strict=True))
-        self._remembered |= {c: said for c, said in found.items() if said is not None}
+        self._remembered |= {c: _spoken(said) for c, said in found.items() if said is not None}
         return [self._remembered.get(content) for content in contents]
 
     def _replies(self, conversations: list[list[dict]]) -> list[str | None]:
         if not conversations:
             return []
         if isinstance(self.model, Policy):
-            rollouts = reply(
-                self.model, conversations, max_new_tokens=self.max_new_tokens, do_sample=False,
-                batch_size=128,
-            )  # fmt: skip
-            return self.model.decode(rollouts.completion_lists())
-
-        async def asked() -> list[str | None]:
-            texts: list[str | None] = [None] * len(conversations)
-            async with aclosing(self.model(conversations)) as outcomes:
-                async for i, outcome in outcomes:
-                    if isinstance(outcome, Reply):
-                        texts[i] = outcome.text
+            room = self.model.context_length - self.max_new_tokens
+            lengths = map(len, self.model.encode(conversations))
+            fitting = [i for i, length in enumerate(lengths) if length <= room]
+            texts: list[str | None] = [""] * len(conversations)
+            if fitting:
+                rollouts = reply(
+                    self.model, [conversations[i] for i in fitting],
+                    max_new_tokens=self.max_new_tokens, do_sample=False, batch_size=128,
+                )  # fmt: skip
+                said = self.model.decode(rollouts.completion_lists())
+                for i, text in zip(fitting, said, strict=True):
+                    texts[i] = text
             return texts
-
         with start_blocking_portal() as portal:  # a notebook has an event loop in this thread
-            return portal.call(asked)
+            return portal.call(self._asked, conversations)
+
+    async def _asked(self, conversations: list[list[dict]]) -> list[str | None]:
+        texts: list[str | None] = [None] * len(conversations)
+        failures: list[Failure] = []
+        async with aclosing(self.model(conversations)) as outcomes:
+            async for i, outcome in outcomes:
+                if isinstance(outcome, Reply):
+                    texts[i] = outcome.text
+                else:
+                    failures.append(outcome)
+        self._failed.extend([False] * (len(texts) - len(failures)) + [True] * len(failures))
+        if failures:
+            reason = Counter(failure.reason for failure in failures).most_common(1)[0][0]
+            role = type(self).__name__.lower()
+            logger.warning(
+                "%d of %d replies of the %s could not be had: %s",
+                len(failures), len(texts), role, reason,
+            )  # fmt: skip
+            hopeless = all(f.hopeless for f in failures) and len(failures) == len(texts)
+            if hopeless or 2 * sum(self._failed) > self._failed.maxlen:
+                raise RuntimeError(
+                    f"the {role} cannot be had: {reason} Nothing was scored 0 for it; put it right "
+                    "and resume the run."
+                )
+        return texts
+
+
+def _spoken(text: str) -> str:
+    """What a reply says after its thinking; nothing where that never ends."""
+    _, closed, said = text.rpartition("</think>")
+    return said.strip() if closed or "<think>" not in text else ""
 
 
 class Executor(FrozenRole):
@@ -294,14 +338,17 @@ class Executor(FrozenRole):
 class Verifier(FrozenRole):
     """Says whether memory holds what the question needs."""
 
-    def verify(self, states: Sequence[tuple[str, Memory]]) -> list[str]:
-        """ "STOP" or "CONTINUE" for each (question, memory): the last of the two words, if any.
+    def verify(self, states: Sequence[tuple[str, Memory]]) -> list[str | None]:
+        """ "STOP" or "CONTINUE" for each (question, memory): the last of the two words.
 
-        Without either the episode goes on, and "" tells that nothing was said.
+        "" where neither is said, and the episode goes on; None where there is no reply.
         """
         replies = self.ask([self.prompts.verify(q, str(memory)) for q, memory in states])
         said = [re.findall(r"\b(STOP|CONTINUE)\b", text or "") for text in replies]
-        return [words[-1] if words else "" for words in said]
+        return [
+            None if text is None else words[-1] if words else ""
+            for text, words in zip(replies, said, strict=True)
+        ]
 
 
 class Generator(FrozenRole):

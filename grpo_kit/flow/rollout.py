@@ -7,6 +7,7 @@ stops another: a malformed plan, a call that fails and a tool that hangs become 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from collections.abc import Hashable, Sequence
@@ -16,7 +17,15 @@ import torch
 
 from grpo_kit.flow.episodes import Episode, Turn
 from grpo_kit.flow.memory import Action, Step
-from grpo_kit.flow.roles import TINY, Executor, Generator, Planner, Prompts, Verifier
+from grpo_kit.flow.roles import (
+    PLACEHOLDER,
+    TINY,
+    Executor,
+    Generator,
+    Planner,
+    Prompts,
+    Verifier,
+)
 from grpo_kit.flow.tools import Toolkit
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.rewards import question_text
@@ -51,6 +60,8 @@ class AgentSystem:
             raise ValueError(f"episode_timeout is {self.episode_timeout}; give seconds above 0.")
         if self.context not in CONTEXTS:
             raise ValueError(f"context is {self.context!r}; choose 'memory' or 'append'.")
+        if self.context == "append":
+            continuation_ids(self.planner.policy, [0], "")  # can the chat template do it?
 
     def with_planner(self, policy: Policy) -> AgentSystem:
         """The same frozen system around another policy."""
@@ -118,7 +129,7 @@ def play(
     """
     group_ids = range(len(rows)) if group_ids is None else group_ids
     everyone = [
-        _Running(Episode(group_id, None, [], dict(row)), question_text(row["prompt"]))
+        _Running(Episode(group_id, None, [], copy.deepcopy(row)), question_text(row["prompt"]))
         for group_id, row in zip(group_ids, rows, strict=True)
         for _ in range(num_generations)
     ]
@@ -151,17 +162,20 @@ def play(
         verdicts = system.verifier.verify([(one.question, one.episode.memory) for one in running])
         shared += time.perf_counter() - started
         for one, verdict, seconds in zip(running, verdicts, own, strict=True):
-            one.episode.memory = one.episode.memory.judged(verdict)
-            one.seconds += shared + seconds
-            if verdict == "STOP":
+            one.episode.memory = one.episode.memory.judged(verdict or "")
+            one.seconds += shared + (seconds or 0.0)
+            if verdict is None or seconds is None:
+                one.episode.stopped = "no reply"
+            elif verdict == "STOP":
                 one.episode.stopped = "verifier"
             elif one.seconds > system.episode_timeout:
                 one.episode.stopped = "time limit"
         running = [one for one in running if not one.episode.stopped]
     for one in running:
         one.episode.stopped = one.episode.stopped or "turn limit"
-    outputs = system.generator.answer([(one.question, one.episode.memory) for one in everyone])
-    for one, output in zip(everyone, outputs, strict=True):
+    whole = [one for one in everyone if one.episode.stopped != "no reply"]
+    outputs = system.generator.answer([(one.question, one.episode.memory) for one in whole])
+    for one, output in zip(whole, outputs, strict=True):
         one.episode.output = output
     return [one.episode for one in everyone]
 
@@ -194,7 +208,11 @@ def _act(
         else:  # nothing was called
             step = Step(action, "no call", action.problem or "error: no executor", True)
         one.episode.memory = one.episode.memory.updated(step)
-    return [shared + (done[i].seconds if i in done else 0.0) for i in range(len(running))]
+    silent = set(able) - set(done)
+    return [
+        None if i in silent else shared + (done[i].seconds if i in done else 0.0)
+        for i in range(len(running))
+    ]
 
 
 def _contexts(system: AgentSystem, running: Sequence[_Running]) -> list[list[int]]:
@@ -215,16 +233,25 @@ def continuation_ids(policy: Policy, ids: Sequence[int], content: str) -> list[i
     Taken from the chat template's text of an example, from the mark that ends an assistant's turn
     on: what has been sampled is never encoded again. The mark itself is added where the token limit
     cut the action off.
+
+    Raises ValueError for a chat template that leaves out earlier answers.
     """
     example = [
         {"role": "user", "content": "?"},
-        {"role": "assistant", "content": "sampled-7f3a"},
+        {"role": "assistant", "content": PLACEHOLDER},
         {"role": "user", "content": content},
     ]
     text = policy.tokenizer.apply_chat_template(example, tokenize=False, add_generation_prompt=True)
-    rest = text.partition("sampled-7f3a")[2]
-    ends = {policy.tokenizer.convert_ids_to_tokens(i): i for i in policy.eos_token_ids}
-    mark = next((mark for mark in ends if rest.startswith(mark)), "")
-    rest_ids = policy.tokenizer(rest.removeprefix(mark), add_special_tokens=False)["input_ids"]
-    closing = [] if not mark or ids[-1] in policy.eos_token_ids else [ends[mark]]
-    return closing + rest_ids
+    _, found, rest = text.partition(PLACEHOLDER)
+    if not found:
+        raise ValueError(
+            "the chat template leaves out earlier answers, so that context='append' cannot be had "
+            "with it: take context='memory'."
+        )
+    marks = {policy.tokenizer.convert_ids_to_tokens(i): i for i in policy.eos_token_ids}
+    mark = next((mark for mark in marks if rest.lstrip().startswith(mark)), None)
+    if mark is not None:
+        rest = rest.lstrip().removeprefix(mark)
+    rest_ids = policy.tokenizer(rest, add_special_tokens=False)["input_ids"]
+    ended = mark is None or ids[-1] in policy.eos_token_ids
+    return rest_ids if ended else [marks[mark], *rest_ids]

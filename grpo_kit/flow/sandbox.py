@@ -170,7 +170,7 @@ _ALLOWED = {
     "lseek": (8, 62),
     # memory
     "brk": (12, 214), "mmap": (9, 222), "munmap": (11, 215), "mremap": (25, 216),
-    "mprotect": (10, 226), "madvise": (28, 233),
+    "mprotect": (10, 226),
     # the interpreter's lock, and its handlers of signals
     "futex": (202, 98), "sched_yield": (24, 124), "rt_sigaction": (13, 134),
     "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "sigaltstack": (131, 132),

@@ -38,19 +38,18 @@ def score_episodes(
     """Score final outputs, set each episode's `reward`; returns the table, (N, R), NaN = unscored.
 
     Rewards are those of any task: they get the question as prompt, the output as completion and the
-    row's columns. An episode whose output could not be had (an endpoint's failure) is not scored.
+    row's columns, but no completion ids, as no policy of ours sampled the output. An episode whose
+    output could not be had (an endpoint's failure) is not scored.
     """
-    table = torch.full((len(episodes), len(rewards)), math.nan)
-    had = [i for i, episode in enumerate(episodes) if episode.output is not None]
-    if had:
-        table[had] = score_texts(
-            [episodes[i].output for i in had],
-            [[] for _ in had],
-            [episodes[i].row for i in had],
-            rewards,
-            state,
-            logged,
-        )
+    table = score_texts(
+        [episode.output or "" for episode in episodes],  # all, so that groups stay complete
+        [[] for _ in episodes],
+        [episode.row for episode in episodes],
+        rewards,
+        state,
+        logged,
+    )
+    table[torch.tensor([episode.output is None for episode in episodes])] = math.nan
     for episode, reward in zip(episodes, combine_rewards(table, weights).tolist(), strict=True):
         episode.reward = None if math.isnan(reward) else reward
     return table
@@ -90,7 +89,8 @@ class FlowGRPO:
         prompts: made by `train`.
         system: whose planner is replaced by the policy that is trained.
         per: "trajectory" (the paper), or "turn": see `episode_advantages`.
-        credit: "all" turns (the paper), or only the "final" one, for comparison.
+        credit: "all" turns (the paper), or only the "final" one, for comparison; its weight in eq.
+            10 stays 1/T_i, so that its gradient is smaller, too.
 
     Raises ValueError for what a config asks for and this cannot do.
     """
@@ -121,9 +121,24 @@ class FlowGRPO:
                 )
         if config.scale_rewards == "batch":
             raise ValueError("scale_rewards 'batch' has no meaning here: choose 'group' or 'none'.")
+        if config.eval_prompts:
+            raise ValueError(
+                f"eval_prompts is {config.eval_prompts}, which would ask the planner for an answer "
+                "in one turn: set it to 0 and give `train` measure=partial(evaluate_episodes, ...)."
+            )
+        for tool in system.toolkit.tools.values():
+            if missing := set(tool.columns) - set(prompts.task.train.column_names):
+                raise ValueError(
+                    f"the tool {tool.name} takes the column {min(missing)!r}, which task "
+                    f"{prompts.task.name!r} lacks; it has "
+                    f"{', '.join(prompts.task.train.column_names)}."
+                )
         self.prompts, self.per, self.credit = prompts, per, credit
         self.system = system.with_planner(prompts.policy)
-        self.name = f"flow-grpo {system.context} per {per}, credit {credit}"
+        self.name = (  # what a resumed run must have in common
+            f"flow-grpo, {system.context}, per {per}, credit {credit}, {system.max_turns} turns, "
+            f"{system.episode_timeout:g} s, {'+'.join(system.toolkit.names)}"
+        )
 
     def __call__(self, generator: torch.Generator, state: Any, metrics: dict) -> Iterator[Batch]:
         episodes, table, logged = self.episodes(generator, state)
@@ -152,7 +167,8 @@ class FlowGRPO:
         """The turns of episodes as a batch to learn from."""
         config, policy = self.prompts.config, self.prompts.policy
         advantages = episode_advantages(episodes, self.per, scale_rewards=config.scale_rewards)
-        return turn_batch(policy, episodes, self.prompts.rewards, table, advantages, self.credit)
+        names = [reward_name(reward) for reward in self.prompts.rewards]
+        return turn_batch(policy, episodes, names, table, advantages, self.credit)
 
     def metrics(self, episodes: Sequence[Episode], batch: Batch) -> dict[str, float]:
         """TRL's metrics, of episodes where they are of completions elsewhere, and `episode/…`."""
@@ -177,14 +193,15 @@ class FlowGRPO:
 def turn_batch(
     policy: Policy,
     episodes: Sequence[Episode],
-    rewards: Sequence[Callable],
+    names: list[str],
     table: torch.Tensor,
     advantages: torch.Tensor,
     credit: str = "all",
 ) -> Batch:
     """All turns as a `Batch`, a row each: reward and advantage of its episode, broadcast.
 
-    With credit "final" only an episode's last turn has the advantage, the others 0.
+    names, table: of the rewards, R, and their values, (N, R). With credit "final" only an episode's
+    last turn has the advantage, the others 0.
     """
     rollouts, index = turn_rows(episodes, policy.pad_token_id, policy.device)
     index = index.cpu()
@@ -194,7 +211,7 @@ def turn_batch(
     totals = torch.tensor([math.nan if e.reward is None else e.reward for e in episodes])
     return Batch(
         rollouts,
-        [reward_name(reward) for reward in rewards],
+        names,
         table[index],
         totals[index],
         own,
@@ -213,11 +230,9 @@ class OfflineTraces:
     advantage 1 and nothing against the others: the gradient is that of the log-likelihood of the
     kept actions. It never plays again, so it never sees what its own errors lead to.
 
-    Raises ValueError where there is more than one update a step, RuntimeError where no episode
-    succeeds.
+    Raises ValueError for a config with more than one update a step, a KL term or a limit of tokens
+    (all of a run's are generated at its first step); RuntimeError where no episode succeeds.
     """
-
-    name = "offline traces"
 
     def __init__(self, prompts: PromptCollector, system: AgentSystem) -> None:
         if prompts.config.updates_per_step != 1:
@@ -225,7 +240,14 @@ class OfflineTraces:
                 f"there are {prompts.config.updates_per_step} updates a step; likelihood has no "
                 "ratio to an older policy, so take one."
             )
+        if prompts.config.beta or prompts.config.max_generated_tokens:
+            raise ValueError(
+                f"beta is {prompts.config.beta} and max_generated_tokens "
+                f"{prompts.config.max_generated_tokens}; learning from traces has neither: set 0 "
+                "and None."
+            )
         self.flow = FlowGRPO(prompts, system)
+        self.name = f"offline traces, {self.flow.name}"
         self.traces: list[Episode] = []
 
     def __call__(self, generator: torch.Generator, state: Any, metrics: dict) -> Iterator[Batch]:
@@ -249,7 +271,7 @@ class OfflineTraces:
         first = state.global_step * size
         drawn = [self.traces[i % len(self.traces)] for i in range(first, first + size)]
         ones = torch.ones(size)
-        yield turn_batch(self.flow.prompts.policy, drawn, [success], ones[:, None], ones)
+        yield turn_batch(self.flow.prompts.policy, drawn, ["success"], ones[:, None], ones)
 
     def state_dict(self) -> dict:
         traces = [[dataclasses.astuple(turn) for turn in e.turns] for e in self.traces]
@@ -261,10 +283,6 @@ class OfflineTraces:
             Episode(i, 1.0, [Turn(*turn) for turn in turns])
             for i, turns in enumerate(state["traces"])
         ]
-
-
-def success(**columns) -> None:
-    """Names the reward of kept traces in metrics; they were scored when they were kept."""
 
 
 # --- measuring ------------------------------------------------------------------------------------

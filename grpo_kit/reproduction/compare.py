@@ -170,6 +170,7 @@ def summarise(
                 ]
             )
             for metric in table
+            if metric in final[first]
         }
         for name, table in final.items()
         if name != first
@@ -206,8 +207,8 @@ def _curve(runs: Sequence[Run], metric: str, x: str) -> dict:
 def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
     """Markdown: each arm's median and interval, then the paired differences from the first arm.
 
-    Of all `metrics`, or those given. A difference whose interval holds 0 is inconclusive; with
-    fewer than five seeds all are.
+    Of all `metrics`, or those given; "–" where an arm lacks one. A difference whose interval holds
+    0 is inconclusive; with fewer than five seeds all are.
     """
     first = next(iter(summary["final"]))
     n, config = len(summary["seeds"]), summary["config"]
@@ -284,7 +285,9 @@ def _table(title: str, metrics: Sequence[str], table: dict, differences: bool = 
     lines = [f"| {title} | {' | '.join(table)} |", "|" + "---|" * (1 + len(table))]
     for metric in metrics:
         cells = [
-            _cell(row[metric], "+" if differences else "")
+            "–"
+            if metric not in row
+            else _cell(row[metric], "+" if differences else "")
             + (" *inconclusive*" if differences and not _is_clear(row[metric]) else "")
             for row in table.values()
         ]

@@ -1,5 +1,9 @@
 """Append-only episodes under TRL's GRPOTrainer: the same ids, masks and outcome."""
 
+import asyncio
+import inspect
+from types import SimpleNamespace
+
 import pytest
 import torch
 import trl
@@ -111,5 +115,29 @@ def test_the_trainers_rows_have_the_log_probabilities_of_play():
         assert torch.allclose(own[mask], torch.tensor(sequence["logprobs"])[mask], atol=2e-4)
 
 
-def test_a_reward_of_the_output_keeps_its_name():
-    assert of_output(accuracy_reward).__name__ == "accuracy_reward"
+def test_a_reward_of_the_output_keeps_its_name_and_kind_and_none_stays_unscored():
+    async def graded(completions, **columns):
+        assert len(completions) == 3
+        return [1.0, 1.0, 0.0]
+
+    given = {"prompts": [], "completions": ["plans"] * 3, "completion_ids": []}
+    outputs = ["<answer>7</answer>", None, "<answer>8</answer>"]
+    plain = of_output(accuracy_reward)
+    assert plain.__name__ == "accuracy_reward"
+    assert plain(**given, output=outputs, answer=["7"] * 3) == [1.0, None, 0.0]
+    assert inspect.iscoroutinefunction(of_output(graded))
+    assert asyncio.run(of_output(graded)(**given, output=outputs)) == [1.0, None, 0.0]
+
+
+def test_prompts_of_another_dataset_are_refused():
+    """An evaluation set's row numbers are not those of the training rows."""
+    base = load_policy(data_dir() / "tiny-base")
+    task = tool_questions(n_train=4, n_test=4)
+    system = PROFILES["tiny"].load_agents(base, context="append")
+    rollout = trl_rollout(system, task.train)
+    for prompts in (trl_dataset(task.test)["prompt"], task.train["prompt"]):
+        with pytest.raises(ValueError, match="is none of the dataset's rows"):
+            rollout(list(prompts), SimpleNamespace(
+                accelerator=SimpleNamespace(unwrap_model=lambda model: model),
+                model=base.model, processing_class=base.tokenizer,
+            ))  # fmt: skip

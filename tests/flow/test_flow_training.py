@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from grpo_kit.config import GRPOConfig
+from grpo_kit.config import PROFILES, GRPOConfig
 from grpo_kit.flow import (
     Episode,
     FlowGRPO,
@@ -21,9 +21,10 @@ from grpo_kit.flow import (
 )  # fmt: skip
 from grpo_kit.flow.memory import Action, Step
 from grpo_kit.flow.training import turn_batch
-from grpo_kit.models import load_policy
+from grpo_kit.models import load_policy, reference_of
 from grpo_kit.paths import data_dir
-from grpo_kit.rewards import accuracy_reward
+from grpo_kit.rewards import OutcomeJudgeReward, accuracy_reward
+from grpo_kit.rewards.judge import Reply
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.training import PromptCollector, train, update
 
@@ -52,8 +53,6 @@ def base():
 
 @pytest.fixture
 def system(base):
-    from grpo_kit.config import PROFILES
-
     return PROFILES["tiny"].load_agents(base, max_turns=4)
 
 
@@ -132,7 +131,7 @@ def test_the_update_weighs_turns_as_eq_10_and_micro_batches_change_nothing(polic
     lengths, rewards = [[3, 5], [2], [4, 2, 6], [3]], [1.0, 0.0, 0.0, 1.0]
     episodes = episodes_of(policy, lengths, rewards)
     advantages = torch.tensor([0.5, -1.0, 0.7, -0.3])
-    batch = turn_batch(policy, episodes, [accuracy_reward], torch.ones(4, 1), advantages)
+    batch = turn_batch(policy, episodes, ["accuracy_reward"], torch.ones(4, 1), advantages)
     config = dataclasses.replace(
         CONFIG, generation_batch_size=4, num_generations=2, loss_type=loss_type, max_grad_norm=0.0
     )
@@ -158,23 +157,79 @@ def test_the_update_weighs_turns_as_eq_10_and_micro_batches_change_nothing(polic
     assert torch.allclose(got, expected, atol=1e-4 * expected.abs().max())
 
 
-def test_several_updates_of_a_step_take_whole_episodes(base, task, system, tmp_path):
-    changes = {"per_device_train_batch_size": 8, "num_iterations": 2, "max_steps": 1}
-    row = run(base, task, system, tmp_path, changes=changes).history[-1]
-    assert row["step"] == 1 and row["grad_norm"] > 0
+def by_hand(policy, episodes, advantages, *, level="token", cap=None, beta=0.0, loss="grpo"):
+    """Two passes of two steps, two whole episodes a step, by plain SGD: PITFALLS 11."""
+    model = policy.model
+
+    def logps(turn):
+        ids = torch.tensor([turn.prompt_ids + turn.completion_ids])
+        scores, start = model(ids).logits[0].float().log_softmax(-1), len(turn.prompt_ids)
+        return scores[start - 1 : -1].gather(1, ids[0, start:, None])[:, 0]
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.no_grad():
+        old = [[logps(turn) for turn in episode.turns] for episode in episodes]
+    tokens = sum(len(turn.completion_ids) for e in episodes for turn in e.turns)
+    for pair in ((0, 1), (2, 3)) * 2:
+        loss_of_step = 0.0
+        for i in pair:
+            for turn, before in zip(episodes[i].turns, old[i], strict=True):
+                own = logps(turn)
+                log_ratio = own - before
+                if level == "sequence":
+                    log_ratio = log_ratio.mean().expand_as(log_ratio)
+                ratio = log_ratio.exp()
+                term = torch.min(ratio * advantages[i], ratio.clamp(0.8, 1.2) * advantages[i])
+                if cap:
+                    term = term * (before - torch.tensor(turn.logprobs)).exp().clamp(max=cap)
+                difference = before - own  # the reference is the policy as it was
+                term = term - beta * (difference.exp() - difference - 1) * ratio
+                share = 1 / 2 / len(episodes[i].turns) / len(own) if loss == "grpo" else 2 / tokens
+                loss_of_step = loss_of_step - share * term.sum()
+        optimizer.zero_grad()
+        loss_of_step.backward()
+        optimizer.step()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize(
+    "variant", [{}, {"level": "sequence"}, {"cap": 2.0}, {"beta": 0.1}, {"loss": "dapo"}]
+)
+def test_several_updates_of_a_step_take_whole_episodes_and_one_old_policy(
+    new_policy, variant, micro
+):
+    episodes = episodes_of(new_policy(), [[3, 5], [2], [4, 2, 6], [3]], [1.0, 0.0, 0.0, 1.0])
+    advantages = torch.tensor([0.5, -1.0, 0.7, -0.3])
+    expected = by_hand(new_policy(), episodes, advantages, **variant)
+    config = dataclasses.replace(
+        CONFIG, generation_batch_size=4, num_generations=2, num_iterations=2, max_grad_norm=0.0,
+        per_device_train_batch_size=micro, gradient_accumulation_steps=2 // micro,
+        loss_type=variant.get("loss", "grpo"), beta=variant.get("beta", 0.0),
+        importance_sampling_level=variant.get("level", "token"),
+        importance_sampling_cap=variant.get("cap"),
+    )  # fmt: skip
+    policy = new_policy()
+    start = torch.cat([p.detach().flatten() for p in weights(policy)])
+    batch = turn_batch(policy, episodes, ["accuracy_reward"], torch.ones(4, 1), advantages)
+    reference = reference_of(policy) if config.beta else None
+    optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
+    assert update(policy, reference, optimizer, None, batch, config)["finite"]
+    got = torch.cat([parameter.detach().flatten() for parameter in policy.model.parameters()])
+    assert (got - expected).norm() < 1e-3 * (expected - start).norm()
 
 
 def test_with_credit_for_the_final_turn_the_others_get_nothing(policy):
     episodes = episodes_of(policy, [[3, 5], [2], [4, 2, 6]], [1.0, 0.0, 1.0])
     advantages = torch.tensor([1.0, -1.0, 0.5])
-    batch = turn_batch(policy, episodes, [accuracy_reward], torch.ones(3, 1), advantages, "final")
+    batch = turn_batch(policy, episodes, ["accuracy_reward"], torch.ones(3, 1), advantages, "final")
     assert batch.advantages.tolist() == [0, 1, -1, 0, 0, 0.5]
 
 
 def test_learning_from_traces_is_maximum_likelihood(policy):
     """An advantage of 1 and no ratio: the gradient is that of the log-likelihood."""
     episodes = episodes_of(policy, [[3, 5], [2]], [1.0, 1.0])
-    batch = turn_batch(policy, episodes, [accuracy_reward], torch.ones(2, 1), torch.ones(2))
+    batch = turn_batch(policy, episodes, ["accuracy_reward"], torch.ones(2, 1), torch.ones(2))
     config = dataclasses.replace(
         CONFIG, generation_batch_size=2, num_generations=2, loss_type="dapo", max_grad_norm=0.0
     )
@@ -208,9 +263,14 @@ def test_offline_traces_are_successes_of_the_first_policy_kept_for_all_steps(
 
 
 @pytest.mark.parametrize("collector", [FlowGRPO, OfflineTraces])
-def test_a_killed_run_goes_on_with_the_same_numbers(base, task, system, tmp_path, collector):
-    """PITFALLS 23."""
-    whole = run(base, task, system, tmp_path / "whole", collector).history
+def test_a_killed_run_goes_on_with_the_same_numbers(base, task, tmp_path, collector):
+    """PITFALLS 23; nothing that frozen roles remember is needed."""
+
+    def fresh():
+        frozen = load_policy(data_dir() / "tiny-base")
+        return PROFILES["tiny"].load_agents(frozen, max_turns=4)
+
+    whole = run(base, task, fresh(), tmp_path / "whole", collector).history
 
     class Killed(collector):
         def __call__(self, generator, state, metrics):
@@ -222,8 +282,8 @@ def test_a_killed_run_goes_on_with_the_same_numbers(base, task, system, tmp_path
         return load_policy(data_dir() / "tiny-base")
 
     with pytest.raises(KeyboardInterrupt):
-        run(again(), task, system, tmp_path / "killed", Killed)
-    resumed = run(again(), task, system, tmp_path / "killed", collector, resume=True).history
+        run(again(), task, fresh(), tmp_path / "killed", Killed)
+    resumed = run(again(), task, fresh(), tmp_path / "killed", collector, resume=True).history
 
     def numbers(rows):
         return [{k: v for k, v in row.items() if k != "step_time"} for row in rows]
@@ -238,6 +298,41 @@ def test_an_output_that_could_not_be_had_is_not_scored():
     table = score_episodes(episodes, [accuracy_reward])
     assert [e.reward for e in episodes] == [1.0, None, 0.0] and math.isnan(table[1, 0])
     assert score_episodes(episodes[1:2], [accuracy_reward]).isnan().all()
+
+
+def test_a_group_wise_reward_gets_complete_groups_though_an_output_is_missing():
+    def longest(completions, **columns):
+        assert len(completions) == 3
+        lengths = [len(c[0]["content"]) for c in completions]
+        return [float(n == max(lengths)) for n in lengths]
+
+    row = {"prompt": [{"role": "user", "content": "?"}]}
+    episodes = [Episode(0, None, [], row, output=text) for text in ("aa", None, "a")]
+    score_episodes(episodes, [longest])
+    assert [e.reward for e in episodes] == [1.0, None, 0.0]
+
+
+def test_a_model_can_be_the_reward(base, task, system, tmp_path):
+    """The paper's reward model, behind an endpoint: here it finds every second output right."""
+
+    class Judge:
+        name = "every second"
+
+        async def __call__(self, conversations):
+            for i, _ in enumerate(conversations):
+                yield i, Reply('{"correct": true}' if i % 2 else '{"correct": false}')
+
+    row = run(base, task, system, tmp_path, rewards=[OutcomeJudgeReward(Judge())]).history[-1]
+    assert 0 < row["reward"] < 1 and row["rewards/outcome_judge_reward/mean"] == row["reward"]
+    assert row["judge/calls"] > 1
+
+
+def test_another_system_is_another_run(base, task, system, tmp_path):
+    run(base, task, system, tmp_path)
+    other = dataclasses.replace(system, max_turns=3)
+    again = load_policy(data_dir() / "tiny-base")
+    with pytest.raises(ValueError, match="another configuration.*4 turns.*3 turns"):
+        run(again, task, other, tmp_path, resume=True)
 
 
 def test_errors_repeats_and_stops_are_counted():
@@ -275,7 +370,9 @@ def test_success_is_measured_on_held_out_questions(base, task, system):
         ({"dynamic_sampling_rounds": 1}, {}, "dynamic_sampling_rounds is 1.*set it to 0"),
         ({"rollout_chunks": 2}, {}, "rollout_chunks is 2.*set it to 1"),
         ({"scale_rewards": "batch"}, {}, "'batch' has no meaning"),
+        ({"eval_prompts": 8}, {}, "eval_prompts is 8.*measure=partial"),
         ({"num_iterations": 2}, {"collector": OfflineTraces}, "2 updates a step"),
+        ({"beta": 0.1}, {"collector": OfflineTraces}, "beta is 0.1"),
     ],
 )
 def test_what_episodes_do_not_have_is_refused(
@@ -295,7 +392,10 @@ def test_a_reward_that_is_never_earned_leaves_no_trace(base, task, system, tmp_p
 
 def test_a_task_lacking_a_tools_column_is_named(base, task, system, tmp_path):
     bare = dataclasses.replace(task, train=task.train.remove_columns("catalogue"))
-    with pytest.raises(ValueError, match="lookup takes the column 'catalogue'"):
+    with pytest.raises(
+        ValueError,
+        match="the tool lookup takes the column 'catalogue', which task 'tool_questions'",
+    ):
         run(base, bare, system, tmp_path)
 
 

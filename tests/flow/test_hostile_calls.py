@@ -259,7 +259,12 @@ CODES = {
     "asks the web": "import urllib.request\n"
     "print('escaped', urllib.request.urlopen('http://127.0.0.1:{port}').read())",
     "kills the parent": "import os; os.kill(os.getppid(), 9); print('escaped')",
-    "kills the group": "import os; os.kill(0, 9); print('escaped')",
+    "may kill the group": "import os; os.kill(0, 0); print('escaped')",
+    # 9999 is no advice: refused before the kernel reads it, or else answered EINVAL (22). Advice to
+    # take a page out of use would be heard from root.
+    "advises on memory": "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+    "libc.madvise(ctypes.c_void_p(0), 4096, 9999)\n"
+    "print('escaped' if ctypes.get_errno() == 22 else 'no')",
     # 0 only asks: should the lock ever fail, nobody loses their session
     "may kill everything": "import os; os.kill(-1, 0); print('escaped')",
     "kills by number": "import os; os.kill({pid}, 9); print('escaped')",

@@ -5,11 +5,12 @@ import time
 import pytest
 import torch
 
-from grpo_kit.flow import Tool, Toolkit, agent_system, play, turn_rows
+from grpo_kit.flow import Tool, Toolkit, agent_system, play, score_episodes, turn_rows
 from grpo_kit.flow.rollout import continuation_ids
 from grpo_kit.generation import completion_logps
 from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
+from grpo_kit.rewards import accuracy_reward
 
 
 @pytest.fixture(scope="module")
@@ -119,19 +120,50 @@ def test_the_time_of_an_episode_counts_its_own_tools_not_those_of_others(scripte
     assert len(episodes[1].turns) == 1 and episodes[1].output is not None
 
 
-def test_executor_or_generator_that_cannot_be_had_ends_no_run(scripted, world):
-    class Silent:
+@pytest.mark.parametrize("role", ["executor", "verifier", "generator"])
+def test_an_episode_without_a_roles_reply_ends_unscored_and_the_others_go_on(scripted, world, role):
+    """PITFALLS 14: what could not be had is never 0."""
+    questions, rows, _ = world
+    system = scripted()
+    whole = getattr(system, role)
+
+    class Silent:  # about the second question
         def execute(self, actions, toolkit):
-            return [None] * len(actions)
+            calls = whole.execute(actions, toolkit)
+            return [None if a.goal.endswith(questions[1].items[0]) else c
+                    for a, c in zip(actions, calls, strict=True)]  # fmt: skip
+
+        def verify(self, states):
+            said = whole.verify(states)
+            return [None if q == questions[1].text else v
+                    for (q, _), v in zip(states, said, strict=True)]  # fmt: skip
 
         def answer(self, states):
-            return [None] * len(states)
+            said = whole.answer(states)
+            return [None if q == questions[1].text else v
+                    for (q, _), v in zip(states, said, strict=True)]  # fmt: skip
 
-    system = scripted(max_turns=2)
-    system.executor = system.generator = Silent()
-    for episode in play(system, world[1]):
-        assert [step.result for step in episode.memory.steps] == ["error: no executor"] * 2
-        assert episode.output is None
+    setattr(system, role, Silent())
+    first, second = play(system, rows)
+    score_episodes([first, second], [accuracy_reward])
+    assert (first.reward, second.reward, second.output) == (1.0, None, None)
+    assert role == "generator" or (second.stopped == "no reply" and len(second.turns) == 1)
+
+
+def test_a_memory_that_outgrows_the_frozen_roles_stops_nobody(base, world):
+    def lookup(query: str) -> str:
+        """Find.
+
+        Args:
+            query: what
+        """
+        return "lamp 14 " * 300
+
+    _, rows, _ = world
+    system = agent_system(base, Toolkit([lookup], max_result_chars=3000), max_turns=8)
+    episodes = play(system, rows * 2, generator=torch.Generator().manual_seed(0))
+    assert {e.stopped for e in episodes} <= {"context", "turn limit", "verifier"}
+    assert any(e.stopped == "context" for e in episodes)
 
 
 @pytest.mark.parametrize(
@@ -197,6 +229,22 @@ def test_what_stands_between_two_actions_is_what_the_chat_template_writes(base):
     assert ended + continuation_ids(base, ended, "three") == whole
     cut = start + said  # by the token limit: the mark that is missing is added
     assert cut + continuation_ids(base, cut, "three") == whole
+
+
+def test_a_mark_after_a_space_is_not_written_twice_and_lost_history_is_refused(base, world):
+    tokenizer, own = base.tokenizer, base.tokenizer.chat_template
+    ids = [*tokenizer("two")["input_ids"], tokenizer.eos_token_id]
+    try:
+        tokenizer.chat_template = own.replace(
+            "{{ message['content'] }}", "{{ message['content'] }} "
+        )
+        text = tokenizer.decode(ids + continuation_ids(base, ids, "three"))
+        assert text.count(tokenizer.eos_token) == 2 and text.startswith("two" + tokenizer.eos_token)
+        tokenizer.chat_template = "{{ messages[-1].content }}"
+        with pytest.raises(ValueError, match="leaves out earlier answers.*context='memory'"):
+            agent_system(base, world[2], context="append")
+    finally:
+        tokenizer.chat_template = own
 
 
 def test_an_episode_that_outgrows_the_context_ends_there(scripted, world):

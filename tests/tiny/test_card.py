@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from grpo_kit.flow.roles import read_action
+from grpo_kit.models import load_policy
+from grpo_kit.paths import data_dir
 from grpo_kit.tiny import card, problems, skills
 from grpo_kit.tiny.tool_world import make_tool_question
 
@@ -76,6 +78,13 @@ def test_episodes_of_a_policy_that_cannot_plan_fail_and_none_stops_the_rest(poli
     rng = random.Random(0)
     questions = [make_tool_question(rng, "test", kind) for kind in ("price", "several_discount")]
     assert card.succeed(policy, questions, torch.Generator().manual_seed(0)) == [False, False]
+
+
+def test_episodes_of_the_shipped_base_succeed_now_and_then():
+    base, rng = load_policy(data_dir() / "tiny-base"), random.Random(0)
+    questions = [make_tool_question(rng, "test", "price") for _ in range(12)]
+    right = card.succeed(base, questions, torch.Generator().manual_seed(0))
+    assert 3 < sum(right) <= 12
 
 
 def test_the_table_is_whole_for_any_policy_and_the_card_tells_what_is_missed(policy):

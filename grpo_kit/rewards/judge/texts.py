@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from grpo_kit.tiny.skills import CRITERIA, judge_prompt
 
-PROMPT_VERSION = "1"  # raise it when a prompt changes; it is part of the cache's key
+PROMPT_VERSION = "2"  # raise it when a prompt changes; it is part of the cache's key
 
 # --- in -------------------------------------------------------------------------------------------
 
@@ -30,7 +30,7 @@ _MARK = re.compile(
     r"""[<＜﹤‹〈⟨] [\W_]{0,4}?
         (?= [|｜] | response | question | reference
           | (?:start|end)_of_turn | (?:s|bos|eos|pad|unk|sys) \s* [>＞] )
-      | \[ [\W_]{0,4}? (?= /?INST )""",
+      | \[ [\W_]{0,4}? (?= /? (?: INST | SYSTEM_PROMPT | (?:AVAILABLE_)?TOOL ) )""",
     re.VERBOSE | re.IGNORECASE,
 )
 
@@ -142,14 +142,11 @@ class Outcome(BaseModel):
     correct: bool
 
     @property
-    def mean(self) -> float:
-        """1 for right, 0 for wrong."""
-        return float(self.correct)
-
-    @property
     def reward(self) -> float:
         """1 for right, 0 for wrong."""
         return float(self.correct)
+
+    mean = reward  # what is logged
 
 
 _END_OF_THINKING, _END_OF_RESPONSE = "</think>", "</response>"

@@ -177,3 +177,16 @@ def test_every_file_and_every_make_target_that_it_names_is_there():
     assert len(targets) >= 4
     for pair in targets:
         assert re.search(rf"^{''.join(pair)}:", makefile, re.MULTILINE), pair
+
+
+def test_the_example_of_an_agent_runs(capsys):
+    (code,) = re.findall(
+        r"```python\n(.*?)```", README.split("### Agents")[1].split("\n### ")[0], re.S
+    )
+    exec(code, {})
+    printed = capsys.readouterr().out
+    assert (
+        "step 1" in printed
+        and "<answer>" in printed
+        and ("lookup(" in printed or "calc" in printed)
+    )

@@ -404,3 +404,13 @@ def test_agent_system_makes_its_frozen_copy_before_training(base, system):
     assert system.executor.model.model is not base.model
     toolkit = system.toolkit
     assert agent_system(base, toolkit, max_turns=3).max_turns == 3
+
+
+@pytest.mark.gpu
+def test_episodes_are_played_and_learnt_from_on_cuda(task, tmp_path):
+    policy = load_policy(data_dir() / "tiny-base", device="cuda")
+    system = PROFILES["tiny"].load_agents(policy, max_turns=3)
+    row = run(policy, task, system, tmp_path, changes={"beta": 0.05, "num_iterations": 2}).history[
+        -1
+    ]
+    assert math.isfinite(row["loss"]) and row["grad_norm"] > 0

@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,7 @@ SHOWN = {
     "judge": None,
     "verification": ["eval/pass@1", "eval/mean_length", "verdicts/accuracy", "verdicts/yes_rate",
                      "of_n/own_verdicts", "of_n/majority"],
+    "flow": ["eval/pass@1", "eval/greedy", "eval/turns", "eval/tool_errors", "gained/success"],
     "meta": ["eval/pass@1", "fell", "stopped early", "p_yes", "overrated"],
 }  # fmt: skip
 
@@ -157,6 +159,44 @@ def test_what_is_said_of_p_yes_is_what_was_found():
         assert difference[arm]["p_yes"]["low"] > 0 > difference[arm]["eval/pass@1"]["high"], arm
     for values in summary["curves"]["eval/pass@1"]["our defaults"]["values"]:
         assert values[0] < 0.45 < 0.54 < max(values)
+
+
+def test_what_is_said_of_flow_grpo_is_what_was_found():
+    """In the README and in the prose of notebook 06."""
+    flow = stored("flow/summary.json")
+    assert flow["seeds"] == [0, 1, 2, 3, 4] and flow["config"]["max_steps"] == 24
+    notebook = json.loads((CHECKOUT / "notebooks" / "06_flow_grpo.ipynb").read_text())
+    (told,) = ["".join(c["source"]) for c in notebook["cells"] if c["id"] == "seeds-read"]
+    prose = " ".join(README.split("**Flow-GRPO**")[1].split("![")[0].split())
+    own, change = flow["final"]["trajectory"], flow["difference"]
+
+    def before(metric):
+        values = [by_seed[0] for by_seed in flow["curves"][metric]["trajectory"]["values"]]
+        assert len(set(values)) == 1  # the same base, evaluated alike
+        return values[0]
+
+    curve = flow["curves"]["eval/pass@1"]["offline traces"]
+    middle = [statistics.median(column) for column in zip(*curve["values"], strict=True)]
+    offline_at = dict(zip(curve["steps"], middle, strict=True))
+    for text in (prose, " ".join(told.split())):
+        for metric in ("eval/pass@1", "eval/tool_errors"):
+            assert f"{before(metric):.2f} to {own[metric]['median']:.2f}" in text
+        assert (
+            f"{own['eval/turns']['median']:.1f}" in text and f"{before('eval/turns'):.1f}" in text
+        )
+        assert f"{own['eval/greedy']['median']:.2f}" in text
+        assert f"improves to {offline_at[16]:.2f}" in text
+        assert f"slips to {offline_at[24]:.2f}" in text
+        assert f"by {-change['per turn']['eval/pass@1']['median']:.2f} in the middle" in text
+    assert min(own["eval/pass@1"]["values"]) > 0.8  # what was wanted of every seed
+    assert f"to {min(own['eval/pass@1']['values']):.2f} at least" in " ".join(told.split())
+    per_turn = flow["final"]["per turn"]["eval/pass@1"]["values"]
+    assert all(a < b for a, b in zip(per_turn, own["eval/pass@1"]["values"], strict=True))
+    final_only = change["final turn only"]["eval/pass@1"]
+    assert final_only["low"] < 0 < final_only["high"]
+    offline = flow["final"]["offline traces"]
+    assert offline["gained/success"]["low"] > 0 and offline["eval/turns"]["median"] > 4
+    assert f"{offline['eval/turns']['median']:.1f} turns" in " ".join(told.split())
 
 
 def test_the_benchmark_is_the_stored_one():

@@ -366,6 +366,31 @@ def test_the_numbers_that_the_prose_of_05_takes_from_its_run_stand_in_its_output
     assert "(AUC 0.50)" in cells["after-read"].source and "0.50" in told("evaluators")
 
 
+def test_the_numbers_that_the_prose_of_06_takes_from_its_run_stand_in_its_outputs():
+    cells = {cell.id: cell for cell in read(FOLDER / "06_flow_grpo.ipynb").cells}
+    lines = cells["held-out"].outputs[0].data["text/plain"].split("\n")[1:]
+    rows = {name.strip(): numbers.split() for name, *numbers in (
+        re.fullmatch(r"(.*?)((?:\s+[\d.]+)+)\s*", line).groups() for line in lines
+    ) for numbers in [numbers[0]]}  # fmt: skip
+    told = " ".join(cells["held-out-read"].source.split())
+    sampled, greedy = rows["success, plans sampled"], rows["success, greedy plans"]
+    assert f"{sampled[0]} of the episodes, its likeliest plans only in {greedy[0]}" in told
+    assert f"it is {sampled[2]} and {greedy[2]}" in told and greedy[1] == greedy[2]
+    assert f"samples are at {sampled[1]}" in told
+    first, _, last = (float(n) for n in rows["turns an episode"])
+    assert f"with {last:.1f} turns in place of {first:.1f}" in told
+    repeats = rows["turns that repeat a call"]
+    assert f"({repeats[0]} → {repeats[2]} of the turns)" in told
+    page = text_of(cells["token-in"].outputs)
+    assert (
+        "temperature 1: 0 of 38" in page
+        and "At temperature 1 nothing" in cells["train-text"].source
+    )
+    append = re.search(r"append: .*?(\d+) of (\d+) episodes", text_of(cells["contexts"].outputs))
+    assert 0.36 < int(append[1]) / int(append[2]) < 0.44  # "four in ten"
+    assert "Four in ten" in cells["contexts-read"].source
+
+
 # --- a run of each, and its exact outputs ---------------------------------------------------------
 
 

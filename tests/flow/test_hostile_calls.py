@@ -459,3 +459,9 @@ def test_many_hostile_calls_at_once_end_in_time(world):
 def test_after_all_of_it_the_toolkit_works(world):
     assert world.run("calculator(14*3)").text == "14*3 = 42"
     assert world.run("lookup(lamp)").text == "lamp 14"
+
+
+def test_there_are_as_many_as_the_readme_says():
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    tables = (EXPRESSIONS, QUERIES, TOO_LONG_QUERIES, NO_CALLS, CODES)
+    assert sum(map(len, tables)) > 250 and readme.lower().count("more than 250 hostile") == 2

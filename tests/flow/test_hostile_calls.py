@@ -376,7 +376,7 @@ class World:
             text = text.replace(key, str(value))
         started = time.perf_counter()
         (result,) = self.toolkit.run([(text, {"catalogue": 1})])
-        assert time.perf_counter() - started < 2 * TIMEOUT + 3  # and a busy machine
+        assert time.perf_counter() - started < 2 * TIMEOUT + 20  # on a busy machine, too
 
         assert isinstance(result, ToolResult)
         assert len(result.text) <= self.toolkit.max_result_chars and len(result.call) <= 200

@@ -115,6 +115,7 @@ def play(
     max_new_tokens: int = 64,
     do_sample: bool = True,
     group_ids: Sequence[Hashable] | None = None,
+    batch_size: int | None = None,
 ) -> list[Episode]:
     """Play `num_generations` episodes of every row; those of a row stand together, not yet scored.
 
@@ -123,11 +124,23 @@ def play(
             columns the tools need.
         generator, temperature, max_new_tokens, do_sample: of the planner's actions.
         group_ids: one a row; the row's place by default.
+        batch_size: most episodes at a time, in whole groups; None = all.
 
     An episode whose next prompt leaves no room for an action in the model's context ends there.
     Raises ValueError where that is so at the first turn.
     """
     group_ids = range(len(rows)) if group_ids is None else group_ids
+    each = len(rows) if batch_size is None else max(1, batch_size // num_generations)
+    if len(rows) > each:
+        options = {"generator": generator, "temperature": temperature, "do_sample": do_sample}
+        return [
+            episode
+            for i in range(0, len(rows), each)
+            for episode in play(
+                system, rows[i : i + each], num_generations, max_new_tokens=max_new_tokens,
+                group_ids=group_ids[i : i + each], **options,
+            )
+        ]  # fmt: skip
     everyone = [
         _Running(Episode(group_id, None, [], copy.deepcopy(row)), question_text(row["prompt"]))
         for group_id, row in zip(group_ids, rows, strict=True)

@@ -307,7 +307,11 @@ def evaluate_episodes(
     """
     rows = list(dataset.select(range(min(questions, len(dataset)))))
     system = system.with_planner(policy)
-    options = {"temperature": config.temperature, "max_new_tokens": config.max_completion_length}
+    options = {
+        "temperature": config.temperature,
+        "max_new_tokens": config.max_completion_length,
+        "batch_size": config.evaluation_batch_size,
+    }
     generator = torch.Generator().manual_seed(seed)
     sampled = play(system, rows, samples, generator=generator, **options)
     greedy = play(system, rows, do_sample=False, **options)

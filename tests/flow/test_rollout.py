@@ -267,6 +267,15 @@ def test_a_batch_plays_as_each_episode_does_alone(base, world):
         assert (alone.memory, alone.output) == (episode.memory, episode.output)
 
 
+def test_batches_of_whole_groups_play_the_same_episodes(base, world):
+    _, rows, toolkit = world
+    whole = play(agent_system(base, toolkit), rows * 2, 2, do_sample=False)
+    parts = play(agent_system(base, toolkit), rows * 2, 2, do_sample=False, batch_size=3)
+    assert [(e.group_id, e.memory, e.output) for e in parts] == [
+        (e.group_id, e.memory, e.output) for e in whole
+    ]
+
+
 def test_the_same_seed_plays_the_same_and_a_group_samples_apart(base, world):
     _, rows, toolkit = world
     system = agent_system(base, toolkit)

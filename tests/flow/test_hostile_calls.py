@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -401,11 +402,12 @@ def children() -> set[int]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
+def world():
+    # pytest's own folders have long names, with which some of the calls would be refused for length
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setenv("GRPO_KIT_TEST_SECRET", SECRET)
         patch.setenv("NO_PROXY", "*")
-        world = World(tmp_path_factory.mktemp("world"))
+        world = World(Path(folder))
         yield world
         world.server.close()
 

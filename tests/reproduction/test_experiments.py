@@ -107,6 +107,18 @@ def test_a_claim_is_judged_by_its_interval():
     assert row_of("eval/pass@1", five([0.1, 0.2], [0.3, 0.4])).endswith("| **inconclusive** |")
 
 
+def test_what_an_arm_does_not_log_is_left_out_of_its_differences_and_dashed():
+    """An arm that samples nothing after its first step has no entropy."""
+    runs = {name: [finished(seed, 0.5) for seed in range(5)] for name in ("plain", "silent")}
+    for run, _ in runs["silent"]:
+        del run.history[-1]["entropy"]
+    config = {"max_steps": 2, "generation_batch_size": 8}
+    summary = summarise(runs, ()) | {"profile": "tiny", "config": config}
+    assert "entropy" not in summary["difference"]["silent"]
+    text = summary_text(summary)
+    assert "| entropy | 0.2 [0.2, 0.2] | – |" in text and "| entropy | – |" in text
+
+
 def test_a_claim_may_be_that_something_falls_or_stays_or_is_an_arms_own():
     summary = five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.6])
     of = {"n": 5, "median": 0.0}
@@ -256,7 +268,8 @@ def test_an_answer_is_overrated_by_what_the_evaluator_thinks_beyond_the_truth(mo
 
 
 @pytest.mark.parametrize(
-    ("name", "arm"), [("verification", "mixed"), ("meta", "truth 10 %"), ("meta", "labels")]
+    ("name", "arm"),
+    [("verification", "mixed"), ("meta", "truth 10 %"), ("meta", "labels"), ("flow", "per turn")],
 )
 def test_an_arm_is_trained_watched_and_measured_from_end_to_end(name, arm, tmp_path):
     whole, profile = EXPERIMENTS[name], PROFILES["smoke"]
@@ -269,7 +282,8 @@ def test_an_arm_is_trained_watched_and_measured_from_end_to_end(name, arm, tmp_p
     summary = run_experiment(one, profile, config, [0], tmp_path)
     measured = summary["final"][arm]
     wanted = {"verification": "of_n/own_verdicts gained/verification verdicts/false_yes",
-              "meta": "p_yes overrated fell stopped\xa0early"}[name]  # fmt: skip
+              "meta": "p_yes overrated fell stopped\xa0early",
+              "flow": "gained/success gained/turns eval/tool_errors"}[name]  # fmt: skip
     for metric in wanted.split(" "):
         assert math.isfinite(measured[metric.replace("\xa0", " ")]["values"][0]), metric
     assert set(one.curves) >= set(summary["curves"])
@@ -331,16 +345,18 @@ def test_every_arm_makes_a_batch_and_the_first_is_plain_grpo(name):
     experiment, profile = EXPERIMENTS[name], PROFILES["smoke"]
     plain = next(iter(experiment.arms))
     assert "?" in experiment.question
-    policy, task = profile.load_policy(), profile.load_task()
+    policy, task = profile.load_policy(), (experiment.task or profile.load_task)()
+    common = {k: v for k, v in experiment.changes.items() if k != "num_generations_eval"}
+    usual = ["accuracy_reward"] if name == "flow" else ["accuracy_reward", "format_reward"]
     for arm_name, arm in experiment.arms.items():
-        config = dataclasses.replace(profile.config, **arm.changes)
+        config = dataclasses.replace(profile.config, **common, **arm.changes)
         rewards = arm.rewards(profile, config, policy)
-        assert [reward.__name__ for reward in rewards[:2]] == ["accuracy_reward", "format_reward"]
-        assert len(rewards) == 2 or arm_name != plain
+        assert [reward.__name__ for reward in rewards[:2]] == usual
+        assert len(rewards) == len(usual) or arm_name != plain
         check_task(task, rewards, config)
         few = Task(task.name, task.train.select(range(8)), task.test)
         source = PromptCollector(policy, few, rewards, config, 0)
-        source = arm.collector(source) if arm.collector else source
+        source = arm.collector(profile)(source) if arm.collector else source
         state = SimpleNamespace(global_step=0, max_steps=1, progress=0.0)
         (batch,) = source(torch.Generator().manual_seed(0), state, {})
         assert not batch.rewards.isnan().any() and batch.advantages.abs().max() > 0

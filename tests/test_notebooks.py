@@ -52,6 +52,16 @@ def text_of(outputs) -> str:
     return json.dumps([{k: v for k, v in output.items() if k != "metadata"} for output in outputs])
 
 
+def figures_not_shown(notebook) -> list[str]:
+    """Cells that name a figure (`<Figure size ...>`) where they should show it."""
+    return [
+        cell.id
+        for cell in code_cells(notebook)
+        for data in (output.get("data", {}) for output in cell.outputs)
+        if data.get("text/plain", "").startswith("<Figure") and "image/png" not in data
+    ]
+
+
 def test_there_are_notebooks():
     assert ids == [
         "00_start_here",
@@ -86,6 +96,11 @@ def test_executed_without_an_error_and_without_a_trace_of_the_machine(path):
         assert not re.search(r"(?<![\w.<])/(?:home|root|tmp|work|usr|Users)/", shown), cell.id
         assert "widget-view" not in shown and not re.search(r"\d+(\.\d+)?(it/s|s/it)", shown)
     assert any("image/png" in text_of(cell.outputs) for cell in code_cells(notebook))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=ids)
+def test_figures_are_shown(path):
+    assert not figures_not_shown(read(path))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=ids)
@@ -127,7 +142,7 @@ def defined_in(name: str, wanted: str, **namespace) -> dict:
     for cell in code_cells(read(FOLDER / f"{name}.ipynb")):
         if cell.id == "pip":
             continue
-        for statement in ast.parse(cell.source).body:
+        for statement in ast.parse(re.sub(r"(?m)^%.*", "", cell.source)).body:
             if getattr(statement, "name", None) in wanted.split():
                 exec(compile(ast.Module([statement], []), cell.id, "exec"), namespace)
     return namespace
@@ -399,6 +414,7 @@ def test_the_numbers_that_the_prose_of_06_takes_from_its_run_stand_in_its_output
 def test_every_cell_runs_by_papermill_on_smoke(path, tmp_path):
     (result,) = execute([path], tmp_path / "runs", profile="smoke")
     assert result.status == "ok", result.error
+    assert not figures_not_shown(read(tmp_path / "runs" / path.name))
     assert (tmp_path / "runs" / path.stem / "result.json").is_file()
 
 

@@ -192,12 +192,24 @@ def test_what_is_said_of_flow_grpo_is_what_was_found():
     alone = next(r for r in stored("flow/alone.json")["rows"] if r["eval/pass@1"] >= 0.8)
     assert f"was at {alone['eval/pass@1']:.2f} after {alone['step']} steps" in prose
     assert f"and {alone['seconds']:.0f} seconds" in prose
-    at_16 = [values[2] for values in flow["curves"]["eval/pass@1"]["trajectory"]["values"]]
-    assert at_16.index(min(at_16)) == 1  # seed 1 learns most slowly
+    slow = [values[2] for values in flow["curves"]["eval/pass@1"]["trajectory"]["values"]]
+    assert slow.index(min(slow)) == 1  # seed 1 learns most slowly
     assert f"to {min(own['eval/pass@1']['values']):.2f} at least" in " ".join(told.split())
     per_turn = flow["final"]["per turn"]["eval/pass@1"]["values"]
     assert all(a < b for a, b in zip(per_turn, own["eval/pass@1"]["values"], strict=True))
+    # the finer print of the notebook
+    told = " ".join(told.split())
+    differences = [b - a for a, b in zip(per_turn, own["eval/pass@1"]["values"], strict=True)]
+    assert min(differences) == 1 / 128 and "one episode of 128 in one seed" in told
+    assert f"by {max(differences):.2f} in another" in told
+    curves = {arm: curve["values"] for arm, curve in flow["curves"]["eval/pass@1"].items()}
+    at_16 = {arm: statistics.median(v[2] for v in values) for arm, values in curves.items()}
+    assert at_16["per turn"] >= at_16["trajectory"] and "At step 16 it was not behind" in told
+    greedy = {arm: table["eval/greedy"]["median"] for arm, table in flow["final"].items()}
+    assert greedy["per turn"] == greedy["trajectory"] and "greedy plans the medians are" in told
+    assert f"({greedy['offline traces']:.2f} greedy)" in told
     final_only = change["final turn only"]["eval/pass@1"]
+    assert f"only**: −{-final_only['median']:.2f}," in told
     assert final_only["low"] < 0 < final_only["high"]
     offline = flow["final"]["offline traces"]
     assert offline["gained/success"]["low"] > 0 and offline["eval/turns"]["median"] > 4

@@ -227,19 +227,14 @@ def read_action(text: str, names: Sequence[str] | None = None) -> Action:
         name.lower().removeprefix("sub-"): value.strip().strip("*`").strip()
         for name, value in _LINE.findall(decision)
     }
-    action = Action(
-        justification=thought.rpartition("<think>")[2].strip(),
-        context=lines.get("context", ""),
-        goal=lines.get("goal", ""),
-        tool=lines.get("tool", ""),
-    )
+    context, goal, tool = (lines.get(name, "") for name in ("context", "goal", "tool"))
     missing = [name for name in ("context", "goal", "tool") if not lines.get(name)]
     problem = ""
     if missing:
         problem = f"error: no {missing[0]}"
-    elif names is not None and action.tool not in names:
-        problem = f'error: no tool "{action.tool[:40]}"'
-    return Action(action.justification, action.context, action.goal, action.tool, problem)
+    elif names is not None and tool not in names:
+        problem = f'error: no tool "{tool[:40]}"'
+    return Action(thought.rpartition("<think>")[2].strip(), context, goal, tool, problem)
 
 
 class FrozenRole:

@@ -185,7 +185,7 @@ def play(
                 one.episode.stopped = "time limit"
         running = [one for one in running if not one.episode.stopped]
     for one in running:
-        one.episode.stopped = one.episode.stopped or "turn limit"
+        one.episode.stopped = "turn limit"
     whole = [one for one in everyone if one.episode.stopped != "no reply"]
     outputs = system.generator.answer([(one.question, one.episode.memory) for one in whole])
     for one, output in zip(whole, outputs, strict=True):
@@ -206,8 +206,11 @@ def _turns(prompt_ids: Sequence[list[int]], rollouts) -> list[Turn]:
 
 def _act(
     system: AgentSystem, running: Sequence[_Running], actions: Sequence[Action]
-) -> list[float]:
-    """Executor and tools for all plans; a step for each memory. Returns each one's seconds."""
+) -> list[float | None]:
+    """Executor and tools for all plans; a step for each memory.
+
+    Returns each one's seconds, None where the executor could not be had.
+    """
     started = time.perf_counter()
     able = [i for i, action in enumerate(actions) if not action.problem]
     texts = system.executor.execute([actions[i] for i in able], system.toolkit)

@@ -1,12 +1,13 @@
 # The kit's commands. Each makes the virtual environment first where it is missing or out of date.
 #
-#   make reproduce   execute every notebook into runs/, with a report   (the main job)
+#   make reproduce   execute every notebook into runs/ and compare with the reported results (the main job)
 #   make test        the tests
 #   make lab         JupyterLab on the notebooks
 #   make notebooks   execute the notebooks in place, outputs to be committed
 #   make smoke       every notebook in seconds, into runs/smoke
-#   make seeds       plain GRPO with five seeds, with intervals, into runs/seeds
-#   make experiments the five comparisons of notebooks 02 to 06, five seeds each, into runs/
+#   make experiments the reported runs: every experiment, five seeds, those missing in data/results
+#   make report      verdicts on the claims, from the stored runs, as a page in runs/
+#   make results     renew what is computed from the stored runs: README, data/results/report.md
 #   make bench       a step beside TRL's, and memory, into runs/bench
 #   make pretrain    rebuild the tiny base model into runs/base
 #   make lint        ruff
@@ -17,8 +18,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PROFILE ?= tiny
-# Steps of `make seeds`.
-STEPS ?= 50
+EXPERIMENTS := basic variants diversity judge verification meta flow
 
 NO_PYTHON = { echo "error: PYTHON=$(PYTHON) is missing or older than 3.11," \
   "give another: make PYTHON=python3.12" >&2; exit 2; }
@@ -33,8 +33,8 @@ OMP_NUM_THREADS ?= 1
 export OMP_NUM_THREADS
 
 .DEFAULT_GOAL := help
-.PHONY: help venv reproduce test lab notebooks smoke seeds experiments bench pretrain lint \
-  constraints clean
+.PHONY: help venv reproduce test lab notebooks smoke experiments report results bench pretrain \
+  lint constraints clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -67,15 +67,15 @@ notebooks: $(STAMP)
 smoke: $(STAMP)
 	$(BIN)/grpo-kit reproduce --profile smoke --output runs/smoke
 
-seeds: $(STAMP)
-	$(BIN)/grpo-kit seeds --profile $(PROFILE) --steps $(STEPS)
-
 experiments: $(STAMP)
-	$(BIN)/grpo-kit experiment diversity --profile $(PROFILE) --steps 80 --batch 64
-	$(BIN)/grpo-kit experiment judge --profile $(PROFILE) --steps 80 --batch 64
-	$(BIN)/grpo-kit experiment verification --profile $(PROFILE) --steps 200 --batch 64 --tokens 130000
-	$(BIN)/grpo-kit experiment meta --profile $(PROFILE) --steps 120 --batch 64
-	$(BIN)/grpo-kit experiment flow --profile $(PROFILE) --steps 24 --batch 64
+	set -e; for name in $(EXPERIMENTS); do \
+	  $(BIN)/grpo-kit run $$name --profile $(PROFILE) --seeds 0-4; done
+
+report: $(STAMP)
+	$(BIN)/grpo-kit report
+
+results: $(STAMP)
+	$(BIN)/grpo-kit results
 
 bench: $(STAMP)
 	$(BIN)/grpo-kit bench

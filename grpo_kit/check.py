@@ -516,3 +516,43 @@ def sampled_mask(function: Callable) -> Verdict:
         (([([1], [2, 2]), ([1, 2, 2], [2])],), [1, 1, 1], "Nothing between: nothing masked."),
     ]
     return _judge(function, cases, "this is the env_mask that TRL takes.")
+
+
+# --- notebook 07 ----------------------------------------------------------------------------------
+
+
+def paired_median(function: Callable) -> Verdict:
+    """`function(there, here)`: of two arms' values by seed to the median of their differences."""
+    cases = [
+        (({0: 0.5, 1: 0.7, 2: 0.6}, {0: 0.4, 1: 0.5, 2: 0.3}), 0.2, "The middle of .1, .2, .3."),
+        (
+            ({0: 0.9, 1: 0.5, 2: 0.1}, {0: 0.8, 1: 0.1, 2: 0.5}),
+            0.1,
+            "Difference first, median after: the medians of the two arms are equal here.",
+        ),
+        (({0: 0.5, 3: 0.9}, {3: 0.7, 4: 0.1}), 0.2, "Only seeds that both arms have make a pair."),
+        (({2: 0.5, 0: 0.1}, {0: 0.3, 2: 0.3}), 0.0, "Pairs go by seed, not by place."),
+    ]
+    return _judge(function, cases, "what seeds have in common is gone.")
+
+
+def any_false(function: Callable) -> Verdict:
+    """`function(alpha, m)`: chance of a false verdict among `m` independent claims of chance."""
+    cases = [
+        ((0.05, 1), 0.05, "One claim: alpha itself."),
+        ((0.05, 14), 1 - 0.95**14, "That none is false has the chance (1 - alpha)^m."),
+        ((0.01, 100), 1 - 0.99**100, "Not m times alpha, which may be more than 1."),
+    ]
+    return _judge(function, cases, "twenty claims at 5 % are wrong somewhere two times in three.")
+
+
+def holm(function: Callable) -> Verdict:
+    """`function(p_values)`: Holm's adjusted p-values, in the order given."""
+    cases = [
+        (([0.03],), [0.03], "A single claim needs no correction."),
+        (([0.01, 0.04],), [0.02, 0.04], "The smallest counts m times, the next m - 1 times."),
+        (([0.04, 0.01],), [0.04, 0.02], "In the order in which they came."),
+        (([0.01, 0.011, 0.9],), [0.03, 0.03, 0.9], "None may be below the one before it."),
+        (([0.6, 0.7, 0.8],), [1.0, 1.0, 1.0], "A probability is at most 1."),
+    ]
+    return _judge(function, cases, "one false verdict a table at most, in nineteen of twenty.")

@@ -8,6 +8,7 @@ exit code 1. GRPO_KIT_DEBUG=1 shows the traceback instead of the sentence.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,15 +60,36 @@ def reproduce(
     profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "tiny",
     output: Annotated[Path, typer.Option(help="Folder for executed notebooks.")] = Path("runs"),
     notebooks: Folder = NOTEBOOKS,
+    seed: Annotated[
+        int | None, typer.Option(help="SEED of the notebooks, instead of their own.")
+    ] = None,
+    store: Annotated[
+        bool, typer.Option("--store", help="Store the numbers among the reported results.")
+    ] = False,
 ) -> None:
-    """Execute every notebook and report.
+    """Execute every notebook and compare what they measured with the reported results.
 
-    The executed copies and the report go to a folder; exit code 1 if one fails.
+    The executed copies and the reports go to a folder; exit code 1 if a notebook fails or a number
+    lies outside the band of the reported seeds.
     """
     from grpo_kit.notebooks import execute, find_notebooks
 
-    results = execute(find_notebooks(notebooks, names or ()), output, profile)
-    raise typer.Exit(int(any(result.status != "ok" for result in results)))
+    found = find_notebooks(notebooks, names or ())
+    results = execute(found, output, profile, {"SEED": seed} if seed is not None else None)
+    ok = all(result.status == "ok" for result in results)
+
+    from grpo_kit.paths import results_dir
+    from grpo_kit.reproduction import bands
+    from grpo_kit.reproduction.report import write_report
+
+    executed = {r.notebook: r.seconds for r in results if r.status == "ok"}
+    if store:
+        for path in bands.store(output, executed, results_dir()):
+            typer.echo(f"stored {path}")
+    rows, problems = bands.compare(output, executed, profile)
+    bands.show(rows, problems)
+    typer.echo(f"report: {write_report(output, notebooks=rows)}")
+    raise typer.Exit(int(not ok or not all(row.inside for row in rows)))
 
 
 @app.command("notebooks")
@@ -145,67 +167,99 @@ def _choose(profile: str, policy: Path | None, steps: int | None, output: Path) 
 
 
 @app.command()
-def seeds(
+def run(
+    name: Annotated[
+        str, typer.Argument(help="basic, variants, diversity, judge, verification, meta or flow.")
+    ],
+    seeds: Annotated[str, typer.Option(help="Seeds: 0-4, or 0,2,5-7.")] = "0-4",
     profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "tiny",
-    policy: PolicyFolder = None,
-    count: Annotated[int, typer.Option("--seeds", help="Runs, with seeds 0, 1, 2, …")] = 5,
-    steps: Annotated[int | None, typer.Option(help="Steps, instead of the profile's.")] = None,
-    output: Annotated[Path, typer.Option(help="Folder for runs and summary.")] = Path("runs/seeds"),
-) -> None:
-    """Train with several seeds and report medians and intervals.
-
-    A killed run is taken up where it stopped; finished seeds are not run again.
-    """
-    if count < 1:
-        raise ValueError(f"--seeds is {count}, it must be at least 1")
-    chosen, config = _choose(profile, policy, steps, output)
-
-    import dataclasses
-
-    from grpo_kit.reproduction.seeds import run_seeds, summary_text
-    from grpo_kit.rewards import accuracy_reward, format_reward
-
-    config = dataclasses.replace(config, eval_steps=max(1, config.max_steps // 2))
-    rewards = [accuracy_reward, format_reward]
-    typer.echo(summary_text(run_seeds(chosen, rewards, config, range(count), output)))
-
-
-@app.command()
-def experiment(
-    name: Annotated[str, typer.Argument(help="diversity, judge, verification, meta or flow.")],
-    profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "tiny",
-    policy: PolicyFolder = None,
-    count: Annotated[int, typer.Option("--seeds", help="Runs an arm, with seeds 0, 1, …")] = 5,
-    steps: Annotated[int | None, typer.Option(help="Steps, instead of the profile's.")] = None,
-    batch: Annotated[
-        int | None, typer.Option(help="Completions a step, instead of the profile's.")
+    arm: Annotated[
+        list[str] | None, typer.Option(help="Only this arm; may be given again.")
     ] = None,
-    tokens: Annotated[
-        int | None, typer.Option(help="End each run when it has generated so many tokens.")
+    processes: Annotated[
+        int | None, typer.Option(help="Runs at a time; two on CPUs, one on a GPU.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder for runs and summary, instead of runs/<name>.")
+        Path | None, typer.Option(help="Folder of results, instead of the reported ones.")
     ] = None,
+    work: Annotated[Path, typer.Option(help="Folder for checkpoints and logs.")] = Path(
+        "runs/grid"
+    ),
 ) -> None:
-    """Compare ways to train, several seeds each, paired by seed.
+    """Make the runs of an experiment, arms by seeds, one result file each.
 
-    A killed run is taken up where it stopped; finished ones are not run again.
+    Finished runs are not made again unless their config has changed, killed ones go on.
     """
-    if count < 1:
-        raise ValueError(f"--seeds is {count}, it must be at least 1")
-    import dataclasses
+    from grpo_kit.paths import make_output_dir, results_dir
 
-    from grpo_kit.reproduction.compare import run_experiment, summary_text
+    results = make_output_dir(output or results_dir())  # before the seconds that torch takes
+    make_output_dir(work)
+
+    from grpo_kit.config import PROFILES
     from grpo_kit.reproduction.experiments import EXPERIMENTS
+    from grpo_kit.reproduction.grid import parse_seeds, run_grid
+    from grpo_kit.reproduction.summary import summarise, summary_text
 
     if name not in EXPERIMENTS:
         raise ValueError(f"there is no experiment {name!r}: choose among {', '.join(EXPERIMENTS)}")
-    output = output or Path("runs") / name
-    chosen, config = _choose(profile, policy, steps, output)
-    changes = {"generation_batch_size": batch, "max_generated_tokens": tokens}
-    config = dataclasses.replace(config, **{k: v for k, v in changes.items() if v is not None})
-    summary = run_experiment(EXPERIMENTS[name], chosen, config, range(count), output)
-    typer.echo(summary_text(summary))
+    if profile not in PROFILES:
+        raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
+    if processes is not None and processes < 1:
+        raise ValueError(f"--processes is {processes}, it must be at least 1")
+    chosen = PROFILES[profile]
+    if processes is None:
+        processes = min(2, os.cpu_count() or 1) if chosen.device == "cpu" else 1
+    if chosen.threads:
+        import torch
+
+        torch.set_num_threads(chosen.threads)
+    options = ["--profile", profile, "--output", str(results), "--work", str(work)]
+    records = run_grid(
+        name,
+        EXPERIMENTS[name],
+        chosen,
+        parse_seeds(seeds),
+        results=results,
+        work=work,
+        arms=arm,
+        processes=processes,
+        command=[sys.executable, "-m", "grpo_kit.cli", "run", name, *options],
+    )
+    typer.echo(summary_text(summarise(records, EXPERIMENTS[name])))
+
+
+@app.command()
+def report(
+    output: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("runs"),
+    results: Annotated[
+        Path | None, typer.Option(help="Folder of results, instead of the reported ones.")
+    ] = None,
+    claims: Annotated[
+        Path | None, typer.Option(help="File of claims, instead of the shipped one.")
+    ] = None,
+) -> None:
+    """Judge the claims by the stored results; a Markdown file and an HTML page."""
+    from grpo_kit.paths import make_output_dir
+    from grpo_kit.reproduction.report import write_report
+
+    make_output_dir(output)
+    typer.echo(f"report: {write_report(output, results=results, claims=claims)}")
+
+
+@app.command()
+def results(
+    readme: Annotated[Path, typer.Option(help="The README to write tables into.")] = Path(
+        "README.md"
+    ),
+) -> None:
+    """Renew all that is computed from the reported results.
+
+    Tables and figures of the README and the report beside the results.
+    """
+    from grpo_kit.reproduction.readme import write_results
+
+    for path in write_results(readme):
+        typer.echo(f"wrote {path}")
 
 
 @app.command()

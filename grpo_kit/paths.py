@@ -33,6 +33,11 @@ def data_dir() -> Path:
     )
 
 
+def results_dir() -> Path:
+    """Folder of the reported results, one file a run: `results/` of `data_dir()`."""
+    return data_dir() / "results"
+
+
 def make_output_dir(path: str | Path) -> Path:
     """Create the folder `path` if needed and prove that files can be written there.
 

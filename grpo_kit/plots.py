@@ -60,38 +60,6 @@ def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
     return figure
 
 
-def seed_curves(histories: Sequence[Sequence[dict]]) -> Figure:
-    """One configuration, several seeds: reward by step, and held-out accuracy, pass@1 and pass@k.
-
-    A thin line a seed and the median over seeds, thick. Raises ValueError for no history.
-    """
-    if not histories:
-        raise ValueError("there is no run to draw; give at least one history.")
-    evaluated = sorted({name for row in histories[0] for name in row if name.startswith("eval/")})
-    drawn = [name for name in evaluated if name.startswith("eval/pass@") or name == "eval/greedy"]
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for axes, names in ((left, ["reward"]), (right, drawn)):
-        for i, name in enumerate(names):
-            colour = f"C{i}"
-            points = [
-                {row["step"]: row[name] for row in history if name in row} for history in histories
-            ]
-            steps = sorted(set.intersection(*(set(values) for values in points)))
-            for values in points:
-                axes.plot(steps, [values[s] for s in steps], color=colour, alpha=0.25, linewidth=1)
-            middle = [median(values[s] for values in points) for s in steps]
-            axes.plot(steps, middle, color=colour, linewidth=2, label=name.removeprefix("eval/"))
-        axes.set(xlabel="step")
-        axes.grid(alpha=0.3)
-        axes.margins(x=0.02)
-    left.set(ylabel="mean of a step", title=f"reward, {len(histories)} seeds")
-    right.set(ylabel="share of held-out problems", title="held-out", ylim=(0, 1.02))
-    if drawn:
-        right.legend()
-    return figure
-
-
 def episode_grid(
     lengths: Sequence[int],
     rewards: Sequence[float | None],
@@ -149,10 +117,11 @@ CURVE_LABELS = {
     "meta/p_yes": ("the evaluator's P(Yes)", "mean of a step"),
     "verdicts/accuracy": ("verification accuracy", "held-out items"),
     "verdicts/yes_rate": ("share of Yes", "held-out items"),
+    "eval/pass@8": ("pass@8", "held-out, of eight answers"),
     "eval/turns": ("turns", "an episode, held-out"),
     "eval/tool_errors": ("turns that brought nothing", "share, held-out"),
 }
-X_LABELS = {"num_generated_tokens": "generated tokens"}
+X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of training steps"}
 
 
 def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figure:

@@ -46,12 +46,16 @@ CHECKPOINT, HISTORY, RUN = "checkpoint.pt", "history.jsonl", "run.json"
 
 @dataclass
 class Run:
-    """What a run left: `history`, a plain dict a step with TRL's metric names, and its folder."""
+    """What a run left: `history`, a plain dict a step with TRL's metric names, and its folder.
+
+    `start`: what it began from, see `what_it_starts_from`.
+    """
 
     output_dir: Path
     config: GRPOConfig
     seed: int
     history: list[dict] = field(default_factory=list)
+    start: dict = field(default_factory=dict)
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Steps and values of one metric, where it was logged."""
@@ -104,7 +108,7 @@ def train(
     reference = reference_of(policy) if config.beta else None
     optimizer, schedule = make_optimizer(policy, config)
     generator = torch.Generator().manual_seed(seed)
-    run = Run(output_dir, config, seed)
+    run = Run(output_dir, config, seed, start=start)
     first = unscored = tokens = 0
     saved = "no checkpoint has been saved yet"
 
@@ -226,7 +230,13 @@ def train(
     write_atomic(
         output_dir / RUN,
         json.dumps(
-            {"config": dataclasses.asdict(config), "seed": seed, "history": run.history}, indent=1
+            {
+                "config": dataclasses.asdict(config),
+                "seed": seed,
+                "start": start,
+                "history": run.history,
+            },
+            indent=1,
         ),
     )
     return run

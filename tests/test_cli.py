@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from grpo_kit.cli import app
 
 COMMANDS = (
-    "reproduce", "notebooks", "train", "seeds", "experiment", "skill-runs", "pretrain", "bench",
+    "reproduce", "notebooks", "train", "run", "report", "results", "skill-runs", "pretrain",
+    "bench",
 )  # fmt: skip
 
 
@@ -54,10 +55,14 @@ def test_every_command_explains_itself(command):
         (["pretrain", "--processes", "0"], "processes is 0"),
         (["bench", "--policy", "nowhere"], "--policy is nowhere, which is no folder"),
         (["skill-runs", "--skill", "sing"], "there is no skill 'sing'"),
-        (["experiment", "sing"], "there is no experiment 'sing': choose among diversity, judge, v"),
-        (["experiment", "meta", "--tokens", "0"], "max_generated_tokens is 0; it must be at least"),
-        (["experiment", "judge", "--seeds", "0"], "--seeds is 0"),
-        (["experiment", "judge", "--batch", "9"], "generation_batch_size is 9; it must be a mult"),
+        (["run", "sing"], "there is no experiment 'sing': choose among basic, variants, diversity"),
+        (["run", "judge", "--profile", "huge"], "unknown profile 'huge': choose one of"),
+        (["run", "judge", "--seeds", "0-4,3"], "seeds overlap: 3 is given twice"),
+        (["run", "judge", "--arm", "none"], "experiment 'judge' has no arm 'none': choose among"),
+        (["run", "judge", "--processes", "0"], "--processes is 0"),
+        (["run", "judge", "--output", "a_file/out"], "cannot write to the output folder a_file/out"),
+        (["run", "verification", "--profile", "colab"], "no such number for profile 'colab'"),
+        (["report", "--claims", "nowhere"], "nowhere cannot be read as YAML"),
         (["train", "--policy", "nowhere"], "--policy is nowhere, which is no folder"),
     ],
 )

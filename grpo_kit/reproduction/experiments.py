@@ -1,5 +1,7 @@
 """The experiments by name: what each asks, its arms, and what is measured of a trained policy.
 
+basic       plain GRPO, for the curve of the README
+variants    the notebooks' ways to train on word problems side by side (notebook 07)
 diversity   a reward for being unlike the group (notebook 02): as published, and two remedies
 judge       a judge's scores (notebook 03): added as published, as the only reward, and cures for
             what the policy then does to its judge
@@ -26,9 +28,9 @@ import torch
 from anyio.from_thread import start_blocking_portal
 
 from grpo_kit.config import GRPOConfig, Profile
-from grpo_kit.flow import FlowGRPO, OfflineTraces, evaluate_episodes
+from grpo_kit.flow import FlowGRPO, OfflineTraces, evaluate_episodes, play, score_episodes
 from grpo_kit.models import Policy, frozen_copy
-from grpo_kit.reproduction.compare import Arm, Experiment, Rewards, Trained
+from grpo_kit.reproduction.grid import Arm, Experiment, Rewards, Trained
 from grpo_kit.rewards import (
     DiversityReward,
     MetaEvaluationReward,
@@ -38,6 +40,7 @@ from grpo_kit.rewards import (
     format_reward,
     is_correct,
     load_embedder,
+    question_text,
 )
 from grpo_kit.self_verification import (
     SelfVerification,
@@ -73,6 +76,19 @@ def _answers(
         batch_size=16,
     )
     return [row for row in rows for _ in range(samples)], texts
+
+
+def answers_to_read(t: Trained) -> list[dict]:
+    """One sampled answer to each of the first three held-out problems."""
+    rows, texts = _answers(t.policy, t.task, t.config, prompts=3, samples=1, seed=t.run.seed)
+    return [
+        {
+            "prompt": question_text(row["prompt"]),
+            "completion": text,
+            "right": is_correct(extract_answer(text), row["answer"]),
+        }
+        for row, text in zip(rows, texts, strict=True)
+    ]
 
 
 # --- diversity ------------------------------------------------------------------------------------
@@ -334,6 +350,27 @@ def held_out_episodes(
     return partial(evaluate_episodes, system=system, dataset=task.test, config=config, questions=64)
 
 
+def episodes_to_read(t: Trained) -> list[dict]:
+    """One sampled episode of each of the first two held-out questions."""
+    system = t.profile.load_agents(t.base).with_planner(t.policy)
+    episodes = play(
+        system,
+        list(t.task.test.select(range(2))),
+        generator=torch.Generator().manual_seed(t.run.seed),
+        temperature=t.config.temperature,
+        max_new_tokens=t.config.max_completion_length,
+    )
+    score_episodes(episodes, [accuracy_reward])
+    return [
+        {
+            "prompt": question_text(episode.row["prompt"]),
+            "completion": f"{episode.memory}\n{episode.output}",
+            "right": episode.reward == 1,
+        }
+        for episode in episodes
+    ]
+
+
 def gained(t: Trained) -> dict[str, float]:
     """What the run changed on held-out questions: in success, turns and tool errors."""
     first, last = (t.run.history[i] for i in (0, -1))
@@ -341,7 +378,36 @@ def gained(t: Trained) -> dict[str, float]:
     return {f"gained/{name}": last[metric] - first[metric] for name, metric in names.items()}
 
 
+def _small(**changes: object) -> dict[str, dict]:
+    """Sizes of the reported runs: steps of 64 answers, which two cores make in a second."""
+    return {"tiny": {"generation_batch_size": 64, **changes}}
+
+
+# Trinity-RFT's runs (arXiv 2505.17826, section 3.4.2): 36 steps of 96 prompts x 8, lr 1e-5.
+TRINITY = {"max_steps": 36, "learning_rate": 1e-5, "lr_scheduler_type": "constant", "beta": 1e-3}
+
 EXPERIMENTS = {
+    "basic": Experiment(
+        "What does plain GRPO make of the base?",
+        {"plain": Arm(_plain)},
+        sizes={"tiny": {"max_steps": 50}},
+        evaluations=2,
+        show=answers_to_read,
+    ),
+    "variants": Experiment(
+        "From one base, on the same prompts: what does each variant make of it, at what cost?",
+        {
+            "plain": Arm(_plain),
+            "diversity": Arm(_diverse()),
+            "judge": _judged(1, 1, 1),
+            "self-verification": _verified("mixed"),
+            "P(Yes), no labels": _asked(changes=PAPER),
+        },
+        sizes=_small(max_steps=80),
+        curves=("eval/pass@1", "eval/pass@8", "entropy", "eval/mean_length"),
+        evaluations=8,
+        show=answers_to_read,
+    ),
     "diversity": Experiment(
         "Does a reward for being unlike the group keep ways of answering alive, and at what cost?",
         {
@@ -353,6 +419,8 @@ EXPERIMENTS = {
             ),
         },
         lambda t: diversity_of(t.policy, t.task, load_embedder(t.profile.embedder), t.config),
+        sizes=_small(max_steps=80) | {"paper": TRINITY},
+        show=answers_to_read,
     ),
     "judge": Experiment(
         "Does a judge's score help, what does a policy do to a judge that it is left alone with, "
@@ -367,12 +435,14 @@ EXPERIMENTS = {
             "KL": _judged(0, 0, 1, beta=1.0),
         },
         lambda t: quality_of(t.profile.load_judge(t.base), t.policy, t.task, t.config),
-        (
+        sizes=_small(max_steps=80) | {"paper": TRINITY},
+        curves=(
             "rewards/quality_judge_reward/mean",
             "rewards/accuracy_reward/mean",
             "eval/pass@1",
             "completions/mean_length",
         ),
+        show=answers_to_read,
     ),
     "verification": Experiment(
         "Does learning to verify teach to answer, learning to answer to verify, and what is each "
@@ -388,11 +458,27 @@ EXPERIMENTS = {
             "mixed, unbalanced": _verified("mixed", unbalanced),
         },
         self_verified,
-        ("eval/pass@1", "verdicts/accuracy", "verdicts/yes_rate", "eval/mean_length"),
-        watch=graded_items,
-        x="num_generated_tokens",
+        sizes=_small(max_steps=200, max_generated_tokens=130_000)
+        | {
+            "smoke": {"max_generated_tokens": 2_000},
+            # arXiv 2602.07594, but for its dual clip; 1,000 steps of 128 x 8 answers
+            "paper": {
+                "generation_batch_size": 1024,
+                "gradient_accumulation_steps": 64,
+                "max_steps": 1000,
+                "max_generated_tokens": 1_600_000_000,
+                "lr_scheduler_type": "constant_with_warmup",
+                "warmup_steps": 10,
+                "weight_decay": 0.1,
+                "epsilon_high": 0.28,
+            },
+        },
         changes={"num_generations_eval": 4},
+        curves=("eval/pass@1", "verdicts/accuracy", "verdicts/yes_rate", "eval/mean_length"),
+        watch=graded_items,
         evaluations=20,
+        x="num_generated_tokens",
+        show=answers_to_read,
     ),
     "meta": Experiment(
         "Can P(Yes) stand in for labels, what becomes of that in a long run, and what prevents it?",
@@ -410,10 +496,12 @@ EXPERIMENTS = {
             "fell": fell(t.run),
             "stopped early": stopped_early(t.run),
         },
-        ("meta/p_yes", "eval/pass@1"),
-        watch=few_labels,
+        sizes=_small(max_steps=120),
         changes={"num_generations_eval": 4},
+        curves=("meta/p_yes", "eval/pass@1"),
+        watch=few_labels,
         evaluations=10,
+        show=answers_to_read,
     ),
     "flow": Experiment(
         "Does training a planner in the flow raise success, and does it need the advantage of "
@@ -425,15 +513,23 @@ EXPERIMENTS = {
             "offline traces": _played(OfflineTraces),
         },
         gained,
-        ("reward", "eval/pass@1", "eval/turns", "eval/tool_errors"),
+        sizes={
+            "smoke": {"max_completion_length": 48},
+            **_small(max_steps=24, learning_rate=3e-4, max_completion_length=48),
+            # AgentFlow (arXiv 2510.05592): 32 x 8 trajectories, T 0.5, 2,048 tokens
+            "paper": {
+                "generation_batch_size": 256,
+                "gradient_accumulation_steps": 16,
+                "max_completion_length": 2048,
+                "temperature": 0.5,
+                "beta": 1e-3,
+            },
+        },
+        changes={"loss_type": "grpo", "eval_prompts": 0},
+        curves=("reward", "eval/pass@1", "eval/turns", "eval/tool_errors"),
         watch=held_out_episodes,
-        changes={
-            "loss_type": "grpo",
-            "learning_rate": 3e-4,
-            "max_completion_length": 48,
-            "eval_prompts": 0,
-        },  # fmt: skip
         evaluations=3,
         task=tool_questions,
+        show=episodes_to_read,
     ),
 }

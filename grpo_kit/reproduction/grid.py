@@ -1,0 +1,335 @@
+"""Experiments and how their runs are made: arms times seeds, two at a time, each run once.
+
+One run of each of two rewards tells next to nothing: seeds differ more than rewards do. So an
+experiment trains every arm from the same weights with the same seeds, hence on the same prompts in
+the same order, and differences are taken seed by seed. A finished run is a file (see `records`) and
+is not made again unless its config has changed; a killed one goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tqdm import tqdm
+
+from grpo_kit.config import GRPOConfig, Profile
+from grpo_kit.models import Policy
+from grpo_kit.paths import make_output_dir, results_dir
+from grpo_kit.reproduction.records import Record, fingerprint, path_of, read, slug, where_it_ran
+from grpo_kit.tasks import Task
+from grpo_kit.training import HISTORY, Run, train
+
+Rewards = Callable[[Profile, GRPOConfig, Policy], list[Callable]]
+WORK = Path("runs/grid")  # checkpoints and logs of runs under way
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run with the policy that it made, and the policy that it began with."""
+
+    run: Run
+    policy: Policy
+    base: Policy
+    task: Task
+    profile: Profile
+    config: GRPOConfig
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train: its rewards, made anew for a run, what it changes in the config, and, made
+    for a profile, how its steps collect what they learn from (see `train`)."""
+
+    rewards: Rewards
+    changes: Mapping[str, object] = field(default_factory=dict)
+    collector: Callable[[Profile], Callable] | None = None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A question, its arms, the baseline first, and how it is run and measured.
+
+    Args:
+        question: what it asks.
+        arms: name -> arm.
+        measure: numbers of each trained policy, beside those of its last evaluation.
+        sizes: profile's name -> what that profile's config is changed to: steps, batch, tokens.
+        changes: to the config, for all profiles and arms; an arm's own come after.
+        curves: metrics whose curves the report draws.
+        watch: makes, from profile, base, task and config, what `train` measures at every
+            evaluation.
+        evaluations: the policy is evaluated after every 1/`evaluations` of the steps.
+        x: what curves are drawn over: "step", or "num_generated_tokens" where arms have equal
+            budgets of tokens and so unequal steps.
+        task: loaded in place of the profile's.
+        show: a few held-out answers of the trained policy to read.
+    """
+
+    question: str
+    arms: Mapping[str, Arm]
+    measure: Callable[[Trained], dict[str, float]] = lambda trained: {}
+    sizes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    changes: Mapping[str, object] = field(default_factory=dict)
+    curves: Sequence[str] = ("reward", "eval/pass@1", "entropy", "completions/mean_length")
+    watch: Callable[[Profile, Policy, Task, GRPOConfig], Callable] | None = None
+    evaluations: int = 6
+    x: str = "step"
+    task: Callable[[], Task] | None = None
+    show: Callable[[Trained], list[dict]] = lambda trained: []
+
+    def config(self, profile: Profile, arm: str) -> GRPOConfig:
+        """The config of an arm's runs. Raises ValueError where the budget of tokens is missing."""
+        config = dataclasses.replace(profile.config, **self.sizes.get(profile.name, {}))
+        if self.x == "num_generated_tokens" and config.max_generated_tokens is None:
+            raise ValueError(
+                "this experiment compares arms that have generated the same number of tokens, "
+                f"and has no such number for profile {profile.name!r}: choose another profile, or "
+                "give max_generated_tokens in the experiment's sizes."
+            )
+        every = max(1, config.max_steps // self.evaluations)
+        config = dataclasses.replace(config, **{"eval_steps": every, **self.changes})
+        return dataclasses.replace(config, **self.arms[arm].changes)
+
+
+def identity(profile: Profile, config: GRPOConfig) -> dict:
+    """All that decides what a run does and is not code: a `Record`'s config."""
+    machine = dataclasses.asdict(profile)
+    for name in ("name", "machine", "config", "threads"):
+        del machine[name]
+    return {**machine, **dataclasses.asdict(config)}
+
+
+# --- one run --------------------------------------------------------------------------------------
+
+
+def run_arm(
+    name: str,
+    experiment: Experiment,
+    arm: str,
+    seed: int,
+    profile: Profile,
+    results: str | Path,
+    work: str | Path = WORK,
+) -> Record:
+    """Make one run of `experiment`, called `name`, and write its record; go on with a killed one.
+
+    Checkpoints and `history.jsonl` are in a folder of `work`, whose name has the config's hash.
+    """
+    config = experiment.config(profile, arm)
+    task, base = (experiment.task or profile.load_task)(), profile.load_policy()
+    policy, way = profile.load_policy(), experiment.arms[arm]
+    run = train(
+        policy,
+        task,
+        way.rewards(profile, config, policy),
+        config,
+        output_dir=work_of(work, name, experiment, arm, seed, profile),
+        seed=seed,
+        resume=True,
+        collector=way.collector and way.collector(profile),
+        measure=experiment.watch and experiment.watch(profile, base, task, config),
+    )
+    record = record_of(name, arm, experiment, Trained(run, policy, base, task, profile, config))
+    record.write(results)
+    return record
+
+
+def work_of(
+    work: str | Path, name: str, experiment: Experiment, arm: str, seed: int, profile: Profile
+) -> Path:
+    """The folder of a run under way; another config has another."""
+    hashed = fingerprint(identity(profile, experiment.config(profile, arm)))
+    return Path(work) / profile.name / name / slug(arm) / f"seed-{seed}-{hashed[:6]}"
+
+
+def record_of(name: str, arm: str, experiment: Experiment, trained: Trained) -> Record:
+    """The record of a finished run: measured now, by the trained policy."""
+    run, last = trained.run, trained.run.history[-1]
+    evaluation = {k: v for k, v in last.items() if k.startswith("eval/") or k == "entropy"}
+    return Record(
+        experiment=name,
+        arm=arm,
+        profile=trained.profile.name,
+        seed=run.seed,
+        config=identity(trained.profile, trained.config),
+        start=run.start,
+        seconds=sum(row.get("step_time", 0.0) for row in run.history),
+        evaluation={**evaluation, **experiment.measure(trained)},
+        history=run.history,
+        samples=experiment.show(trained),
+        **where_it_ran(),
+    )
+
+
+# --- the grid -------------------------------------------------------------------------------------
+
+
+def parse_seeds(text: str) -> list[int]:
+    """ "0-4" or "0,2,5-7" as numbers. Raises ValueError for anything else, and seeds that overlap."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ValueError(f"--seeds is {text!r}; give numbers and ranges, such as 0-4 or 0,2,5-7")
+        seeds += range(int(first), int(last or first) + 1)
+    _check_given("seeds", seeds)
+    return seeds
+
+
+def _check_given(what: str, given: Sequence) -> None:
+    if not len(given):
+        raise ValueError(f"there are no {what}; give at least one.")
+    if twice := sorted({repr(one) for one in given if list(given).count(one) > 1}):
+        raise ValueError(f"{what} overlap: {', '.join(twice)} is given twice; give each once.")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be made, and how far it has come."""
+
+    arm: str
+    seed: int
+    config: GRPOConfig
+    folder: Path
+
+    def done(self) -> float:
+        """The share of the run that is behind it, 0 to 1."""
+        try:
+            rows = (self.folder / HISTORY).read_text().splitlines()
+            row = json.loads(rows[-1])
+        except (OSError, ValueError, IndexError):  # not begun, or in the middle of a line
+            return 0.0
+        tokens = self.config.max_generated_tokens
+        share = row["num_generated_tokens"] / tokens if tokens else 0.0
+        return min(1.0, max(share, row["step"] / self.config.max_steps))
+
+
+def run_grid(
+    name: str,
+    experiment: Experiment,
+    profile: Profile,
+    seeds: Sequence[int],
+    *,
+    results: str | Path | None = None,
+    work: str | Path = WORK,
+    arms: Sequence[str] | None = None,
+    processes: int = 1,
+    command: Sequence[str] = (),
+) -> list[Record]:
+    """Make the runs that are missing among `arms` times `seeds`; return the records of all.
+
+    With one process the runs are made here, one after the other. With more each is a process of its
+    own: `command` with `--arm`, `--seeds` and `--processes 1`, its output in `log.txt` of the run's
+    folder. A run that fails does not stop the others.
+
+    Raises ValueError for no seed, seeds or arms that repeat, and an unknown arm; RuntimeError,
+    naming them, where runs have failed.
+    """
+    arms = list(experiment.arms) if arms is None else list(arms)
+    if unknown := [arm for arm in arms if arm not in experiment.arms]:
+        raise ValueError(
+            f"experiment {name!r} has no arm {unknown[0]!r}: choose among "
+            f"{', '.join(experiment.arms)}."
+        )
+    _check_given("seeds", seeds)
+    _check_given("arms", arms)
+    results = make_output_dir(results or results_dir())
+    missing = []
+    for seed in seeds:
+        for arm in arms:
+            job = Job(
+                arm,
+                seed,
+                experiment.config(profile, arm),
+                work_of(work, name, experiment, arm, seed, profile),
+            )
+            if not _is_finished(path_of(results, profile.name, name, arm, seed), job, profile):
+                missing.append(job)
+    there = len(arms) * len(seeds) - len(missing)
+    if there:
+        print(f"{name}: {there} of {there + len(missing)} runs are finished", flush=True)
+    if processes == 1:
+        for i, job in enumerate(missing, 1):
+            print(f"[{i}/{len(missing)}] {name}, {job.arm}, seed {job.seed}", flush=True)
+            run_arm(name, experiment, job.arm, job.seed, profile, results, work)
+    elif missing:
+        _run_processes(name, missing, processes, command)
+    return [
+        read(path_of(results, profile.name, name, arm, seed)) for seed in seeds for arm in arms
+    ]
+
+
+def _is_finished(path: Path, job: Job, profile: Profile) -> bool:
+    """Whether the file holds that run; says why not, where there is a file."""
+    if not path.exists():
+        return False
+    try:
+        there = read(path)
+    except ValueError as error:
+        print(f"{error}\nThe run is made again.", flush=True)
+        return False
+    wanted = json.loads(json.dumps(identity(profile, job.config)))
+    changed = [key for key in wanted if there.config.get(key) != wanted[key]]
+    if not changed and set(there.config) == set(wanted):
+        return True
+    differences = ", ".join(
+        f"{key} {there.config.get(key)!r} there, {wanted[key]!r} here" for key in changed
+    )
+    print(f"{path} is of another config ({differences}): the run is made again.", flush=True)
+    return False
+
+
+def _run_processes(name: str, jobs: list[Job], processes: int, command: Sequence[str]) -> None:
+    """Run `jobs`, at most `processes` at a time, with a bar over all of their steps."""
+    waiting, running, failed = list(jobs), {}, []
+    environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
+    share = "{percentage:3.0f}% |{bar}| {desc} [{elapsed}<{remaining}]"
+    begun = sum(job.done() for job in jobs)  # of runs that were killed
+    bar = tqdm(total=len(jobs), initial=begun, bar_format=share, file=sys.stdout, mininterval=1)
+    ended = 0
+    try:
+        while waiting or running:
+            while waiting and len(running) < processes:
+                job = waiting.pop(0)
+                job.folder.mkdir(parents=True, exist_ok=True)
+                with open(job.folder / "log.txt", "w") as log:
+                    running[job] = subprocess.Popen(
+                        [*command, "--arm", job.arm, "--seeds", str(job.seed), "--processes", "1"],
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        env=environment,
+                    )
+            time.sleep(0.5)
+            for job, process in list(running.items()):
+                if process.poll() is not None:
+                    del running[job]
+                    ended += 1
+                    if process.returncode:
+                        failed.append(f"{job.arm}, seed {job.seed}: {_last_line(job.folder)}")
+            under_way = ended + sum(job.done() for job in [*running, *waiting])
+            bar.set_description_str(f"{name}: {ended} of {len(jobs)} runs", refresh=False)
+            bar.update(max(0.0, under_way - bar.n))
+    finally:  # Ctrl-C reaches the processes too; what they have not saved is at most save_steps
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+        bar.close()
+    if failed:
+        raise RuntimeError(
+            f"{len(failed)} of {len(jobs)} runs failed, the others are stored: {'; '.join(failed)}"
+        )
+
+
+def _last_line(folder: Path) -> str:
+    lines = (folder / "log.txt").read_text(errors="replace").replace("\r", "\n").splitlines()
+    said = [line.strip() for line in lines if line.strip()]
+    return f"{said[-1] if said else 'it said nothing'} ({folder / 'log.txt'})"

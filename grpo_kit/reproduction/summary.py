@@ -1,0 +1,174 @@
+"""An experiment's records as numbers, tables and curves: one value a seed, medians, intervals.
+
+`summarise` is what notebooks, README and report take their tables and figures of an experiment
+from; differences from the first arm, the baseline, are taken seed by seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from grpo_kit.reproduction.experiments import EXPERIMENTS
+from grpo_kit.reproduction.grid import Experiment
+from grpo_kit.reproduction.records import Record, by_arm, load
+from grpo_kit.reproduction.statistics import interval
+
+GRID = 17
+
+
+def reported(name: str, profile: str = "tiny", results: str | Path | None = None) -> dict:
+    """`summarise` of the reported runs of an experiment.
+
+    Raises ValueError, saying how to make them, where there are none, or where a file of theirs
+    cannot be used.
+    """
+    records, problems = load(results, profile, name)
+    if problems:
+        raise ValueError(" ".join(problems))
+    if not records:
+        raise ValueError(
+            f"no run of {name!r} on profile {profile!r} is stored: `grpo-kit run {name} --profile "
+            f"{profile} --seeds 0-4` makes them."
+        )
+    return summarise(records, EXPERIMENTS[name])
+
+
+def summarise(records: Iterable[Record], experiment: Experiment, x: str | None = None) -> dict:
+    """Of one experiment's records on one profile: values, intervals, differences and curves.
+
+    Returns `question`, `profile`, `config` (of the first arm), `seeds`, `x` (what curves are over,
+    the experiment's own unless given: "step", "num_generated_tokens" or "seconds"), and
+    `final`: arm -> metric -> `values`, one a seed, and `interval`'s `median`, `low`, `high`, `n`;
+    `difference`: arm but the first -> metric -> interval of the differences from the first arm over
+    the seeds that both have; `curves`: metric -> arm that logs it -> `steps`, places on the axis
+    `x`, and `values`, one list a seed. Arms without a record are left out.
+    """
+    there = by_arm(records)
+    arms = {arm: there[arm] for arm in experiment.arms if arm in there}
+    final = {arm: _final(of_seed.values()) for arm, of_seed in arms.items()}
+    baseline = next(iter(experiment.arms))
+    difference: dict = {}
+    for arm in arms if baseline in arms else ():
+        if arm == baseline:
+            continue
+        common = [seed for seed in arms[arm] if seed in arms[baseline]]
+        rows = [(_row(arms[arm][seed]), _row(arms[baseline][seed])) for seed in common]
+        difference[arm] = {
+            metric: interval([here[metric] - first[metric] for here, first in rows])
+            for metric in (rows[0][0] if rows else ())
+            if metric in rows[0][1]
+        }
+    x = x or experiment.x
+    curves = {
+        metric: {
+            arm: curve
+            for arm, of_seed in arms.items()
+            if (curve := _curve(list(of_seed.values()), metric, x))["steps"]
+        }
+        for metric in experiment.curves
+    }
+    first = next(iter(next(iter(arms.values())).values()))
+    return {
+        "question": experiment.question,
+        "profile": first.profile,
+        "config": first.config,
+        "seeds": sorted({seed for of_seed in arms.values() for seed in of_seed}),
+        "final": final,
+        "difference": difference,
+        "curves": curves,
+        "x": x,
+    }
+
+
+def _row(record: Record) -> dict[str, float]:
+    values = {k: v for k, v in record.evaluation.items() if k != "eval/n"}
+    last = record.history[-1]
+    return values | {"tokens": last["num_generated_tokens"], "seconds": record.seconds}
+
+
+def _final(records: Iterable[Record]) -> dict[str, dict]:
+    rows = [_row(record) for record in records]
+    return {
+        metric: {"values": (values := [row[metric] for row in rows]), **interval(values)}
+        for metric in rows[0]
+        if all(row.get(metric) is not None for row in rows)
+    }
+
+
+def _curve(records: Sequence[Record], metric: str, x: str) -> dict:
+    """The steps at which all seeds have a value (one may have lacked any score), and the values.
+
+    Over anything else than steps each seed has places of its own; values are interpolated linearly
+    at `GRID` places, which all seeds reach.
+    """
+    points = [_points(record.history, metric, x) for record in records]
+    if x == "step":
+        places = sorted(set.intersection(*map(set, points)))
+        return {"steps": places, "values": [[round(v[s], 4) for s in places] for v in points]}
+    if not all(points):
+        return {"steps": [], "values": []}
+    places = np.linspace(max(map(min, points)), min(map(max, points)), GRID).round().tolist()
+    values = [np.interp(places, list(v), list(v.values())).round(4).tolist() for v in points]
+    return {"steps": places, "values": values}
+
+
+def _points(history: Sequence[dict], metric: str, x: str) -> dict[float, float]:
+    points, seconds = {}, 0.0
+    for row in history:
+        seconds += row.get("step_time", 0.0)
+        if row.get(metric) is not None:
+            points[seconds if x == "seconds" else row[x]] = row[metric]
+    return points
+
+
+def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
+    """Markdown: each arm's median and interval, then the paired differences from the first arm.
+
+    Of all `metrics`, or those given; "–" where an arm lacks one. A difference is marked where its
+    interval holds 0 and with fewer than five seeds: it may be chance. These are intervals of one
+    number each; verdicts on claims, which are judged together, are `claims`'.
+    """
+    first = next(iter(summary["final"]))
+    n, config = len(summary["seeds"]), summary["config"]
+    metrics = list(summary["final"][first]) if metrics is None else list(metrics)
+    tokens = config.get("max_generated_tokens")
+    length = f"{tokens:,} generated tokens in" if tokens else f"{config['max_steps']}"
+    lines = [
+        f"{n} seeds, {length} steps of {config['generation_batch_size']} answers, "
+        f"profile {summary['profile']}; median and 95 % bootstrap interval over seeds.",
+        "",
+        *_table("at the end", metrics, summary["final"]),
+    ]
+    if summary["difference"]:
+        title = f"minus {first}, paired by seed"
+        lines += ["", *_table(title, metrics, summary["difference"], differences=True)]
+    return "\n".join(lines) + "\n"
+
+
+def is_clear(values: dict) -> bool:
+    """Whether the interval of a difference, of five seeds at least, leaves out 0."""
+    return values["n"] >= 5 and not values["low"] <= 0 <= values["high"]
+
+
+def cell(values: dict, sign: str = "") -> str:
+    """ "0.94 [0.93, 0.95]", of an interval."""
+    median, low, high = (f"{values[name] + 0.0:{sign}.3g}" for name in ("median", "low", "high"))
+    return median + (f" [{low}, {high}]" if values["n"] > 1 else "")
+
+
+def _table(title: str, metrics: Sequence[str], table: dict, differences: bool = False) -> list[str]:
+    """A row a metric, a column an arm; differences have signs and may be chance."""
+    lines = [f"| {title} | {' | '.join(table)} |", "|" + "---|" * (1 + len(table))]
+    for metric in metrics:
+        cells = [
+            "–"
+            if metric not in row
+            else cell(row[metric], "+" if differences else "")
+            + (" *inconclusive*" if differences and not is_clear(row[metric]) else "")
+            for row in table.values()
+        ]
+        lines.append(f"| {metric.removeprefix('eval/')} | {' | '.join(cells)} |")
+    return lines

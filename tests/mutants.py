@@ -1,0 +1,391 @@
+"""Mutants: deliberate breaks of the kit, each with the test that notices it.
+
+Most are bugs that public implementations of GRPO have had. None of them stops a run: it goes on and
+logs numbers, which is why a test has to tell.
+
+    python tests/mutants.py    break a copy of the checkout in each of these ways, run the test, and
+                               write the table to data/results/mutants.json
+
+`test_mutants.py` does the same as tests. A mutant replaces a snippet in one file of the package;
+where that snippet changes, the list here has to follow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+RESULTS = CHECKOUT / "data" / "results" / "mutants.json"
+TIMEOUT = 600  # seconds that a run of tests may take
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A break: in `file` of the checkout `old`, which occurs there once, becomes `new`.
+
+    what: the bug in a sentence, for readers. killed_by: node id of one test that fails with it.
+    """
+
+    name: str
+    what: str
+    file: str
+    old: str
+    new: str
+    killed_by: str
+
+
+MUTANTS = (
+    # --- rewards become advantages ----------------------------------------------------------------
+    Mutant(
+        "advantage-sign",
+        "The sign of the advantage is flipped: what is worse than its group is reinforced.",
+        "grpo_kit/objective.py",
+        "centred = groups - groups.nanmean(dim=1, keepdim=True)",
+        "centred = groups.nanmean(dim=1, keepdim=True) - groups",
+        "tests/test_exact_oracle.py::test_dr_grpo_is_the_exact_policy_gradient[2-graded]",
+    ),
+    Mutant(
+        "std-ddof-0",
+        "The std of a group is that of a population (ddof 0), not of a sample.",
+        "grpo_kit/objective.py",
+        "return (variance * count / (count - 1)).sqrt()",
+        "return variance.masked_fill(count < 2, torch.nan).sqrt()",
+        "tests/test_objective.py::test_std_has_ddof_one_and_epsilon_1e_4",
+    ),
+    Mutant(
+        "none-is-0",
+        "A reward that is missing (None) counts as 0, which moves the advantages of its siblings.",
+        "grpo_kit/objective.py",
+        "return (table[:, used] * weights[used]).sum(dim=1)",
+        "return (table[:, used].nan_to_num(0.0) * weights[used]).sum(dim=1)",
+        "tests/test_objective.py::test_one_unscored_reward_leaves_siblings_alone",
+    ),
+    Mutant(
+        "group-constant",
+        "A constant is added to the rewards of one group, which centring hides from the update.",
+        "grpo_kit/training.py",
+        "    combined = objective.combine_rewards(table, config.reward_weights)\n    size =",
+        "    combined = objective.combine_rewards(table, config.reward_weights)\n"
+        "    combined[: config.num_generations] += 0.25\n    size =",
+        "tests/test_self_verification.py::"
+        "test_a_step_of_verification_learns_from_verdicts_on_the_policys_own_answers",
+    ),
+    Mutant(
+        "columns-out-of-step",
+        "Completions are scored by other prompts' answers: they stand prompt by prompt, the data's "
+        "columns round by round.",
+        "grpo_kit/training.py",
+        "return [example for group in repeated for example in group]",
+        "return [example for group in zip(*repeated, strict=True) for example in group]",
+        "tests/test_training.py::test_every_completion_meets_the_columns_of_its_own_prompt[1-0]",
+    ),
+    # --- the loss ---------------------------------------------------------------------------------
+    Mutant(
+        "kl-reversed",
+        "The KL term takes the log-ratio of policy and reference the wrong way round.",
+        "grpo_kit/objective.py",
+        "    d = ref_logps - logps",
+        "    d = logps - ref_logps",
+        "tests/test_exact_oracle.py::test_k1_and_k3_are_unbiased_and_k2_is_not",
+    ),
+    Mutant(
+        "clip-max",
+        "The loss takes the larger of the clipped and the plain term, so that nothing is bounded.",
+        "grpo_kit/objective.py",
+        "per_token = -torch.min(ratio * advantages, clipped * advantages)",
+        "per_token = -torch.max(ratio * advantages, clipped * advantages)",
+        "tests/test_objective.py::test_loss_by_hand[grpo]",
+    ),
+    Mutant(
+        "masked-in-the-divisor",
+        "Masked tokens, of truncated completions say, leave the sum but not the count it is "
+        "divided by.",
+        "grpo_kit/objective.py",
+        'tokens = mask.sum() if loss_type == "bnpo"',
+        'tokens = mask.numel() if loss_type == "bnpo"',
+        "tests/test_objective.py::test_growing_a_masked_row_changes_nothing[dapo-token]",
+    ),
+    Mutant(
+        "micro-batches-averaged",
+        "Losses of micro-batches are averaged, though each is already its share of the whole.",
+        "grpo_kit/training.py",
+        'if config.loss_type == "bnpo":  # local by definition: the mean of micro-batches',
+        "if True:",
+        "tests/test_training.py::test_micro_batches_make_the_same_update[dapo]",
+    ),
+    Mutant(
+        "old-logps-anew",
+        "Old log-probabilities are computed anew at every update, so that the ratio is always 1.",
+        "grpo_kit/training.py",
+        "old_logps=None if old_logps is None else old_logps[cut],",
+        "old_logps=logps.detach(),",
+        "tests/test_training.py::test_second_update_from_one_batch_has_a_ratio",
+    ),
+    # --- sampling and scoring tokens --------------------------------------------------------------
+    Mutant(
+        "eos-masked",
+        "The EOS is left out of the mask: the policy never learns when to stop.",
+        "grpo_kit/generation.py",
+        "mask[rows, t] = True",
+        "mask[rows, t] = ~torch.isin(tokens, eos)",
+        "tests/test_generation.py::test_mask_counts_the_eos_even_where_it_is_the_padding_id",
+    ),
+    Mutant(
+        "one-eos",
+        "Of several EOS ids only the first ends a completion.",
+        "grpo_kit/generation.py",
+        "ended = torch.isin(tokens, eos)",
+        "ended = tokens == eos[0]",
+        "tests/test_generation.py::test_every_eos_id_stops_a_row_and_is_counted",
+    ),
+    Mutant(
+        "rows-mixed-up",
+        "When finished rows leave the batch, their places are filled in the cache but not in the "
+        "list of rows, so that completions are mixed up.",
+        "grpo_kit/generation.py",
+        "rows, tokens = rows[kept], tokens[kept]",
+        "rows, tokens = rows[~ended], tokens[kept]",
+        "tests/test_generation.py::test_sampler_and_scorer_agree_with_a_plain_log_softmax[0.7]",
+    ),
+    Mutant(
+        "padding-shifts-positions",
+        "Padding on the left shifts the positions of a prompt's tokens.",
+        "grpo_kit/generation.py",
+        "return (attention.cumsum(dim=1) - 1).clamp(min=0)",
+        "return torch.arange(attention.shape[1], device=attention.device).expand_as(attention)",
+        "tests/test_generation.py::test_left_padding_shifts_nothing_with_absolute_positions",
+    ),
+    Mutant(
+        "logps-shifted",
+        "Log-probabilities are off by one: each position is scored with the token before its own.",
+        "grpo_kit/generation.py",
+        "targets = rollouts.completion_ids.flatten()[place]",
+        "targets = rollouts.completion_ids.roll(1, dims=1).flatten()[place]",
+        "tests/test_generation.py::test_sampler_and_scorer_agree_with_a_plain_log_softmax[1.0]",
+    ),
+    Mutant(
+        "temperature-forgotten",
+        "The temperature is used in sampling and left out of the trainer's log-probabilities.",
+        "grpo_kit/training.py",
+        "model, part, temperature=config.temperature, pad_token_id=policy.pad_token_id",
+        "model, part, pad_token_id=policy.pad_token_id",
+        "tests/test_training.py::"
+        "test_training_takes_log_probabilities_at_the_sampler_s_temperature",
+    ),
+    # --- runs and measurements --------------------------------------------------------------------
+    Mutant(
+        "resume-repeats-prompts",
+        "A resumed run forgets which prompts it has had and begins with the first ones anew.",
+        "grpo_kit/training.py",
+        'self.cursor.taken = state["taken"]',
+        "self.cursor.taken = 0",
+        "tests/test_training.py::test_a_killed_and_resumed_run_equals_an_unbroken_one[3]",
+    ),
+    Mutant(
+        "pass-at-k-biased",
+        "pass@k is 1 - (1 - c/n)^k, which is biased: as if samples were drawn with replacement.",
+        "grpo_kit/training.py",
+        "return 1.0 - math.comb(n - correct, k) / math.comb(n, k)",
+        "return 1.0 - (1.0 - correct / n) ** k",
+        "tests/test_training.py::"
+        "test_pass_at_k_is_the_share_of_k_subsets_with_a_right_one[4-2-2-0.8333333333333334]",
+    ),
+    # --- rewards ----------------------------------------------------------------------------------
+    Mutant(
+        "similarity-paid",
+        "The diversity reward pays what is like the rest of its group.",
+        "grpo_kit/rewards/diversity.py",
+        "right * weight * (1 - similarity)",
+        "right * weight * similarity",
+        "tests/rewards/test_diversity.py::test_golden_rewards_by_hand",
+    ),
+    Mutant(
+        "judge-sees-no-response",
+        "The judge is shown the question twice and the response never.",
+        "grpo_kit/rewards/judge/reward.py",
+        "return self.judge.prompt(question, response)",
+        "return self.judge.prompt(question, question)",
+        "tests/rewards/test_judge.py::"
+        "test_each_judgement_is_asked_with_its_own_question_and_response[quality_prompt]",
+    ),
+    Mutant(
+        "timeout-scored-0",
+        "A judgement that timed out is scored 0.",
+        "grpo_kit/rewards/judge/reward.py",
+        "judgements[key].reward if key in judgements else None",
+        "judgements[key].reward if key in judgements else 0.0",
+        "tests/rewards/test_judge.py::test_a_failed_judgement_is_none_and_counted_with_its_reason",
+    ),
+    Mutant(
+        "yes-not-normalised",
+        "P(Yes) is that among all tokens, not normalised over Yes and No.",
+        "grpo_kit/rewards/meta_evaluation.py",
+        "p_yes, mass = torch.sigmoid(yes - no), yes.exp() + no.exp()",
+        "p_yes, mass = yes.exp(), yes.exp() + no.exp()",
+        "tests/rewards/test_meta_evaluation.py::"
+        "test_a_shared_cache_reads_what_single_rows_read[2-1]",
+    ),
+    Mutant(
+        "labels-flipped",
+        "Verification labels are flipped: right answers count as wrong ones.",
+        "grpo_kit/self_verification.py",
+        "items.append(VerificationItem(question, question, answer, reward == 1))",
+        "items.append(VerificationItem(question, question, answer, reward != 1))",
+        "tests/test_self_verification.py::"
+        "test_items_are_labelled_answers_and_what_has_none_is_discarded",
+    ),
+    Mutant(
+        "items-not-balanced",
+        "Verification items are not balanced: one label may be the commoner one.",
+        "grpo_kit/self_verification.py",
+        "return balance(chosen, filler, n, seed)",
+        "return (chosen + filler)[:n]",
+        "tests/test_self_verification.py::"
+        "test_the_size_can_be_asked_for_and_a_missing_label_gives_nothing",
+    ),
+    # --- episodes of several turns ----------------------------------------------------------------
+    Mutant(
+        "turns-are-members",
+        "Turns are taken for members of the group, so that long episodes weigh more in its mean.",
+        "grpo_kit/flow/episodes.py",
+        'range(len(episodes[i].turns) if per == "turn" else 1)',
+        "range(len(episodes[i].turns))",
+        "tests/flow/test_episodes.py::test_per_turn_long_episodes_weigh_more_in_mean_and_std",
+    ),
+    Mutant(
+        "last-turn-only",
+        "An episode's advantage reaches its last turn only.",
+        "grpo_kit/flow/training.py",
+        'if credit == "final":',
+        "if credit:",
+        "tests/flow/test_flow_training.py::test_only_what_the_planner_sampled_is_in_a_batch",
+    ),
+    Mutant(
+        "memory-not-reset",
+        "Memory outlives its question: steps are added to what earlier episodes left.",
+        "grpo_kit/flow/rollout.py",
+        "one.episode.memory = one.episode.memory.updated(step)",
+        'system.memory = vars(system).get("memory", one.episode.memory).updated(step)\n'
+        "        one.episode.memory = system.memory",
+        "tests/flow/test_rollout.py::test_memory_is_new_for_every_query",
+    ),
+    Mutant(
+        "tool-tokens-trained",
+        "What tools wrote between two actions is trained on as if the policy had written it.",
+        "grpo_kit/flow/export.py",
+        "mask += [0] * between + [1] * len(turn.completion_ids)",
+        "mask += [1] * between + [1] * len(turn.completion_ids)",
+        "tests/flow/test_export.py::"
+        "test_an_episode_is_one_sequence_with_a_mask_of_what_was_sampled",
+    ),
+)
+
+# pytest reads it before any test: no other grpo_kit, such as an installed one, may be imported.
+ROOT_CONFTEST = """\
+from pathlib import Path
+
+import grpo_kit
+
+HERE = Path(__file__).resolve().parent
+assert Path(grpo_kit.__file__).resolve().parent.parent == HERE, f"{grpo_kit} is not of {HERE}"
+"""
+
+
+def copy_of_the_kit(folder: Path) -> Path:
+    """A copy of package and tests in the new `folder`, whose tests import the copy; data linked."""
+    folder.mkdir()
+    for name in ("grpo_kit", "tests"):
+        shutil.copytree(
+            CHECKOUT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    shutil.copy(CHECKOUT / "pyproject.toml", folder)
+    (folder / "data").symlink_to(CHECKOUT / "data", target_is_directory=True)
+    (folder / "conftest.py").write_text(ROOT_CONFTEST)
+    return folder
+
+
+def broken(mutant: Mutant, root: Path = CHECKOUT) -> str:
+    """The text of the mutant's file with the break in it.
+
+    Raises ValueError where the file under `root` is no longer the one that the mutant was made for.
+    """
+    text = (root / mutant.file).read_text()
+    if (count := text.count(mutant.old)) != 1:
+        raise ValueError(
+            f"mutant {mutant.name}: {mutant.old!r} occurs {count} times in {mutant.file}, where it "
+            "has to occur once: the file has changed, mend the list in tests/mutants.py."
+        )
+    return text.replace(mutant.old, mutant.new)
+
+
+def run_tests(folder: Path, *nodes: str) -> subprocess.CompletedProcess:
+    """pytest on some tests of a copy, in a process of its own."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    environment |= {
+        "PYTHONPATH": str(folder),
+        "COLUMNS": "400",  # no line of the summary is cut
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # nbval's imports take longer than torch's
+    }
+    options = "-x -q -rA --tb=short --color=no -p no:cacheprovider".split()
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *nodes, *options, f"--basetemp={folder / '.pytest'}"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+
+
+def survived(mutant: Mutant, folder: Path) -> str:
+    """Break a copy in the new `folder` and run the test: "" if it killed the mutant, else why not.
+
+    It has to fail in an assertion. An exception would say that the mutant cannot run at all, or
+    that the copy is not complete.
+    """
+    copy_of_the_kit(folder)
+    (folder / mutant.file).write_text(broken(mutant, folder))
+    try:
+        done = run_tests(folder, mutant.killed_by)
+    except subprocess.TimeoutExpired:
+        return f"mutant {mutant.name}: {mutant.killed_by} took longer than {TIMEOUT} s."
+    failed = re.escape(f"FAILED {mutant.killed_by} - ") + "(assert |AssertionError)"
+    if done.returncode == 1 and re.search(f"^{failed}", done.stdout, re.MULTILINE):
+        return ""
+    return (
+        f"mutant {mutant.name} lives: {mutant.killed_by} should fail in an assertion (exit status "
+        f"1), pytest ended with {done.returncode}\n{done.stdout}{done.stderr}"
+    )
+
+
+def main() -> int:
+    """Run all mutants, write the table, print it; 1 if one lives."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for mutant in MUTANTS:
+            started = time.perf_counter()
+            why = survived(mutant, Path(folder) / mutant.name)
+            row = asdict(mutant) | {
+                "killed": not why,
+                "seconds": round(time.perf_counter() - started, 1),
+            }
+            rows.append({k: v for k, v in row.items() if k not in ("old", "new")})
+            print(f"{'killed' if not why else 'LIVES'} {row['seconds']:5.1f} s  {mutant.name}")
+            if why:
+                print(why)
+    RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+    print(f"{sum(row['killed'] for row in rows)} of {len(rows)} killed: {RESULTS}")
+    return int(not all(row["killed"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""Runs of a grid: each is made once, a killed one goes on, another config is another run."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from grpo_kit.config import PROFILES
+from grpo_kit.reproduction import grid
+from grpo_kit.reproduction.grid import Arm, Experiment, parse_seeds, run_grid
+from grpo_kit.reproduction.records import read
+
+
+def even(prompts, completions, completion_ids, **columns):
+    return [sum(i % 2 for i in ids) / len(ids) for ids in completion_ids]
+
+
+def odd(prompts, completions, completion_ids, **columns):
+    return [1 - share for share in even(prompts, completions, completion_ids)]
+
+
+@pytest.fixture
+def profile(saved_policy):
+    config = dataclasses.replace(
+        PROFILES["smoke"].config,
+        max_steps=2,
+        max_completion_length=6,
+        eval_prompts=2,
+        save_steps=1,
+    )
+    return dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy), config=config)
+
+
+@pytest.fixture
+def experiment():
+    def measure(trained):
+        both = (trained.policy, trained.base)
+        assert not torch.equal(*(p.model.get_input_embeddings().weight for p in both))
+        assert trained.run.history[-1]["step"] == 2 and trained.task.name == "word_problems"
+        return {"beta": trained.config.beta}
+
+    arms = {
+        "even": Arm(lambda *given: [even]),
+        "odd, held": Arm(lambda *given: [odd], {"beta": 0.1}),
+    }
+    return Experiment(
+        "odd or even?", arms, measure, show=lambda t: [{"prompt": "p", "completion": "c"}]
+    )
+
+
+def test_runs_are_made_once_and_start_from_the_same_weights(
+    experiment, profile, tmp_path, capsys
+):
+    where = {"results": tmp_path / "results", "work": tmp_path / "work"}
+    first = run_grid("parity", experiment, profile, [0], **where)
+    assert [(r.arm, r.seed, r.evaluation["beta"]) for r in first] == [
+        ("even", 0, 0.0), ("odd, held", 0, 0.1)
+    ]  # fmt: skip
+    assert first[0].start["first weights"] == first[1].start["first weights"]
+    assert first[0].start["rewards"] == ["even"] and first[0].config["max_steps"] == 2
+    assert first[0].seconds > 0 and first[0].samples == [{"prompt": "p", "completion": "c"}]
+    again = run_grid("parity", experiment, profile, [0, 1], **where)
+    assert [r for r in again if r.seed == 0] == first and len(again) == 4
+    said = capsys.readouterr().out
+    assert "parity: 2 of 4 runs are finished" in said and "[1/2] parity, even, seed 1" in said
+    assert len(list((tmp_path / "results" / "smoke" / "parity").rglob("*.json"))) == 4
+
+
+def test_another_config_is_run_again_and_says_what_changed(experiment, profile, tmp_path, capsys):
+    where = {"results": tmp_path / "results", "work": tmp_path / "work", "arms": ["even"]}
+    (first,) = run_grid("parity", experiment, profile, [0], **where)
+    warmer = dataclasses.replace(experiment, changes={"temperature": 1.5})
+    (second,) = run_grid("parity", warmer, profile, [0], **where)
+    assert "temperature 1.0 there, 1.5 here" in capsys.readouterr().out
+    assert second.config_hash != first.config_hash and second.history != first.history
+    path = second.path(tmp_path / "results")
+    path.write_text(path.read_text()[:-30])  # cut short: made again, from its checkpoint
+    (third,) = run_grid("parity", warmer, profile, [0], **where)
+    assert "no whole result file" in capsys.readouterr().out
+    assert third.history == second.history
+
+
+def test_a_broken_run_goes_on_from_its_checkpoint(experiment, profile, tmp_path):
+    """What was kept of the first attempt is its very steps; an unbroken run has the same numbers."""
+    work = tmp_path / "work"
+    (whole,) = run_grid(
+        "parity", experiment, profile, [0], results=tmp_path / "a", work=work / "a", arms=["even"]
+    )
+    calls = []
+
+    def breaks(*arguments, **columns):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return even(*arguments, **columns)
+
+    breaks.__name__ = "even"
+    broken = dataclasses.replace(experiment, arms={"even": Arm(lambda *given: [breaks])})
+    where = {"results": tmp_path / "b", "work": work / "b"}
+    with pytest.raises(KeyboardInterrupt):
+        run_grid("parity", broken, profile, [0], **where)
+    assert not list((tmp_path / "b").rglob("*.json"))
+    (resumed,) = run_grid("parity", broken, profile, [0], **where)
+    assert len(calls) == 3, "one step was lost, not two"
+
+    def timeless(record):
+        return [{k: v for k, v in row.items() if k != "step_time"} for row in record.history]
+
+    assert timeless(resumed) == timeless(whole)
+
+
+@pytest.mark.parametrize(
+    ("given", "seeds"), [("0-4", [0, 1, 2, 3, 4]), ("3", [3]), ("0, 2,5-6", [0, 2, 5, 6])]
+)
+def test_seeds_are_numbers_and_ranges(given, seeds):
+    assert parse_seeds(given) == seeds
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("0-4,3", "seeds overlap: 3 is given twice"),
+        ("1,1", "seeds overlap: 1 is given twice"),
+        ("five", "--seeds is 'five'; give numbers and ranges, such as 0-4"),
+        ("4-", "--seeds is '4-'"),
+        ("-1", "--seeds is '-1'"),
+        ("", "--seeds is ''"),
+        ("4-0", "there are no seeds"),
+    ],
+)
+def test_wrong_seeds_are_named(given, sentence):
+    with pytest.raises(ValueError, match="seeds") as caught:
+        parse_seeds(given)
+    assert sentence in str(caught.value)
+
+
+def test_wrong_arms_and_a_missing_budget_are_named(experiment, profile, tmp_path):
+    def refused(match, *, seeds=(0,), of=experiment, **options):
+        with pytest.raises(ValueError, match=match):
+            run_grid("parity", of, profile, seeds, results=tmp_path, work=tmp_path, **options)
+
+    refused("no arm 'prime': choose among even, odd, held", arms=["prime"])
+    refused("arms overlap: 'even' is given twice", arms=["even", "even"])
+    refused("there are no seeds", seeds=[])
+    refused("seeds overlap", seeds=[0, 0])
+    budget = dataclasses.replace(experiment, x="num_generated_tokens")
+    refused("no such number for profile 'smoke'", of=budget)
+
+
+STEPS = """
+import json, sys, time
+from pathlib import Path
+arm, seed = (sys.argv[sys.argv.index(name) + 1] for name in ("--arm", "--seeds"))
+print("steps of", arm)
+if arm == "fails":
+    sys.exit("error: it did not work")
+time.sleep({seconds})
+Path({out!r}, arm + seed).touch()
+"""
+
+
+def jobs_of(tmp_path, *arms):
+    config = PROFILES["smoke"].config
+    return [grid.Job(arm, seed, config, tmp_path / f"{arm}{seed}-work") for arm in arms for seed in (0, 1)]
+
+
+def test_processes_share_the_work_and_one_that_fails_does_not_stop_the_rest(tmp_path, capsys):
+    code = STEPS.format(seconds=0.2, out=str(tmp_path))
+    with pytest.raises(RuntimeError, match="2 of 4 runs failed") as caught:
+        grid._run_processes("x", jobs_of(tmp_path, "fails", "works"), 2, [sys.executable, "-c", code])
+    assert "fails, seed 0: error: it did not work (" in str(caught.value)
+    assert (tmp_path / "works0").exists() and (tmp_path / "works1").exists()
+    assert "steps of works" in (tmp_path / "works0-work" / "log.txt").read_text()
+    assert "x: 4 of 4 runs" in capsys.readouterr().out
+
+
+def test_how_far_a_run_is_can_be_read_from_its_history(tmp_path):
+    config = dataclasses.replace(PROFILES["smoke"].config, max_steps=10)
+    job = grid.Job("a", 0, config, tmp_path)
+    assert job.done() == 0.0
+    rows = [{"step": step, "num_generated_tokens": 100 * step} for step in range(5)]
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert job.done() == 0.4
+    limited = dataclasses.replace(config, max_generated_tokens=500, lr_scheduler_type="constant")
+    assert dataclasses.replace(job, config=limited).done() == 0.8
+    (tmp_path / "history.jsonl").write_text('{"step": 3, "num')
+    assert job.done() == 0.0
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_grid_and_the_same_command_goes_on(tmp_path):
+    """The real command, its processes and checkpoints, interrupted as from a terminal."""
+    command = [
+        sys.executable, "-m", "grpo_kit.cli", "run", "basic", "--profile", "smoke", "--seeds",
+        "0-1", "--output", str(tmp_path / "results"), "--work", str(tmp_path / "work"),
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, text=True
+    )
+    began = time.monotonic()
+    while not list(tmp_path.glob("work/**/history.jsonl")) and time.monotonic() - began < 200:
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)
+    process.wait(60)
+    assert process.returncode != 0
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 seeds, 3 steps of 16 answers, profile smoke" in done.stdout
+    records = [read(path) for path in sorted((tmp_path / "results").rglob("seed-*.json"))]
+    assert [record.seed for record in records] == [0, 1]
+    assert all(record.history[-1]["step"] == 3 and len(record.samples) == 3 for record in records)

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -60,9 +62,11 @@ def test_every_command_explains_itself(command):
         (["run", "judge", "--seeds", "0-4,3"], "seeds overlap: 3 is given twice"),
         (["run", "judge", "--arm", "none"], "experiment 'judge' has no arm 'none': choose among"),
         (["run", "judge", "--processes", "0"], "--processes is 0"),
-        (["run", "judge", "--output", "a_file/out"], "cannot write to the output folder a_file/out"),
+        (
+            ["run", "judge", "--output", "a_file/out"],
+            "cannot write to the output folder a_file/out",
+        ),
         (["run", "verification", "--profile", "colab"], "no such number for profile 'colab'"),
-        (["report", "--claims", "nowhere"], "nowhere cannot be read as YAML"),
         (["train", "--policy", "nowhere"], "--policy is nowhere, which is no folder"),
     ],
 )
@@ -85,26 +89,63 @@ def test_debug_shows_the_traceback(tmp_path):
     assert "Traceback" not in plain.stderr and plain.returncode == 2
 
 
-@pytest.mark.parametrize(("status", "code"), [("ok", 0), ("failed", 1)])
-def test_reproduce_passes_its_options_on_and_fails_when_a_notebook_failed(
-    status, code, tmp_path, monkeypatch
-):
+@pytest.fixture
+def executed(tmp_path, monkeypatch):
+    """`reproduce` in a folder with two notebooks that take no time, and what reached them."""
     from grpo_kit import notebooks
+    from grpo_kit.reproduction import bands, report
 
-    seen = []
+    seen = SimpleNamespace(calls=[], status="ok", rows=[], reports=[])
 
-    def execute(paths, output, profile):
-        seen.append(([path.name for path in paths], str(output), profile))
-        return [notebooks.Result(path.stem, status) for path in paths]
+    def execute(paths, output, profile, parameters):
+        seen.calls.append(([path.name for path in paths], str(output), profile, parameters))
+        return [notebooks.Result(path.stem, seen.status, 2.0) for path in paths]
+
+    def write_report(output, notebooks):
+        seen.reports.append(list(notebooks))
+        return Path(output) / "report.html"
 
     monkeypatch.setattr(notebooks, "execute", execute)
+    monkeypatch.setattr(bands, "compare", lambda *given: (seen.rows, ["a sentence"]))
+    monkeypatch.setattr(report, "write_report", write_report)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notebooks").mkdir()
     for name in ("00_a.ipynb", "01_b.ipynb"):
         (tmp_path / "notebooks" / name).touch()
+    return seen
+
+
+def row(here):
+    from grpo_kit.reproduction.bands import Row
+
+    return Row("01_b", "pass@1", reported=0.9, low=0.8, high=1.0, here=here)
+
+
+@pytest.mark.parametrize(
+    ("status", "here", "code"),
+    [("ok", 0.9, 0), ("ok", 0.7, 1), ("ok", None, 1), ("failed", 0.9, 1)],
+)
+def test_reproduce_fails_where_a_notebook_fails_or_a_number_is_outside(
+    status, here, code, executed
+):
+    executed.status, executed.rows = status, [row(here)]
     options = ["reproduce", "01", "--profile", "smoke", "--output", "out"]
-    assert CliRunner().invoke(app, options).exit_code == code
-    assert seen == [(["01_b.ipynb"], "out", "smoke")]
+    done = CliRunner().invoke(app, options)
+    assert done.exit_code == code, done.output
+    assert executed.calls == [(["01_b.ipynb"], "out", "smoke", None)]
+    assert executed.reports == [[row(here)]] and "report.html" in done.output
+    assert "a sentence" in done.output and "01_b" in done.output
+
+
+def test_reproduce_with_a_seed_injects_it_and_stores_what_was_asked_for(executed, monkeypatch):
+    from grpo_kit.reproduction import bands
+
+    stored = []
+    monkeypatch.setattr(bands, "store", lambda *given: stored.append(given) or [Path("a.json")])
+    done = CliRunner().invoke(app, ["reproduce", "--seed", "3", "--store", "--output", "out"])
+    assert done.exit_code == 0, done.output
+    assert executed.calls[0][2:] == ("tiny", {"SEED": 3})
+    assert stored[0][1] == {"00_a": 2.0, "01_b": 2.0} and "stored a.json" in done.output
 
 
 def test_pretrain_writes_a_base_and_its_card(tmp_path, monkeypatch):

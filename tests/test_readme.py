@@ -33,7 +33,7 @@ def test_what_is_computed_in_the_readme_is_what_the_stored_runs_give():
 
 
 def test_the_report_beside_the_results_is_what_the_stored_runs_give(tmp_path):
-    """Figures by the numbers that they were drawn from, since fonts differ from machine to machine."""
+    """Figures by the numbers that they show, since fonts differ from machine to machine."""
     readme = tmp_path / "README.md"
     readme.write_text("<!-- claims --><!-- /claims -->\nkept\n<!-- basic --><!-- /basic -->")
     results = tmp_path / "results"

@@ -173,12 +173,14 @@ def record_of(name: str, arm: str, experiment: Experiment, trained: Trained) -> 
 
 
 def parse_seeds(text: str) -> list[int]:
-    """ "0-4" or "0,2,5-7" as numbers. Raises ValueError for anything else, and seeds that overlap."""
+    """ "0-4" or "0,2,5-7" as numbers. Raises ValueError for anything else, also for overlaps."""
     seeds: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
-            raise ValueError(f"--seeds is {text!r}; give numbers and ranges, such as 0-4 or 0,2,5-7")
+            raise ValueError(
+                f"--seeds is {text!r}; give numbers and ranges, such as 0-4 or 0,2,5-7"
+            )
         seeds += range(int(first), int(last or first) + 1)
     _check_given("seeds", seeds)
     return seeds
@@ -262,9 +264,7 @@ def run_grid(
             run_arm(name, experiment, job.arm, job.seed, profile, results, work)
     elif missing:
         _run_processes(name, missing, processes, command)
-    return [
-        read(path_of(results, profile.name, name, arm, seed)) for seed in seeds for arm in arms
-    ]
+    return [read(path_of(results, profile.name, name, arm, seed)) for seed in seeds for arm in arms]
 
 
 def _is_finished(path: Path, job: Job, profile: Profile) -> bool:

@@ -46,7 +46,10 @@ def with_parts(text: str, parts: Mapping[str, str]) -> str:
         if text.count(begin) != 1 or text.count(end) != 1:
             raise ValueError(f"the README needs one part between {begin} and {end}; add them.")
         text = re.sub(
-            f"{begin}.*?{end}", lambda _, p=part, b=begin, e=end: f"{b}\n\n{p}\n{e}", text, flags=re.S
+            f"{begin}.*?{end}",
+            lambda _, p=part, b=begin, e=end: f"{b}\n\n{p}\n{e}",
+            text,
+            flags=re.S,
         )
     return text
 

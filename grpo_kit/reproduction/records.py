@@ -161,8 +161,8 @@ def read(path: str | Path) -> Record:
         raise ValueError(f"{path} is no whole result file ({error}): {again}.") from None
     if schema != SCHEMA:
         raise ValueError(
-            f"{path} is of schema {schema!r}, this version reads {SCHEMA}: run the experiment "
-            "again, or read it with the version that wrote it."
+            f"{path} is of schema {schema!r}, this reads {SCHEMA}: run the experiment again, or read "
+            "it with the version of the kit that wrote it."
         )
     checksum, stated = content.pop("checksum", None), content.pop("config_hash", None)
     names = {f.name for f in fields(Record)}
@@ -170,7 +170,7 @@ def read(path: str | Path) -> Record:
         raise ValueError(f"{path} lacks {', '.join(missing)}: {again}.")
     if fingerprint(content["config"]) != stated:
         raise ValueError(
-            f"{path} was edited: its config has not the hash that the run wrote ({stated}): {again}."
+            f"{path} was edited: its config has not the hash that its run wrote: {again}."
         )
     if fingerprint({"schema": schema, **content, "config_hash": stated}) != checksum:
         raise ValueError(f"{path} was edited after the run had written it: {again}.")
@@ -202,7 +202,7 @@ def load(
             )
         elif record.path(results) != path:
             problems.append(
-                f"{path} holds {record.experiment}, {record.arm!r}, seed {record.seed}, whose place "
+                f"{path} holds {record.experiment}, {record.arm!r}, seed {record.seed}; its place "
                 f"is {record.path(results)}: move it there."
             )
         else:

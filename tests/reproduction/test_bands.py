@@ -72,9 +72,7 @@ def test_another_seed_is_beside_its_own_and_an_unknown_one_beside_the_median(rep
 
 def test_what_is_missing_is_outside_and_what_was_never_reported_is_said(reported, tmp_path):
     (tmp_path / "run").mkdir()
-    rows, problems = compare(
-        tmp_path / "run", ["02_diversity_reward", "09_new"], "tiny", reported
-    )
+    rows, problems = compare(tmp_path / "run", ["02_diversity_reward", "09_new"], "tiny", reported)
     assert len(rows) == 3 and not any(row.inside for row in rows)
     assert problems == [
         "nothing is reported of notebook 09_new on profile 'tiny': its numbers are not compared."

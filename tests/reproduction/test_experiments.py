@@ -55,8 +55,6 @@ def test_alike_answers_have_no_diversity(saved_policy, monkeypatch):
     assert found["distance"] > 0
 
 
-
-
 def test_the_few_labels_choose_the_first_of_the_best():
     few, held_out = [0.2, 0.9, 0.9, 0.4], [0.3, 0.8, 0.7, 0.95]
     history = [{"step": i, "few/pass@1": f, "eval/pass@1": e}

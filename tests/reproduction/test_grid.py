@@ -54,9 +54,7 @@ def experiment():
     )
 
 
-def test_runs_are_made_once_and_start_from_the_same_weights(
-    experiment, profile, tmp_path, capsys
-):
+def test_runs_are_made_once_and_start_from_the_same_weights(experiment, profile, tmp_path, capsys):
     where = {"results": tmp_path / "results", "work": tmp_path / "work"}
     first = run_grid("parity", experiment, profile, [0], **where)
     assert [(r.arm, r.seed, r.evaluation["beta"]) for r in first] == [
@@ -87,7 +85,7 @@ def test_another_config_is_run_again_and_says_what_changed(experiment, profile, 
 
 
 def test_a_broken_run_goes_on_from_its_checkpoint(experiment, profile, tmp_path):
-    """What was kept of the first attempt is its very steps; an unbroken run has the same numbers."""
+    """What was kept of the first attempt is its own; an unbroken run has the same numbers."""
     work = tmp_path / "work"
     (whole,) = run_grid(
         "parity", experiment, profile, [0], results=tmp_path / "a", work=work / "a", arms=["even"]
@@ -167,13 +165,19 @@ Path({out!r}, arm + seed).touch()
 
 def jobs_of(tmp_path, *arms):
     config = PROFILES["smoke"].config
-    return [grid.Job(arm, seed, config, tmp_path / f"{arm}{seed}-work") for arm in arms for seed in (0, 1)]
+    return [
+        grid.Job(arm, seed, config, tmp_path / f"{arm}{seed}-work")
+        for arm in arms
+        for seed in (0, 1)
+    ]
 
 
 def test_processes_share_the_work_and_one_that_fails_does_not_stop_the_rest(tmp_path, capsys):
     code = STEPS.format(seconds=0.2, out=str(tmp_path))
     with pytest.raises(RuntimeError, match="2 of 4 runs failed") as caught:
-        grid._run_processes("x", jobs_of(tmp_path, "fails", "works"), 2, [sys.executable, "-c", code])
+        grid._run_processes(
+            "x", jobs_of(tmp_path, "fails", "works"), 2, [sys.executable, "-c", code]
+        )
     assert "fails, seed 0: error: it did not work (" in str(caught.value)
     assert (tmp_path / "works0").exists() and (tmp_path / "works1").exists()
     assert "steps of works" in (tmp_path / "works0-work" / "log.txt").read_text()

@@ -290,9 +290,10 @@ def test_machines_are_told_apart_where_there_are_several(tmp_path, inputs):
     write_report(tmp_path / "out", tmp_path, inputs / "claims.yaml")
     page = (tmp_path / "out/report.html").read_text()
     row = page[page.index('id="claim-elsewhere"') :].split("</tr>")[0]
-    assert 'data-label="machine">a GPU<' in row
+    assert "on a GPU<" in row
     assert "a CPU, a GPU" in page and "1 / 4" in page
     assert "2 seeds, 5 are needed" in row
+    assert "on a GPU</sub>" in (tmp_path / "out/report.md").read_text()
 
 
 def compared(inside, quantity="accuracy"):
@@ -319,6 +320,7 @@ def test_notebooks_outside_their_band_stand_first_and_many_inside_are_folded(
 
 def test_a_report_without_notebooks_has_no_table_of_them(page, markdown):
     assert "Notebooks of this run" not in page + markdown
+    assert "on a CPU<" not in page  # nor a machine with each claim, where there is one
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,9 @@ def test_a_difference_whose_interval_holds_0_may_be_chance_and_so_do_few_seeds(f
     row = {line.split(" | ")[0]: line for line in lines}  # the second table's rows come later
     assert "| minus plain, paired by seed | diversity |" in lines
     assert row["| pass@1"] == "| pass@1 | +0.1 [-0.3, +0.1] *inconclusive* |"
-    clear = summary_text(summarise(five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2] * 5), TWO), ["eval/pass@1"])
+    clear = summary_text(
+        summarise(five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2] * 5), TWO), ["eval/pass@1"]
+    )
     assert clear.count("inconclusive") == 1 and "entropy" not in clear
     risen = summary_text(summarise(five([0.1] * 5, [0.2] * 5), TWO), ["eval/pass@1"])
     assert "| pass@1 | +0.1 [+0.1, +0.1] |" in risen

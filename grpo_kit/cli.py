@@ -88,7 +88,7 @@ def reproduce(
             typer.echo(f"stored {path}")
     rows, problems = bands.compare(output, executed, profile)
     bands.show(rows, problems)
-    typer.echo(f"report: {write_report(output, notebooks=rows)}")
+    typer.echo(f"report: {write_report(output, notebooks=rows, problems=problems)}")
     raise typer.Exit(int(not ok or not all(row.inside for row in rows)))
 
 

@@ -76,8 +76,7 @@ MUTANTS = (
         "    combined = objective.combine_rewards(table, config.reward_weights)\n    size =",
         "    combined = objective.combine_rewards(table, config.reward_weights)\n"
         "    combined[: config.num_generations] += 0.25\n    size =",
-        "tests/test_self_verification.py::"
-        "test_a_step_of_verification_learns_from_verdicts_on_the_policys_own_answers",
+        "tests/test_training.py::test_the_reward_of_a_batch_is_the_weighted_sum_of_its_columns",
     ),
     Mutant(
         "columns-out-of-step",
@@ -104,6 +103,14 @@ MUTANTS = (
         "per_token = -torch.min(ratio * advantages, clipped * advantages)",
         "per_token = -torch.max(ratio * advantages, clipped * advantages)",
         "tests/test_objective.py::test_loss_by_hand[grpo]",
+    ),
+    Mutant(
+        "truncated-in-the-divisor",
+        "Truncated completions are left out of the loss, and their tokens still divide it.",
+        "grpo_kit/training.py",
+        "tokens = mask.sum() * sequences / episodes",
+        "tokens = rollouts.mask.sum() * sequences / episodes",
+        "tests/test_training.py::test_what_is_left_out_is_not_in_the_divisor_either",
     ),
     Mutant(
         "masked-in-the-divisor",

@@ -101,7 +101,8 @@ def executed(tmp_path, monkeypatch):
         seen.calls.append(([path.name for path in paths], str(output), profile, parameters))
         return [notebooks.Result(path.stem, seen.status, 2.0) for path in paths]
 
-    def write_report(output, notebooks):
+    def write_report(output, notebooks, problems):
+        assert problems == ["a sentence"]
         seen.reports.append(list(notebooks))
         return Path(output) / "report.html"
 

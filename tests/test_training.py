@@ -252,6 +252,27 @@ def test_fresh_rollouts_come_from_the_updated_weights(policy, task, tmp_path, mo
     assert len(moments) == 3 and not torch.equal(moments[0], moments[1])
 
 
+def test_what_is_left_out_is_not_in_the_divisor_either(new_policy, task):
+    """The gradient stays what it is when a completion that is left out gets shorter."""
+    config = configure(mask_truncated_completions=True, max_grad_norm=0.0)
+    norms = []
+    for length in (8, 1):
+        policy = new_policy()
+        batch = batch_of(policy, task, vowels, config)
+        batch.rollouts.finished[:] = torch.arange(8) % 2 == 0
+        batch.rollouts.mask[1::2, length:] = False
+        optimizer, schedule = training.make_optimizer(policy, config)
+        norms.append(training.update(policy, None, optimizer, schedule, batch, config)["grad_norm"])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4) and norms[0] > 0
+
+
+def test_the_reward_of_a_batch_is_the_weighted_sum_of_its_columns(policy, task):
+    batch = batch_of(policy, task, vowels, configure(reward_weights=(0.5,)))
+    assert batch.rewards.tolist() == pytest.approx((0.5 * batch.table[:, 0]).tolist())
+    assert batch.metrics()["reward"] == pytest.approx(0.5 * batch.table.mean().item())
+    assert batch.table.max() > batch.table.min()
+
+
 def test_second_update_from_one_batch_has_a_ratio(policy, task, tmp_path):
     config = configure(num_iterations=2, learning_rate=3e-2, max_steps=1, eval_prompts=0)
     run = train(policy, task, [vowels], config, output_dir=tmp_path, seed=0)

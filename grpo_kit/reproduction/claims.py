@@ -73,38 +73,44 @@ class Claim(BaseModel):
     def paper(self) -> str:
         """What is printed in the source, or else its direction."""
         numbers = [f"{of}: {' → '.join(f'{v:g}' for v in vs)}" for of, vs in self.printed.items()]
-        return "; ".join(numbers) or str(self.expects)
+        return "; ".join(numbers) or self.direction
+
+    @property
+    def direction(self) -> str:
+        """Where the number is claimed to lie: "rises", or "0.066 ± 0.03"."""
+        if isinstance(self.expects, str):
+            return self.expects
+        return f"{self.expects['value']:g} ± {self.expects['within']:g}"
 
     def values(self, records: Iterable[Record]) -> list[float]:
-        """The number of every seed that has it, from the records of its experiment and profile.
+        """The number of every seed that its arms have in common; none where nothing was run.
 
-        Raises ValueError, in a sentence, where runs are there but not what the claim needs.
+        From the records of its experiment and profile. Raises ValueError, in a sentence, where a
+        run lacks the number.
         """
         arms = by_arm(records)
-        wanted = [arm for arm in (self.arm, self.against) if arm is not None]
-        for arm in wanted:
-            if arm not in arms:
-                raise ValueError(
-                    f"claim {self.id!r} is about {arm!r} of experiment {self.experiment!r}, of "
-                    f"which no run is stored: `{self.command}` makes them."
-                )
-        seeds = sorted(set.intersection(*(set(arms[arm]) for arm in wanted)))
-        here = [self._of(arms[self.arm][seed]) for seed in seeds]
+        here, there = arms.get(self.arm, {}), arms.get(self.against or self.arm, {})
+        seeds = [seed for seed in here if seed in there]
         if self.against is None:
-            return here
-        there = [self._of(arms[self.against][seed]) for seed in seeds]
-        return [a - b for a, b in zip(here, there, strict=True)]
+            return [self._of(here[seed]) for seed in seeds]
+        return [self._of(here[seed]) - self._of(there[seed]) for seed in seeds]
 
     def _of(self, record: Record) -> float:
         def value(metric: str) -> float:
             try:
-                return record.change(metric) if self.of == "change" else record.evaluation[metric]
+                found = record.change(metric) if self.of == "change" else record.evaluation[metric]
             except KeyError:
                 known = {key for row in record.history for key in row} | set(record.evaluation)
                 raise ValueError(
                     f"claim {self.id!r} is about the metric {metric!r}, which runs of "
                     f"{self.experiment!r} do not have; they have {', '.join(sorted(known))}."
                 ) from None
+            if found is None:
+                raise ValueError(
+                    f"claim {self.id!r} is about the metric {metric!r}, which was not a number in "
+                    f"{record.arm!r}, seed {record.seed}."
+                )
+            return found
 
         return value(self.metric) - (value(self.minus) if self.minus else 0.0)
 
@@ -198,16 +204,16 @@ def judge_claims(
     tables: dict[str, list[tuple[Claim, list[float], str]]] = {}
     problems, judged = [], {}
     for claim in claims:
-        there = runs.get((claim.profile, claim.experiment))
-        if not there:
-            judged[claim.id] = Judged(claim, "not run here")
-            continue
+        there = runs.get((claim.profile, claim.experiment), [])
         try:
             values = claim.values(there)
         except ValueError as error:
             problems.append(str(error))
             continue
-        tables.setdefault(claim.profile, []).append((claim, values, hardware(there)))
+        if values:
+            tables.setdefault(claim.profile, []).append((claim, values, hardware(there)))
+        else:
+            judged[claim.id] = Judged(claim, "not run here")
     for table in tables.values():
         judgements = judge([(values, claim.expects) for claim, values, _ in table])
         for (claim, _, machine), judgement in zip(table, judgements, strict=True):

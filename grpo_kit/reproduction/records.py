@@ -57,8 +57,8 @@ class Record:
         return fingerprint(_digits(self.config))
 
     def series(self, metric: str) -> dict[float, float]:
-        """Step -> value of one metric, where it was logged."""
-        return {row["step"]: row[metric] for row in self.history if metric in row}
+        """Step -> value of one metric, where it was logged and a number."""
+        return {row["step"]: row[metric] for row in self.history if row.get(metric) is not None}
 
     def change(self, metric: str) -> float:
         """The last value of `metric` minus the first. KeyError where it was never logged."""
@@ -161,8 +161,8 @@ def read(path: str | Path) -> Record:
         raise ValueError(f"{path} is no whole result file ({error}): {again}.") from None
     if schema != SCHEMA:
         raise ValueError(
-            f"{path} is of schema {schema!r}, this reads {SCHEMA}: run the experiment again, or read "
-            "it with the version of the kit that wrote it."
+            f"{path} is of schema {schema!r}, this reads {SCHEMA}: run the experiment again, or "
+            "read it with the version of the kit that wrote it."
         )
     checksum, stated = content.pop("checksum", None), content.pop("config_hash", None)
     names = {f.name for f in fields(Record)}

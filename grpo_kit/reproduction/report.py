@@ -25,18 +25,21 @@ from markupsafe import Markup
 from matplotlib import style
 from matplotlib.figure import Figure
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from grpo_kit.paths import make_output_dir, results_dir, write_atomic
 from grpo_kit.plots import CURVE_LABELS, X_LABELS, arm_bands
+from grpo_kit.reproduction import bands
+from grpo_kit.reproduction.bands import Row
 from grpo_kit.reproduction.claims import EVIDENCE, Judged, hardware, judge_claims, load_claims
 from grpo_kit.reproduction.experiments import EXPERIMENTS
-from grpo_kit.reproduction.records import Record, by_arm, load, slug
+from grpo_kit.reproduction.records import Record, by_arm, fingerprint, load, slug
 from grpo_kit.reproduction.statistics import MARGIN, MIN_SEEDS
-from grpo_kit.reproduction.summary import is_clear, summarise
+from grpo_kit.reproduction.summary import cell, is_clear, number, summarise
 
 VERDICTS = ("reproduced", "contradicted", "inconclusive", "not run here")
 HEADINGS = {
-    "basic": "GSM8K numbers of other codes",
+    "basic": "Plain GRPO",
     "variants": "Variants side by side",
     "diversity": "Diversity reward",
     "judge": "LLM judge",
@@ -64,7 +67,8 @@ def write_report(
     output_dir: str | Path,
     results: str | Path | None = None,
     claims: str | Path | None = None,
-    notebooks: Sequence = (),
+    notebooks: Sequence[Row] = (),
+    problems: Iterable[str] = (),
 ) -> Path:
     """Write `report.html`, `report.md` and `figures/*.png` into a folder; returns the page's path.
 
@@ -72,14 +76,14 @@ def write_report(
         output_dir: made where it is missing.
         results: a folder of records, by default the reported ones.
         claims: a YAML file, by default the shipped one.
-        notebooks: executed notebooks compared with the reported ones, a row a number: objects with
-            `notebook`, `quantity`, `reported`, `low`, `high`, `here` and `inside` (None: unknown).
+        notebooks: executed notebooks compared with the reported ones, a row a number.
+        problems: sentences to be shown among those on files and claims that cannot be used.
 
     Each file is written whole or not at all, the page last. Raises RuntimeError where the folder
     cannot be written. Files and claims that cannot be used are named on the page.
     """
     folder = make_output_dir(output_dir)
-    content = context(results, claims, notebooks)
+    content = context(results, claims, notebooks, problems)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=lambda name: name is not None and name.endswith(".html.j2"),
@@ -102,10 +106,13 @@ def write_report(
 def context(
     results: str | Path | None = None,
     claims: str | Path | None = None,
-    notebooks: Sequence = (),
+    notebooks: Sequence[Row] = (),
+    problems: Iterable[str] = (),
 ) -> dict:
     """All that the templates show; `problems` has a sentence for each thing that is not."""
-    records, problems = load(results)
+    records, broken = load(results)
+    records = [record for record in records if record.experiment != bands.EXPERIMENT]
+    problems = [*problems, *broken]
     if not records:
         problems.append(
             f"No run is stored under {results or results_dir()}: `grpo-kit run NAME` makes them."
@@ -126,7 +133,7 @@ def context(
         "groups": _grouped(judged),
         "several_machines": len(machines) > 1,
         "panels": panels,
-        "notebooks": sorted(notebooks, key=lambda row: (row.inside is not False, row.inside or 0)),
+        "notebooks": sorted(notebooks, key=lambda row: row.inside),
         "fold": FOLD,
         "experiments": list(EXPERIMENTS),
         "min_seeds": MIN_SEEDS,
@@ -214,7 +221,7 @@ def panel(name: str, profile: str, records: Sequence[Record]) -> dict:
     keys = list(dict.fromkeys(key for one in settings.values() for key in one))
     differing = [key for key in keys if len({str(one.get(key)) for one in settings.values()}) > 1]
     final = {
-        metric: {arm: _interval(row.get(metric)) for arm, row in summary["final"].items()}
+        metric: {arm: cell(row.get(metric)) for arm, row in summary["final"].items()}
         for metric in dict.fromkeys(m for row in summary["final"].values() for m in row)
     }
     return {
@@ -260,7 +267,7 @@ def _differences(table: Mapping[str, Mapping[str, dict]]) -> dict[str, dict[str,
     """Metric -> arm -> difference from the baseline, marked where it may be chance."""
     return {
         COST.get(metric, _short(metric)): {
-            arm: _interval(row.get(metric), "+")
+            arm: cell(row.get(metric), "+")
             + ("" if metric not in row or is_clear(row[metric]) else " ?")
             for arm, row in table.items()
         }
@@ -337,7 +344,8 @@ def draw(curves: Mapping, x: str = "step") -> dict[str, str | bytes]:
         drawn.set_layout_engine(layout)
         svg["narrow"] = _svg(_reflowed(drawn, 1))
     svg |= {f"{name}_dark": _darkened(text) for name, text in svg.items()}
-    return {"png": _few_colours(png), **{name: _address(text) for name, text in svg.items()}}
+    shown = fingerprint({"curves": curves, "x": x})
+    return {"png": _few_colours(png, shown), **{name: _address(text) for name, text in svg.items()}}
 
 
 def _reflowed(drawn: Figure, columns: int) -> Figure:
@@ -369,10 +377,11 @@ def _darkened(svg: str) -> str:
     return re.sub("#[0-9a-f]{6}", lambda found: DARK.get(found[0], found[0]), svg)
 
 
-def _few_colours(png: io.BytesIO) -> bytes:
+def _few_colours(png: io.BytesIO, description: str) -> bytes:
     """The picture in a third of the bytes: these are committed with every result."""
-    file = io.BytesIO()
-    Image.open(png).convert("RGB").quantize(128).save(file, "png", optimize=True)
+    file, about = io.BytesIO(), PngInfo()
+    about.add_text("Description", description)
+    Image.open(png).convert("RGB").quantize(128).save(file, "png", optimize=True, pnginfo=about)
     return file.getvalue()
 
 
@@ -385,26 +394,6 @@ def _last(curve: dict) -> float:
 
 
 # --- words ----------------------------------------------------------------------------------------
-
-
-def number(value: float | str | None, sign: str = "") -> str:
-    """Three significant digits: 0.0523, 152,000; "–" for None and NaN. A text stays as it is."""
-    if isinstance(value, str):
-        return value
-    if value is None or math.isnan(value):
-        return "–"
-    if math.isinf(value):
-        return ("+" * (sign == "+") if value > 0 else "-") + "∞"
-    value = float(f"{value:.3g}") + 0.0  # no -0
-    return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.3g}"
-
-
-def _interval(values: dict | None, sign: str = "") -> str:
-    """ "0.94 [0.93, 0.95]", of `statistics.interval`; "–" where there is none."""
-    if values is None:
-        return "–"
-    median, low, high = (number(values[name], sign) for name in ("median", "low", "high"))
-    return median + (f" [{low}, {high}]" if values["n"] > 1 else "")
 
 
 def _short(metric: str) -> str:

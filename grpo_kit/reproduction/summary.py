@@ -6,6 +6,7 @@ from; differences from the first arm, the baseline, are taken seed by seed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -48,6 +49,10 @@ def summarise(records: Iterable[Record], experiment: Experiment, x: str | None =
     """
     there = by_arm(records)
     arms = {arm: there[arm] for arm in experiment.arms if arm in there}
+    if not arms:
+        raise ValueError(
+            f"there is no run of an arm of this experiment; it has {', '.join(experiment.arms)}."
+        )
     final = {arm: _final(of_seed.values()) for arm, of_seed in arms.items()}
     baseline = next(iter(experiment.arms))
     difference: dict = {}
@@ -59,7 +64,7 @@ def summarise(records: Iterable[Record], experiment: Experiment, x: str | None =
         difference[arm] = {
             metric: interval([here[metric] - first[metric] for here, first in rows])
             for metric in (rows[0][0] if rows else ())
-            if metric in rows[0][1]
+            if all(metric in row for pair in rows for row in pair)
         }
     x = x or experiment.x
     curves = {
@@ -84,7 +89,7 @@ def summarise(records: Iterable[Record], experiment: Experiment, x: str | None =
 
 
 def _row(record: Record) -> dict[str, float]:
-    values = {k: v for k, v in record.evaluation.items() if k != "eval/n"}
+    values = {k: v for k, v in record.evaluation.items() if k != "eval/n" and v is not None}
     last = record.history[-1]
     return values | {"tokens": last["num_generated_tokens"], "seconds": record.seconds}
 
@@ -94,7 +99,7 @@ def _final(records: Iterable[Record]) -> dict[str, dict]:
     return {
         metric: {"values": (values := [row[metric] for row in rows]), **interval(values)}
         for metric in rows[0]
-        if all(row.get(metric) is not None for row in rows)
+        if all(metric in row for row in rows)
     }
 
 
@@ -153,10 +158,22 @@ def is_clear(values: dict) -> bool:
     return values["n"] >= 5 and not values["low"] <= 0 <= values["high"]
 
 
-def cell(values: dict, sign: str = "") -> str:
-    """ "0.94 [0.93, 0.95]", of an interval."""
-    median, low, high = (f"{values[name] + 0.0:{sign}.3g}" for name in ("median", "low", "high"))
+def cell(values: dict | None, sign: str = "") -> str:
+    """ "0.94 [0.93, 0.95]", of an interval; "–" where there is none."""
+    if values is None:
+        return "–"
+    median, low, high = (number(values[name], sign) for name in ("median", "low", "high"))
     return median + (f" [{low}, {high}]" if values["n"] > 1 else "")
+
+
+def number(value: float | None, sign: str = "") -> str:
+    """Three significant digits: 0.0523, 152,000; "–" for None and NaN."""
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return ("+" * (sign == "+") if value > 0 else "-") + "∞"
+    value = float(f"{value:.3g}") + 0.0  # no -0
+    return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.3g}"
 
 
 def _table(title: str, metrics: Sequence[str], table: dict, differences: bool = False) -> list[str]:

@@ -26,7 +26,7 @@ def stored(name: str) -> dict:
 
 def test_what_is_computed_in_the_readme_is_what_the_stored_runs_give():
     computed = parts()
-    assert set(computed) == {"claims", "basic"} and computed["claims"].count("\n") > 20
+    assert set(computed) == {"claims", "basic", "mutants"} and computed["claims"].count("\n") > 20
     assert with_parts(README, computed) == README, "`make results` renews it"
     with pytest.raises(ValueError, match="one part between <!-- claims -->"):
         with_parts(README.replace("<!-- claims -->", ""), computed)
@@ -35,7 +35,8 @@ def test_what_is_computed_in_the_readme_is_what_the_stored_runs_give():
 def test_the_report_beside_the_results_is_what_the_stored_runs_give(tmp_path):
     """Figures by the numbers that they show, since fonts differ from machine to machine."""
     readme = tmp_path / "README.md"
-    readme.write_text("<!-- claims --><!-- /claims -->\nkept\n<!-- basic --><!-- /basic -->")
+    marks = [f"<!-- {name} --><!-- /{name} -->" for name in ("claims", "basic", "mutants")]
+    readme.write_text("\nkept\n".join(marks))
     results = tmp_path / "results"
     shutil.copytree(RESULTS, results)
     write_results(readme, results)

@@ -5,8 +5,9 @@ A part between `<!-- name -->` and `<!-- /name -->` is computed; the rest is lef
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from grpo_kit.paths import results_dir, write_atomic
@@ -36,7 +37,12 @@ def parts(results: str | Path | None = None) -> dict[str, str]:
     basic, broken = load(results, "tiny", "basic")
     if problems or broken:
         raise ValueError(" ".join(dict.fromkeys(problems + broken)))
-    return {"claims": claims_text(judged), "basic": before_and_after(basic)}
+    mutants = json.loads((Path(results or results_dir()) / "mutants.json").read_text())
+    return {
+        "claims": claims_text(judged),
+        "basic": before_and_after(basic),
+        "mutants": mutants_text(mutants),
+    }
 
 
 def with_parts(text: str, parts: Mapping[str, str]) -> str:
@@ -74,3 +80,13 @@ def before_and_after(records: list[Record]) -> str:
         lines.append(f"| {name.removeprefix('eval/')} | {' | '.join(row)} |")
     seconds = cell(interval([record.seconds for record in records]))
     return "\n".join(lines) + f"\n\nSeconds of a run's steps: {seconds}.\n"
+
+
+def mutants_text(mutants: Sequence[Mapping]) -> str:
+    """Markdown: deliberate breaks of the kit, and the test that noticed each."""
+    lines = ["| break | noticed by |", "|---|---|"]
+    for mutant in mutants:
+        path, _, test = mutant["killed_by"].partition("::")
+        by = f"`{path}`: `{test}`" if mutant["killed"] else "**none**"
+        lines.append(f"| {mutant['what']} | {by} |")
+    return "\n".join(lines) + "\n"

@@ -177,7 +177,7 @@ def run(
         list[str] | None, typer.Option(help="Only this arm; may be given again.")
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(help="Runs at a time; two on CPUs, one on a GPU.")
+        int | None, typer.Option(help="Runs at a time; one a CPU core, one on a GPU.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder of results, instead of the reported ones.")
@@ -208,7 +208,7 @@ def run(
         raise ValueError(f"--processes is {processes}, it must be at least 1")
     chosen = PROFILES[profile]
     if processes is None:
-        processes = min(2, os.cpu_count() or 1) if chosen.device == "cpu" else 1
+        processes = (os.cpu_count() or 1) if chosen.device == "cpu" else 1
     if chosen.threads:
         import torch
 

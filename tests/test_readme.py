@@ -41,6 +41,7 @@ def test_the_report_beside_the_results_is_what_the_stored_runs_give(tmp_path):
     shutil.copytree(RESULTS, results)
     write_results(readme, results)
     assert (results / "report.md").read_text() == (RESULTS / "report.md").read_text()
+    assert not (results / "report.html").exists()
     assert "\nkept\n" in readme.read_text() and "**reproduced**" in readme.read_text()
     here, there = (folder / "figures" for folder in (results, RESULTS))
     names = {path.name for path in here.iterdir()}

@@ -26,9 +26,9 @@ def write_results(readme: str | Path, results: str | Path | None = None) -> list
     """
     readme, results = Path(readme), Path(results or results_dir())
     text = with_parts(readme.read_text(encoding="utf-8"), parts(results))
-    page = write_report(results, results)
+    report = write_report(results, results, page=False)
     write_atomic(readme, text)
-    return [readme, page, page.with_suffix(".md")]
+    return [readme, report]
 
 
 def parts(results: str | Path | None = None) -> dict[str, str]:

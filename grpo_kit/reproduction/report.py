@@ -69,8 +69,9 @@ def write_report(
     claims: str | Path | None = None,
     notebooks: Sequence[Row] = (),
     problems: Iterable[str] = (),
+    page: bool = True,
 ) -> Path:
-    """Write `report.html`, `report.md` and `figures/*.png` into a folder; returns the page's path.
+    """Write `report.md`, `figures/*.png` and `report.html` into a folder; returns the last's path.
 
     Args:
         output_dir: made where it is missing.
@@ -78,6 +79,7 @@ def write_report(
         claims: a YAML file, by default the shipped one.
         notebooks: executed notebooks compared with the reported ones, a row a number.
         problems: sentences to be shown among those on files and claims that cannot be used.
+        page: whether to write `report.html`; without, the path is that of `report.md`.
 
     Each file is written whole or not at all, the page last. Raises RuntimeError where the folder
     cannot be written. Files and claims that cannot be used are named on the page.
@@ -98,9 +100,9 @@ def write_report(
     for panel in content["panels"]:
         for figure in filter(None, panel["figures"]):
             write_atomic(folder / figure["file"], figure["png"])
-    for name in ("report.md", "report.html"):
+    for name in ("report.md", "report.html")[: 1 + page]:
         write_atomic(folder / name, environment.get_template(f"{name}.j2").render(content))
-    return folder / "report.html"
+    return folder / name
 
 
 def context(

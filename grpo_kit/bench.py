@@ -25,6 +25,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from grpo_kit.paths import make_output_dir, write_atomic
+from grpo_kit.reproduction.records import processor
 
 VOCABULARY, HIDDEN = 151_936, 64
 TRAINERS = ("trl", "kit")
@@ -68,20 +69,13 @@ def machine() -> dict[str, str]:
     import torch
     import trl
 
-    names = [line for line in _cpu_info() if line.startswith("model name")]
-    cpu = names[0].split(":", 1)[1].strip() if names else platform.processor()
     return {
-        "processor": cpu or platform.machine(),
+        "processor": processor(),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "trl": trl.__version__,
     }
-
-
-def _cpu_info() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def _in_a_process(function: str, *arguments: str) -> float:

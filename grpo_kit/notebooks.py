@@ -3,8 +3,8 @@
 Two uses, one path:
 
 - `execute(notebooks, "runs", profile="tiny")` runs each notebook by papermill into `runs/` with
-  PROFILE and OUTPUT_DIR injected, goes on after a failure, and leaves `runs/report.md` and
-  `runs/report.json`.
+  PROFILE and OUTPUT_DIR injected, goes on after a failure, and leaves `runs/notebooks.md`
+  and `runs/notebooks.json`.
 - `execute(notebooks, "runs", in_place=True)` runs each with its own default parameters, so that
   nothing is injected, scrubs what differs from machine to machine and replaces the notebook.
 
@@ -271,7 +271,7 @@ def _versions() -> dict[str, str]:
 
 
 def _write_report(results: Sequence[Result], output_dir: Path, profile: str) -> None:
-    """`report.json` for machines and `report.md` for people, each whole or not at all."""
+    """`notebooks.json` for machines, `notebooks.md` for people, each whole or not at all."""
     versions = _versions()
     content = {
         "profile": profile,
@@ -292,8 +292,8 @@ def _write_report(results: Sequence[Result], output_dir: Path, profile: str) -> 
     for result in results:
         error = result.error.replace("|", "\\|")
         lines.append(f"| {result.notebook} | {result.status} | {result.seconds:.1f} | {error} |")
-    write_atomic(output_dir / "report.json", json.dumps(content, indent=2) + "\n")
-    write_atomic(output_dir / "report.md", "\n".join(lines) + "\n")
+    write_atomic(output_dir / "notebooks.json", json.dumps(content, indent=2) + "\n")
+    write_atomic(output_dir / "notebooks.md", "\n".join(lines) + "\n")
 
 
 def _show(results: Sequence[Result], output_dir: Path) -> None:
@@ -308,7 +308,7 @@ def _show(results: Sequence[Result], output_dir: Path) -> None:
         status = Text(result.status, style="green" if result.status == "ok" else "red")
         table.add_row(result.notebook, status, f"{result.seconds:.1f}", Text(result.error))
     Console().print(table)
-    print(f"report: {output_dir / 'report.md'}", flush=True)
+    print(f"in short: {output_dir / 'notebooks.md'}", flush=True)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -95,19 +95,19 @@ def executed(tmp_path, monkeypatch):
     from grpo_kit import notebooks
     from grpo_kit.reproduction import bands, report
 
-    seen = SimpleNamespace(calls=[], status="ok", rows=[], reports=[])
+    seen = SimpleNamespace(calls=[], status="ok", rows=[], problems=[], reports=[])
 
     def execute(paths, output, profile, parameters):
         seen.calls.append(([path.name for path in paths], str(output), profile, parameters))
-        return [notebooks.Result(path.stem, seen.status, 2.0) for path in paths]
+        error = "" if seen.status == "ok" else "cell [3] broke"
+        return [notebooks.Result(path.stem, seen.status, 2.0, error) for path in paths]
 
     def write_report(output, notebooks, problems):
-        assert problems == ["a sentence"]
-        seen.reports.append(list(notebooks))
+        seen.reports.append((list(notebooks), problems))
         return Path(output) / "report.html"
 
     monkeypatch.setattr(notebooks, "execute", execute)
-    monkeypatch.setattr(bands, "compare", lambda *given: (seen.rows, ["a sentence"]))
+    monkeypatch.setattr(bands, "compare", lambda *given: (seen.rows, list(seen.problems)))
     monkeypatch.setattr(report, "write_report", write_report)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notebooks").mkdir()
@@ -123,19 +123,27 @@ def row(here):
 
 
 @pytest.mark.parametrize(
-    ("status", "here", "code"),
-    [("ok", 0.9, 0), ("ok", 0.7, 1), ("ok", None, 1), ("failed", 0.9, 1)],
+    ("status", "here", "problems", "code"),
+    [
+        ("ok", 0.9, [], 0),
+        ("ok", 0.7, [], 1),
+        ("ok", None, [], 1),
+        ("failed", 0.9, [], 1),
+        ("ok", 0.9, ["a file was edited"], 1),
+    ],
 )
-def test_reproduce_fails_where_a_notebook_fails_or_a_number_is_outside(
-    status, here, code, executed
+def test_reproduce_fails_where_a_notebook_fails_or_a_number_is_outside_or_not_compared(
+    status, here, problems, code, executed
 ):
-    executed.status, executed.rows = status, [row(here)]
+    executed.status, executed.rows, executed.problems = status, [row(here)], problems
     options = ["reproduce", "01", "--profile", "smoke", "--output", "out"]
     done = CliRunner().invoke(app, options)
     assert done.exit_code == code, done.output
     assert executed.calls == [(["01_b.ipynb"], "out", "smoke", None)]
-    assert executed.reports == [[row(here)]] and "report.html" in done.output
-    assert "a sentence" in done.output and "01_b" in done.output
+    failures = ["notebook 01_b failed: cell [3] broke"] if status == "failed" else []
+    assert executed.reports == [([row(here)], problems + failures)]
+    assert "report.html" in done.output and "01_b" in done.output
+    assert all(problem in done.output for problem in problems)
 
 
 def test_reproduce_with_a_seed_injects_it_and_stores_what_was_asked_for(executed, monkeypatch):

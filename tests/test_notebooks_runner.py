@@ -56,10 +56,10 @@ def test_a_failure_is_reported_and_the_next_notebook_still_runs(tmp_path, capsys
     assert printed(tmp_path / "runs/01_good.ipynb") == "smoke ../runs/01_good\n"
     assert (tmp_path / "runs/01_good/made").exists()
 
-    report = json.loads((tmp_path / "runs/report.json").read_text())
+    report = json.loads((tmp_path / "runs/notebooks.json").read_text())
     assert report["profile"] == "smoke"
     assert [entry["status"] for entry in report["notebooks"]] == ["failed", "ok"]
-    markdown = (tmp_path / "runs/report.md").read_text()
+    markdown = (tmp_path / "runs/notebooks.md").read_text()
     assert "1 of 2 succeeded" in markdown and "no reward" in markdown
     shown = capsys.readouterr().out
     assert "[1/2] 00_bad failed" in shown and "[2/2] 01_good ok" in shown
@@ -228,7 +228,7 @@ class TestBadInputIsRefusedBeforeAnythingRuns:
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
-    path = tmp_path / "report.md"
+    path = tmp_path / "notebooks.md"
     path.write_text("old")
 
     def full_disk(_):

@@ -17,15 +17,18 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from grpo_kit.config import PROFILES
 from grpo_kit.paths import data_dir
-from grpo_kit.reproduction.experiments import EXPERIMENTS
+from grpo_kit.reproduction.experiments import EXPERIMENTS, load_current
 from grpo_kit.reproduction.grid import Experiment
-from grpo_kit.reproduction.records import Record, by_arm, load
+from grpo_kit.reproduction.records import Record, by_arm
 from grpo_kit.reproduction.statistics import Judgement, judge, region
 
 EVIDENCE = {
     "P": "the paper's text", "F": "the paper's figure", "C": "public code",
     "S": "a second-hand summary", "I": "inferred",
 }  # fmt: skip
+
+
+OWN = "yours"  # the source of a claim that names none
 
 
 class Claim(BaseModel):
@@ -40,7 +43,7 @@ class Claim(BaseModel):
     metric: str
     expects: str | dict[str, float]
     seed: str = ""
-    source: str = "yours"
+    source: str = OWN
     evidence: Literal["P", "F", "C", "S", "I"] = "I"
     profile: str = "tiny"
     of: Literal["end", "change"] = "end"
@@ -56,8 +59,9 @@ class Claim(BaseModel):
 
     @property
     def command(self) -> str:
-        """What runs its experiment."""
-        return f"grpo-kit run {self.experiment} --profile {self.profile} --seeds 0-4"
+        """What makes its runs, and no others."""
+        arms = "".join(f' --arm "{arm}"' for arm in (self.against, self.arm) if arm)
+        return f"grpo-kit run {self.experiment} --profile {self.profile} --seeds 0-4{arms}"
 
     @property
     def number(self) -> str:
@@ -179,6 +183,8 @@ def check_claim(claim: Claim, experiments: Mapping[str, Experiment]) -> None:
             f"there is no experiment {claim.experiment!r}: choose among {', '.join(experiments)}."
         )
     arms = experiments[claim.experiment].arms
+    if claim.arm == claim.against:
+        raise ValueError(f"it compares {claim.arm!r} with itself: name another arm as `against`.")
     for arm in (claim.arm, claim.against):
         if arm is not None and arm not in arms:
             raise ValueError(
@@ -196,12 +202,12 @@ def judge_claims(
 ) -> tuple[list[Judged], list[str]]:
     """Verdicts on all claims, in their order, and a sentence for each that could not be judged.
 
-    Claims of one profile are one table of `judge`.
+    Published claims of one profile are one table of `judge`, and those of one's own another.
     """
     runs: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         runs.setdefault((record.profile, record.experiment), []).append(record)
-    tables: dict[str, list[tuple[Claim, list[float], str]]] = {}
+    tables: dict[tuple[str, bool], list[tuple[Claim, list[float], str]]] = {}
     problems, judged = [], {}
     for claim in claims:
         there = runs.get((claim.profile, claim.experiment), [])
@@ -211,7 +217,8 @@ def judge_claims(
             problems.append(str(error))
             continue
         if values:
-            tables.setdefault(claim.profile, []).append((claim, values, hardware(there)))
+            table = tables.setdefault((claim.profile, claim.source == OWN), [])
+            table.append((claim, values, hardware(there)))
         else:
             judged[claim.id] = Judged(claim, "not run here")
     for table in tables.values():
@@ -224,8 +231,8 @@ def judge_claims(
 def hardware(records: Iterable[Record]) -> str:
     """The accelerators of runs, or their processors where they had none."""
     names = {
-        record.machine["processor"]
-        if record.machine["accelerator"] == "none"
+        record.machine.get("processor", "not known")
+        if record.machine.get("accelerator", "none") == "none"
         else record.machine["accelerator"]
         for record in records
     }
@@ -237,7 +244,7 @@ def reported_claims(
 ) -> tuple[list[Judged], list[str]]:
     """The shipped claims judged by the reported results, and a sentence for each problem."""
     claims, wrong = load_claims(path)
-    records, broken = load(results)
+    records, broken = load_current(results)
     judged, unjudged = judge_claims(claims, records)
     return judged, wrong + broken + unjudged
 

@@ -19,18 +19,20 @@ import functools
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import combinations
+from pathlib import Path
 from statistics import fmean
 
 import torch
 from anyio.from_thread import start_blocking_portal
 
-from grpo_kit.config import GRPOConfig, Profile
+from grpo_kit.config import PROFILES, GRPOConfig, Profile
 from grpo_kit.flow import FlowGRPO, OfflineTraces, evaluate_episodes, play, score_episodes
 from grpo_kit.models import Policy, frozen_copy
-from grpo_kit.reproduction.grid import Arm, Experiment, Rewards, Trained
+from grpo_kit.reproduction.grid import Arm, Experiment, Trained, outdated
+from grpo_kit.reproduction.records import NOTEBOOKS, Record, load
 from grpo_kit.rewards import (
     DiversityReward,
     MetaEvaluationReward,
@@ -130,13 +132,16 @@ def _plain(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callabl
     return [accuracy_reward, format_reward]
 
 
-def _diverse(**options) -> Rewards:
+PLAIN = Arm(_plain, options={"rewards": "plain"})
+
+
+def _diverse(changes: Mapping[str, object] | None = None, **options) -> Arm:
     def rewards(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
         embedder = load_embedder(profile.embedder)
         diversity = DiversityReward(config.num_generations, embedder, **options)
         return [accuracy_reward, format_reward, diversity]
 
-    return rewards
+    return Arm(rewards, changes or {}, {"rewards": "plain and diversity", **options})
 
 
 # --- judge ----------------------------------------------------------------------------------------
@@ -183,7 +188,8 @@ def _judged(*weights: float, only_correct: bool = False, **changes) -> Arm:
         quality = QualityJudgeReward(profile.load_judge(policy), only_correct=only_correct)
         return [accuracy_reward, format_reward, quality]
 
-    return Arm(rewards, {"reward_weights": weights, **changes})
+    told = {"rewards": "plain and judge", "only_correct": only_correct}
+    return Arm(rewards, {"reward_weights": weights, **changes}, told)
 
 
 def _two_judges(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
@@ -257,6 +263,12 @@ def _asked(question: str = META_QUESTION, *, evaluators=None, **options) -> Arm:
     evaluator, but for the tiny world's, which cannot compare two answers: there by `read_truth`.
     """
     changes = options.pop("changes", {})
+    told = {
+        "rewards": "plain and P(Yes)",
+        "question": question,
+        "evaluators": getattr(evaluators, "__name__", "frozen"),
+        **options,
+    }
 
     def rewards(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
         asked = evaluators(profile, policy) if evaluators else frozen_copy(policy)
@@ -264,7 +276,7 @@ def _asked(question: str = META_QUESTION, *, evaluators=None, **options) -> Arm:
         meta = MetaEvaluationReward(asked, question, truth_reader=reader, **options)
         return [accuracy_reward, format_reward, meta]
 
-    return Arm(rewards, {"reward_weights": (0, 1, 1), **changes})
+    return Arm(rewards, {"reward_weights": (0, 1, 1), **changes}, told)
 
 
 def _ensemble(profile: Profile, policy: Policy) -> list[Policy]:
@@ -303,8 +315,13 @@ def unbalanced(items: Sequence[VerificationItem], seed: int, n: int) -> list[Ver
 
 
 def _verified(strategy: str, process: Callable = post_process) -> Arm:
-    options = {"strategy": strategy, "post_process": process}
-    return Arm(_plain, collector=lambda profile: partial(SelfVerification, **options))
+    return Arm(
+        _plain,
+        options={"strategy": strategy, "post_process": process.__name__},
+        collector=lambda profile: partial(
+            SelfVerification, strategy=strategy, post_process=process
+        ),
+    )
 
 
 def graded_items(
@@ -339,7 +356,7 @@ def _played(collector: Callable = FlowGRPO, **options) -> Arm:
     def of_profile(profile: Profile) -> Callable:
         return lambda prompts: collector(prompts, profile.load_agents(prompts.policy), **options)
 
-    return Arm(rewards, collector=of_profile)
+    return Arm(rewards, options={"collector": collector.__name__, **options}, collector=of_profile)
 
 
 def held_out_episodes(
@@ -389,7 +406,7 @@ TRINITY = {"max_steps": 36, "learning_rate": 1e-5, "lr_scheduler_type": "constan
 EXPERIMENTS = {
     "basic": Experiment(
         "What does plain GRPO make of the base?",
-        {"plain": Arm(_plain)},
+        {"plain": PLAIN},
         sizes={"tiny": {"max_steps": 50}},
         evaluations=2,
         show=answers_to_read,
@@ -397,8 +414,8 @@ EXPERIMENTS = {
     "variants": Experiment(
         "From one base, on the same prompts: what does each variant make of it, at what cost?",
         {
-            "plain": Arm(_plain),
-            "diversity": Arm(_diverse()),
+            "plain": PLAIN,
+            "diversity": _diverse(),
             "judge": _judged(1, 1, 1),
             "self-verification": _verified("mixed"),
             "P(Yes), no labels": _asked(changes=PAPER),
@@ -411,12 +428,10 @@ EXPERIMENTS = {
     "diversity": Experiment(
         "Does a reward for being unlike the group keep ways of answering alive, and at what cost?",
         {
-            "plain": Arm(_plain),
-            "diversity": Arm(_diverse()),
-            "only correct": Arm(_diverse(only_correct=True)),
-            "normalised first": Arm(
-                _diverse(), {"multi_objective_aggregation": "normalize_then_sum"}
-            ),
+            "plain": PLAIN,
+            "diversity": _diverse(),
+            "only correct": _diverse(only_correct=True),
+            "normalised first": _diverse({"multi_objective_aggregation": "normalize_then_sum"}),
         },
         lambda t: diversity_of(t.policy, t.task, load_embedder(t.profile.embedder), t.config),
         sizes=_small(max_steps=80) | {"paper": TRINITY},
@@ -426,12 +441,14 @@ EXPERIMENTS = {
         "Does a judge's score help, what does a policy do to a judge that it is left alone with, "
         "and what prevents that?",
         {
-            "plain": Arm(_plain),
+            "plain": PLAIN,
             "judge added": _judged(1, 1, 1),
             "judge x 8": _judged(1, 1, 8),
             "judge only": _judged(0, 0, 1),
             "only correct": _judged(0, 0, 1, only_correct=True),
-            "two judges": Arm(_two_judges, {"reward_weights": (0, 0, 1, 1)}),
+            "two judges": Arm(
+                _two_judges, {"reward_weights": (0, 0, 1, 1)}, {"rewards": "plain, judge, P(Yes)"}
+            ),
             "KL": _judged(0, 0, 1, beta=1.0),
         },
         lambda t: quality_of(t.profile.load_judge(t.base), t.policy, t.task, t.config),
@@ -483,7 +500,7 @@ EXPERIMENTS = {
     "meta": Experiment(
         "Can P(Yes) stand in for labels, what becomes of that in a long run, and what prevents it?",
         {
-            "labels": Arm(_plain),
+            "labels": PLAIN,
             "paper": _asked(changes=PAPER),
             "our defaults": _asked(),
             "truth 1 %": _asked(truth_fraction=0.01),
@@ -495,6 +512,7 @@ EXPERIMENTS = {
             **overrated(t.base, t.policy, t.task, t.config),
             "fell": fell(t.run),
             "stopped early": stopped_early(t.run),
+            "gained/stopped early": stopped_early(t.run) - t.run.history[0]["eval/pass@1"],
         },
         sizes=_small(max_steps=120),
         changes={"num_generations_eval": 4},
@@ -533,3 +551,30 @@ EXPERIMENTS = {
         show=episodes_to_read,
     ),
 }
+
+
+def load_current(
+    results: str | Path | None = None, profile: str = "*", experiment: str = "*"
+) -> tuple[list[Record], list[str]]:
+    """`records.load` of the experiments' runs, without those that this version would run otherwise.
+
+    A sentence says what is different, once for the runs of an arm.
+    """
+    found, problems = load(results, profile, experiment)
+    current, differences = [], {}
+    for record in found:
+        if record.experiment == NOTEBOOKS:
+            continue
+        why = "there is no such experiment or profile any more."
+        if record.experiment in EXPERIMENTS and record.profile in PROFILES:
+            why = outdated(record, EXPERIMENTS[record.experiment], PROFILES[record.profile])
+        if why:
+            differences[record.profile, record.experiment, record.arm, why] = None
+        else:
+            current.append(record)
+    problems += [
+        f"runs of {name!r}, {arm!r}, profile {profile!r}, are left out: {why} "
+        f"`grpo-kit run {name} --profile {profile}` makes them again."
+        for profile, name, arm, why in differences
+    ]
+    return current, problems

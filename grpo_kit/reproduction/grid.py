@@ -1,4 +1,4 @@
-"""Experiments and how their runs are made: arms times seeds, two at a time, each run once.
+"""Experiments and how their runs are made: arms times seeds, several at a time, each run once.
 
 One run of each of two rewards tells next to nothing: seeds differ more than rewards do. So an
 experiment trains every arm from the same weights with the same seeds, hence on the same prompts in
@@ -9,23 +9,36 @@ is not made again unless its config has changed; a killed one goes on from its l
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from grpo_kit.config import GRPOConfig, Profile
 from grpo_kit.models import Policy
-from grpo_kit.paths import make_output_dir, results_dir
-from grpo_kit.reproduction.records import Record, fingerprint, path_of, read, slug, where_it_ran
+from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
+from grpo_kit.reproduction.records import (
+    Record,
+    fingerprint,
+    path_of,
+    read,
+    rounded,
+    slug,
+    where_it_ran,
+)
 from grpo_kit.tasks import Task
-from grpo_kit.training import HISTORY, Run, train
+from grpo_kit.training import CHECKPOINT, HISTORY, Run, train
 
 Rewards = Callable[[Profile, GRPOConfig, Policy], list[Callable]]
 WORK = Path("runs/grid")  # checkpoints and logs of runs under way
@@ -45,11 +58,16 @@ class Trained:
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train: its rewards, made anew for a run, what it changes in the config, and, made
-    for a profile, how its steps collect what they learn from (see `train`)."""
+    """One way to train.
+
+    `rewards` are made anew for a run; `changes` are to the config; `collector`, made for a profile,
+    is how its steps collect what they learn from (see `train`). `options` tell what rewards and
+    collector are made with: other options are another run.
+    """
 
     rewards: Rewards
     changes: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     collector: Callable[[Profile], Callable] | None = None
 
 
@@ -98,13 +116,27 @@ class Experiment:
         config = dataclasses.replace(config, **{"eval_steps": every, **self.changes})
         return dataclasses.replace(config, **self.arms[arm].changes)
 
+    def identity(self, profile: Profile, arm: str) -> dict:
+        """All that decides what an arm's runs do and is not code: a `Record`'s config."""
+        chosen = dataclasses.asdict(profile)
+        for name in ("name", "machine", "config", "threads"):
+            del chosen[name]
+        config = dataclasses.asdict(self.config(profile, arm))
+        del config["save_steps"]  # when a checkpoint is saved decides nothing
+        task = self.task.__name__ if self.task else profile.task
+        shipped = {"base": shipped_files(profile.policy), "data": shipped_files(task)}
+        identity = {**chosen, "task": task, **shipped, "options": self.arms[arm].options, **config}
+        return rounded(identity)
 
-def identity(profile: Profile, config: GRPOConfig) -> dict:
-    """All that decides what a run does and is not code: a `Record`'s config."""
-    machine = dataclasses.asdict(profile)
-    for name in ("name", "machine", "config", "threads"):
-        del machine[name]
-    return {**machine, **dataclasses.asdict(config)}
+
+@functools.cache
+def shipped_files(folder: str) -> str | None:
+    """A hash of the weights and rows in a folder of the kit's data; None where there is none."""
+    path = data_dir() / folder
+    if "/" in folder or not path.is_dir():
+        return None
+    files = sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".jsonl", ".sqlite"))
+    return fingerprint([hashlib.sha256(file.read_bytes()).hexdigest() for file in files])
 
 
 # --- one run --------------------------------------------------------------------------------------
@@ -121,9 +153,30 @@ def run_arm(
 ) -> Record:
     """Make one run of `experiment`, called `name`, and write its record; go on with a killed one.
 
-    Checkpoints and `history.jsonl` are in a folder of `work`, whose name has the config's hash.
+    Checkpoints and `history.jsonl` are in a folder of `work`, whose name has the config's hash; the
+    checkpoint goes when the record is there. Raises RuntimeError where another process makes it.
     """
-    config = experiment.config(profile, arm)
+    folder = make_output_dir(work_of(work, name, experiment, arm, seed, profile))
+    try:
+        with FileLock(folder / "lock", timeout=0):
+            return _run_in(folder, name, experiment, arm, seed, profile, results)
+    except Timeout:
+        raise RuntimeError(
+            f"another process is making {arm!r}, seed {seed}, in {folder}: wait for it, or end it."
+        ) from None
+
+
+def _run_in(
+    folder: Path,
+    name: str,
+    experiment: Experiment,
+    arm: str,
+    seed: int,
+    profile: Profile,
+    results: str | Path,
+) -> Record:
+    config, origin = experiment.config(profile, arm), where_it_ran(profile.device)
+    commits = _commits(folder / "commits.txt", origin["commit"])
     task, base = (experiment.task or profile.load_task)(), profile.load_policy()
     policy, way = profile.load_policy(), experiment.arms[arm]
     run = train(
@@ -131,27 +184,40 @@ def run_arm(
         task,
         way.rewards(profile, config, policy),
         config,
-        output_dir=work_of(work, name, experiment, arm, seed, profile),
+        output_dir=folder,
         seed=seed,
         resume=True,
         collector=way.collector and way.collector(profile),
         measure=experiment.watch and experiment.watch(profile, base, task, config),
     )
-    record = record_of(name, arm, experiment, Trained(run, policy, base, task, profile, config))
+    trained = Trained(run, policy, base, task, profile, config)
+    record = record_of(name, arm, experiment, trained, origin | {"commit": commits})
     record.write(results)
+    (folder / CHECKPOINT).unlink(missing_ok=True)
     return record
+
+
+def _commits(file: Path, now: str) -> str:
+    """The commits that a run has been made with, all of them where it was taken up again."""
+    before = file.read_text().split() if file.exists() else []
+    made_with = list(dict.fromkeys([*before, *now.split()]))
+    write_atomic(file, "\n".join(made_with))
+    return ", ".join(made_with)
 
 
 def work_of(
     work: str | Path, name: str, experiment: Experiment, arm: str, seed: int, profile: Profile
 ) -> Path:
     """The folder of a run under way; another config has another."""
-    hashed = fingerprint(identity(profile, experiment.config(profile, arm)))
+    hashed = fingerprint(experiment.identity(profile, arm))
     return Path(work) / profile.name / name / slug(arm) / f"seed-{seed}-{hashed[:6]}"
 
 
-def record_of(name: str, arm: str, experiment: Experiment, trained: Trained) -> Record:
-    """The record of a finished run: measured now, by the trained policy."""
+def record_of(
+    name: str, arm: str, experiment: Experiment, trained: Trained, origin: dict
+) -> Record:
+    """The record of a finished run: measured now, by the trained policy. `origin`: see
+    `where_it_ran`."""
     run, last = trained.run, trained.run.history[-1]
     evaluation = {k: v for k, v in last.items() if k.startswith("eval/") or k == "entropy"}
     return Record(
@@ -159,13 +225,13 @@ def record_of(name: str, arm: str, experiment: Experiment, trained: Trained) -> 
         arm=arm,
         profile=trained.profile.name,
         seed=run.seed,
-        config=identity(trained.profile, trained.config),
+        config=experiment.identity(trained.profile, arm),
         start=run.start,
         seconds=sum(row.get("step_time", 0.0) for row in run.history),
         evaluation={**evaluation, **experiment.measure(trained)},
         history=run.history,
         samples=experiment.show(trained),
-        **where_it_ran(),
+        **origin,
     )
 
 
@@ -189,7 +255,8 @@ def parse_seeds(text: str) -> list[int]:
 def _check_given(what: str, given: Sequence) -> None:
     if not len(given):
         raise ValueError(f"there are no {what}; give at least one.")
-    if twice := sorted({repr(one) for one in given if list(given).count(one) > 1}):
+    twice = [repr(one) for one, count in Counter(given).items() if count > 1]
+    if twice:
         raise ValueError(f"{what} overlap: {', '.join(twice)} is given twice; give each once.")
 
 
@@ -253,54 +320,82 @@ def run_grid(
                 experiment.config(profile, arm),
                 work_of(work, name, experiment, arm, seed, profile),
             )
-            if not _is_finished(path_of(results, profile.name, name, arm, seed), job, profile):
+            path = path_of(results, profile.name, name, arm, seed)
+            if not _is_finished(path, experiment, profile):
                 missing.append(job)
     there = len(arms) * len(seeds) - len(missing)
     if there:
         print(f"{name}: {there} of {there + len(missing)} runs are finished", flush=True)
     if processes == 1:
+        failed = []
         for i, job in enumerate(missing, 1):
             print(f"[{i}/{len(missing)}] {name}, {job.arm}, seed {job.seed}", flush=True)
-            run_arm(name, experiment, job.arm, job.seed, profile, results, work)
-    elif missing:
-        _run_processes(name, missing, processes, command)
+            try:
+                run_arm(name, experiment, job.arm, job.seed, profile, results, work)
+            except (RuntimeError, ValueError, OSError) as error:
+                if len(missing) == 1:
+                    raise
+                failed.append(f"{job.arm}, seed {job.seed}: {error}")
+    else:
+        failed = _run_processes(name, missing, processes, command) if missing else []
+    if failed:
+        raise RuntimeError(
+            f"{len(failed)} of {len(missing)} runs failed, the others are stored: "
+            f"{'; '.join(failed)}"
+        )
     return [read(path_of(results, profile.name, name, arm, seed)) for seed in seeds for arm in arms]
 
 
-def _is_finished(path: Path, job: Job, profile: Profile) -> bool:
+def _is_finished(path: Path, experiment: Experiment, profile: Profile) -> bool:
     """Whether the file holds that run; says why not, where there is a file."""
     if not path.exists():
         return False
     try:
         there = read(path)
+        why = outdated(there, experiment, profile)
     except ValueError as error:
-        print(f"{error}\nThe run is made again.", flush=True)
-        return False
-    wanted = json.loads(json.dumps(identity(profile, job.config)))
-    changed = [key for key in wanted if there.config.get(key) != wanted[key]]
-    if not changed and set(there.config) == set(wanted):
-        return True
-    differences = ", ".join(
-        f"{key} {there.config.get(key)!r} there, {wanted[key]!r} here" for key in changed
-    )
-    print(f"{path} is of another config ({differences}): the run is made again.", flush=True)
-    return False
+        why = str(error)
+    if why:
+        print(f"{path}: {why} The run is made again.", flush=True)
+    return not why
 
 
-def _run_processes(name: str, jobs: list[Job], processes: int, command: Sequence[str]) -> None:
-    """Run `jobs`, at most `processes` at a time, with a bar over all of their steps."""
+def outdated(record: Record, experiment: Experiment, profile: Profile) -> str:
+    """What is different in what this version would run, in a sentence; empty where nothing is.
+
+    A setting that the record does not know yet has no effect at its default.
+    """
+    if record.arm not in experiment.arms:
+        return f"there is no arm {record.arm!r} any more."
+    wanted = experiment.identity(profile, record.arm)
+    default = dataclasses.asdict(GRPOConfig())
+    known = default | record.config
+    if changed := [key for key in wanted if known.get(key) != wanted[key]]:
+        differences = ", ".join(
+            f"{key} {known.get(key)!r} there, {wanted[key]!r} here" for key in changed
+        )
+        return f"it is of another config ({differences})."
+    return ""
+
+
+def _run_processes(name: str, jobs: list[Job], processes: int, command: Sequence[str]) -> list[str]:
+    """Run `jobs`, at most `processes` at a time, with a bar over all of their steps.
+
+    Returns a sentence for each that failed.
+    """
     waiting, running, failed = list(jobs), {}, []
     environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
     share = "{percentage:3.0f}% |{bar}| {desc} [{elapsed}<{remaining}]"
     begun = sum(job.done() for job in jobs)  # of runs that were killed
     bar = tqdm(total=len(jobs), initial=begun, bar_format=share, file=sys.stdout, mininterval=1)
     ended = 0
+    before = signal.signal(signal.SIGTERM, _end)
     try:
         while waiting or running:
             while waiting and len(running) < processes:
                 job = waiting.pop(0)
                 job.folder.mkdir(parents=True, exist_ok=True)
-                with open(job.folder / "log.txt", "w") as log:
+                with open(job.folder / "log.txt", "a") as log:
                     running[job] = subprocess.Popen(
                         [*command, "--arm", job.arm, "--seeds", str(job.seed), "--processes", "1"],
                         stdout=log,
@@ -313,23 +408,27 @@ def _run_processes(name: str, jobs: list[Job], processes: int, command: Sequence
                     del running[job]
                     ended += 1
                     if process.returncode:
-                        failed.append(f"{job.arm}, seed {job.seed}: {_last_line(job.folder)}")
+                        said = _last_line(job.folder, process.returncode)
+                        failed.append(f"{job.arm}, seed {job.seed}: {said}")
             under_way = ended + sum(job.done() for job in [*running, *waiting])
             bar.set_description_str(f"{name}: {ended} of {len(jobs)} runs", refresh=False)
             bar.update(max(0.0, under_way - bar.n))
-    finally:  # Ctrl-C reaches the processes too; what they have not saved is at most save_steps
+    finally:  # what they have not saved yet is at most `save_steps` steps
         for process in running.values():
             process.terminate()
         for process in running.values():
             process.wait()
         bar.close()
-    if failed:
-        raise RuntimeError(
-            f"{len(failed)} of {len(jobs)} runs failed, the others are stored: {'; '.join(failed)}"
-        )
+        signal.signal(signal.SIGTERM, before)
+    return failed
 
 
-def _last_line(folder: Path) -> str:
+def _end(number: int, frame: object) -> None:
+    """End by an exception, so that what has been started is ended, too."""
+    sys.exit(128 + number)
+
+
+def _last_line(folder: Path, code: int) -> str:
     lines = (folder / "log.txt").read_text(errors="replace").replace("\r", "\n").splitlines()
     said = [line.strip() for line in lines if line.strip()]
-    return f"{said[-1] if said else 'it said nothing'} ({folder / 'log.txt'})"
+    return f"{said[-1] if said else 'nothing was said'} (exit code {code}, {folder / 'log.txt'})"

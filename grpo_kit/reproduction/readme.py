@@ -12,7 +12,8 @@ from pathlib import Path
 
 from grpo_kit.paths import results_dir, write_atomic
 from grpo_kit.reproduction.claims import claims_text, reported_claims
-from grpo_kit.reproduction.records import Record, load
+from grpo_kit.reproduction.experiments import load_current
+from grpo_kit.reproduction.records import Record
 from grpo_kit.reproduction.report import write_report
 from grpo_kit.reproduction.statistics import interval
 from grpo_kit.reproduction.summary import cell
@@ -34,7 +35,7 @@ def write_results(readme: str | Path, results: str | Path | None = None) -> list
 def parts(results: str | Path | None = None) -> dict[str, str]:
     """Name -> Markdown of each computed part. Raises ValueError, as `write_results` does."""
     judged, problems = reported_claims(results)
-    basic, broken = load(results, "tiny", "basic")
+    basic, broken = load_current(results, "tiny", "basic")
     if problems or broken:
         raise ValueError(" ".join(dict.fromkeys(problems + broken)))
     mutants = json.loads((Path(results or results_dir()) / "mutants.json").read_text())

@@ -23,6 +23,8 @@ from pathlib import Path
 from grpo_kit.paths import results_dir, write_atomic
 
 SCHEMA = 1
+CHECKOUT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = "notebooks"  # the "experiment" of what notebooks measured, see `bands`
 PACKAGES = ("grpo-kit", "torch", "transformers", "numpy", "sentence-transformers", "trl")
 
 
@@ -54,7 +56,7 @@ class Record:
 
     @property
     def config_hash(self) -> str:
-        return fingerprint(_digits(self.config))
+        return fingerprint(rounded(self.config))
 
     def series(self, metric: str) -> dict[float, float]:
         """Step -> value of one metric, where it was logged and a number."""
@@ -73,7 +75,7 @@ class Record:
     def write(self, results: str | Path) -> Path:
         """Write under `results`, whole or not at all; returns the file's path."""
         content = {"schema": SCHEMA, **asdict(self), "config_hash": self.config_hash}
-        content = _digits(content)
+        content = rounded(content)
         content["checksum"] = fingerprint(content)
         # a row of the history a line: short enough to store, and a diff can be read
         rows = ",\n  ".join(json.dumps(row) for row in content.pop("history"))
@@ -96,38 +98,38 @@ def slug(arm: str) -> str:
 
 def fingerprint(content: object) -> str:
     """Sixteen hex digits of SHA-256 over the content as JSON with sorted keys."""
-    text = json.dumps(content, sort_keys=True, ensure_ascii=False, default=list)
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _digits(value: object) -> object:
-    """The same with floats at six significant digits; a history is mostly digits."""
+def rounded(value: object) -> object:
+    """As it is stored: with floats at six significant digits, as a history is mostly digits."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _digits(item) for key, item in value.items()}
+        return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_digits(item) for item in value]
+        return [rounded(item) for item in value]
     return value
 
 
-def where_it_ran() -> dict:
-    """The fields of a `Record` that tell of code and machine: versions, commit, machine, day."""
-    import torch
+def where_it_ran(device: str = "cpu") -> dict:
+    """The fields of a `Record` that tell of code and machine: versions, commit, machine, day.
 
-    from grpo_kit.bench import machine
+    `device`: what runs are on; a GPU beside that is not used is not named.
+    """
+    import torch
 
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    here = machine()
     return {
         "versions": versions,
         "commit": commit(),
         "machine": {
-            "processor": here["processor"],
-            "accelerator": here["accelerator"],
+            "processor": processor(),
+            "accelerator": "none" if device == "cpu" else torch.cuda.get_device_name(device),
             "threads": torch.get_num_threads(),
             "system": platform.system(),
         },
@@ -135,16 +137,24 @@ def where_it_ran() -> dict:
     }
 
 
-def commit() -> str:
-    """The checkout's commit, with "+" where files differ from it; "" outside of a checkout."""
-    folder = Path(__file__).resolve().parent
+def processor() -> str:
+    """The name of this machine's processor."""
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text().splitlines() if about.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def commit(checkout: str | Path = CHECKOUT) -> str:
+    """The checkout's commit, with "+" where code or base differ from it; "" outside of one."""
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
+        command = ["git", "-C", str(checkout), *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(folder))
+        git("ls-files", "--error-unmatch", "grpo_kit/reproduction/records.py")
+        changed = git("status", "--porcelain", "--", "grpo_kit", "data/tiny-base")
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return ""
@@ -157,7 +167,7 @@ def read(path: str | Path) -> Record:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         schema = content.pop("schema")
-    except (ValueError, AttributeError, KeyError, TypeError, OSError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError, OSError, RecursionError) as error:
         raise ValueError(f"{path} is no whole result file ({error}): {again}.") from None
     if schema != SCHEMA:
         raise ValueError(
@@ -168,6 +178,8 @@ def read(path: str | Path) -> Record:
     names = {f.name for f in fields(Record)}
     if missing := sorted(names - set(content)):
         raise ValueError(f"{path} lacks {', '.join(missing)}: {again}.")
+    if not content["history"] and content["experiment"] != NOTEBOOKS:
+        raise ValueError(f"{path} has no history: {again}.")
     if fingerprint(content["config"]) != stated:
         raise ValueError(
             f"{path} was edited: its config has not the hash that its run wrote: {again}."

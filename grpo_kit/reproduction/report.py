@@ -29,11 +29,10 @@ from PIL.PngImagePlugin import PngInfo
 
 from grpo_kit.paths import make_output_dir, results_dir, write_atomic
 from grpo_kit.plots import CURVE_LABELS, X_LABELS, arm_bands
-from grpo_kit.reproduction import bands
 from grpo_kit.reproduction.bands import Row
 from grpo_kit.reproduction.claims import EVIDENCE, Judged, hardware, judge_claims, load_claims
-from grpo_kit.reproduction.experiments import EXPERIMENTS
-from grpo_kit.reproduction.records import Record, by_arm, fingerprint, load, slug
+from grpo_kit.reproduction.experiments import EXPERIMENTS, load_current
+from grpo_kit.reproduction.records import Record, by_arm, fingerprint, slug
 from grpo_kit.reproduction.statistics import MARGIN, MIN_SEEDS
 from grpo_kit.reproduction.summary import cell, is_clear, number, summarise
 
@@ -112,8 +111,7 @@ def context(
     problems: Iterable[str] = (),
 ) -> dict:
     """All that the templates show; `problems` has a sentence for each thing that is not."""
-    records, broken = load(results)
-    records = [record for record in records if record.experiment != bands.EXPERIMENT]
+    records, broken = load_current(results)
     problems = [*problems, *broken]
     if not records:
         problems.append(
@@ -154,14 +152,12 @@ def _grouped(judged: Iterable[Judged]) -> dict[str, list[dict]]:
 
 def claim_row(one: Judged) -> dict:
     """What the table of claims says of one."""
-    claim, found, expects = one.claim, one.judgement, one.claim.expects
-    if not isinstance(expects, str):
-        expects = f"{expects['value']:g} ± {expects['within']:g}"
+    claim, found = one.claim, one.judgement
     row = {
         "claim": claim,
         "evidence": EVIDENCE[claim.evidence],
         "printed": claim.paper.split("; ") if claim.printed else [],
-        "expects": expects,
+        "expects": claim.direction,
         "verdict": one.verdict,
         "hardware": one.hardware,
         "here": "",
@@ -187,25 +183,16 @@ def panels_of(records: Iterable[Record]) -> tuple[list[dict], list[str]]:
     runs: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         runs.setdefault((record.experiment, record.profile), []).append(record)
-    order = {name: i for i, name in enumerate(EXPERIMENTS)}
+    order = list(EXPERIMENTS)
     panels, problems = [], []
-    for name, profile in sorted(runs, key=lambda run: (order.get(run[0], len(order)), *run)):
-        known = EXPERIMENTS[name].arms if name in EXPERIMENTS else {}
-        there = [record for record in runs[name, profile] if record.arm in known]
-        for arm in sorted({record.arm for record in runs[name, profile]} - set(known)):
-            problems.append(
-                f"Runs of {name!r}, {arm!r}, profile {profile!r}, are stored, but the kit has no "
-                "such experiment or arm: delete them, or read them with the version that made them."
-            )
+    for name, profile in sorted(runs, key=lambda run: (order.index(run[0]), run[1])):
         try:
-            if there:
-                panels.append(panel(name, profile, there))
+            panels.append(panel(name, profile, runs[name, profile]))
         except KeyError as error:
             problems.append(
                 f"Runs of {name!r} on profile {profile!r} lack {error}, so that they have no "
                 f"panel: delete them and run `{_command(name, profile)}` again."
             )
-        problems += _mixed(name, profile, there)
     return panels, problems
 
 
@@ -253,16 +240,6 @@ def panel(name: str, profile: str, records: Sequence[Record]) -> dict:
 def _settings(record: Record) -> dict:
     started = {key: record.start[key] for key in ("collector", "rewards") if key in record.start}
     return {**started, **record.config}
-
-
-def _mixed(name: str, profile: str, records: Iterable[Record]) -> list[str]:
-    """A sentence for each arm whose seeds did not run alike."""
-    return [
-        f"Seeds of {name!r}, {arm!r}, profile {profile!r}, ran with different configs: run "
-        f"`{_command(name, profile)}` with this version again."
-        for arm, of_seed in by_arm(records).items()
-        if len({record.config_hash for record in of_seed.values()}) > 1
-    ]
 
 
 def _differences(table: Mapping[str, Mapping[str, dict]]) -> dict[str, dict[str, str]]:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from grpo_kit.reproduction.experiments import EXPERIMENTS
+from grpo_kit.reproduction.experiments import EXPERIMENTS, load_current
 from grpo_kit.reproduction.grid import Experiment
-from grpo_kit.reproduction.records import Record, by_arm, load
+from grpo_kit.reproduction.records import Record, by_arm
 from grpo_kit.reproduction.statistics import interval
 
 GRID = 17
@@ -26,7 +26,7 @@ def reported(name: str, profile: str = "tiny", results: str | Path | None = None
     Raises ValueError, saying how to make them, where there are none, or where a file of theirs
     cannot be used.
     """
-    records, problems = load(results, profile, name)
+    records, problems = load_current(results, profile, name)
     if problems:
         raise ValueError(" ".join(problems))
     if not records:

@@ -1,6 +1,7 @@
 """Records of runs that never were, with known numbers."""
 
 import pytest
+from identities import config_today
 
 from grpo_kit.reproduction.records import Record
 
@@ -23,7 +24,7 @@ def make_record():
         fields = {
             "experiment": "diversity",
             "profile": "tiny",
-            "config": {"max_steps": 2, "generation_batch_size": 8, "learning_rate": 2e-4},
+            "config": config_today(arm, **changes),
             "start": {"collector": "prompts", "rewards": ["accuracy_reward"]},
             "versions": {"python": "3.11.7", "torch": "2.13.0"},
             "commit": "0123456789ab",

@@ -1,8 +1,11 @@
 """Claims: read with their mistakes named, judged together, and shown with what was measured."""
 
+import json
+
 import pytest
 
 from grpo_kit.config import PROFILES
+from grpo_kit.reproduction import grid
 from grpo_kit.reproduction.claims import (
     Claim,
     claims_text,
@@ -10,7 +13,7 @@ from grpo_kit.reproduction.claims import (
     load_claims,
     reported_claims,
 )
-from grpo_kit.reproduction.experiments import EXPERIMENTS
+from grpo_kit.reproduction.experiments import EXPERIMENTS, load_current
 
 RISES = {"id": "more", "statement": "It helps.", "experiment": "diversity", "arm": "diversity",
          "against": "plain", "metric": "eval/pass@1", "expects": "rises"}  # fmt: skip
@@ -167,7 +170,8 @@ def test_what_was_not_run_says_how_to_run_it_and_another_profile_is_judged_apart
     real = claim(id="real", profile="paper")
     (here, there), problems = judge_claims([claim(), real], up)
     assert there.verdict == "not run here" and there.judgement is None and problems == []
-    assert there.here == "`grpo-kit run diversity --profile paper --seeds 0-4`"
+    command = 'grpo-kit run diversity --profile paper --seeds 0-4 --arm "plain" --arm "diversity"'
+    assert there.here == f"`{command}`"
     gpu = {
         "processor": "a processor",
         "accelerator": "NVIDIA H200",
@@ -215,6 +219,36 @@ def test_every_shipped_claim_of_the_tiny_profile_has_its_five_seeds():
     judged, problems = reported_claims()
     assert problems == []
     for one in judged:
-        assert (one.claim.profile == "tiny") == (one.judgement is not None), one.claim.id
-        if one.judgement is not None:
-            assert one.judgement.n >= 5, one.claim.id
+        if one.claim.profile == "tiny":
+            assert one.judgement is not None and one.judgement.n >= 5, one.claim.id
+    assert {one.claim.profile for one in judged} >= {"tiny", "paper", "colab"}
+
+
+def test_runs_of_another_config_base_or_arm_are_left_out_with_a_sentence(
+    five, make_record, tmp_path
+):
+    for record in five(PLAIN, [p + g for p, g in zip(PLAIN, GAINS, strict=True)]):
+        record.write(tmp_path)
+    assert load_current(tmp_path)[1] == [] and len(load_current(tmp_path)[0]) == 10
+    today = make_record("plain").config
+    for seed, changes in enumerate(({"base": "0" * 16}, {"max_steps": 3}, {"options": {}})):
+        make_record("plain", seed, config=today | changes).write(tmp_path)
+    without = {key: value for key, value in today.items() if key != "use_bias_correction_kl"}
+    make_record("plain", 3, config=without).write(tmp_path)  # at its default it has no effect
+    records, problems = load_current(tmp_path)
+    assert sorted(r.seed for r in records if r.arm == "plain") == [3, 4]
+    assert len(problems) == 3 and all("`grpo-kit run diversity" in text for text in problems)
+    assert "base '0000000000000000' there" in problems[0] and "max_steps 3 there" in problems[1]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_no_two_arms_of_an_experiment_are_the_same_run_and_the_base_is_in_it(name, monkeypatch):
+    experiment, profile = EXPERIMENTS[name], PROFILES["tiny"]
+    arms = {arm: experiment.identity(profile, arm) for arm in experiment.arms}
+    assert len({json.dumps(one, sort_keys=True) for one in arms.values()}) == len(arms)
+    for one in arms.values():
+        assert one["base"] and one["data"] and one["options"] and "save_steps" not in one
+        assert one["task"] == ("tool_questions" if name == "flow" else "word_problems")
+    monkeypatch.setattr(grid, "shipped_files", lambda folder: "another")
+    for arm, before in arms.items():
+        assert experiment.identity(profile, arm) != before

@@ -122,17 +122,30 @@ def test_a_record_says_where_it_was_made(monkeypatch):
     assert records.commit() == ""
 
 
-def test_a_commit_with_changed_files_is_marked(tmp_path, monkeypatch):
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "records.py").write_text("1")
-    monkeypatch.setattr(records, "__file__", str(package / "records.py"))
+def test_a_commit_is_marked_where_code_or_base_were_changed(tmp_path):
+    code, base = tmp_path / "grpo_kit" / "reproduction", tmp_path / "data" / "tiny-base"
+    for folder in (code, base):
+        folder.mkdir(parents=True)
+    for file in (code / "records.py", tmp_path / "grpo_kit" / "training.py", base / "model"):
+        file.write_text("1")
     named = {
         f"GIT_{who}_{what}": "x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
     }
     git = {"cwd": tmp_path, "check": True, "env": {**os.environ, **named}}
-    for command in ("init -q", "add .", "commit -qm one"):
-        subprocess.run(["git", *command.split()], **git)
-    clean = records.commit()
-    (package / "records.py").write_text("2")
-    assert len(clean) == 12 and records.commit() == clean + "+"
+    assert records.commit(tmp_path) == "", "no repository"
+    subprocess.run(["git", "init", "-q"], **git)
+    (tmp_path / "other").touch()
+    subprocess.run(["git", "add", "other"], **git)
+    subprocess.run(["git", "commit", "-qm", "zero"], **git)
+    assert records.commit(tmp_path) == "", "a repository of something else"
+    subprocess.run(["git", "add", "."], **git)
+    subprocess.run(["git", "commit", "-qm", "one"], **git)
+    clean = records.commit(tmp_path)
+    assert len(clean) == 12
+    (tmp_path / "README.md").write_text("words decide nothing")
+    assert records.commit(tmp_path) == clean
+    for file in (tmp_path / "grpo_kit" / "training.py", base / "model", code / "new.py"):
+        before = file.read_text() if file.exists() else None
+        file.write_text("2")
+        assert records.commit(tmp_path) == clean + "+", file
+        file.write_text(before) if before else file.unlink()

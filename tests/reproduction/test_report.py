@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import matplotlib
 import pytest
+from identities import config_today
 
 from grpo_kit.plots import X_LABELS
 from grpo_kit.reproduction.claims import judge_claims, load_claims
@@ -48,7 +49,7 @@ def record(arm="plain", seed=0, accuracy=0.4, experiment="diversity", **changes)
             arm=arm,
             profile="tiny",
             seed=seed,
-            config={"max_steps": 2, "learning_rate": 1e-4, "weights": None, "name": arm},
+            config=config_today(arm, experiment, changes.get("profile", "tiny")),
             start={"collector": "prompts", "rewards": ["accuracy_reward", arm]},
             versions={"python": "3.12.1", "torch": "2.13.0"},
             commit="0123456789ab",
@@ -157,9 +158,9 @@ def test_other_records_get_other_verdicts(inputs, tmp_path):
 
 
 def test_a_claim_that_was_not_run_shows_its_command(page, markdown):
-    command = "grpo-kit run flow --profile paper --seeds 0-4"
+    command = 'grpo-kit run flow --profile paper --seeds 0-4 --arm "trajectory"'
     row = page[page.index('id="claim-elsewhere"') :].split("</tr>")[0]
-    assert command in " ".join(re.sub("<[^>]+>", "", row).split())
+    assert command in unescape(" ".join(re.sub("<[^>]+>", "", row).split()))
     assert f"`{command}`" in markdown
 
 
@@ -173,7 +174,7 @@ def test_a_panel_has_values_cost_settings_and_its_command(page, markdown):
         assert "torch 2.13.0" in text
     differing, common = page.split("The same for all arms")
     assert "<mark>accuracy_reward, diversity</mark>" in differing
-    assert "<code>learning_rate</code> 0.0001" in common
+    assert "<code>learning_rate</code> 0.0002" in common
 
 
 def test_a_figure_is_drawn_for_both_widths_and_schemes_and_told_in_words(page, written, markdown):
@@ -251,7 +252,7 @@ def test_each_thing_that_cannot_be_used_is_a_sentence_and_the_rest_comes_out(tmp
     edited.write_text(edited.read_text().replace("123457", "1"))
     record("older", experiment="diversity").write(results)
     record("plain", experiment="forgotten").write(results)
-    record("plain", 5, config={"max_steps": 3}).write(results)
+    record("plain", 5, config=config_today("plain") | {"max_steps": 3}).write(results)
     record("trajectory", experiment="flow", history=[{"step": 0, "reward": 1.0}]).write(results)
     (tmp_path / "claims.yaml").write_text(CLAIMS + WRONG)
     page = write_report(tmp_path / "out", results, tmp_path / "claims.yaml")
@@ -259,8 +260,11 @@ def test_each_thing_that_cannot_be_used_is_a_sentence_and_the_rest_comes_out(tmp
         text = unescape(re.sub("<[^>]+>", "", text))
         assert f"{cut} is no whole result file" in text
         assert f"{edited} was edited" in text
-        assert "Runs of 'diversity', 'older'" in text and "Runs of 'forgotten', 'plain'" in text
-        assert "Seeds of 'diversity', 'plain', profile 'tiny', ran with different configs" in text
+        assert "runs of 'diversity', 'older', profile 'tiny', are left out: there is no arm" in text
+        assert (
+            "runs of 'forgotten', 'plain', profile 'tiny', are left out: there is no such" in text
+        )
+        assert "are left out: it is of another config (max_steps 3 there, 80 here" in text
         assert "Runs of 'flow' on profile 'tiny' lack 'num_generated_tokens'" in text
         assert "claim 'lost'" in text and "there is no experiment 'nonsense'" in text
         assert "claim 'unmeasured' is about the metric 'joy'" in text

@@ -42,7 +42,7 @@ def test_seeds_that_only_one_arm_has_are_not_paired(five):
 def test_a_difference_whose_interval_holds_0_may_be_chance_and_so_do_few_seeds(five):
     text = summary_text(summarise(five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.2]), TWO))
     lines = text.splitlines()
-    assert lines[0].startswith("5 seeds, 2 steps of 8 answers, profile tiny;")
+    assert lines[0].startswith("5 seeds, 80 steps of 64 answers, profile tiny;")
     assert lines[2] == "| at the end | plain | diversity |"
     row = {line.split(" | ")[0]: line for line in lines}  # the second table's rows come later
     assert "| minus plain, paired by seed | diversity |" in lines

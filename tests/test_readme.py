@@ -12,6 +12,7 @@ from grpo_kit.bench import report
 from grpo_kit.reproduction.readme import parts, with_parts, write_results
 from grpo_kit.reproduction.records import load
 from grpo_kit.reproduction.skill_runs import skills_text
+from grpo_kit.reproduction.statistics import power
 from grpo_kit.reproduction.summary import reported
 from grpo_kit.tiny.card import LIMITS
 
@@ -49,6 +50,17 @@ def test_the_report_beside_the_results_is_what_the_stored_runs_give(tmp_path):
     for name in names:
         drawn = [drawn_from(folder / name) for folder in (here, there)]
         assert drawn[0] == drawn[1] and len(drawn[0]) == 16, f"`make results` draws {name} anew"
+
+
+def test_the_rule_has_the_power_that_is_stated():
+    judged = parts()["claims"].count("** |") - parts()["claims"].count("**not run here** |")
+    assert 25 <= judged <= 35, "a table of thirty claims"
+    for effect, told in ((2, 0.3), (3, 0.67), (4, 0.9)):
+        assert power(effect, 5, judged) == pytest.approx(told, abs=0.05), effect
+    assert power(2, 10, judged) > 0.95
+    assert (
+        "three times in\nten, one of three twice in three, one of four nine times in ten" in README
+    )
 
 
 def drawn_from(path: Path) -> str:

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -242,12 +243,13 @@ def parse_seeds(text: str) -> list[int]:
     """ "0-4" or "0,2,5-7" as numbers. Raises ValueError for anything else, also for overlaps."""
     seeds: list[int] = []
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        written = re.fullmatch(r"\s*([0-9]{1,6})(?:-([0-9]{1,6}))?\s*", part)
+        if not written:
             raise ValueError(
                 f"--seeds is {text!r}; give numbers and ranges, such as 0-4 or 0,2,5-7"
             )
-        seeds += range(int(first), int(last or first) + 1)
+        first, last = int(written[1]), int(written[2] or written[1])
+        seeds += range(first, last + 1)
     _check_given("seeds", seeds)
     return seeds
 

@@ -23,6 +23,7 @@ from grpo_kit import check, objective
 from grpo_kit import self_verification as sv
 from grpo_kit.flow import Episode, Turn, episode_advantages
 from grpo_kit.notebooks import execute
+from grpo_kit.reproduction.claims import claims_text, reported_claims
 from grpo_kit.rewards import (
     extract_answer,
     group_similarities,
@@ -404,6 +405,16 @@ def test_the_numbers_that_the_prose_of_06_takes_from_its_run_stand_in_its_output
     append = re.search(r"append: .*?(\d+) of (\d+) episodes", text_of(cells["contexts"].outputs))
     assert 0.36 < int(append[1]) / int(append[2]) < 0.44  # "four in ten"
     assert "Four in ten" in cells["contexts-read"].source
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=ids)
+def test_claims_that_a_notebook_shows_are_among_the_shipped_ones_and_as_they_are_now(path):
+    judged, _ = reported_claims()
+    for cell in code_cells(read(path)):
+        if "reported_claims()" in cell.source:
+            named = re.findall(r'"([a-z0-9-]+)"', cell.source.split("claims_text(")[1])
+            table = claims_text(judged, *named).strip()
+            assert table in cell.outputs[0].data["text/markdown"], "execute the notebook again"
 
 
 # --- a run of each, and its exact outputs ---------------------------------------------------------

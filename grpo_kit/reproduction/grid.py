@@ -8,6 +8,7 @@ is not made again unless its config has changed; a killed one goes on from its l
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -158,44 +159,43 @@ def run_arm(
     checkpoint goes when the record is there. Raises RuntimeError where another process makes it.
     """
     folder = make_output_dir(work_of(work, name, experiment, arm, seed, profile))
+    with _alone(folder):
+        config, origin = experiment.config(profile, arm), where_it_ran(profile.device)
+        commits = _commits(folder / "commits.txt", origin["commit"])
+        task, base = (experiment.task or profile.load_task)(), profile.load_policy()
+        policy, way = profile.load_policy(), experiment.arms[arm]
+        run = train(
+            policy,
+            task,
+            way.rewards(profile, config, policy),
+            config,
+            output_dir=folder,
+            seed=seed,
+            resume=True,
+            collector=way.collector and way.collector(profile),
+            measure=experiment.watch and experiment.watch(profile, base, task, config),
+        )
+        trained = Trained(run, policy, base, task, profile, config)
+        record = record_of(name, arm, experiment, trained, origin | {"commit": commits})
+        record.write(results)
+        (folder / CHECKPOINT).unlink(missing_ok=True)
+        return record
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a run's folder. Raises RuntimeError where one is there."""
+    lock = FileLock(folder / "lock", timeout=0)
     try:
-        with FileLock(folder / "lock", timeout=0):
-            return _run_in(folder, name, experiment, arm, seed, profile, results)
+        lock.acquire()
     except Timeout:
         raise RuntimeError(
-            f"another process is making {arm!r}, seed {seed}, in {folder}: wait for it, or end it."
+            f"another process is making the run in {folder}: wait for it, or end it."
         ) from None
-
-
-def _run_in(
-    folder: Path,
-    name: str,
-    experiment: Experiment,
-    arm: str,
-    seed: int,
-    profile: Profile,
-    results: str | Path,
-) -> Record:
-    config, origin = experiment.config(profile, arm), where_it_ran(profile.device)
-    commits = _commits(folder / "commits.txt", origin["commit"])
-    task, base = (experiment.task or profile.load_task)(), profile.load_policy()
-    policy, way = profile.load_policy(), experiment.arms[arm]
-    run = train(
-        policy,
-        task,
-        way.rewards(profile, config, policy),
-        config,
-        output_dir=folder,
-        seed=seed,
-        resume=True,
-        collector=way.collector and way.collector(profile),
-        measure=experiment.watch and experiment.watch(profile, base, task, config),
-    )
-    trained = Trained(run, policy, base, task, profile, config)
-    record = record_of(name, arm, experiment, trained, origin | {"commit": commits})
-    record.write(results)
-    (folder / CHECKPOINT).unlink(missing_ok=True)
-    return record
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _commits(file: Path, now: str) -> str:

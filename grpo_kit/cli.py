@@ -185,6 +185,9 @@ def run(
     arm: Annotated[
         list[str] | None, typer.Option(help="Only this arm; may be given again.")
     ] = None,
+    claims: Annotated[
+        bool, typer.Option("--claims", help="Only the arms whose runs test published claims.")
+    ] = False,
     processes: Annotated[
         int | None, typer.Option(help="Runs at a time; one a CPU core, one on a GPU.")
     ] = None,
@@ -205,6 +208,7 @@ def run(
     make_output_dir(work)
 
     from grpo_kit.config import PROFILES
+    from grpo_kit.reproduction.claims import arms_with_claims
     from grpo_kit.reproduction.experiments import EXPERIMENTS
     from grpo_kit.reproduction.grid import parse_seeds, run_grid
     from grpo_kit.reproduction.summary import summarise, summary_text
@@ -215,6 +219,10 @@ def run(
         raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
     if processes is not None and processes < 1:
         raise ValueError(f"--processes is {processes}, it must be at least 1")
+    if claims and arm:
+        raise ValueError("--claims chooses the arms: leave out --arm, or --claims.")
+    if claims:
+        arm = arms_with_claims(name, profile)
     chosen = PROFILES[profile]
     if processes is None:
         processes = _cores() if chosen.device == "cpu" else 1

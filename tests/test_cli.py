@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from grpo_kit.cli import app
+from grpo_kit.reproduction import grid
 
 COMMANDS = (
     "reproduce", "notebooks", "train", "run", "report", "results", "skill-runs", "pretrain",
@@ -62,6 +63,8 @@ def test_every_command_explains_itself(command):
         (["run", "judge", "--seeds", "0-4,3"], "seeds overlap: 3 is given twice"),
         (["run", "judge", "--arm", "none"], "experiment 'judge' has no arm 'none': choose among"),
         (["run", "judge", "--processes", "0"], "--processes is 0"),
+        (["run", "judge", "--claims", "--arm", "plain"], "leave out --arm, or --claims"),
+        (["run", "judge", "--claims", "--profile", "smoke"], "no claim is tested by runs of"),
         (
             ["run", "judge", "--output", "a_file/out"],
             "cannot write to the output folder a_file/out",
@@ -169,3 +172,17 @@ def test_pretrain_writes_a_base_and_its_card(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert "| solve | pass@1 |" in (folder / "README.md").read_text()
     assert (folder / "model.safetensors").is_file() and not (folder / "warm-up.pt").exists()
+
+
+def test_claims_chooses_the_arms_that_test_some(tmp_path, monkeypatch):
+    asked = []
+
+    def no_runs(*given, arms, **options):
+        asked.append(arms)
+        raise RuntimeError("not now")
+
+    monkeypatch.setattr(grid, "run_grid", no_runs)
+    monkeypatch.chdir(tmp_path)
+    CliRunner().invoke(app, ["run", "flow", "--claims", "--output", "results", "--seeds", "5-9"])
+    CliRunner().invoke(app, ["run", "flow", "--output", "results"])
+    assert asked == [["trajectory", "offline traces"], None]

@@ -85,7 +85,8 @@ def test_what_is_said_of_the_experiments_is_what_they_found():
     """In the README and in the prose of notebooks 02 and 03."""
     diversity, judge = reported("diversity"), reported("judge")
     for summary in (diversity, judge):
-        assert summary["seeds"] == [0, 1, 2, 3, 4] and summary["config"]["max_steps"] == 80
+        assert summary["seeds"]["plain"][:5] == [0, 1, 2, 3, 4]
+        assert summary["config"]["max_steps"] == 80
 
     def rises(summary, arm, metric):
         values = summary["difference"][arm][metric]
@@ -128,7 +129,7 @@ def test_what_is_said_of_the_experiments_is_what_they_found():
 def test_what_is_said_of_self_verification_is_what_was_found():
     """In the README and in the prose of notebook 04."""
     summary = reported("verification")
-    assert summary["seeds"] == [0, 1, 2, 3, 4]
+    assert all(seeds[:5] == [0, 1, 2, 3, 4] for seeds in summary["seeds"].values())
     assert summary["config"]["max_generated_tokens"] == 130_000
     final, difference = summary["final"], summary["difference"]
 
@@ -162,7 +163,8 @@ def test_what_is_said_of_self_verification_is_what_was_found():
 def test_what_is_said_of_p_yes_is_what_was_found():
     """In the README and in the prose of notebook 05."""
     summary = reported("meta")
-    assert summary["seeds"] == [0, 1, 2, 3, 4] and summary["config"]["max_steps"] == 120
+    assert all(seeds[:5] == [0, 1, 2, 3, 4] for seeds in summary["seeds"].values())
+    assert summary["config"]["max_steps"] == 120
     final, difference = summary["final"], summary["difference"]
 
     def ends(arm):
@@ -192,7 +194,8 @@ def test_what_is_said_of_p_yes_is_what_was_found():
 def test_what_is_said_of_flow_grpo_is_what_was_found():
     """In the README and in the prose of notebook 06."""
     flow = reported("flow")
-    assert flow["seeds"] == [0, 1, 2, 3, 4] and flow["config"]["max_steps"] == 24
+    assert all(seeds[:5] == [0, 1, 2, 3, 4] for seeds in flow["seeds"].values())
+    assert flow["config"]["max_steps"] == 24
     notebook = json.loads((CHECKOUT / "notebooks" / "06_flow_grpo.ipynb").read_text())
     (told,) = ["".join(c["source"]) for c in notebook["cells"] if c["id"] == "seeds-read"]
     prose = " ".join(README.split("**Flow-GRPO**")[1].split("![")[0].split())

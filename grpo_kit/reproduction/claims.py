@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from grpo_kit.config import PROFILES
 from grpo_kit.paths import data_dir
 from grpo_kit.reproduction.experiments import EXPERIMENTS, load_current
-from grpo_kit.reproduction.grid import Experiment
+from grpo_kit.reproduction.grid import Experiment, command_of
 from grpo_kit.reproduction.records import Record, by_arm
 from grpo_kit.reproduction.statistics import Judgement, judge, region
 
@@ -60,8 +60,12 @@ class Claim(BaseModel):
     @property
     def command(self) -> str:
         """What makes its runs, and no others."""
-        arms = "".join(f' --arm "{arm}"' for arm in (self.against, self.arm) if arm)
-        return f"grpo-kit run {self.experiment} --profile {self.profile} --seeds 0-4{arms}"
+        return command_of(self.experiment, self.profile, arms=self.arms)
+
+    @property
+    def arms(self) -> list[str]:
+        """The arms whose runs test it."""
+        return [arm for arm in (self.against, self.arm) if arm]
 
     @property
     def number(self) -> str:
@@ -174,6 +178,23 @@ def load_claims(path: str | Path | None = None) -> tuple[list[Claim], list[str]]
         else:
             claims[claim.id] = claim
     return list(claims.values()), problems
+
+
+def arms_with_claims(experiment: str, profile: str) -> list[str]:
+    """The arms whose runs test shipped claims, in the experiment's order.
+
+    Raises ValueError where there are none.
+    """
+    claims, _ = load_claims()
+    named = {
+        arm
+        for claim in claims
+        if (claim.experiment, claim.profile) == (experiment, profile)
+        for arm in claim.arms
+    }
+    if not named:
+        raise ValueError(f"no claim is tested by runs of {experiment!r} on profile {profile!r}.")
+    return [arm for arm in EXPERIMENTS[experiment].arms if arm in named]
 
 
 def check_claim(claim: Claim, experiments: Mapping[str, Experiment]) -> None:

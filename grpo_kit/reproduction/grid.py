@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -252,6 +252,21 @@ def parse_seeds(text: str) -> list[int]:
         seeds += range(first, last + 1)
     _check_given("seeds", seeds)
     return seeds
+
+
+def format_seeds(seeds: Iterable[int]) -> str:
+    """Seeds as `parse_seeds` reads them, in the shortest way: "0-4,7"."""
+    seeds = sorted(set(seeds))
+    firsts = [seed for seed in seeds if seed - 1 not in seeds]
+    lasts = [seed for seed in seeds if seed + 1 not in seeds]
+    ranges = zip(firsts, lasts, strict=True)
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in ranges)
+
+
+def command_of(name: str, profile: str, seeds: Iterable[int] = range(5), arms=()) -> str:
+    """What makes these runs, of all arms unless some are given."""
+    options = "".join(f' --arm "{arm}"' for arm in arms)
+    return f"grpo-kit run {name} --profile {profile} --seeds {format_seeds(seeds)}{options}"
 
 
 def _check_given(what: str, given: Sequence) -> None:

@@ -32,6 +32,7 @@ from grpo_kit.plots import CURVE_LABELS, X_LABELS, arm_bands
 from grpo_kit.reproduction.bands import Row
 from grpo_kit.reproduction.claims import EVIDENCE, Judged, hardware, judge_claims, load_claims
 from grpo_kit.reproduction.experiments import EXPERIMENTS, load_current
+from grpo_kit.reproduction.grid import command_of, format_seeds
 from grpo_kit.reproduction.records import Record, by_arm, fingerprint, slug
 from grpo_kit.reproduction.statistics import MARGIN, MIN_SEEDS
 from grpo_kit.reproduction.summary import cell, is_clear, number, summarise
@@ -135,7 +136,7 @@ def context(
         "panels": panels,
         "notebooks": sorted(notebooks, key=lambda row: row.inside),
         "fold": FOLD,
-        "experiments": list(EXPERIMENTS),
+        "commands": [command for panel in panels for command in panel["commands"]],
         "min_seeds": MIN_SEEDS,
         "margin": MARGIN,
     }
@@ -191,7 +192,7 @@ def panels_of(records: Iterable[Record]) -> tuple[list[dict], list[str]]:
         except KeyError as error:
             problems.append(
                 f"Runs of {name!r} on profile {profile!r} lack {error}, so that they have no "
-                f"panel: delete them and run `{_command(name, profile)}` again."
+                f"panel: delete them and run `{command_of(name, profile)}` again."
             )
     return panels, problems
 
@@ -205,6 +206,9 @@ def panel(name: str, profile: str, records: Sequence[Record]) -> dict:
     axes = AXES.get(name, (experiment.x,))
     summaries = {x: summarise(records, experiment, x) for x in axes}
     summary, arms = summaries[axes[0]], by_arm(records)
+    alike: dict[tuple[int, ...], list[str]] = {}  # seeds -> the arms that have these
+    for arm, seeds in summary["seeds"].items():
+        alike.setdefault(tuple(seeds), []).append(arm)
     first = {arm: next(iter(arms[arm].values())) for arm in summary["final"]}
     settings = {arm: _settings(record) for arm, record in first.items()}
     keys = list(dict.fromkeys(key for one in settings.values() for key in one))
@@ -219,7 +223,10 @@ def panel(name: str, profile: str, records: Sequence[Record]) -> dict:
         "profile": profile,
         "heading": HEADINGS.get(name, name),
         "question": experiment.question,
-        "seeds": summary["seeds"],
+        "seeds": "; ".join(
+            format_seeds(seeds) + f" ({' · '.join(of)})" * (len(alike) > 1)
+            for seeds, of in alike.items()
+        ),
         "arms": list(first),
         "figures": [
             figure(f"{profile}-{name}{f'-{x}' * (x != axes[0])}", summaries[x], x) for x in axes
@@ -232,7 +239,10 @@ def panel(name: str, profile: str, records: Sequence[Record]) -> dict:
         "sampled_seed": {arm: record.seed for arm, record in first.items()},
         "common": {k: v for k, v in next(iter(settings.values())).items() if k not in differing},
         "differing": {k: {arm: one.get(k) for arm, one in settings.items()} for k in differing},
-        "command": _command(name, profile),
+        "commands": [
+            command_of(name, profile, seeds, of if len(alike) > 1 else ())
+            for seeds, of in alike.items()
+        ],
         "origin": origin(records),
     }
 
@@ -279,10 +289,6 @@ def _abbreviated(commit: str) -> str:
 
 def _all(values: Iterable[object]) -> str:
     return " / ".join(sorted({str(value) for value in values}))
-
-
-def _command(name: str, profile: str) -> str:
-    return f"grpo-kit run {name} --profile {profile} --seeds 0-4"
 
 
 # --- figures --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from grpo_kit.reproduction.experiments import EXPERIMENTS, load_current
-from grpo_kit.reproduction.grid import Experiment
+from grpo_kit.reproduction.grid import Experiment, command_of
 from grpo_kit.reproduction.records import Record, by_arm
 from grpo_kit.reproduction.statistics import interval
 
@@ -31,8 +31,8 @@ def reported(name: str, profile: str = "tiny", results: str | Path | None = None
         raise ValueError(" ".join(problems))
     if not records:
         raise ValueError(
-            f"no run of {name!r} on profile {profile!r} is stored: `grpo-kit run {name} --profile "
-            f"{profile} --seeds 0-4` makes them."
+            f"no run of {name!r} on profile {profile!r} is stored: `{command_of(name, profile)}` "
+            "makes them."
         )
     return summarise(records, EXPERIMENTS[name])
 
@@ -40,8 +40,9 @@ def reported(name: str, profile: str = "tiny", results: str | Path | None = None
 def summarise(records: Iterable[Record], experiment: Experiment, x: str | None = None) -> dict:
     """Of one experiment's records on one profile: values, intervals, differences and curves.
 
-    Returns `question`, `profile`, `config` (of the first arm), `seeds`, `x` (what curves are over,
-    the experiment's own unless given: "step", "num_generated_tokens" or "seconds"), and
+    Returns `question`, `profile`, `config` (of the first arm), `seeds` (arm -> its seeds), `x`
+    (what curves are over, the experiment's own unless given: "step", "num_generated_tokens" or
+    "seconds"), and
     `final`: arm -> metric -> `values`, one a seed, and `interval`'s `median`, `low`, `high`, `n`;
     `difference`: arm but the first -> metric -> interval of the differences from the first arm over
     the seeds that both have; `curves`: metric -> arm that logs it -> `steps`, places on the axis
@@ -80,7 +81,7 @@ def summarise(records: Iterable[Record], experiment: Experiment, x: str | None =
         "question": experiment.question,
         "profile": first.profile,
         "config": first.config,
-        "seeds": sorted({seed for of_seed in arms.values() for seed in of_seed}),
+        "seeds": {arm: sorted(of_seed) for arm, of_seed in arms.items()},
         "final": final,
         "difference": difference,
         "curves": curves,
@@ -132,24 +133,28 @@ def _points(history: Sequence[dict], metric: str, x: str) -> dict[float, float]:
 def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
     """Markdown: each arm's median and interval, then the paired differences from the first arm.
 
-    Of all `metrics`, or those given; "–" where an arm lacks one. A difference is marked where its
-    interval holds 0 and with fewer than five seeds: it may be chance. These are intervals of one
-    number each; verdicts on claims, which are judged together, are `claims`'.
+    Of all `metrics`, or those given; "–" where an arm lacks one. Where arms have not all as many
+    seeds, each says how many; differences are over those in common. A difference is marked where
+    its interval holds 0 and with fewer than five seeds: it may be chance. These are intervals of
+    one number each; verdicts on claims, which are judged together, are `claims`'.
     """
     first = next(iter(summary["final"]))
-    n, config = len(summary["seeds"]), summary["config"]
+    config, counts = summary["config"], {arm: len(of) for arm, of in summary["seeds"].items()}
+    alike = len(set(counts.values())) == 1
+    seeds = f"{counts[first]}" if alike else f"{min(counts.values())} to {max(counts.values())}"
+    heads = {arm: arm if alike else f"{arm} ({n} seeds)" for arm, n in counts.items()}
     metrics = list(summary["final"][first]) if metrics is None else list(metrics)
     tokens = config.get("max_generated_tokens")
     length = f"{tokens:,} generated tokens in" if tokens else f"{config['max_steps']}"
     lines = [
-        f"{n} seeds, {length} steps of {config['generation_batch_size']} answers, "
+        f"{seeds} seeds, {length} steps of {config['generation_batch_size']} answers, "
         f"profile {summary['profile']}; median and 95 % bootstrap interval over seeds.",
         "",
-        *_table("at the end", metrics, summary["final"]),
+        *_table("at the end", metrics, summary["final"], heads),
     ]
     if summary["difference"]:
         title = f"minus {first}, paired by seed"
-        lines += ["", *_table(title, metrics, summary["difference"], differences=True)]
+        lines += ["", *_table(title, metrics, summary["difference"], heads, differences=True)]
     return "\n".join(lines) + "\n"
 
 
@@ -176,9 +181,14 @@ def number(value: float | None, sign: str = "") -> str:
     return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.3g}"
 
 
-def _table(title: str, metrics: Sequence[str], table: dict, differences: bool = False) -> list[str]:
-    """A row a metric, a column an arm; differences have signs and may be chance."""
-    lines = [f"| {title} | {' | '.join(table)} |", "|" + "---|" * (1 + len(table))]
+def _table(
+    title: str, metrics: Sequence[str], table: dict, heads: dict, differences: bool = False
+) -> list[str]:
+    """A row a metric, a column an arm, named by `heads`; differences have signs, may be chance."""
+    lines = [
+        f"| {title} | {' | '.join(heads[arm] for arm in table)} |",
+        "|" + "---|" * (1 + len(table)),
+    ]
     for metric in metrics:
         cells = [
             "–"

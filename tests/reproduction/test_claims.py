@@ -8,6 +8,7 @@ from grpo_kit.config import PROFILES
 from grpo_kit.reproduction import grid
 from grpo_kit.reproduction.claims import (
     Claim,
+    arms_with_claims,
     claims_text,
     judge_claims,
     load_claims,
@@ -163,6 +164,13 @@ def test_claims_of_a_table_are_corrected_together(five):
     many = [claim(id=f"claim {i}") for i in range(40)]
     judged, _ = judge_claims(many, weak)
     assert {one.verdict for one in judged} == {"inconclusive"}
+
+
+def test_the_arms_whose_runs_test_claims_come_in_the_order_of_the_experiment():
+    assert arms_with_claims("flow", "tiny") == ["trajectory", "offline traces"]
+    assert arms_with_claims("flow", "paper") == ["trajectory"]
+    with pytest.raises(ValueError, match="no claim is tested by runs of 'variants' on profile 't"):
+        arms_with_claims("variants", "tiny")
 
 
 def test_what_was_not_run_says_how_to_run_it_and_another_profile_is_judged_apart(five, make_record):

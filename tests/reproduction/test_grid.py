@@ -11,10 +11,19 @@ import time
 import pytest
 import torch
 from filelock import FileLock
+from hypothesis import given
+from hypothesis import strategies as st
 
 from grpo_kit.config import PROFILES
 from grpo_kit.reproduction import grid
-from grpo_kit.reproduction.grid import Arm, Experiment, parse_seeds, run_grid
+from grpo_kit.reproduction.grid import (
+    Arm,
+    Experiment,
+    command_of,
+    format_seeds,
+    parse_seeds,
+    run_grid,
+)
 from grpo_kit.reproduction.records import read
 
 
@@ -120,6 +129,20 @@ def test_a_broken_run_goes_on_from_its_checkpoint(experiment, profile, tmp_path)
 )
 def test_seeds_are_numbers_and_ranges(given, seeds):
     assert parse_seeds(given) == seeds
+
+
+@given(seeds=st.sets(st.integers(0, 30), min_size=1))
+def test_seeds_are_written_as_they_are_read(seeds):
+    text = format_seeds(seeds)
+    assert parse_seeds(text) == sorted(seeds)
+    assert text.count(",") == sum(seed + 1 not in seeds for seed in seeds) - 1, "the shortest way"
+
+
+def test_the_command_that_makes_runs_names_them():
+    assert command_of("flow", "tiny") == "grpo-kit run flow --profile tiny --seeds 0-4"
+    assert command_of("meta", "paper", (7, 5, 6), ["truth 1 %"]) == (
+        'grpo-kit run meta --profile paper --seeds 5-7 --arm "truth 1 %"'
+    )
 
 
 @pytest.mark.parametrize(

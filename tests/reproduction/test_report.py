@@ -177,6 +177,18 @@ def test_a_panel_has_values_cost_settings_and_its_command(page, markdown):
     assert "<code>learning_rate</code> 0.0002" in common
 
 
+def test_a_panel_says_which_arms_have_more_seeds_and_how_each_is_made_again(tmp_path):
+    write_runs(tmp_path)
+    record("plain", 5, 0.45).write(tmp_path)
+    content = context(tmp_path)
+    (panel,) = content["panels"]
+    assert panel["seeds"] == "0-5 (plain); 0-4 (diversity)"
+    assert panel["commands"] == content["commands"] == [
+        'grpo-kit run diversity --profile tiny --seeds 0-5 --arm "plain"',
+        'grpo-kit run diversity --profile tiny --seeds 0-4 --arm "diversity"',
+    ]  # fmt: skip
+
+
 def test_a_figure_is_drawn_for_both_widths_and_schemes_and_told_in_words(page, written, markdown):
     pictures = [attributes for tag, attributes in Page(page).tags if tag in ("source", "img")]
     assert [picture.get("media", "").count("dark") for picture in pictures] == [1, 0, 1, 0]

@@ -17,7 +17,7 @@ TWO = Experiment(
 def test_differences_are_paired_by_seed(five):
     """The medians of both arms are the same, and yet each seed gains 0.1 or loses 0.3."""
     summary = summarise(five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.2]), TWO)
-    assert summary["seeds"] == [0, 1, 2, 3, 4] and summary["profile"] == "tiny"
+    assert summary["seeds"]["plain"] == [0, 1, 2, 3, 4] and summary["profile"] == "tiny"
     final = summary["final"]
     assert final["plain"]["eval/pass@1"]["median"] == 0.3
     assert final["diversity"]["eval/pass@1"]["median"] == 0.3
@@ -37,6 +37,21 @@ def test_seeds_that_only_one_arm_has_are_not_paired(five):
     assert summary["difference"]["diversity"]["eval/pass@1"]["n"] == 2
     alone = summarise([r for r in records if r.arm == "diversity"], TWO)
     assert list(alone["final"]) == ["diversity"] and alone["difference"] == {}
+
+
+def test_arms_with_more_seeds_than_others_say_so(five):
+    records = five([0.1] * 10, [0.2] * 10)
+    records = [r for r in records if r.arm == "plain" or r.seed < 5]
+    summary = summarise(records, TWO)
+    assert {arm: len(seeds) for arm, seeds in summary["seeds"].items()} == {
+        "plain": 10,
+        "diversity": 5,
+    }
+    lines = summary_text(summary, ["eval/pass@1"]).splitlines()
+    assert lines[0].startswith("5 to 10 seeds, 80 steps")
+    assert "| at the end | plain (10 seeds) | diversity (5 seeds) |" in lines
+    assert "| minus plain, paired by seed | diversity (5 seeds) |" in lines
+    assert summary["difference"]["diversity"]["eval/pass@1"]["n"] == 5
 
 
 def test_a_difference_whose_interval_holds_0_may_be_chance_and_so_do_few_seeds(five):

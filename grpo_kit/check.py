@@ -530,8 +530,12 @@ def paired_median(function: Callable) -> Verdict:
             0.1,
             "Difference first, median after: the medians of the two arms are equal here.",
         ),
-        (({0: 0.5, 3: 0.9}, {3: 0.7, 4: 0.1}), 0.2, "Only seeds that both arms have make a pair."),
-        (({2: 0.5, 0: 0.1}, {0: 0.3, 2: 0.3}), 0.0, "Pairs go by seed, not by place."),
+        (({0: 0.5, 3: 0.9}, {3: 0.7}), 0.2, "Only seeds that both arms have make a pair."),
+        (
+            ({2: 0.9, 0: 0.1, 1: 0.5}, {0: 0.0, 1: 0.1, 2: 0.2}),
+            0.4,
+            "Pairs go by seed, not by place.",
+        ),
     ]
     return _judge(function, cases, "what seeds have in common is gone.")
 
@@ -555,4 +559,8 @@ def holm(function: Callable) -> Verdict:
         (([0.01, 0.011, 0.9],), [0.03, 0.03, 0.9], "None may be below the one before it."),
         (([0.6, 0.7, 0.8],), [1.0, 1.0, 1.0], "A probability is at most 1."),
     ]
-    return _judge(function, cases, "one false verdict a table at most, in nineteen of twenty.")
+    return _judge(
+        function,
+        cases,
+        "of twenty tables in which nothing is true, one has a false verdict, or none.",
+    )

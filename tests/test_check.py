@@ -2,6 +2,8 @@
 
 import math
 import re
+from itertools import accumulate
+from statistics import median
 
 import pytest
 import torch
@@ -14,7 +16,8 @@ EXERCISES = [check.pass_at_k, check.near_miss_reward, check.leave_one_out, check
              check.token_weights, check.leave_one_out_similarity, check.rarity,
              check.gated_advantage, check.judgement_rewards, check.fence,
              check.gated_quality, check.verdict_rewards, check.balanced, check.pick, check.p_yes,
-             check.meta_rewards, check.stop_early]  # fmt: skip
+             check.meta_rewards, check.stop_early, check.paired_median, check.any_false,
+             check.holm]  # fmt: skip
 
 
 def unfinished(*args, **kwargs): ...
@@ -60,6 +63,38 @@ def test_any_other_answer_is_wrong_and_nothing_is_raised(exercise, answer):
         ),
         (check.token_weights, lambda mask, name, limit: mask / mask.sum(), "grpo"),
         (check.token_weights, lambda mask, name, limit: mask, "grpo"),
+        (
+            check.paired_median,
+            lambda there, here: median(there.values()) - median(here.values()),
+            "Difference first",
+        ),
+        (
+            check.paired_median,
+            lambda there, here: median(there.get(s, 0) - here.get(s, 0) for s in there | here),
+            "both arms",
+        ),
+        (
+            check.paired_median,
+            lambda there, here: (
+                median(a - b for a, b in zip(there.values(), here.values(), strict=True))
+                if there.keys() == here.keys()
+                else 0.2
+            ),
+            "by seed, not by place",
+        ),
+        (check.any_false, lambda alpha, m: min(1, alpha * m), "1 - alpha"),
+        (check.any_false, lambda alpha, m: alpha, "1 - alpha"),
+        (check.holm, lambda ps: [min(1, p * len(ps)) for p in ps], "m - 1 times"),
+        (
+            check.holm,
+            lambda ps: [min(1, p * (len(ps) - sorted(ps).index(p))) for p in ps],
+            "below the one before",
+        ),
+        (
+            check.holm,
+            lambda ps: list(accumulate((p * (len(ps) - i) for i, p in enumerate(sorted(ps))), max)),
+            "in which they came",
+        ),
         (check.leave_one_out_similarity, group_similarities, "others"),
         (check.rarity, lambda s, n: [1 - s.count(x) / len(s) for x in s], "within the group"),
         (check.gated_advantage, lambda a, b, w, n: group_advantages(a + w * b, n), "mean bonus"),

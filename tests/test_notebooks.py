@@ -12,17 +12,20 @@ from collections import defaultdict
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pydantic
 import pytest
 import torch
 from bs4 import BeautifulSoup
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import t as student_t
 
 from grpo_kit import check, objective
 from grpo_kit import self_verification as sv
 from grpo_kit.flow import Episode, Turn, episode_advantages
 from grpo_kit.notebooks import execute
+from grpo_kit.reproduction import statistics
 from grpo_kit.reproduction.claims import claims_text, reported_claims
 from grpo_kit.rewards import (
     extract_answer,
@@ -72,6 +75,7 @@ def test_there_are_notebooks():
         "04_self_verification",
         "05_meta_evaluation",
         "06_flow_grpo",
+        "07_results",
     ]
 
 
@@ -185,6 +189,11 @@ def flowing() -> dict:
     return defined_in("06_flow_grpo", "advantages toy_episode eq_10", **given)
 
 
+@pytest.fixture(scope="module")
+def testing() -> dict:
+    return defined_in("07_results", "p_rises adjusted", np=np, math=math, student=student_t)
+
+
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 10_000), st.sampled_from([2, 3, 8]), st.booleans())
 def test_advantages_of_the_notebook_equal_the_package(basics, seed, size, binary):
@@ -248,8 +257,9 @@ def test_the_quality_of_the_notebook_equals_the_package(judging, scores, cut):
     assert judging["quality"](reply) == packaged
 
 
-@given(st.text(alphabet="Mia 12+7=19.<think>\n"), st.text(alphabet="Surely 15.</answer>"))
+@given(st.text(alphabet="Mia 12+7=19.think>\n"), st.text(alphabet="Surely 15./answer>\n"))
 def test_the_judge_is_asked_as_in_the_package(judging, question, response):
+    """But for tags: the package fences them, as an exercise of the notebook does."""
     assert judging["ask"](question, response) == tiny_prompt(question, response)
 
 
@@ -351,6 +361,29 @@ def test_the_loss_of_06_equals_the_package(flowing, seed, lengths):
         turn_weights=(1 / index.bincount())[index], num_sequences_in_batch=len(lengths),
     )  # fmt: skip
     torch.testing.assert_close(-flowing["eq_10"](*nested, advantages), packaged)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(-9, 9), min_size=2, max_size=10).filter(lambda v: len(set(v)) > 1))
+def test_the_p_value_of_07_is_the_one_that_the_package_computes(testing, values):
+    inside, _ = statistics.p_values(values, "rises")
+    assert testing["p_rises"](values) == pytest.approx(inside)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(0, 1), max_size=12))
+def test_the_correction_of_07_equals_the_package(testing, p_values):
+    assert testing["adjusted"](p_values) == pytest.approx(statistics.holm(p_values))
+
+
+VERDICT = re.compile(r"\*\*`([a-z0-9-]+)`\*\*, \*([a-z ]+)\*")
+
+
+def test_the_essays_of_07_are_on_every_claim_that_was_judged_with_the_verdict_of_today():
+    essays = [c.source for c in read(FOLDER / "07_results.ipynb").cells if c.id.startswith("essay")]
+    said = [pair for text in essays for pair in VERDICT.findall(text)]
+    judged, _ = reported_claims()
+    assert sorted(said) == sorted((one.claim.id, one.verdict) for one in judged if one.judgement)
 
 
 def test_the_numbers_that_the_prose_of_03_takes_from_its_table_stand_in_it():

@@ -91,6 +91,8 @@ class Experiment:
             budgets of tokens and so unequal steps.
         task: loaded in place of the profile's.
         show: a few held-out answers of the trained policy to read.
+
+    Raises ValueError for two arms whose names would be one folder's.
     """
 
     question: str
@@ -104,6 +106,16 @@ class Experiment:
     x: str = "step"
     task: Callable[[], Task] | None = None
     show: Callable[[Trained], list[dict]] = lambda trained: []
+
+    def __post_init__(self) -> None:
+        arms: dict[str, str] = {}
+        for arm in self.arms:
+            if slug(arm) in arms:
+                raise ValueError(
+                    f"arms {arms[slug(arm)]!r} and {arm!r} would share the folder {slug(arm)!r}: "
+                    "give one another name."
+                )
+            arms[slug(arm)] = arm
 
     def config(self, profile: Profile, arm: str) -> GRPOConfig:
         """The config of an arm's runs. Raises ValueError where the budget of tokens is missing."""

@@ -124,6 +124,12 @@ def test_a_broken_run_goes_on_from_its_checkpoint(experiment, profile, tmp_path)
     assert timeless(resumed) == timeless(whole)
 
 
+def test_two_arms_that_would_share_a_folder_are_named():
+    arm = Arm(lambda *given: [even])
+    with pytest.raises(ValueError, match="'truth 1 %' and 'truth, 1' would share the folder 'trut"):
+        Experiment("?", {"truth 1 %": arm, "truth, 1": arm})
+
+
 @pytest.mark.parametrize(
     ("given", "seeds"), [("0-4", [0, 1, 2, 3, 4]), ("3", [3]), ("0, 2,5-6", [0, 2, 5, 6])]
 )

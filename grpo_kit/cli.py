@@ -16,6 +16,9 @@ import typer
 from typer.core import TyperGroup
 
 NOTEBOOKS = Path("notebooks")
+VARIANTS = {  # of `train`: the arm of the experiment `variants` that has its rewards
+    "basic": "plain", "diversity": "diversity", "judge": "judge", "meta": "P(Yes), no labels"
+}  # fmt: skip
 
 
 class _Sentences(TyperGroup):
@@ -122,20 +125,37 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = (
         False
     ),
+    variant: Annotated[str, typer.Option(help=f"The rewards: {', '.join(VARIANTS)}.")] = "basic",
+    engine: Annotated[str, typer.Option(help="Whose trainer: kit or trl.")] = "kit",
 ) -> None:
     """Train a policy by GRPO.
 
-    The profile names policy and task; the rewards are accuracy and format.
+    The profile names policy and task, the variant the rewards beside accuracy and format. Several
+    processes: `torchrun --nproc-per-node 2 -m grpo_kit.cli train --engine trl`.
     """
+    if variant not in VARIANTS:
+        raise ValueError(f"unknown variant {variant!r}: choose one of {', '.join(VARIANTS)}")
+    if engine not in ("kit", "trl"):
+        raise ValueError(f"unknown engine {engine!r}: choose kit or trl")
     chosen, config = _choose(profile, policy, steps, output)
 
-    from grpo_kit import training
-    from grpo_kit.rewards import accuracy_reward, format_reward
+    import dataclasses
 
-    training.train(
-        chosen.load_policy(),
+    if engine == "trl":
+        from grpo_kit.trl_bridge import join
+        from grpo_kit.trl_bridge import train as made
+
+        join(chosen.device)
+    else:
+        from grpo_kit.training import train as made
+    from grpo_kit.reproduction.experiments import EXPERIMENTS
+
+    way = EXPERIMENTS["variants"].arms[VARIANTS[variant]]
+    config, trained = dataclasses.replace(config, **way.changes), chosen.load_policy()
+    made(
+        trained,
         chosen.load_task(),
-        [accuracy_reward, format_reward],
+        way.rewards(chosen, config, trained),
         config,
         output_dir=output,
         seed=seed,

@@ -8,6 +8,7 @@ judge       a judge's scores (notebook 03): added as published, as the only rewa
 verification  the five strategies of self-verification and its post-processing (notebook 04)
 meta        P("Yes") in place of labels (notebook 05): the paper's recipe, ours, and cures for the
             collapse of long runs
+engines     plain GRPO by the kit's trainer and by TRL's (notebook 08)
 flow        a planner in a system of agents (notebook 06): the paper's advantage and its reward at
             every turn, what differs from them, and fine-tuning on traces
 """
@@ -133,6 +134,12 @@ def _plain(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callabl
 
 
 PLAIN = Arm(_plain, options={"rewards": "plain"})
+
+
+def _trained_by_trl(*arguments, **options) -> Run:
+    from grpo_kit import trl_bridge  # seconds, and not needed for the other arms
+
+    return trl_bridge.train(*arguments, **options)
 
 
 def _diverse(changes: Mapping[str, object] | None = None, **options) -> Arm:
@@ -519,6 +526,18 @@ EXPERIMENTS = {
         curves=("meta/p_yes", "eval/pass@1"),
         watch=few_labels,
         evaluations=10,
+        show=answers_to_read,
+    ),
+    "engines": Experiment(
+        "Does TRL's trainer, given the same config, learn as much as the kit's?",
+        {
+            "kit": PLAIN,
+            "TRL": Arm(
+                _plain, options={"rewards": "plain", "engine": "TRL"}, train=_trained_by_trl
+            ),
+        },
+        sizes=_small(max_steps=40),
+        evaluations=4,
         show=answers_to_read,
     ),
     "flow": Experiment(

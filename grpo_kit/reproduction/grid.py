@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,14 +64,16 @@ class Arm:
     """One way to train.
 
     `rewards` are made anew for a run; `changes` are to the config; `collector`, made for a profile,
-    is how its steps collect what they learn from (see `train`). `options` tell what rewards and
-    collector are made with: other options are another run.
+    is how its steps collect what they learn from (see `train`). `train` makes the run: the kit's,
+    or `trl_bridge.train`, which is called alike. `options` tell what rewards and collector are made
+    with, and by what they are trained: other options are another run.
     """
 
     rewards: Rewards
     changes: Mapping[str, object] = field(default_factory=dict)
     options: Mapping[str, object] = field(default_factory=dict)
     collector: Callable[[Profile], Callable] | None = None
+    train: Callable[..., Run] = train
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ def run_arm(
         commits = _commits(folder / "commits.txt", origin["commit"])
         task, base = (experiment.task or profile.load_task)(), profile.load_policy()
         policy, way = profile.load_policy(), experiment.arms[arm]
-        run = train(
+        run = way.train(
             policy,
             task,
             way.rewards(profile, config, policy),
@@ -184,13 +187,15 @@ def run_arm(
             output_dir=folder,
             seed=seed,
             resume=True,
-            collector=way.collector and way.collector(profile),
             measure=experiment.watch and experiment.watch(profile, base, task, config),
+            **({"collector": way.collector(profile)} if way.collector else {}),
         )
         trained = Trained(run, policy, base, task, profile, config)
         record = record_of(name, arm, experiment, trained, origin | {"commit": commits})
         record.write(results)
         (folder / CHECKPOINT).unlink(missing_ok=True)
+        for checkpoint in folder.glob("checkpoint-*"):  # TRL's
+            shutil.rmtree(checkpoint)
         return record
 
 

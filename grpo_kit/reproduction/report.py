@@ -46,6 +46,7 @@ HEADINGS = {
     "verification": "Self-verification",
     "meta": 'P("Yes") as reward',
     "flow": "Flow-GRPO",
+    "engines": "The kit and TRL",
 }
 AXES = {"variants": ("step", "num_generated_tokens", "seconds")}  # others: the experiment's own
 COST = {"tokens": "generated tokens", "seconds": "seconds"}  # of a run, evaluations left out

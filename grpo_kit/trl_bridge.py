@@ -134,19 +134,17 @@ def grpo_trainer(
     check_task(task, rewards, config)
     processes = join(policy.device.type)
     args = trl_config(config, policy, processes, **overrides)
-    trainer = _Trainer(
-        model=policy.model,
-        reward_funcs=[
-            whole_groups(reward) if hasattr(reward, "num_generations") else reward
-            for reward in rewards
-        ],
-        args=args,
-        train_dataset=task.train,
-        processing_class=policy.tokenizer,
-    )
-    if trainer.ref_model is not None and processes == 1:
-        # TRL loads it by name, which may be another revision, or not what the policy is by now
-        trainer.ref_model.load_state_dict(policy.model.state_dict())
+    with _as_reference(policy, Path(args.output_dir)) if args.beta else nullcontext():
+        trainer = _Trainer(
+            model=policy.model,
+            reward_funcs=[
+                whole_groups(reward) if hasattr(reward, "num_generations") else reward
+                for reward in rewards
+            ],
+            args=args,
+            train_dataset=task.train,
+            processing_class=policy.tokenizer,
+        )
     names = [reward_name(reward) for reward in rewards]
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_RunFiles(trainer, policy, task, config, names, measure))
@@ -224,6 +222,25 @@ def _ended(output_dir: Path, why: str = "") -> str:
     last = last_checkpoint(output_dir)
     how = f"resume, from {last.name}" if last else "start again, there is no checkpoint yet"
     return f"another process of this run has ended, so this one stops{why}: {how} in {output_dir}."
+
+
+@contextmanager
+def _as_reference(policy: Policy, output_dir: Path) -> Iterator[None]:
+    """Let TRL find the policy as it is now where it looks for the reference model.
+
+    It loads that by the name of the policy's, which may have another revision on the Hub, or may
+    not be what the policy is by now. (With LoRA it switches the adapter off, and loads nothing.)
+    """
+    config, folder = policy.model.config, output_dir / "reference"
+    named = config._name_or_path
+    if PartialState().is_main_process and not hasattr(policy.model, "disable_adapter"):
+        policy.model.save_pretrained(folder)
+    PartialState().wait_for_everyone()
+    config._name_or_path = str(folder)
+    try:
+        yield
+    finally:
+        config._name_or_path = named
 
 
 # --- what TRL's trainer does otherwise ------------------------------------------------------------

@@ -1,0 +1,292 @@
+"""Under TRL the same run: every field arrives or is refused, rewards and files are the same."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from two_processes import Letters
+
+from grpo_kit import trl_bridge
+from grpo_kit.config import PROFILES, GRPOConfig
+from grpo_kit.reproduction.grid import Arm, Experiment, run_grid
+from grpo_kit.rewards import DiversityReward, accuracy_reward, format_reward
+from grpo_kit.tasks.word_problems import word_problems
+from grpo_kit.training import HISTORY, RUN
+
+SMALL = GRPOConfig(
+    max_steps=2,
+    learning_rate=1e-3,
+    num_generations=4,
+    generation_batch_size=8,
+    max_completion_length=8,
+    eval_prompts=4,
+    num_generations_eval=2,
+    eval_steps=1,
+    save_steps=1,
+)
+SCRIPT = Path(__file__).with_name("two_processes.py")
+
+
+def small(**changes) -> GRPOConfig:
+    return dataclasses.replace(SMALL, **changes)
+
+
+# --- the config -----------------------------------------------------------------------------------
+
+
+def test_every_field_is_mapped_or_refused():
+    known = (*trl_bridge.SAME, *trl_bridge.REFUSED, *trl_bridge.OURS)
+    assert sorted(known) == sorted(field.name for field in dataclasses.fields(GRPOConfig))
+
+
+OTHER = {
+    "learning_rate": 3e-4, "lr_scheduler_type": "cosine", "warmup_steps": 3, "weight_decay": 0.1,
+    "adam_beta1": 0.8, "adam_beta2": 0.99, "max_grad_norm": 0.5, "num_generations": 2,
+    "generation_batch_size": 16, "num_iterations": 2, "max_completion_length": 9,
+    "temperature": 0.7, "loss_type": "cispo", "epsilon": 0.1, "epsilon_high": 5.0, "beta": 0.1,
+    "use_bias_correction_kl": False, "importance_sampling_level": "sequence",
+    "scale_rewards": "none", "multi_objective_aggregation": "normalize_then_sum",
+    "mask_truncated_completions": True,
+}  # fmt: skip
+
+
+def test_what_is_called_alike_arrives(policy, tmp_path):
+    config = small(**OTHER)
+    args = trl_bridge.trl_config(config, policy, output_dir=str(tmp_path))
+    for name in trl_bridge.SAME:
+        assert getattr(args, name) == getattr(config, name), name
+    assert set(OTHER) | {"top_p", "top_k"} == set(trl_bridge.SAME)
+    assert args.max_steps == config.max_steps * 2, "TRL counts optimiser steps"
+    assert args.logging_steps == args.save_steps == 2
+    weighted = trl_bridge.trl_config(
+        small(reward_weights=(1.0, 0.5)), policy, output_dir=str(tmp_path), learning_rate=1.0
+    )
+    assert weighted.reward_weights == [1.0, 0.5] and weighted.learning_rate == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"dynamic_sampling_rounds": 2}, "dynamic_sampling_rounds is 2, which TRL's trainer does"),
+        ({"importance_sampling_cap": 2.0}, "only where vLLM samples: use use_vllm=True"),
+        (
+            {"max_generated_tokens": 100, "lr_scheduler_type": "constant"},
+            "TRL counts steps only: give max_steps",
+        ),
+    ],
+)
+def test_what_trl_cannot_do_is_refused_in_a_sentence(policy, tmp_path, changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        trl_bridge.trl_config(small(**changes), policy, output_dir=str(tmp_path))
+
+
+@given(
+    processes=st.integers(1, 8),
+    rows=st.integers(1, 32),
+    passes=st.integers(1, 12),
+)
+def test_an_optimiser_step_has_as_many_completions_whoever_shares_them(processes, rows, passes):
+    config = small(
+        num_generations=2,
+        generation_batch_size=2 * rows * passes,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=passes,
+    )
+    try:
+        shared = trl_bridge._batches(config, processes)
+    except ValueError as error:
+        assert f"{processes} processes cannot share the {rows * passes} completions" in str(error)
+        assert (rows * passes) % processes or passes % processes
+        return
+    device, accumulated = shared.values()
+    assert device * accumulated * processes == rows * passes
+    assert device <= rows, "no more memory than one process needs"
+
+
+# --- a run ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(new_policy, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trl")
+    return trl_bridge.train(
+        new_policy(), word_problems(), [accuracy_reward, format_reward],
+        small(gradient_accumulation_steps=2, per_device_train_batch_size=2), output_dir=folder,
+        seed=1, measure=lambda policy: {"meta/p_yes": 0.5},
+    )  # fmt: skip
+
+
+def test_history_and_run_file_have_the_form_of_the_kits(run):
+    assert [row["step"] for row in run.history] == [0, 1, 2], "generation batches, not updates"
+    lines = (run.output_dir / HISTORY).read_text().splitlines()
+    assert [json.loads(line) for line in lines] == run.history
+    told = json.loads((run.output_dir / RUN).read_text())
+    assert told["history"] == run.history and told["seed"] == 1 and told["start"] == run.start
+    assert told["config"] == json.loads(json.dumps(dataclasses.asdict(run.config)))
+    assert run.start["rewards"] == ["accuracy_reward", "format_reward"]
+    assert run.start["collector"].startswith("TRL 1.")
+    for row in run.history:
+        assert {"eval/greedy", "eval/pass@1", "eval/pass@2", "meta/p_yes"} <= set(row)
+        assert all(isinstance(value, (int, float)) for value in row.values())
+    assert {"reward", "reward_std", "entropy", "grad_norm", "completions/mean_length", "step_time",
+            "rewards/format_reward/mean"} <= set(run.history[1])  # fmt: skip
+    lengths = [round(8 * row["completions/mean_length"]) for row in run.history[1:]]
+    assert [row["num_generated_tokens"] for row in run.history] == [0, lengths[0], sum(lengths)]
+
+
+def test_a_resumed_run_goes_on_from_the_last_whole_checkpoint(run, new_policy, tmp_path):
+    """One that a killed run left half written is passed over."""
+    folder = run.output_dir
+    before = (folder / HISTORY).read_text().splitlines()
+    broken = folder / "checkpoint-9"
+    broken.mkdir()
+    (broken / "trainer_state.json").write_text('{"global_st')
+    assert trl_bridge.last_checkpoint(folder).name == "checkpoint-4"
+    longer = dataclasses.replace(run.config, max_steps=3)
+    resumed = trl_bridge.train(
+        new_policy(), word_problems(), [accuracy_reward, format_reward], longer,
+        output_dir=folder, seed=1, resume=True,
+    )  # fmt: skip
+    after = (folder / HISTORY).read_text().splitlines()
+    assert after[:3] == before and len(after) == 4
+    assert [row["step"] for row in resumed.history] == [0, 1, 2, 3]
+    tokens = [row["num_generated_tokens"] for row in resumed.history]
+    assert tokens == sorted(set(tokens))
+    assert trl_bridge.last_checkpoint(tmp_path) is None
+
+
+def test_what_one_reward_cannot_score_is_out_of_its_group(policy, tmp_path):
+    """TRL alone counts a None beside other rewards as 0."""
+    tables = []
+
+    def half(completions, **columns):
+        return [None if i % 2 else 1.0 for i in range(len(completions))]
+
+    def watched(completions, **columns):
+        return [None] * len(completions)
+
+    trainer = trl_bridge.grpo_trainer(
+        policy, word_problems(), [format_reward, half, watched],
+        small(max_steps=1, eval_prompts=0, reward_weights=(1, 1, 0)),
+        output_dir=str(tmp_path), save_strategy="no",
+    )  # fmt: skip
+    plain = trainer._calculate_rewards
+    trainer._calculate_rewards = lambda *given: tables.append(plain(*given)) or tables[-1]
+    trainer.train()
+    missing = tables[0].isnan()
+    assert missing[1::2].all() and not missing[::2, :2].any(), (
+        "a reward of weight 0 is only watched"
+    )
+
+
+def test_a_run_that_nothing_can_be_scored_of_stops_with_a_sentence(policy, tmp_path):
+    def unable(completions, **columns):
+        return [None] * len(completions)
+
+    with pytest.raises(RuntimeError, match=r"no completion could be scored for 2 .* what unable"):
+        trl_bridge.train(
+            policy, word_problems(), [unable], small(max_steps=5, max_unscored_steps=2),
+            output_dir=tmp_path, seed=0,
+        )  # fmt: skip
+
+
+def test_the_reference_is_the_policy_as_it_is_now(policy, tmp_path):
+    """TRL loads one by name, which is what the policy once was."""
+    with torch.no_grad():
+        policy.model.get_input_embeddings().weight += 0.1
+    trainer = trl_bridge.grpo_trainer(
+        policy, word_problems(), [format_reward], small(beta=0.1), output_dir=str(tmp_path)
+    )
+    ours, theirs = policy.model.state_dict(), trainer.ref_model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_policy_task_rewards_and_config_are_checked_first(policy, tmp_path):
+    with pytest.raises(ValueError, match="there are no rewards"):
+        trl_bridge.grpo_trainer(policy, word_problems(), [], SMALL, output_dir=str(tmp_path))
+
+    def needs(completions, reference, **columns): ...
+
+    with pytest.raises(ValueError, match="needs a column 'reference'"):
+        trl_bridge.grpo_trainer(policy, word_problems(), [needs], SMALL, output_dir=str(tmp_path))
+
+
+def test_a_grid_makes_runs_by_trl_beside_the_kits(saved_policy, tmp_path):
+    """They are records of the same form, and their checkpoints do not stay."""
+    profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy), config=SMALL)
+    rewards = lambda *given: [format_reward]  # noqa: E731
+    arms = {
+        "kit": Arm(rewards),
+        "TRL": Arm(rewards, options={"engine": "TRL"}, train=trl_bridge.train),
+    }
+    experiment = Experiment("?", arms)
+    where = {"results": tmp_path / "results", "work": tmp_path / "work"}
+    kit, by_trl = run_grid("both", experiment, profile, [0], **where)
+    assert set(kit.evaluation) <= set(by_trl.evaluation)
+    assert by_trl.start["collector"].startswith("TRL") and by_trl.seconds > 0
+    assert not list((tmp_path / "work").rglob("checkpoint*"))
+
+
+# --- several processes ----------------------------------------------------------------------------
+
+
+def launch(*arguments) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port",
+         "0", "--standalone", str(SCRIPT), *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_rewards_of_two_processes_equal_those_of_one_though_a_group_lies_in_both(tmp_path):
+    """24 completions in groups of 8: the second group is split between the processes."""
+    process = launch("rewards", tmp_path)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said[-2000:]
+    ranks = json.loads((tmp_path / "seen.json").read_text())
+    assert [row["rank"] for row in ranks] == [0, 1]
+    steps = [[rank["seen"][i : i + 2] for i in (0, 2)] for rank in ranks]
+    for first, second in zip(*steps, strict=True):
+        for mine, theirs in zip(first, second, strict=True):
+            assert len(mine["values"]) == len(theirs["values"]) == 12
+        names = ("prompts", "completions", "answer")
+        batch = {name: first[0][name] + second[0][name] for name in names}
+        batch["completion_ids"] = None
+        assert [len(set(batch["answer"][i : i + 8])) for i in (0, 8, 16)] == [1, 1, 1]
+        assert first[0]["values"] + second[0]["values"] == accuracy_reward(**batch)
+        alone = DiversityReward(8, Letters(), weight_end=0.5)(**batch)
+        assert first[1]["values"] + second[1]["values"] == pytest.approx(alone)
+
+
+@pytest.mark.slow
+def test_where_one_process_is_killed_the_other_says_so_and_the_run_can_be_resumed(tmp_path):
+    process = launch("train", tmp_path, 40)
+    checkpoint = tmp_path / "run" / "checkpoint-2" / "trainer_state.json"
+    waited = time.monotonic()
+    while not checkpoint.exists() and time.monotonic() - waited < 240:
+        assert process.poll() is None, process.communicate()[0][-2000:]
+        time.sleep(0.2)
+    os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGKILL)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode != 0
+    told = (tmp_path / "said-0").read_text()
+    assert "another process of this run has ended" in told and "resume, from checkpoint-" in told
+    last = trl_bridge.last_checkpoint(tmp_path / "run")
+    step = int(last.name.split("-")[1])
+    assert f"from {last.name} " in told and step >= 2
+    process = launch("train", tmp_path, step + 1, "resume")
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said[-2000:]
+    rows = [json.loads(line) for line in (tmp_path / "run" / HISTORY).read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(step + 2))

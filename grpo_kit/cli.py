@@ -164,6 +164,53 @@ def train(
     typer.echo(f"{config.max_steps} steps; history in {output / 'history.jsonl'}")
 
 
+@app.command("plan")
+def plan_run(
+    profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "paper",
+    gpus: Annotated[int, typer.Option(help="How many.")] = 1,
+    gpu: Annotated[str, typer.Option(help="T4, L4, A100-40, A100-80, H100 or H200.")] = "H100",
+    engine: Annotated[
+        str | None, typer.Option(help="kit, trl or trl+vllm; kit on one GPU, else trl+vllm.")
+    ] = None,
+    sharded: Annotated[
+        bool, typer.Option("--sharded", help="Spread the weights over the GPUs (ZeRO-3, FSDP).")
+    ] = False,
+    price: Annotated[float | None, typer.Option(help="Of an hour of one GPU.")] = None,
+    prompt_length: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 200,
+    mean_share: Annotated[
+        float, typer.Option(help="Mean length of a completion, as a share of the longest.")
+    ] = 0.5,
+    reached: Annotated[
+        float | None, typer.Option(help="Share of the hardware's limits that is reached.")
+    ] = None,
+) -> None:
+    """Count the memory, time and cost of a profile's run, before it is started.
+
+    Exit code 1 where it does not fit.
+    """
+    from grpo_kit.config import PROFILES
+    from grpo_kit.plan import REACHED, advice, plan, table
+
+    if profile not in PROFILES:
+        raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
+    chosen = PROFILES[profile]
+    made = plan(
+        chosen,
+        gpus=gpus,
+        gpu=gpu,
+        engine=engine or ("kit" if gpus == 1 else "trl+vllm"),
+        sharded=sharded,
+        prompt_length=prompt_length,
+        mean_share=mean_share,
+        reached=reached or REACHED,
+    )
+    from rich.console import Console
+
+    Console().print(table(made, price))
+    typer.echo(advice(chosen, made))
+    raise typer.Exit(int(made.room < 0))
+
+
 def _choose(profile: str, policy: Path | None, steps: int | None, output: Path) -> tuple:
     """The profile and config that the options mean; the output folder is made, or refused."""
     import dataclasses

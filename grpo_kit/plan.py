@@ -1,0 +1,324 @@
+"""What a run takes before it is started: memory by part, time and money. `grpo-kit plan`.
+
+Counted from the model's shape and the config, not measured: weights, gradients and optimiser
+exactly, activations by a formula that the tests hold against what autograd keeps, and time as the
+least that the hardware allows, divided by the share of it that is reached (`reached`, a guess until
+`grpo-kit bench` has measured it on such a machine).
+
+The limits: a decode step reads all weights and the cache of all rows, or computes 2 N per row; an
+update computes 6 N a token (4 N where only LoRA weights get a gradient).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_kit.config import Profile
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder's dimensions, as transformers' configs name them."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    intermediate_size: int
+    vocab_size: int
+    tie_word_embeddings: bool
+    head_dim: int = 0  # 0 = hidden_size / num_attention_heads
+    qkv_bias: bool = True  # Qwen2 has them
+    head_norms: bool = False  # Qwen3 has them
+
+    @classmethod
+    def of(cls, config: Any) -> Shape:
+        """Of a transformers config of the Qwen2, Qwen3 or Llama family."""
+        names = list(cls.__dataclass_fields__)[:7]
+        return cls(
+            *(getattr(config, name) for name in names),
+            head_dim=getattr(config, "head_dim", None) or 0,
+            qkv_bias=getattr(config, "attention_bias", config.model_type == "qwen2"),
+            head_norms=config.model_type == "qwen3",
+        )
+
+    @property
+    def head(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def query_size(self) -> int:
+        return self.num_attention_heads * self.head
+
+    @property
+    def key_value_size(self) -> int:
+        return self.num_key_value_heads * self.head
+
+    @property
+    def linear_sizes(self) -> list[tuple[int, int]]:
+        """(in, out) of the linear layers of a block, those that LoRA is put on."""
+        h, m = self.hidden_size, self.intermediate_size
+        q, kv = self.query_size, self.key_value_size
+        return [(h, q), (h, kv), (h, kv), (q, h), (h, m), (h, m), (m, h)]
+
+    @property
+    def parameters(self) -> int:
+        h = self.hidden_size
+        block = sum(a * b for a, b in self.linear_sizes) + 2 * h
+        block += self.qkv_bias * (self.query_size + 2 * self.key_value_size)
+        block += self.head_norms * 2 * self.head
+        embeddings = self.vocab_size * h * (1 if self.tie_word_embeddings else 2)
+        return self.num_hidden_layers * block + embeddings + h
+
+    def lora_parameters(self, rank: int) -> int:
+        return self.num_hidden_layers * rank * sum(a + b for a, b in self.linear_sizes)
+
+    def cache_bytes(self, width: int = 2) -> int:
+        """Of the keys and values of one token."""
+        return 2 * self.num_hidden_layers * self.key_value_size * width
+
+    def activation_bytes(self, width: int = 2) -> int:
+        """What autograd keeps of one token in all blocks, in arithmetic of `width` bytes.
+
+        Of a block: queries, keys, values and what attention returns; gate, up, what becomes of
+        them; in 4 bytes what the two normalisations work with.
+        """
+        h, m = self.hidden_size, self.intermediate_size
+        narrow = 2 * self.query_size + 2 * self.key_value_size + 4 * m + (h if width < 4 else 0)
+        return self.num_hidden_layers * (narrow * width + 24 * h + 4 * self.num_attention_heads)
+
+
+SHAPES = {  # of the models that profiles name, so that planning needs no Hub
+    "Qwen/Qwen2.5-0.5B-Instruct": Shape(896, 24, 14, 2, 4864, 151_936, True),
+    "Qwen/Qwen2.5-1.5B": Shape(1536, 28, 12, 2, 8960, 151_936, True),
+    "Qwen/Qwen2.5-7B-Instruct": Shape(3584, 28, 28, 4, 18_944, 152_064, False),
+    "Qwen/Qwen3-32B": Shape(5120, 64, 64, 8, 25_600, 151_936, False, 128, False, True),
+}
+
+
+@dataclass(frozen=True)
+class GPU:
+    """By its data sheet: GiB, GB/s, and TFLOP/s of dense 16-bit arithmetic."""
+
+    memory: float
+    bandwidth: float
+    tflops: float
+
+
+GPUS = {
+    "T4": GPU(15, 320, 65),
+    "L4": GPU(22, 300, 121),
+    "A100-40": GPU(40, 1555, 312),
+    "A100-80": GPU(80, 2039, 312),
+    "H100": GPU(80, 3350, 989),
+    "H200": GPU(141, 4800, 989),
+}
+ENGINES = ("kit", "trl", "trl+vllm")
+RESERVE = 1.5  # GiB of context, kernels and what the allocator cannot hand out again
+REACHED = 0.3  # of the limits; a guess, see the module's docstring
+VLLM_SHARE = 0.3  # of a GPU, TRL's default
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run takes: GiB a GPU by part, seconds a step by part, hours in all."""
+
+    memory: dict[str, float]
+    seconds: dict[str, float]
+    tokens_per_second: float  # generated, all GPUs together, while generating
+    hours: float
+    gpus: int
+    gpu: str
+
+    @property
+    def total(self) -> float:
+        return sum(self.memory.values())
+
+    @property
+    def room(self) -> float:
+        """GiB of a GPU that are left, negative where it is too small."""
+        return GPUS[self.gpu].memory - self.total
+
+
+def shape_of(profile: Profile) -> Shape:
+    """The shape of the profile's policy: known, or read from its folder or the Hub's config."""
+    if profile.policy in SHAPES:
+        return SHAPES[profile.policy]
+    from transformers import AutoConfig
+
+    from grpo_kit.paths import data_dir
+
+    folder = data_dir() / profile.policy
+    source = folder if folder.is_dir() else profile.policy
+    return Shape.of(AutoConfig.from_pretrained(source, revision=profile.revision))
+
+
+def plan(
+    profile: Profile,
+    *,
+    gpus: int = 1,
+    gpu: str = "H100",
+    engine: str = "kit",
+    sharded: bool = False,
+    prompt_length: int = 200,
+    mean_share: float = 0.5,
+    reached: float = REACHED,
+) -> Plan:
+    """Count what a run of the profile takes on `gpus` of a kind.
+
+    Args:
+        engine: "kit" runs on one GPU; "trl" shares the batch among all; "trl+vllm" samples by vLLM
+            on the same GPUs.
+        sharded: weights, gradients and optimiser spread over the GPUs (ZeRO-3, FSDP).
+        prompt_length: tokens of a prompt, with the chat template.
+        mean_share: of `max_completion_length`, how long a completion is in the mean.
+        reached: the share of the hardware's limits that is reached.
+
+    Judges, embedders and their GPUs are not counted. Raises ValueError for what does not go
+    together.
+    """
+    if gpu not in GPUS:
+        raise ValueError(f"unknown GPU {gpu!r}: choose among {', '.join(GPUS)}.")
+    if engine not in ENGINES:
+        raise ValueError(f"unknown engine {engine!r}: choose among {', '.join(ENGINES)}.")
+    if gpus < 1 or (engine == "kit" and (gpus > 1 or sharded)):
+        raise ValueError(
+            f"{gpus} GPUs: the kit's own trainer runs on one, choose engine 'trl' for more."
+            if engine == "kit"
+            else f"gpus is {gpus}, it must be at least 1."
+        )
+    if not (0 < mean_share <= 1 and 0 < reached <= 1):
+        raise ValueError("mean_share and reached are shares: more than 0, at most 1.")
+    shape, config, machine = shape_of(profile), profile.config, GPUS[gpu]
+    memory = _memory(profile, shape, gpus, machine, engine, sharded, prompt_length)
+    seconds, tokens = _seconds(
+        profile,
+        shape,
+        gpus,
+        machine,
+        engine,
+        prompt_length,
+        mean_share * config.max_completion_length,
+    )
+    seconds = {part: value / reached for part, value in seconds.items()}
+    evaluations = (
+        1
+        + config.eval_on_start
+        + ((config.max_steps - 1) // config.eval_steps if config.eval_steps else 0)
+    )
+    evaluated = config.eval_prompts * (1 + config.num_generations_eval)
+    one = seconds["generation"] * evaluated / config.generation_batch_size * gpus
+    hours = (config.max_steps * sum(seconds.values()) + evaluations * one) / 3600
+    return Plan(memory, seconds, tokens / seconds["generation"], hours, gpus, gpu)
+
+
+def _memory(
+    profile: Profile, shape: Shape, gpus: int, machine: GPU, engine: str, sharded: bool, prompt: int
+) -> dict[str, float]:
+    config, full = profile.config, not profile.lora_rank
+    n, width = shape.parameters, 4 if profile.dtype == "float32" else 2
+    trained = (n if full else shape.lora_parameters(profile.lora_rank)) * (width if full else 4)
+    spread = gpus if sharded else 1
+    rows = config.optimizer_batch_size // config.gradient_accumulation_steps
+    if engine != "kit":
+        rows = max(1, rows // gpus)
+    sampled = config.generation_batch_size // (gpus if engine != "kit" else config.rollout_chunks)
+    length = config.max_completion_length
+    group = config.num_generations if engine == "kit" else 1  # the kit runs a prompt once a group
+    tokens = rows * length + max(1, rows // group) * prompt
+    if engine == "kit":
+        from grpo_kit.generation import LOGITS_BUDGET
+
+        logits = 2 * LOGITS_BUDGET[1] * 4
+    else:
+        logits = rows * length * shape.vocab_size * (4 + 2)
+    sampling = {"cache of sampling": sampled * (prompt + length) * shape.cache_bytes()}
+    if engine == "trl+vllm":
+        sampling = {"vLLM": VLLM_SHARE * machine.memory * GIB}
+    elif sharded:
+        sampling["weights gathered to sample"] = n * width
+    parts = {
+        "weights": n * width / spread + (0 if full else trained),
+        "gradients": trained / spread,
+        "optimiser": 2 * trained / spread,
+        "reference": (n * width / spread) if config.beta and full else 0,
+        "activations": tokens * shape.activation_bytes(),
+        "logits": logits,
+        **sampling,
+        "reserve": RESERVE * GIB,
+    }
+    return {part: value / GIB for part, value in parts.items() if value}
+
+
+def _seconds(
+    profile: Profile, shape: Shape, gpus: int, machine: GPU, engine: str, prompt: int, mean: float
+) -> tuple[dict[str, float], float]:
+    """The least that a step can take, and the tokens that it generates."""
+    config, n = profile.config, shape.parameters
+    rows, bandwidth, flops = (
+        config.generation_batch_size / gpus, machine.bandwidth * 1e9, machine.tflops * 1e12
+    )  # fmt: skip
+    prompts = rows / config.num_generations
+    weights = n * (2 if engine == "trl+vllm" or profile.lora_rank else 4)
+    read = config.max_completion_length * weights
+    read += rows * mean * (prompt + mean / 2) * shape.cache_bytes()
+    computed = 2 * n * (rows * mean + prompts * prompt)
+    trained = 6 if not profile.lora_rank else 4
+    shared = prompts if engine == "kit" else rows
+    passes = config.num_iterations
+    update = trained * n * (rows * mean + shared * prompt) * passes / flops
+    if config.beta:
+        update += 2 * n * (rows * mean + shared * prompt) / flops
+    generation = max(read / bandwidth, computed / flops)
+    return {"generation": generation, "update": update}, config.generation_batch_size * mean
+
+
+def advice(profile: Profile, made: Plan) -> str:
+    """Whether it fits, in a sentence; where it does not, what to lower first."""
+    if made.room >= 0:
+        return f"It fits: {made.total:.1f} of {GPUS[made.gpu].memory:.0f} GiB."
+    config = profile.config
+    rows = config.optimizer_batch_size // config.gradient_accumulation_steps
+    ways = {
+        "weights": "train LoRA weights (lora_rank=32) or take a smaller model",
+        "gradients": "train LoRA weights (lora_rank=32)",
+        "optimiser": "train LoRA weights (lora_rank=32), or spread it over GPUs (--sharded)",
+        "reference": "leave out the KL term (beta=0)",
+        "activations": f"lower per_device_train_batch_size ({rows}) and raise "
+        "gradient_accumulation_steps",
+        "logits": f"lower per_device_train_batch_size ({rows}) and raise "
+        "gradient_accumulation_steps",
+        "cache of sampling": "lower generation_batch_size or max_completion_length, or raise "
+        "rollout_chunks",
+        "vLLM": "lower vllm_gpu_memory_utilization, or give vLLM a GPU of its own",
+        "weights gathered to sample": "sample by vLLM",
+    }
+    largest = sorted(made.memory, key=made.memory.get, reverse=True)
+    told = dict.fromkeys(ways[part] for part in largest if part in ways)
+    parts = ", ".join(f"{part} {made.memory[part]:.1f}" for part in largest[:4])
+    return (
+        f"It does not fit: {made.total:.1f} GiB are needed ({parts}), a {made.gpu} has "
+        f"{GPUS[made.gpu].memory:.0f}. {'; or '.join(list(told)[:3])}."
+    )
+
+
+def table(made: Plan, price: float | None = None) -> Any:
+    """The plan as a table for a terminal."""
+    from rich.table import Table
+
+    rows = Table("", title=f"{made.gpus} x {made.gpu}")
+    rows.add_column("", justify="right")
+    for part, gib in made.memory.items():
+        rows.add_row(part, f"{gib:.2f} GiB")
+    rows.add_row("a GPU in all", f"{made.total:.1f} of {GPUS[made.gpu].memory:.0f} GiB")
+    rows.add_section()
+    for part, seconds in made.seconds.items():
+        rows.add_row(f"{part}, a step", f"{seconds:.1f} s")
+    rows.add_row("tokens a second, sampling", f"{made.tokens_per_second:,.0f}")
+    rows.add_row("the run, evaluations too", f"{made.hours:.2f} h")
+    if price is not None:
+        rows.add_row("cost", f"{made.hours * made.gpus * price:,.2f}")
+    return rows

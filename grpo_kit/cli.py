@@ -161,7 +161,67 @@ def train(
         seed=seed,
         resume=resume,
     )
-    typer.echo(f"{config.max_steps} steps; history in {output / 'history.jsonl'}")
+    if os.environ.get("RANK", "0") == "0":
+        from grpo_kit.models import save_policy
+
+        saved = save_policy(trained, output / "policy")
+        typer.echo(f"history: {output / 'history.jsonl'}, policy: {saved}")
+
+
+@app.command()
+def evaluate(
+    policy: Annotated[
+        str | None, typer.Option(help="Folder or Hub name, instead of the profile's policy.")
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="word_problems, gsm8k or math500; else the profile's.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with the task's rows, instead of the Hub.")
+    ] = None,
+    profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "tiny",
+    rows: Annotated[int | None, typer.Option(help="The first so many, instead of all.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Of an answer, instead of the profile's.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="File for the numbers.")] = Path(
+        "runs/evaluation.json"
+    ),
+) -> None:
+    """Greedy accuracy on a whole test set, strict and lenient, with n and intervals."""
+    import dataclasses
+    import json
+
+    from grpo_kit.config import PROFILES
+    from grpo_kit.paths import make_output_dir, write_atomic
+
+    if profile not in PROFILES:
+        raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
+    make_output_dir(output.parent)
+    chosen = PROFILES[profile]
+    if policy is not None:
+        here = Path(policy).resolve()
+        name = str(here) if here.is_dir() else policy
+        chosen = dataclasses.replace(chosen, policy=name, revision=None, lora_rank=0)
+
+    from grpo_kit.evaluation import TESTS, exam
+
+    name = task or chosen.task
+    if name not in TESTS:
+        raise ValueError(f"unknown task {name!r}: choose one of {', '.join(TESTS)}")
+    load, grade = TESTS[name]
+    found = exam(
+        chosen.load_policy(),
+        load(data).select(range(rows)) if rows else load(data),
+        grade,
+        max_new_tokens=max_new_tokens or chosen.config.max_completion_length,
+    )
+    told = {"task": name, "policy": policy or chosen.policy, **found}
+    write_atomic(output, json.dumps(told, indent=1) + "\n")
+    for reading in ("strict", "lenient"):
+        low, high = found[f"{reading}/low"], found[f"{reading}/high"]
+        typer.echo(f"{reading:8} {found[reading]:.3f} [{low:.3f}, {high:.3f}]")
+    typer.echo(f"n {found['n']}, cut off {found['truncated']:.1%}; {output}")
 
 
 @app.command("plan")

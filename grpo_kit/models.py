@@ -134,6 +134,19 @@ def load_policy(
     return Policy(model.to(device), tokenizer)
 
 
+def save_policy(policy: Policy, folder: str | Path) -> Path:
+    """Save model and tokenizer as `load_policy`, transformers and vLLM take them; the folder.
+
+    LoRA weights are merged into a copy of the model; the policy itself stays as it is.
+    """
+    model, folder = policy.model, Path(folder)
+    if hasattr(model, "merge_and_unload"):
+        model = copy.deepcopy(model).merge_and_unload()
+    model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    return folder
+
+
 def frozen_copy(policy: Policy) -> Policy:
     """An independent copy that no gradient reaches: a reference, an evaluator, a judge."""
     model = copy.deepcopy(policy.model).eval().requires_grad_(False)

@@ -7,15 +7,14 @@ and `test.jsonl`, one object with `question` and `answer` a line.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_kit.rewards.accuracy import parse_number
 from grpo_kit.tasks import Task
+from grpo_kit.tasks.source import read_splits
 
 if TYPE_CHECKING:
     import datasets
@@ -55,72 +54,21 @@ def gsm8k(
     give the dataset, ValueError for rows that are not GSM8K's or more rows asked for than there
     are. HF_HUB_OFFLINE=1 is honoured: the Hub's cache is used, and nothing else.
     """
-    folder = Path(path_or_name).expanduser()
-    if folder.is_dir() or _is_path(path_or_name):
-        read = _from_folder(folder)
-    else:
-        read = _from_hub(str(path_or_name), revision)
+    if revision is None and path_or_name == HUB_NAME:
+        revision = HUB_REVISION
+    read = read_splits(
+        path_or_name,
+        ("train", "test"),
+        config="main",
+        revision=revision,
+        of="a GSM8K folder",
+        url="https://github.com/openai/grade-school-math",
+    )
     return Task(
         name="gsm8k",
         train=_dataset(read["train"], "train", n_train, seed),
         test=_dataset(read["test"], "test", n_test, seed),
     )
-
-
-def _is_path(path_or_name: str | os.PathLike) -> bool:
-    """Can this only be a path? A name on the Hub is `name` or `owner/name`."""
-    text = os.fspath(path_or_name)
-    return (
-        not isinstance(path_or_name, str)
-        or text.startswith((".", "~", os.sep))
-        or text.count("/") > 1
-        or "\\" in text
-    )
-
-
-def _from_folder(folder: Path) -> dict[str, list]:
-    if missing := [n for n in ("train.jsonl", "test.jsonl") if not (folder / n).is_file()]:
-        what = f"lacks {' and '.join(missing)}" if folder.is_dir() else "is not a folder"
-        raise FileNotFoundError(
-            f"{str(folder)!r} {what}: a GSM8K folder holds train.jsonl and test.jsonl, as "
-            "published at https://github.com/openai/grade-school-math"
-        )
-    return {split: _read_jsonl(folder / f"{split}.jsonl") for split in ("train", "test")}
-
-
-def _read_jsonl(path: Path) -> list:
-    rows = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise ValueError(
-                    f"line {number} of {str(path)!r} is not JSON ({error}): fetch the file again"
-                ) from error
-    return rows
-
-
-def _from_hub(name: str, revision: str | None) -> dict[str, Iterable]:
-    # Imported here: `datasets` alone takes seconds, and `import grpo_kit` must not.
-    import datasets
-    import huggingface_hub
-
-    if revision is None and name == HUB_NAME:
-        revision = HUB_REVISION
-    try:
-        # load_dataset retries an unreachable Hub for half a minute; one request tells at once.
-        if not huggingface_hub.constants.HF_HUB_OFFLINE:
-            huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=10)
-        return datasets.load_dataset(name, "main", revision=revision)
-    except Exception as error:  # whatever the network, the Hub or its cache raises
-        raise RuntimeError(
-            f"the Hugging Face Hub did not give the dataset {name!r} ({type(error).__name__}): "
-            "check the name and the network, set HF_HUB_OFFLINE=1 if it is in the cache already, "
-            "or pass a local folder with train.jsonl and test.jsonl, gsm8k('path/to/folder')"
-        ) from error
 
 
 def _dataset(source: Iterable, split: str, n: int | None, seed: int) -> datasets.Dataset:

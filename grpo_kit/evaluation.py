@@ -1,0 +1,120 @@
+"""How many of a published test set a policy gets right, as papers report it. `grpo-kit evaluate`.
+
+Greedy, read twice, since published numbers are given both ways: *strict* wants the answer between
+`<answer>` tags, *lenient* takes what looks like the final answer. Each with n and a 95 % interval
+(Wilson's); baselines differ between sources, so run them in the same harness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from scipy.stats import binomtest
+from tqdm import tqdm
+
+from grpo_kit.generation import reply
+from grpo_kit.models import Policy
+from grpo_kit.rewards.accuracy import extract_answer, is_correct
+
+Grade = Callable[[str, str], tuple[bool, bool]]
+
+
+def grade_number(text: str, gold: str) -> tuple[bool, bool]:
+    """(strict, lenient) for an answer that is a number: GSM8K's, word problems'."""
+    return is_correct(extract_answer(text), gold), is_correct(extract_answer(text, True), gold)
+
+
+def grade_maths(text: str, gold: str) -> tuple[bool, bool]:
+    """(strict, lenient) for an answer in LaTeX, compared by math-verify.
+
+    Not for training: it takes milliseconds an answer, five seconds where it gives up, and runs in
+    the main thread only. Raises RuntimeError where math-verify is not installed.
+    """
+    try:
+        from math_verify import parse, verify
+    except ModuleNotFoundError as error:
+        raise RuntimeError(
+            'comparing mathematical answers needs math-verify: pip install "grpo-kit[math]"'
+        ) from error
+
+    wanted = parse(f"${gold}$")
+
+    def same(answer: str | None) -> bool:
+        return bool(answer) and len(answer) < 10_000 and verify(wanted, parse(answer))
+
+    tagged = extract_answer(text)
+    strict = tagged is not None and (same(tagged) or same(f"${tagged.strip('$')}$"))
+    return strict, strict or same(text)
+
+
+def _gsm8k(folder: Path | None):
+    from grpo_kit.tasks.gsm8k import gsm8k
+
+    return (gsm8k(folder) if folder else gsm8k()).test
+
+
+def _math500(folder: Path | None):
+    from grpo_kit.tasks.math500 import math500
+
+    return math500(folder) if folder else math500()
+
+
+def _word_problems(folder: Path | None):
+    from grpo_kit.tasks.word_problems import word_problems
+
+    if folder:
+        raise ValueError("the word problems come with the kit: leave out --data.")
+    return word_problems().test
+
+
+TESTS: dict[str, tuple[Callable, Grade]] = {  # name -> (rows, of a folder or the Hub; how graded)
+    "word_problems": (_word_problems, grade_number),
+    "gsm8k": (_gsm8k, grade_number),
+    "math500": (_math500, grade_maths),
+}
+
+
+def exam(
+    policy: Policy,
+    rows: Sequence[dict],
+    grade: Grade,
+    *,
+    max_new_tokens: int,
+    batch_size: int = 64,
+    progress: bool = True,
+) -> dict[str, float]:
+    """Greedy accuracy on `rows` (with `prompt` and `answer`), strict and lenient.
+
+    Returns `strict` and `lenient` (shares), the ends of their intervals as `strict/low`,
+    `strict/high` and so on, `truncated` (share of answers that `max_new_tokens` cut off),
+    `mean_length` (tokens) and `n`. Raises ValueError for no rows.
+    """
+    rows = list(rows)
+    if not rows:
+        raise ValueError("there are no rows to evaluate on.")
+    right: dict[str, int] = {"strict": 0, "lenient": 0}
+    cut = tokens = 0
+    bar = tqdm(total=len(rows), desc="exam", disable=not progress)
+    for start in range(0, len(rows), batch_size):
+        part = rows[start : start + batch_size]
+        rollouts = reply(
+            policy,
+            [row["prompt"] for row in part],
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            batch_size=batch_size,
+        )
+        texts = policy.decode(rollouts.completion_lists())
+        for text, row in zip(texts, part, strict=True):
+            for name, correct in zip(right, grade(text, row["answer"]), strict=True):
+                right[name] += correct
+        cut += int((~rollouts.finished).sum())
+        tokens += int(rollouts.lengths.sum())
+        bar.update(len(part))
+    bar.close()
+    n, found = len(rows), {}
+    for name, count in right.items():
+        interval = binomtest(count, n).proportion_ci(method="wilson")
+        found |= {name: count / n, f"{name}/low": interval.low, f"{name}/high": interval.high}
+    return found | {"truncated": cut / n, "mean_length": tokens / n, "n": n}

@@ -522,7 +522,7 @@ def sampled_mask(function: Callable) -> Verdict:
 
 
 def paired_median(function: Callable) -> Verdict:
-    """`function(there, here)`: of two arms' values by seed to the median of their differences."""
+    """`function(arm, baseline)`: of two arms' values by seed to the median of their differences."""
     cases = [
         (({0: 0.5, 1: 0.7, 2: 0.6}, {0: 0.4, 1: 0.5, 2: 0.3}), 0.2, "The middle of .1, .2, .3."),
         (

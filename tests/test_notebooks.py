@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from statistics import median
 
 import nbformat
 import numpy as np
@@ -26,7 +27,8 @@ from grpo_kit import self_verification as sv
 from grpo_kit.flow import Episode, Turn, episode_advantages
 from grpo_kit.notebooks import execute
 from grpo_kit.reproduction import statistics
-from grpo_kit.reproduction.claims import claims_text, reported_claims
+from grpo_kit.reproduction.claims import claims_text, load_claims, reported_claims
+from grpo_kit.reproduction.experiments import load_current
 from grpo_kit.rewards import (
     extract_answer,
     group_similarities,
@@ -384,6 +386,52 @@ def test_the_essays_of_07_are_on_every_claim_that_was_judged_with_the_verdict_of
     said = [pair for text in essays for pair in VERDICT.findall(text)]
     judged, _ = reported_claims()
     assert sorted(said) == sorted((one.claim.id, one.verdict) for one in judged if one.judgement)
+
+
+def test_what_the_essays_of_07_say_of_seeds_is_so():
+    claims, _ = load_claims()
+    records, _ = load_current(profile="tiny")
+    values = {
+        claim.id: claim.values([r for r in records if r.experiment == claim.experiment])
+        for claim in claims
+        if claim.profile == "tiny"
+    }
+    for name in ("diversity-accuracy", "judge-length", "p-yes-collapse-std"):
+        assert max(values[name]) < 0, (name, "in every seed")
+    for name in ("verify-helps-answers", "p-yes-reward-rises"):
+        assert min(values[name]) > 0, (name, "every run")
+    assert abs(median(values["diversity-accuracy"])) < 0.015, "about a hundredth"
+    assert max(values["p-yes-tracks"]) < -0.05, "every seed lies below"
+    assert max(values["truth-10"]) < -0.05, "still by more than the 0.05"
+    moved = sorted(values["generate-flat"])
+    assert moved[0] < 0.03 and 0.2 < moved[-1] < 0.3, "not at all, a quarter"
+    falls = sorted(values["p-yes-collapse"])
+    assert falls[0] < -0.1 and falls[-1] > -0.02, "in some runs it falls, others are at their best"
+    assert min(values["early-stopping"]) > -0.05, "not much below 0"
+
+    def change(arm):
+        runs = [r for r in records if (r.experiment, r.arm) == ("verification", arm)]
+        return median(r.change("eval/pass@1") for r in runs)
+
+    assert 0.05 < change("self-verify") / change("generate") < 0.15, "a tenth"
+    cured, rest = (
+        {r.seed: r.evaluation["fell"] for r in records if (r.experiment, r.arm) == ("meta", arm)}
+        for arm in ("truth 10 %", "our defaults")
+    )
+    common = [seed for seed in cured if seed in rest]
+    assert sum(cured[seed] < rest[seed] for seed in common) > len(common) / 2, "in most seeds"
+
+
+def test_who_is_ahead_in_07_is_ahead_in_its_table():
+    (cell,) = (c for c in read(FOLDER / "07_results.ipynb").cells if c.id == "equal")
+    page = BeautifulSoup(cell.outputs[1].data["text/html"], "html.parser")
+    rows = {r.th.text: [float(cell.text) for cell in r("td")] for r in page.tbody("tr")}
+    step, tokens, seconds = ({arm: row[i] for arm, row in rows.items()} for i in range(3))
+    plain, diversity, judge, verified, unlabelled = step
+    assert abs(step[plain] - step[judge]) < 0.015 and step[plain] > step[diversity]
+    assert step[diversity] > step[verified] > step[unlabelled]
+    assert all(abs(step[arm] - tokens[arm]) < 0.02 for arm in rows if arm != unlabelled)
+    assert max(seconds, key=seconds.get) == plain
 
 
 def test_the_numbers_that_the_prose_of_03_takes_from_its_table_stand_in_it():

@@ -127,6 +127,9 @@ def train(
     ),
     variant: Annotated[str, typer.Option(help=f"The rewards: {', '.join(VARIANTS)}.")] = "basic",
     engine: Annotated[str, typer.Option(help="Whose trainer: kit or trl.")] = "kit",
+    vllm: Annotated[
+        str | None, typer.Option(help="TRL samples by vLLM: colocate or server.")
+    ] = None,
 ) -> None:
     """Train a policy by GRPO.
 
@@ -139,19 +142,27 @@ def train(
         raise ValueError(f"unknown engine {engine!r}: choose kit or trl")
     chosen, config = _choose(profile, policy, steps, output)
 
+    if vllm and engine != "trl":
+        raise ValueError("--vllm is for TRL's trainer: add --engine trl, or leave it out")
+
     import dataclasses
 
+    processes, sharded, options = 1, False, {}
     if engine == "trl":
-        from grpo_kit.trl_bridge import join
-        from grpo_kit.trl_bridge import train as made
+        from grpo_kit import trl_bridge
 
-        join(chosen.device)
+        processes, sharded = trl_bridge.join(chosen.device), trl_bridge.is_sharded()
+        options = trl_bridge.vllm_options(vllm) if vllm else {}
+        made = trl_bridge.train
     else:
         from grpo_kit.training import train as made
     from grpo_kit.reproduction.experiments import EXPERIMENTS
 
     way = EXPERIMENTS["variants"].arms[VARIANTS[variant]]
-    config, trained = dataclasses.replace(config, **way.changes), chosen.load_policy()
+    config = dataclasses.replace(config, **way.changes)
+    if chosen.device == "cuda":
+        _check_room(dataclasses.replace(chosen, config=config), processes, engine, vllm, sharded)
+    trained = chosen.load_policy()
     made(
         trained,
         chosen.load_task(),
@@ -160,12 +171,29 @@ def train(
         output_dir=output,
         seed=seed,
         resume=resume,
+        **options,
     )
     if os.environ.get("RANK", "0") == "0":
         from grpo_kit.models import save_policy
 
-        saved = save_policy(trained, output / "policy")
+        if sharded:  # no process has all weights; TRL has gathered them for its last checkpoint
+            saved = trl_bridge.last_checkpoint(output)
+        else:
+            saved = save_policy(trained, output / "policy")
         typer.echo(f"history: {output / 'history.jsonl'}, policy: {saved}")
+
+
+def _check_room(profile: Any, gpus: int, engine: str, vllm: str | None, sharded: bool) -> None:
+    """Refuse a run that its GPU has no room for, before anything is loaded."""
+    import torch
+
+    from grpo_kit.plan import check_room
+
+    if not torch.cuda.is_available():
+        return  # `load_policy` says it
+    gib = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 2**30
+    how = "trl+vllm" if vllm == "colocate" else engine
+    check_room(profile, gib, gpus=gpus, engine=how, sharded=sharded)
 
 
 @app.command()

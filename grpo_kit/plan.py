@@ -11,6 +11,8 @@ update computes 6 N a token (4 N where only LoRA weights get a gradient).
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,20 +103,24 @@ SHAPES = {  # of the models that profiles name, so that planning needs no Hub
 
 @dataclass(frozen=True)
 class GPU:
-    """By its data sheet: GiB, GB/s, and TFLOP/s of dense 16-bit arithmetic."""
+    """By its data sheet: usable GiB, GB/s, and TFLOP/s of dense 16-bit arithmetic."""
 
+    name: str
     memory: float
     bandwidth: float
     tflops: float
 
 
 GPUS = {
-    "T4": GPU(15, 320, 65),
-    "L4": GPU(22, 300, 121),
-    "A100-40": GPU(40, 1555, 312),
-    "A100-80": GPU(80, 2039, 312),
-    "H100": GPU(80, 3350, 989),
-    "H200": GPU(141, 4800, 989),
+    gpu.name: gpu
+    for gpu in (
+        GPU("T4", 15, 320, 65),
+        GPU("L4", 22, 300, 121),
+        GPU("A100-40", 40, 1555, 312),
+        GPU("A100-80", 80, 2039, 312),
+        GPU("H100", 80, 3350, 989),
+        GPU("H200", 141, 4800, 989),
+    )
 }
 ENGINES = ("kit", "trl", "trl+vllm")
 RESERVE = 1.5  # GiB of context, kernels and what the allocator cannot hand out again
@@ -131,7 +137,7 @@ class Plan:
     tokens_per_second: float  # generated, all GPUs together, while generating
     hours: float
     gpus: int
-    gpu: str
+    gpu: GPU
 
     @property
     def total(self) -> float:
@@ -140,7 +146,7 @@ class Plan:
     @property
     def room(self) -> float:
         """GiB of a GPU that are left, negative where it is too small."""
-        return GPUS[self.gpu].memory - self.total
+        return self.gpu.memory - self.total
 
 
 def shape_of(profile: Profile) -> Shape:
@@ -160,7 +166,7 @@ def plan(
     profile: Profile,
     *,
     gpus: int = 1,
-    gpu: str = "H100",
+    gpu: str | GPU = "H100",
     engine: str = "kit",
     sharded: bool = False,
     prompt_length: int = 200,
@@ -170,6 +176,7 @@ def plan(
     """Count what a run of the profile takes on `gpus` of a kind.
 
     Args:
+        gpu: a name of `GPUS`, or another one's data.
         engine: "kit" runs on one GPU; "trl" shares the batch among all; "trl+vllm" samples by vLLM
             on the same GPUs.
         sharded: weights, gradients and optimiser spread over the GPUs (ZeRO-3, FSDP).
@@ -180,7 +187,7 @@ def plan(
     Judges, embedders and their GPUs are not counted. Raises ValueError for what does not go
     together.
     """
-    if gpu not in GPUS:
+    if isinstance(gpu, str) and gpu not in GPUS:
         raise ValueError(f"unknown GPU {gpu!r}: choose among {', '.join(GPUS)}.")
     if engine not in ENGINES:
         raise ValueError(f"unknown engine {engine!r}: choose among {', '.join(ENGINES)}.")
@@ -192,27 +199,31 @@ def plan(
         )
     if not (0 < mean_share <= 1 and 0 < reached <= 1):
         raise ValueError("mean_share and reached are shares: more than 0, at most 1.")
-    shape, config, machine = shape_of(profile), profile.config, GPUS[gpu]
+    shape, config = shape_of(profile), profile.config
+    machine = GPUS[gpu] if isinstance(gpu, str) else gpu
     memory = _memory(profile, shape, gpus, machine, engine, sharded, prompt_length)
-    seconds, tokens = _seconds(
-        profile,
-        shape,
-        gpus,
-        machine,
-        engine,
-        prompt_length,
-        mean_share * config.max_completion_length,
+    mean = mean_share * config.max_completion_length
+    wide = 2 if engine == "trl+vllm" or profile.lora_rank else 4
+
+    def sampling(rows: float) -> float:
+        prompts = rows / config.num_generations
+        read = config.max_completion_length * shape.parameters * wide
+        read += rows * mean * (prompt_length + mean / 2) * shape.cache_bytes()
+        computed = 2 * shape.parameters * (rows * mean + prompts * prompt_length)
+        return max(read / machine.bandwidth / 1e9, computed / machine.tflops / 1e12) / reached
+
+    rows = config.generation_batch_size / gpus
+    update = _update_flops(profile, shape, rows, engine, prompt_length, mean)
+    seconds = {"generation": sampling(rows), "update": update / machine.tflops / 1e12 / reached}
+    evaluations = int(config.eval_on_start) + (
+        max(1, config.max_steps // config.eval_steps) if config.eval_steps else 1
     )
-    seconds = {part: value / reached for part, value in seconds.items()}
-    evaluations = (
-        1
-        + config.eval_on_start
-        + ((config.max_steps - 1) // config.eval_steps if config.eval_steps else 0)
-    )
-    evaluated = config.eval_prompts * (1 + config.num_generations_eval)
-    one = seconds["generation"] * evaluated / config.generation_batch_size * gpus
-    hours = (config.max_steps * sum(seconds.values()) + evaluations * one) / 3600
-    return Plan(memory, seconds, tokens / seconds["generation"], hours, gpus, gpu)
+    answers = config.eval_prompts * (1 + config.num_generations_eval)
+    batches = math.ceil(answers / config.evaluation_batch_size)  # one process evaluates
+    evaluating = evaluations * batches * sampling(config.evaluation_batch_size)
+    hours = (config.max_steps * sum(seconds.values()) + evaluating) / 3600
+    tokens = config.generation_batch_size * mean / seconds["generation"]
+    return Plan(memory, seconds, tokens, hours, gpus, machine)
 
 
 def _memory(
@@ -253,33 +264,34 @@ def _memory(
     return {part: value / GIB for part, value in parts.items() if value}
 
 
-def _seconds(
-    profile: Profile, shape: Shape, gpus: int, machine: GPU, engine: str, prompt: int, mean: float
-) -> tuple[dict[str, float], float]:
-    """The least that a step can take, and the tokens that it generates."""
-    config, n = profile.config, shape.parameters
-    rows, bandwidth, flops = (
-        config.generation_batch_size / gpus, machine.bandwidth * 1e9, machine.tflops * 1e12
-    )  # fmt: skip
-    prompts = rows / config.num_generations
-    weights = n * (2 if engine == "trl+vllm" or profile.lora_rank else 4)
-    read = config.max_completion_length * weights
-    read += rows * mean * (prompt + mean / 2) * shape.cache_bytes()
-    computed = 2 * n * (rows * mean + prompts * prompt)
-    trained = 6 if not profile.lora_rank else 4
-    shared = prompts if engine == "kit" else rows
-    passes = config.num_iterations
-    update = trained * n * (rows * mean + shared * prompt) * passes / flops
-    if config.beta:
-        update += 2 * n * (rows * mean + shared * prompt) / flops
-    generation = max(read / bandwidth, computed / flops)
-    return {"generation": generation, "update": update}, config.generation_batch_size * mean
+def _update_flops(
+    profile: Profile, shape: Shape, rows: float, engine: str, prompt: int, mean: float
+) -> float:
+    """Of one GPU's share of a step's updates, and of the reference's pass."""
+    config = profile.config
+    shared = rows / config.num_generations if engine == "kit" else rows  # prompts that are run
+    tokens = rows * mean + shared * prompt
+    trained = (4 if profile.lora_rank else 6) * config.num_iterations
+    return shape.parameters * tokens * (trained + (2 if config.beta else 0))
+
+
+def check_room(
+    profile: Profile, gib: float, *, gpus: int = 1, engine: str = "kit", sharded: bool = False
+) -> None:
+    """Raise ValueError, with what needs the memory and what to lower, where `gib` are too few.
+
+    GRPO_KIT_SKIP_PLAN=1 lets a run begin all the same: the plan counts the longest completions.
+    """
+    machine = GPU("GPU here", gib, 1.0, 1.0)
+    made = plan(profile, gpus=gpus, gpu=machine, engine=engine, sharded=sharded)
+    if made.room < 0 and os.environ.get("GRPO_KIT_SKIP_PLAN") != "1":
+        raise ValueError(f"{advice(profile, made)} (GRPO_KIT_SKIP_PLAN=1 begins all the same.)")
 
 
 def advice(profile: Profile, made: Plan) -> str:
     """Whether it fits, in a sentence; where it does not, what to lower first."""
     if made.room >= 0:
-        return f"It fits: {made.total:.1f} of {GPUS[made.gpu].memory:.0f} GiB."
+        return f"It fits: {made.total:.1f} of {made.gpu.memory:.0f} GiB."
     config = profile.config
     rows = config.optimizer_batch_size // config.gradient_accumulation_steps
     ways = {
@@ -300,8 +312,8 @@ def advice(profile: Profile, made: Plan) -> str:
     told = dict.fromkeys(ways[part] for part in largest if part in ways)
     parts = ", ".join(f"{part} {made.memory[part]:.1f}" for part in largest[:4])
     return (
-        f"It does not fit: {made.total:.1f} GiB are needed ({parts}), a {made.gpu} has "
-        f"{GPUS[made.gpu].memory:.0f}. {'; or '.join(list(told)[:3])}."
+        f"It does not fit: {made.total:.1f} GiB are needed ({parts}), a {made.gpu.name} has "
+        f"{made.gpu.memory:.0f}. What helps: {'; '.join(list(told)[:3])}."
     )
 
 
@@ -309,11 +321,11 @@ def table(made: Plan, price: float | None = None) -> Any:
     """The plan as a table for a terminal."""
     from rich.table import Table
 
-    rows = Table("", title=f"{made.gpus} x {made.gpu}")
+    rows = Table("", title=f"{made.gpus} x {made.gpu.name}")
     rows.add_column("", justify="right")
     for part, gib in made.memory.items():
         rows.add_row(part, f"{gib:.2f} GiB")
-    rows.add_row("a GPU in all", f"{made.total:.1f} of {GPUS[made.gpu].memory:.0f} GiB")
+    rows.add_row("a GPU in all", f"{made.total:.1f} of {made.gpu.memory:.0f} GiB")
     rows.add_section()
     for part, seconds in made.seconds.items():
         rows.add_row(f"{part}, a step", f"{seconds:.1f} s")

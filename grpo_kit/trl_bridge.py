@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 import sys
 import time
@@ -30,6 +31,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from tqdm import tqdm
 from transformers import PrinterCallback, TrainerCallback
+from trl.import_utils import is_vllm_available
 
 from grpo_kit.config import GRPOConfig
 from grpo_kit.models import Policy
@@ -111,6 +113,29 @@ def join(device: str = "cpu") -> int:
     Before the policy is loaded, so that each process has its own GPU: "cuda" is that from here on.
     """
     return PartialState(cpu=device == "cpu").num_processes
+
+
+def is_sharded() -> bool:
+    """Whether accelerate has launched this process with FSDP or DeepSpeed."""
+    names = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
+    return any(os.environ.get(name, "").lower() == "true" for name in names)
+
+
+def vllm_options(mode: str) -> dict[str, Any]:
+    """Fields of TRL's config for sampling by vLLM: "colocate" on the trainer's GPUs, or "server".
+
+    A server is started with `trl vllm-serve --model NAME` on a GPU of its own. Raises ValueError
+    for another mode, RuntimeError where vLLM is not installed; of a version that it does not know,
+    TRL warns.
+    """
+    if mode not in ("colocate", "server"):
+        raise ValueError(f"vLLM's mode is {mode!r}; choose colocate or server.")
+    if not is_vllm_available():
+        raise RuntimeError(
+            "sampling by vLLM needs vLLM, which is not installed: pip install vllm (TRL says which "
+            "versions it knows), on Linux with a GPU; or sample by transformers, without --vllm."
+        )
+    return {"use_vllm": True, "vllm_mode": mode}
 
 
 def grpo_trainer(
@@ -308,7 +333,7 @@ class _RunFiles(TrainerCallback):
         self.progress = tqdm(disable=True)
 
     def _evaluated(self) -> dict[str, float]:
-        if self.trainer.is_deepspeed_enabled or self.trainer.is_fsdp_enabled:
+        if is_sharded():
             self.start["evaluation"] = "none: the weights are spread over several processes"
             return {}
         training = self.policy.model.training

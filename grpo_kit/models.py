@@ -60,11 +60,23 @@ class Policy:
         """Text of each completion, special tokens left out."""
         return self.tokenizer.batch_decode(list(completion_ids), skip_special_tokens=True)
 
+    @property
+    def half(self) -> torch.dtype | None:
+        """What arithmetic is done in on a GPU, see `half_of`; None on a CPU: as the weights are."""
+        return half_of("cuda") if self.device.type == "cuda" else None
+
     def autocast(self):
-        """bf16 arithmetic on CUDA; on a CPU everything stays as the weights are."""
-        if self.device.type == "cuda":
-            return torch.autocast("cuda", torch.bfloat16)
-        return nullcontext()
+        """Arithmetic in `half`."""
+        if self.half is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.half)
+
+
+def half_of(device: str) -> torch.dtype:
+    """The 16-bit type of a device: bfloat16 but for GPUs that have it only emulated, and slow."""
+    if device.startswith("cuda") and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.float16
+    return torch.bfloat16
 
 
 def load_policy(
@@ -82,8 +94,9 @@ def load_policy(
         name_or_path: folder or Hub name.
         revision: commit on the Hub; ignored for a folder.
         device: "cpu" or "cuda".
-        dtype: of the weights: "float32", "bfloat16". Train whole models in float32 (small updates
-            vanish in bf16 weights; arithmetic on CUDA is bf16 anyway), LoRA bases in bfloat16.
+        dtype: of the weights: "float32", "bfloat16", or "half", the device's 16-bit type. Train
+            whole models in float32 (small updates vanish in 16 bits; arithmetic on CUDA is 16-bit
+            anyway), LoRA bases in 16.
         lora_rank: rank of LoRA weights on all linear layers; 0 trains the model itself.
         trust_remote_code: run code that comes with the model; off unless you switch it on.
 
@@ -102,7 +115,10 @@ def load_policy(
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
         model = AutoModelForCausalLM.from_pretrained(
-            name_or_path, dtype=getattr(torch, dtype), use_safetensors=True, **options
+            name_or_path,
+            dtype=half_of(device) if dtype == "half" else getattr(torch, dtype),
+            use_safetensors=True,
+            **options,
         )
     except OSError as error:
         if Path(name_or_path).is_dir():

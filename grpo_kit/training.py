@@ -107,6 +107,7 @@ def train(
 
     reference = reference_of(policy) if config.beta else None
     optimizer, schedule = make_optimizer(policy, config)
+    scaler = make_scaler(policy)
     generator = torch.Generator().manual_seed(seed)
     run = Run(output_dir, config, seed, start=start)
     first = unscored = tokens = 0
@@ -119,6 +120,7 @@ def train(
         policy.model.load_state_dict(state["model"], strict=False)  # with LoRA, what is trained
         optimizer.load_state_dict(state["optimizer"])
         schedule.load_state_dict(state["schedule"])
+        scaler.load_state_dict(state.get("scaler", {}))
         generator.set_state(state["generator"].cpu())
         source.load_state_dict(state["collector"])
         first, unscored, tokens = state["step"], state["unscored"], state["tokens"]
@@ -137,6 +139,7 @@ def train(
             "model": {k: v for k, v in policy.model.state_dict().items() if k in trained},
             "optimizer": optimizer.state_dict(),
             "schedule": schedule.state_dict(),
+            "scaler": scaler.state_dict(),
             "generator": generator.get_state(),
             "collector": source.state_dict(),
             "step": step,
@@ -188,7 +191,8 @@ def train(
                 continue
             # of several updates of a step the first is the one that the schedule counts and the
             # log tells about
-            made = update(policy, reference, optimizer, None if stats else schedule, batch, config)
+            counted = None if stats else schedule
+            made = update(policy, reference, optimizer, counted, batch, config, scaler)
             if not made.pop("finite"):
                 raise RuntimeError(
                     f"loss or gradient is not finite at step {step + 1} (rewards from "
@@ -352,6 +356,15 @@ def make_optimizer(policy: Policy, config: GRPOConfig):
         num_training_steps=config.max_steps * config.updates_per_step,
     )
     return optimizer, schedule
+
+
+def make_scaler(policy: Policy) -> torch.amp.GradScaler:
+    """Scales the loss where arithmetic is in float16, whose smallest gradients would be 0.
+
+    Elsewhere it does nothing. (GPUs before Ampere, Colab's T4 among them, have no bfloat16.)
+    """
+    enabled = policy.half == torch.float16
+    return torch.amp.GradScaler(policy.device.type, init_scale=2.0**12, enabled=enabled)
 
 
 class Cursor:
@@ -717,13 +730,16 @@ def update(
     schedule,
     batch: Batch,
     config: GRPOConfig,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> dict[str, Any]:
     """All optimiser steps of one generation batch; returns TRL's metrics and whether all went well.
 
     Old log-probabilities are those of the weights before the first of these steps: for that step
     itself they equal the current ones, so they are only computed where more steps follow. Without
-    a `schedule` the learning rate stays what it is.
+    a `schedule` the learning rate stays what it is. With a `scaler` (see `make_scaler`) a step
+    whose gradient overflows is skipped, and the next is scaled less.
     """
+    scaler = scaler or torch.amp.GradScaler(enabled=False)
     rollouts, advantages = batch.rollouts, batch.advantages.to(batch.rollouts.mask.device)
     mask = rollouts.mask
     if config.mask_truncated_completions:
@@ -806,7 +822,7 @@ def update(
                 )
                 if config.loss_type == "bnpo":  # local by definition: the mean of micro-batches
                     loss = loss / len(micro_batches)
-                loss.backward()
+                scaler.scale(loss).backward()
                 total += loss.item()
                 share = mask[cut].sum().item() / max(mask.sum().item(), 1)
                 if config.importance_sampling_level == "sequence":
@@ -814,14 +830,18 @@ def update(
                 for name, value in objective.policy_loss_stats(logps, **arguments).items():
                     sums[name] = sums.get(name, 0.0) + value * share / config.num_iterations
             if micro_batches:
+                scaler.unscale_(optimizer)
                 grad_norm = torch.nn.utils.clip_grad_norm_(
                     [p for p in policy.model.parameters() if p.requires_grad],
                     config.max_grad_norm or math.inf,
                 )
-            finite = math.isfinite(total) and math.isfinite(grad_norm.item())
+            overflow = not math.isfinite(grad_norm.item())
+            finite = math.isfinite(total) and (not overflow or scaler.get_scale() > 1)
             learning_rate = optimizer.param_groups[0]["lr"]
             if finite:
-                optimizer.step()  # moves nothing where no group had a gradient
+                if micro_batches:  # no group had a gradient where there are none
+                    scaler.step(optimizer)
+                    scaler.update()
                 if schedule is not None:
                     schedule.step()
             optimizer.zero_grad(set_to_none=True)
@@ -830,7 +850,8 @@ def update(
     return {
         "finite": True,
         "loss": total,
-        "grad_norm": grad_norm.item(),
+        **({} if overflow else {"grad_norm": grad_norm.item()}),
+        **({"loss_scale": scaler.get_scale()} if scaler.is_enabled() else {}),
         "learning_rate": learning_rate,
         **sums,
     }

@@ -19,7 +19,7 @@ from datasets import Dataset
 from grpo_kit import objective, training
 from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import completion_logps, generate
-from grpo_kit.models import load_policy
+from grpo_kit.models import Policy, load_policy
 from grpo_kit.rewards import accuracy_reward, format_reward
 from grpo_kit.tasks import Task
 from grpo_kit.training import Cursor, evaluate, pass_at_k, score, train
@@ -559,7 +559,7 @@ KILLED_RUN = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from test_training import configure, rows, vowels
-from grpo_kit.models import load_policy
+from grpo_kit.models import Policy, load_policy
 from grpo_kit.tasks import Task
 from grpo_kit.training import train
 task = Task("toy", rows(6), rows(3))
@@ -750,3 +750,31 @@ def test_evaluation_counts_what_the_reward_calls_right(policy, task):
 
     result = evaluate(policy, task.test, CONFIG, correct=all_right)
     assert result["eval/greedy"] == result["eval/pass@1"] == result["eval/pass@2"] == 1.0
+
+
+def test_float16_arithmetic_scales_the_loss_and_learns_the_same(
+    new_policy, task, tmp_path, monkeypatch
+):
+    """As on a GPU without bfloat16; here on the CPU, which has both."""
+    plain = new_policy()
+    train(plain, task, [vowels], configure(max_steps=2), output_dir=tmp_path / "plain", seed=0)
+    monkeypatch.setattr(Policy, "half", torch.float16)
+    halved = new_policy()
+    run = train(
+        halved, task, [vowels], configure(max_steps=2), output_dir=tmp_path / "half", seed=0
+    )
+    assert [row["loss_scale"] for row in run.history[1:]] == [4096.0] * 2
+    assert (weights_of(plain) - weights_of(halved)).abs().max() < 5e-3
+
+
+def test_a_step_whose_gradient_overflows_is_skipped_and_the_next_is_scaled_less(
+    new_policy, task, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Policy, "half", torch.float16)
+    policy = new_policy()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    monkeypatch.setattr(training, "make_scaler", lambda policy: scaler)
+    before = weights_of(policy)
+    run = train(policy, task, [vowels], configure(max_steps=1), output_dir=tmp_path, seed=0)
+    assert run.history[-1]["loss_scale"] == 2.0**39 and "grad_norm" not in run.history[-1]
+    assert torch.equal(weights_of(policy), before)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_kit.paths import data_dir
@@ -173,6 +174,7 @@ class Profile:
     dtype: str = "float32"
     lora_rank: int = 0  # 0 = train all weights
     task: str = "word_problems"
+    data: str | None = None  # a folder with the task's rows, instead of the Hub
     embedder: str = "minilm"  # what `load_embedder` takes
     judge: str = "tiny"  # a frozen tiny base, "self" (any frozen policy), or a model's name
     roles: str = "tiny"  # of Flow-GRPO, the frozen ones: as for the judge
@@ -236,7 +238,7 @@ class Profile:
         if self.task == "gsm8k":
             from grpo_kit.tasks.gsm8k import gsm8k
 
-            return gsm8k()
+            return gsm8k(Path(self.data)) if self.data else gsm8k()
         from grpo_kit.tasks.word_problems import word_problems
 
         return word_problems()

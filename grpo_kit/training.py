@@ -839,9 +839,11 @@ def update(
             finite = math.isfinite(total) and (not overflow or scaler.get_scale() > 1)
             learning_rate = optimizer.param_groups[0]["lr"]
             if finite:
-                if micro_batches:  # no group had a gradient where there are none
+                if micro_batches:
                     scaler.step(optimizer)
                     scaler.update()
+                else:
+                    optimizer.step()  # moves nothing: no group had a gradient
                 if schedule is not None:
                     schedule.step()
             optimizer.zero_grad(set_to_none=True)

@@ -1,6 +1,12 @@
 """What every test may rely on: one thread, no network, no window, a fixed seed."""
 
 import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
 
 # Before torch is imported: a second thread makes tiny models slower, not faster.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -80,3 +86,54 @@ def saved_policy(new_policy, tmp_path):
     policy.model.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     return folder
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port on loopback that nobody listens at."""
+    return _free_port()
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory):
+    """The address of `transformers serve`; a model is loaded when a request names its folder."""
+    port = _free_port()
+    command = [
+        str(Path(sys.executable).with_name("transformers")),
+        "serve", "--host", "127.0.0.1", "--port", str(port), "--device", "cpu",
+    ]  # fmt: skip
+    log = tmp_path_factory.mktemp("served") / "log"
+    with open(log, "w") as file:
+        server = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + 180
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                break
+            except OSError:
+                assert server.poll() is None, log.read_text()[-2000:]
+                assert time.monotonic() < deadline, "transformers serve did not start"
+                time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def gsm8k_folder() -> Path:
+    """Real GSM8K rows, which the project does not carry."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "gsm8k"
+    path = Path(os.environ.get("GRPO_KIT_GSM8K") or beside)
+    if not (path / "test.jsonl").is_file():
+        pytest.skip(
+            "no real GSM8K rows: set GRPO_KIT_GSM8K to a folder with train.jsonl and test.jsonl"
+        )
+    return path

@@ -136,7 +136,7 @@ class Experiment:
     def identity(self, profile: Profile, arm: str) -> dict:
         """All that decides what an arm's runs do and is not code: a `Record`'s config."""
         chosen = dataclasses.asdict(profile)
-        for name in ("name", "machine", "config", "threads"):
+        for name in ("name", "machine", "config", "threads", "data"):
             del chosen[name]
         config = dataclasses.asdict(self.config(profile, arm))
         del config["save_steps"]  # when a checkpoint is saved decides nothing

@@ -9,14 +9,10 @@ import re
 import shutil
 import socket
 import statistics
-import subprocess
-import sys
 import threading
 import time
 import traceback
-import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 from injections import PERFECT
@@ -332,14 +328,8 @@ def test_retry_after_is_honoured():
 # --- mistakes in the set-up -----------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def test_an_unreachable_endpoint_ends_the_run_at_once():
-    reward = QualityJudgeReward(judge_at(f"http://127.0.0.1:{free_port()}/v1"))
+def test_an_unreachable_endpoint_ends_the_run_at_once(free_port):
+    reward = QualityJudgeReward(judge_at(f"http://127.0.0.1:{free_port}/v1"))
     with pytest.raises(RuntimeError, match="there is no judge: no server can be reached at http"):
         rewards_of(reward, [str(i) for i in range(100)])
 
@@ -493,33 +483,6 @@ def test_a_run_with_three_faults_in_ten_finishes_and_scores_none_of_them(
 
 
 # --- transformers serve ---------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    """The address of `transformers serve`; a model is loaded when a request names its folder."""
-    port = free_port()
-    command = [
-        str(Path(sys.executable).with_name("transformers")),
-        "serve", "--host", "127.0.0.1", "--port", str(port), "--device", "cpu",
-    ]  # fmt: skip
-    log = tmp_path_factory.mktemp("served") / "log"
-    with open(log, "w") as file:
-        server = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-    try:
-        deadline = time.monotonic() + 180
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
-                break
-            except OSError:
-                assert server.poll() is None, log.read_text()[-2000:]
-                assert time.monotonic() < deadline, "transformers serve did not start"
-                time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        server.terminate()
-        server.wait(timeout=30)
 
 
 RESPONSES = [

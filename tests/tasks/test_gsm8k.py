@@ -19,13 +19,8 @@ ROW = {"question": "What is 40 + 8?", "answer": "40+8=<<40+8=48>>48\n#### 48"}
 
 
 @pytest.fixture(scope="session")
-def folder() -> Path:
-    path = Path(os.environ.get("GRPO_KIT_GSM8K") or ROOT.parent / "shared" / "gsm8k")
-    if not (path / "test.jsonl").is_file():
-        pytest.skip(
-            "no real GSM8K rows: set GRPO_KIT_GSM8K to a folder with train.jsonl and test.jsonl"
-        )
-    return path
+def folder(gsm8k_folder) -> Path:
+    return gsm8k_folder
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,206 @@
+"""The path of a real model, without the Hub: a small Qwen2 of random weights with a tokenizer and a
+chat template of real size, real GSM8K rows, LoRA; trained, saved, loaded, evaluated, served.
+"""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from openai import OpenAI
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from typer.testing import CliRunner
+
+from grpo_kit import cli, training, trl_bridge
+from grpo_kit.config import PROFILES
+from grpo_kit.evaluation import exam, grade_number
+from grpo_kit.generation import reply
+from grpo_kit.models import load_policy, save_policy
+from grpo_kit.rewards import accuracy_reward, format_reward
+from grpo_kit.tasks.gsm8k import SYSTEM_PROMPT
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+# As chat models have it: a default system message, tools, roles, the opening of an answer.
+TEMPLATE = """
+{%- if messages[0]['role'] == 'system' -%}{%- set system = messages[0]['content'] -%}
+{%- else -%}{%- set system = 'You are a helpful assistant.' -%}{%- endif -%}
+{{- '<|im_start|>system\\n' + system -}}
+{%- if tools -%}
+{{- '\\n\\n# Tools\\n\\nCall a function by JSON between <tool_call> tags.\\n<tools>' -}}
+{%- for tool in tools %}{{- '\\n' + (tool | tojson) -}}{% endfor -%}{{- '\\n</tools>' -}}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- for message in messages -%}
+{%- if not (loop.first and message['role'] == 'system') -%}
+{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(gsm8k_folder, tmp_path_factory):
+    """Tokenizer of 3,000 tokens, trained on GSM8K's questions; two layers of random weights."""
+    lines = (gsm8k_folder / "train.jsonl").read_text(encoding="utf-8").splitlines()[:1000]
+    texts = [json.loads(line)["question"] + json.loads(line)["answer"] for line in lines]
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.train_from_iterator(
+        [SYSTEM_PROMPT, *texts],
+        trainers.BpeTrainer(
+            vocab_size=3000,
+            special_tokens=SPECIAL,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<|endoftext|>", eos_token="<|im_end|>"
+    )
+    tokenizer.chat_template = TEMPLATE
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=2048,
+            tie_word_embeddings=True,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+        )
+    )
+    folder = tmp_path_factory.mktemp("real") / "qwen2"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def profile(folder, gsm8k_folder):
+    """The profile `colab`, moved to this machine."""
+    short = dataclasses.replace(
+        PROFILES["colab"].config,
+        max_steps=1,
+        learning_rate=1e-3,
+        num_generations=4,
+        generation_batch_size=8,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        max_completion_length=24,
+        eval_prompts=4,
+        num_generations_eval=2,
+    )
+    return dataclasses.replace(
+        PROFILES["colab"], policy=str(folder), revision=None, device="cpu", dtype="float32",
+        lora_rank=4, data=str(gsm8k_folder), config=short,
+    )  # fmt: skip
+
+
+def even(completion_ids, **columns):
+    """Random weights answer nothing right: a reward with spread."""
+    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
+
+
+def test_a_real_row_becomes_a_prompt_in_the_models_own_form(profile):
+    policy, task = profile.load_policy(), profile.load_task()
+    assert len(task.train) == 7473 and len(task.test) == 1319
+    (ids,) = policy.encode(task.test["prompt"][:1])
+    text = policy.tokenizer.decode(ids)
+    assert text == (
+        f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n"
+        f"<|im_start|>user\n{task.test[0]['question']}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert ids.count(policy.tokenizer.convert_tokens_to_ids("<|im_start|>")) == 3
+
+
+def test_gold_solutions_in_the_asked_form_earn_all_and_survive_the_tokenizer(profile):
+    policy, rows = profile.load_policy(), profile.load_task().test.select(range(200))
+    texts = [f"<think>{row['solution']}</think><answer>{row['answer']}</answer>" for row in rows]
+    ids = [policy.tokenizer(text)["input_ids"] for text in texts]
+    decoded = policy.decode(ids)
+    given = {"prompts": rows["prompt"], "completions": decoded, "completion_ids": ids}
+    assert accuracy_reward(**given, answer=rows["answer"]) == [1.0] * 200
+    assert format_reward(**given) == [0.1] * 200
+    wrong = [str(int(float(answer)) + 1) for answer in rows["answer"]]
+    assert accuracy_reward(**given, answer=wrong) == [0.0] * 200
+
+
+@pytest.fixture(params=["kit", "trl"])
+def trained(request, profile, tmp_path):
+    """A policy with LoRA weights, after a step of either engine."""
+    policy = profile.load_policy()
+    train = {"kit": training.train, "trl": trl_bridge.train}[request.param]
+    run = train(
+        policy, profile.load_task(), [accuracy_reward, format_reward, even], profile.config,
+        output_dir=tmp_path / "run", seed=0,
+    )  # fmt: skip
+    assert run.history[-1]["eval/n"] == 4 and run.history[-1]["grad_norm"] > 0
+    return policy
+
+
+def test_only_lora_weights_are_trained_and_merged_ones_answer_the_same(trained, folder, tmp_path):
+    base = load_policy(folder).model.state_dict()
+    frozen = {
+        name.replace("base_model.model.", "").replace(".base_layer", ""): p
+        for name, p in trained.model.named_parameters()
+        if not p.requires_grad
+    }
+    assert all(torch.equal(base[name], p) for name, p in frozen.items()) and len(frozen) > 20
+    moved = [p for name, p in trained.model.named_parameters() if "lora_B" in name]
+    assert moved and any(p.abs().max() > 0 for p in moved)
+
+    merged = load_policy(save_policy(trained, tmp_path / "merged"))
+    assert not hasattr(merged.model, "disable_adapter") and (tmp_path / "merged").is_dir()
+    ids = torch.tensor(merged.encode([[{"role": "user", "content": "What is 40 + 8?"}]]))
+    trained.model.eval()
+    with torch.no_grad():
+        ours, theirs = trained.model(ids).logits, merged.model(ids).logits
+        before = load_policy(folder).model.eval()(ids).logits
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert (theirs - before).abs().max() > 1e-4
+    assert hasattr(trained.model, "disable_adapter"), "the policy itself stays as it is"
+
+
+@pytest.mark.slow
+def test_merged_weights_are_served(profile, served, tmp_path):
+    """What the server answers is what the weights say here, greedily."""
+    policy = profile.load_policy()
+    torch.manual_seed(1)
+    for name, p in policy.model.named_parameters():
+        if "lora_B" in name:
+            p.data.normal_(std=0.1)
+    folder = save_policy(policy, tmp_path / "merged")
+    question = [{"role": "user", "content": "What is 40 + 8?"}]
+    client = OpenAI(base_url=served, api_key="none")
+    told = client.chat.completions.create(
+        model=str(folder), messages=question, temperature=0.0, max_tokens=12
+    )
+    merged = load_policy(folder, dtype="bfloat16")
+    rollouts = reply(merged, [question], do_sample=False, max_new_tokens=12)
+    (text,) = merged.decode(rollouts.completion_lists())
+    assert told.choices[0].message.content.strip() == text.strip()
+
+
+def test_it_is_examined_on_real_rows(profile, tmp_path):
+    policy, rows = profile.load_policy(), profile.load_task().test.select(range(6))
+    found = exam(policy, rows, grade_number, max_new_tokens=16, batch_size=4, progress=False)
+    assert found["n"] == 6 and found["strict"] == 0 and 0 <= found["lenient"] <= 1
+    assert found["strict/low"] == 0 and 0.3 < found["strict/high"] < 0.5
+
+
+def test_the_command_line_takes_a_local_folder_for_model_and_data(folder, gsm8k_folder, tmp_path):
+    told = CliRunner().invoke(cli.app, [
+        "evaluate", "--policy", str(folder), "--task", "gsm8k", "--data", str(gsm8k_folder),
+        "--rows", "4", "--max-new-tokens", "8", "--output", str(tmp_path / "out.json"),
+    ])  # fmt: skip
+    assert told.exit_code == 0, told.output
+    assert json.loads((tmp_path / "out.json").read_text())["n"] == 4
+    assert "strict" in told.output and "n 4" in told.output

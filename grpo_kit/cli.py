@@ -238,9 +238,10 @@ def evaluate(
     if name not in TESTS:
         raise ValueError(f"unknown task {name!r}: choose one of {', '.join(TESTS)}")
     load, grade = TESTS[name]
+    asked = load(data)  # before the model: a missing folder is told at once
     found = exam(
         chosen.load_policy(),
-        load(data).select(range(rows)) if rows else load(data),
+        asked.select(range(min(rows, len(asked)))) if rows else asked,
         grade,
         max_new_tokens=max_new_tokens or chosen.config.max_completion_length,
     )

@@ -71,6 +71,13 @@ def test_every_command_explains_itself(command):
         ),
         (["run", "verification", "--profile", "colab"], "no such number for profile 'colab'"),
         (["train", "--policy", "nowhere"], "--policy is nowhere, which is no folder"),
+        (["train", "--engine", "verl"], "unknown engine 'verl': choose kit or trl"),
+        (["train", "--variant", "flow"], "unknown variant 'flow': choose one of basic, diversity"),
+        (["train", "--vllm", "server"], "--vllm is for TRL's trainer: add --engine trl"),
+        (["evaluate", "--task", "mmlu"], "unknown task 'mmlu': choose one of word_problems, gsm8k"),
+        (["evaluate", "--task", "gsm8k", "--data", "nowhere"], "'nowhere' is not a folder"),
+        (["plan", "--gpu", "Z80"], "unknown GPU 'Z80': choose among T4"),
+        (["plan", "--gpus", "2", "--engine", "kit"], "the kit's own trainer runs on one"),
     ],
 )
 def test_a_mistake_ends_in_one_sentence_and_exit_code_2(arguments, sentence, tmp_path, monkeypatch):
@@ -186,3 +193,10 @@ def test_claims_chooses_the_arms_that_test_some(tmp_path, monkeypatch):
     CliRunner().invoke(app, ["run", "flow", "--claims", "--output", "results", "--seeds", "5-9"])
     CliRunner().invoke(app, ["run", "flow", "--output", "results"])
     assert asked == [["trajectory", "offline traces"], None]
+
+
+def test_plan_says_whether_a_run_fits(tmp_path):
+    fits = CliRunner().invoke(app, ["plan", "--profile", "colab", "--gpu", "T4", "--price", "0.5"])
+    assert fits.exit_code == 0 and "It fits" in fits.output and "cost" in fits.output
+    small = CliRunner().invoke(app, ["plan", "--profile", "paper", "--gpu", "T4"])
+    assert small.exit_code == 1 and "It does not fit" in small.output

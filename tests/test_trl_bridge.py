@@ -17,6 +17,7 @@ from two_processes import Letters
 
 from grpo_kit import trl_bridge
 from grpo_kit.config import PROFILES, GRPOConfig
+from grpo_kit.paths import data_dir
 from grpo_kit.reproduction.grid import Arm, Experiment, run_grid
 from grpo_kit.rewards import DiversityReward, accuracy_reward, format_reward
 from grpo_kit.tasks.word_problems import word_problems
@@ -290,3 +291,37 @@ def test_where_one_process_is_killed_the_other_says_so_and_the_run_can_be_resume
     assert process.returncode == 0, said[-2000:]
     rows = [json.loads(line) for line in (tmp_path / "run" / HISTORY).read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(step + 2))
+
+
+# --- shipped launch configs -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("ddp", "MULTI_GPU"), ("fsdp2", "FSDP"), ("zero3", "DEEPSPEED")]
+)
+def test_the_launch_configs_are_what_accelerate_reads(name, kind):
+    """They could not be run here: that takes several GPUs."""
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    read = load_config_from_file(str(data_dir() / "accelerate" / f"{name}.yaml"))
+    assert read.distributed_type == kind and read.mixed_precision == "bf16"
+    if name == "fsdp2":
+        assert read.fsdp_config["fsdp_version"] == 2
+    if name == "zero3":
+        assert read.deepspeed_config["zero_stage"] == 3
+
+
+def test_sharded_runs_are_known_by_what_accelerate_sets(monkeypatch):
+    assert not trl_bridge.is_sharded()
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    assert trl_bridge.is_sharded()
+
+
+def test_vllm_that_is_not_there_is_told(monkeypatch):
+    monkeypatch.setattr(trl_bridge, "is_vllm_available", lambda: False)
+    with pytest.raises(RuntimeError, match="needs vLLM, which is not installed: pip install vllm"):
+        trl_bridge.vllm_options("colocate")
+    monkeypatch.setattr(trl_bridge, "is_vllm_available", lambda: True)
+    assert trl_bridge.vllm_options("server") == {"use_vllm": True, "vllm_mode": "server"}
+    with pytest.raises(ValueError, match="vLLM's mode is 'else'; choose colocate or server"):
+        trl_bridge.vllm_options("else")

@@ -398,13 +398,13 @@ def test_what_the_essays_of_07_say_of_seeds_is_so():
     }
     for name in ("diversity-accuracy", "judge-length", "p-yes-collapse-std"):
         assert max(values[name]) < 0, (name, "in every seed")
-    for name in ("verify-helps-answers", "p-yes-reward-rises"):
-        assert min(values[name]) > 0, (name, "every run")
+    assert min(values["p-yes-reward-rises"]) > 0, "every run"
+    assert sorted(values["verify-helps-answers"])[:2] > [0.0, 0.0], "in all runs but one"
     assert abs(median(values["diversity-accuracy"])) < 0.015, "about a hundredth"
     assert max(values["p-yes-tracks"]) < -0.05, "every seed lies below"
     assert max(values["truth-10"]) < -0.05, "still by more than the 0.05"
     moved = sorted(values["generate-flat"])
-    assert moved[0] < 0.03 and 0.2 < moved[-1] < 0.3, "not at all, a quarter"
+    assert 0 < moved[0] < 0.05 and 0.2 < moved[-1] < 0.3, "a few hundredths, a quarter"
     falls = sorted(values["p-yes-collapse"])
     assert falls[0] < -0.1 and falls[-1] > -0.02, "in some runs it falls, others are at their best"
     assert min(values["early-stopping"]) > -0.05, "not much below 0"
@@ -413,7 +413,7 @@ def test_what_the_essays_of_07_say_of_seeds_is_so():
         runs = [r for r in records if (r.experiment, r.arm) == ("verification", arm)]
         return median(r.change("eval/pass@1") for r in runs)
 
-    assert 0.05 < change("self-verify") / change("generate") < 0.15, "a tenth"
+    assert 0.04 < change("self-verify") / change("generate") < 0.06, "a twentieth"
     cured, rest = (
         {r.seed: r.evaluation["fell"] for r in records if (r.experiment, r.arm) == ("meta", arm)}
         for arm in ("truth 10 %", "our defaults")

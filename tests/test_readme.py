@@ -138,16 +138,17 @@ def test_what_is_said_of_self_verification_is_what_was_found():
 
     assert told("self-verify", "verdicts/accuracy") == "0.96"
     starts = summary["curves"]["verdicts/accuracy"]["self-verify"]["values"]
-    assert f"{sorted(values[0] for values in starts)[2]:.3f}" == "0.625"
-    assert told("self-verify", "gained/generation") == "0.05"
+    assert f"{sorted(values[0] for values in starts)[5]:.3f}" == "0.625"
+    assert told("self-verify", "gained/generation") == "0.03"
     assert final["self-verify"]["gained/generation"]["low"] > 0
     assert told("generate", "gained/generation") == "0.55"
-    gained = final["generate"]["gained/verification"]
-    assert gained["low"] < 0 and f"{gained['high']:.2f}" == "0.26"
+    gained = final["generate"]["gained/verification"]["values"]
+    assert (f"{min(gained):.2f}", f"{max(gained):.2f}") == ("0.04", "0.26")
+    assert told("generate", "gained/verification") == "0.09"
     assert (
-        told("generate", "eval/pass@1") == "0.94" and told("self-verify", "eval/pass@1") == "0.44"
+        told("generate", "eval/pass@1") == "0.94" and told("self-verify", "eval/pass@1") == "0.43"
     )
-    assert told("self-verify", "of_n/own_verdicts") == "0.98"
+    assert told("self-verify", "of_n/own_verdicts") == "0.97"
     assert told("self-verify", "of_n/majority") == "0.87"
     strategies = ("mixed", "verify-init", "verify-alter")
     for arm in strategies:

@@ -26,6 +26,7 @@ CHOICES = {
     "importance_sampling_level": ("token", "sequence"),
     "scale_rewards": ("group", "batch", "none", True, False),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+    "sampling_backend": ("auto", "plain", "static", "continuous"),
 }
 AT_LEAST = {
     "max_steps max_completion_length num_iterations gradient_accumulation_steps "
@@ -90,6 +91,7 @@ class GRPOConfig:
     dynamic_sampling_rounds: int = 0  # DAPO: how often groups without spread are sampled anew
     importance_sampling_cap: float | None = None  # truncated importance sampling, C
     rollout_chunks: int = 1  # parts of a batch; a part is judged while the next is sampled
+    sampling_backend: str = "auto"  # plain, static, continuous; see grpo_kit.backends
     max_unscored_steps: int = 3  # steps in a row without any scored completion before the run stops
 
     def __post_init__(self) -> None:

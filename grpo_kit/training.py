@@ -33,9 +33,9 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from torch import Tensor
 from tqdm import tqdm
 
-from grpo_kit import objective
+from grpo_kit import backends, objective
 from grpo_kit.config import GRPOConfig
-from grpo_kit.generation import Rollouts, check_lengths, completion_logps, generate, reply
+from grpo_kit.generation import Rollouts, check_lengths, completion_logps, reply
 from grpo_kit.models import Policy, reference_of
 from grpo_kit.paths import make_output_dir, write_atomic
 from grpo_kit.rewards import accuracy_reward
@@ -108,6 +108,7 @@ def train(
     reference = reference_of(policy) if config.beta else None
     optimizer, schedule = make_optimizer(policy, config)
     scaler = make_scaler(policy)
+    backend = backends.choose(policy, config.sampling_backend)
     generator = torch.Generator().manual_seed(seed)
     run = Run(output_dir, config, seed, start=start)
     first = unscored = tokens = 0
@@ -172,7 +173,7 @@ def train(
         log({"step": 0, "num_generated_tokens": 0, **evaluated()})
     progress = tqdm(
         range(first, config.max_steps),
-        desc="grpo",
+        desc="grpo" if backend == "plain" else f"grpo, sampling {backend}",
         initial=first,
         total=config.max_steps,
         file=sys.stdout,  # in a notebook, stderr looks like a failure
@@ -537,17 +538,15 @@ def collect(
         return [example for group in repeated for example in group]
 
     def sample(rows: list[int], portal: BlockingPortal) -> tuple[Rollouts, Callable[[], Tensor]]:
-        with policy.autocast():
-            rollouts = generate(
-                policy.model,
-                [prompt_ids[row] for row in rows],
-                config.num_generations,
-                max_new_tokens=config.max_completion_length,
-                eos_token_ids=policy.eos_token_ids,
-                pad_token_id=policy.pad_token_id,
-                temperature=config.temperature,
-                generator=generator,
-            )
+        rollouts = backends.sample(
+            policy,
+            [prompt_ids[row] for row in rows],
+            config.num_generations,
+            backend=backends.choose(policy, config.sampling_backend),
+            max_new_tokens=config.max_completion_length,
+            temperature=config.temperature,
+            generator=generator,
+        )
         ids = rollouts.completion_lists()
         return rollouts, start_scoring(
             policy.decode(ids), ids, examples_of(rows), rewards, portal, state, logged

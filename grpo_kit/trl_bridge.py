@@ -58,8 +58,8 @@ REFUSED = {  # field -> the value that TRL's trainer has, and why there is no ot
 # What they mean stays the same: `rollout_chunks` saves time and changes no number, the others are
 # read by the callback below.
 OURS = ("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "reward_weights",
-        "rollout_chunks", "eval_steps", "eval_on_start", "eval_prompts", "num_generations_eval",
-        "save_steps", "max_unscored_steps")  # fmt: skip
+        "rollout_chunks", "sampling_backend", "eval_steps", "eval_on_start", "eval_prompts",
+        "num_generations_eval", "save_steps", "max_unscored_steps")  # fmt: skip
 
 
 def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrides: Any):
@@ -85,6 +85,8 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
         "fp16": policy.half == torch.float16,
         "use_cpu": not cuda,
         "gradient_checkpointing": False,
+        "cache_implementation": "static" if config.sampling_backend == "static" else None,
+        "use_transformers_continuous_batching": config.sampling_backend == "continuous",
         "report_to": [],
         "disable_tqdm": True,  # there is a bar below
     }

@@ -16,7 +16,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from grpo_kit import objective, training
+from grpo_kit import backends, objective, training
 from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import completion_logps, generate
 from grpo_kit.models import Policy, load_policy
@@ -380,7 +380,7 @@ def test_every_completion_meets_the_columns_of_its_own_prompt(
     policy, task, monkeypatch, rounds, chunks
 ):
     """A sampler that answers with the prompt itself: what is scored must belong to the row."""
-    real = training.generate
+    real = backends.generate
 
     def parrot(model, prompt_ids, *arguments, **options):
         rollouts = real(model, prompt_ids, *arguments, **options)
@@ -399,7 +399,7 @@ def test_every_completion_meets_the_columns_of_its_own_prompt(
         seen.extend(row)
         return [(i % 2) * float(number % 2) for i, number in enumerate(row)]
 
-    monkeypatch.setattr(training, "generate", parrot)
+    monkeypatch.setattr(backends, "generate", parrot)
     batch_of(
         policy, task, compare, configure(dynamic_sampling_rounds=rounds, rollout_chunks=chunks)
     )
@@ -455,7 +455,7 @@ def test_a_part_is_judged_while_the_next_is_sampled(policy, task, monkeypatch):
     def first_token(prompts, completions, completion_ids, **columns):
         return [float(ids[0]) for ids in completion_ids]
 
-    monkeypatch.setattr(training, "generate", generate_and_tell)
+    monkeypatch.setattr(backends, "generate", generate_and_tell)
     config = configure(rollout_chunks=3)
     batch = batch_of(policy, task, judge, config, 0, first_token)
     assert len(calls) > 1 and sum(calls) == config.generation_batch_size

@@ -239,12 +239,12 @@ def test_fresh_rollouts_come_from_the_updated_weights(policy, task, tmp_path, mo
     """What the sampler noted in each step is what the weights of that moment say."""
     real, moments = training.update, []
 
-    def spy(policy, reference, optimizer, schedule, batch, config):
+    def spy(policy, reference, optimizer, schedule, batch, *rest):
         with torch.no_grad():
             logps, _ = completion_logps(policy.model, batch.rollouts, pad_token_id=0)
         torch.testing.assert_close(logps, batch.rollouts.logps, atol=1e-4, rtol=1e-4)
         moments.append(weights_of(policy))
-        return real(policy, reference, optimizer, schedule, batch, config)
+        return real(policy, reference, optimizer, schedule, batch, *rest)
 
     monkeypatch.setattr(training, "update", spy)
     config = configure(learning_rate=3e-2, eval_prompts=0)

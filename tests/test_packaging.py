@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -110,3 +111,42 @@ def test_constraints_pin_every_dependency_and_name_no_host():
         pinned = pins.get(canonicalize_name(requirement.name))
         assert pinned, f"{requirement.name} is not in constraints.txt"
         assert requirement.specifier.contains(pinned), f"{line} does not allow {pinned}"
+
+
+# What Colab brings, by name and version, as far as the kit or what it needs asks for it.
+COLAB = {"torch": "2.9.0+cu126", "numpy": "2.0.2", "pandas": "2.2.2", "scipy": "1.16.3",
+         "matplotlib": "3.10.0", "transformers": "4.57.1", "datasets": "4.0.0"}  # fmt: skip
+
+
+def colab_requirements() -> list[str]:
+    """What the notebooks install in Colab, with this checkout's wheel in place of the address."""
+    asked = set()
+    for path in sorted((CHECKOUT / "notebooks").glob("*.ipynb")):
+        sources = ("".join(cell["source"]) for cell in json.loads(path.read_text())["cells"])
+        (cell,) = (source for source in sources if "%pip install" in source)
+        assert 'if "google.colab" in sys.modules' in cell
+        (told,) = re.findall(r'%pip install -q "(grpo-kit(?:\[[a-z,]+\])?) @ git\+https://', cell)
+        asked.add(told)
+    return sorted(asked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told", colab_requirements())
+def test_the_notebooks_leave_colabs_torch_and_numpy_alone(told, wheel, tmp_path):
+    """The installer is asked what it would do where Colab's packages are, or seem to be."""
+    venv.create(tmp_path / "colab", with_pip=False)
+    python = tmp_path / "colab" / ("Scripts" if os.name == "nt" else "bin") / "python"
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(run(python, "-c", code, cwd=tmp_path).strip())
+    for name, version in COLAB.items():
+        info = site / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "RECORD").write_text("")
+    extras = told.removeprefix("grpo-kit")
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--dry-run", "--quiet")
+    run(*pip, "--report", tmp_path / "report.json", f"{wheel}{extras}", cwd=tmp_path)
+    planned = json.loads((tmp_path / "report.json").read_text())["install"]
+    new = {entry["metadata"]["name"].lower(): entry["metadata"]["version"] for entry in planned}
+    assert not {"torch", "numpy"} & set(new), new
+    assert "grpo-kit" in new and new["transformers"].startswith("5."), "too old there"

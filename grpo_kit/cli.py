@@ -114,6 +114,17 @@ def notebooks_in_place(
 
 
 @app.command()
+def badges(notebooks: Folder = NOTEBOOKS) -> None:
+    """Let badges and install cells lead to the repository that pyproject.toml names."""
+    from grpo_kit.notebooks import find_notebooks, repository_of, set_repository
+
+    found = find_notebooks(notebooks)
+    repository = repository_of(Path(notebooks).resolve().parent)
+    changed = set_repository(found, repository)
+    typer.echo(f"{repository}: {len(changed)} of {len(found)} notebooks changed")
+
+
+@app.command()
 def train(
     profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "tiny",
     policy: PolicyFolder = None,

@@ -204,6 +204,46 @@ def _portable(folder: Path, notebook: Path) -> str:
 
 
 # ---------------------------------------------------------------------------------------------
+# where they are published
+
+ADDRESSES = re.compile(
+    r"(?P<before>colab\.research\.google\.com/github/|git\+https://github\.com/)"
+    r"(?P<repository>[\w.-]+/[\w.-]+?)(?=/blob/|\\\"|\"|\)|$)"
+)
+
+
+def repository_of(folder: str | Path) -> str:
+    """`owner/name` of the repository that the `pyproject.toml` of a checkout names.
+
+    Raises ValueError where it names none on GitHub.
+    """
+    path = Path(folder) / "pyproject.toml"
+    told = re.search(
+        r'^Repository = "https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?"',
+        path.read_text(),
+        re.M,
+    )
+    if told is None:
+        raise ValueError(
+            f"{path} names no repository: under [project.urls] write "
+            'Repository = "https://github.com/OWNER/NAME"'
+        )
+    return told[1]
+
+
+def set_repository(notebooks: Sequence[str | Path], repository: str) -> list[str]:
+    """Let badges and install cells lead to `owner/name`; the notebooks that were changed."""
+    changed = []
+    for path in map(Path, notebooks):
+        text = path.read_text(encoding="utf-8")
+        new = ADDRESSES.sub(rf"\g<before>{repository}", text)
+        if new != text:
+            write_atomic(path, new)
+            changed.append(path.stem)
+    return changed
+
+
+# ---------------------------------------------------------------------------------------------
 # the run
 
 

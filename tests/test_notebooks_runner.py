@@ -239,3 +239,29 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypat
         write_atomic(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_badges_and_install_cells_lead_to_the_repository_that_pyproject_names(tmp_path):
+    checkout = Path(__file__).parents[1]
+    repository = runner.repository_of(checkout)
+    copies = []
+    for path in sorted((checkout / "notebooks").glob("*.ipynb")):
+        text = path.read_text(encoding="utf-8")
+        found = [match["repository"] for match in runner.ADDRESSES.finditer(text)]
+        assert found == [repository] * 2, (path.name, found)
+        copies.append(tmp_path / path.name)
+        copies[-1].write_text(text, encoding="utf-8")
+    changed = runner.set_repository(copies, "some-one/a.fork")
+    assert changed == [path.stem for path in copies]
+    text = copies[0].read_text(encoding="utf-8")
+    assert f"github/some-one/a.fork/blob/main/notebooks/{copies[0].name}" in text
+    assert "git+https://github.com/some-one/a.fork" in text and repository not in text
+    nbformat.read(copies[0], as_version=4)
+    runner.set_repository(copies, repository)
+    assert copies[0].read_text() == (checkout / "notebooks" / copies[0].name).read_text()
+
+
+def test_a_checkout_that_names_no_repository_is_told(tmp_path):
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    with pytest.raises(ValueError, match=r"names no repository: under \[project.urls\] write"):
+        runner.repository_of(tmp_path)

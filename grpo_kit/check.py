@@ -564,3 +564,37 @@ def holm(function: Callable) -> Verdict:
         cases,
         "of twenty tables in which nothing is true, one has a false verdict, or none.",
     )
+
+
+# --- notebook 08 ----------------------------------------------------------------------------------
+
+
+def training_bytes(function: Callable) -> Verdict:
+    """`function(n, width)`: bytes of n weights, their gradients and Adam's two moments."""
+    cases = [
+        ((1_000, 4), 16_000, "Weights, gradients, two moments: four numbers a weight."),
+        ((1_543_714_304, 4), 24_699_428_864, "Qwen2.5-1.5B in float32: 23 GiB."),
+        ((1_000, 2), 8_000, "`width` is that of each of the four."),
+    ]
+    return _judge(function, cases, "that much is gone before the first token is sampled.")
+
+
+def decode_floor(function: Callable) -> Verdict:
+    """`function(n, weight_bytes, cache_bytes, rows, bandwidth, flops)`: seconds of a step."""
+    cases = [
+        ((1e9, 2e9, 0, 1, 1e12, 1e14), 0.002, "One row: the weights are read, 2e9 / 1e12."),
+        ((1e9, 2e9, 1e6, 1000, 1e12, 1e16), 0.003, "Each row has its own cache to be read."),
+        ((1e9, 2e9, 0, 1000, 1e12, 1e14), 0.02, "With many rows computing takes longer: 2 n rows."),
+    ]
+    return _judge(function, cases, "few rows cost as much as many: sample them together.")
+
+
+def split_groups(function: Callable) -> Verdict:
+    """`function(rows, processes, size)`: groups that lie in more than one process."""
+    cases = [
+        ((12, 2, 8), 1, "Groups 0-7, 8-15, 16-23; the second process begins at 12."),
+        ((16, 4, 8), 0, "Where `rows` is a multiple of `size`, no group is split."),
+        ((4, 6, 8), 3, "A group may fill two processes: each of these does."),
+        ((12, 4, 8), 2, "Borders at 12, 24 and 36; 24 is between two groups."),
+    ]
+    return _judge(function, cases, "choose rows a process as a multiple of the group, or gather.")

@@ -17,7 +17,7 @@ EXERCISES = [check.pass_at_k, check.near_miss_reward, check.leave_one_out, check
              check.gated_advantage, check.judgement_rewards, check.fence,
              check.gated_quality, check.verdict_rewards, check.balanced, check.pick, check.p_yes,
              check.meta_rewards, check.stop_early, check.paired_median, check.any_false,
-             check.holm]  # fmt: skip
+             check.holm, check.training_bytes, check.decode_floor, check.split_groups]  # fmt: skip
 
 
 def unfinished(*args, **kwargs): ...
@@ -95,6 +95,16 @@ def test_any_other_answer_is_wrong_and_nothing_is_raised(exercise, answer):
             lambda ps: list(accumulate((p * (len(ps) - i) for i, p in enumerate(sorted(ps))), max)),
             "in which they came",
         ),
+        (check.training_bytes, lambda n, width: 3 * n * width, "four numbers a weight"),
+        (check.training_bytes, lambda n, width: 16 * n, "that of each of the four"),
+        (
+            check.decode_floor,
+            lambda n, w, c, rows, b, f: max(w / b, 2 * n * rows / f),
+            "cache to be read",
+        ),
+        (check.decode_floor, lambda n, w, c, rows, b, f: (w + rows * c) / b, "takes longer"),
+        (check.split_groups, lambda rows, processes, size: processes - 1, "no group is split"),
+        (check.split_groups, lambda rows, processes, size: int(rows % size > 0), "fill two"),
         (check.leave_one_out_similarity, group_similarities, "others"),
         (check.rarity, lambda s, n: [1 - s.count(x) / len(s) for x in s], "within the group"),
         (check.gated_advantage, lambda a, b, w, n: group_advantages(a + w * b, n), "mean bonus"),

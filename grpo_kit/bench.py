@@ -11,6 +11,7 @@ in episodes of several turns.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import platform
 import resource
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from grpo_kit.config import GRPOConfig
 from grpo_kit.paths import make_output_dir, write_atomic
 from grpo_kit.reproduction.records import processor
 
@@ -46,11 +48,8 @@ def run(
     if steps < 1:
         raise ValueError(f"steps is {steps}; measure at least 1.")
     output_dir = make_output_dir(output_dir)
-    step = compare_steps(policy_dir, output_dir, steps=steps, quick=quick)
-    step["peak_mib"] = {
-        kind: _in_a_process("step_peak", kind, str(policy_dir), str(output_dir), str(int(quick)))
-        for kind in TRAINERS
-    }
+    step = compare_steps(policy_dir, output_dir, bench_config(steps + 1, quick))
+    step["peak_mib"] = step_peaks(policy_dir, output_dir, bench_config(3, quick))
     result = {
         "machine": machine(),
         "step": step,
@@ -121,10 +120,8 @@ def even_share(prompts, completions, completion_ids, **columns) -> list[float]:
     return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
 
 
-def bench_config(steps: int, quick: bool):
-    """The `GRPOConfig` of the comparison; `steps` counts the one that is not measured too."""
-    from grpo_kit.config import GRPOConfig
-
+def bench_config(steps: int, quick: bool) -> GRPOConfig:
+    """The config of the comparison; `steps` counts the one that is not measured too."""
     return GRPOConfig(
         max_steps=steps,
         learning_rate=1e-4,
@@ -236,11 +233,13 @@ def trl_steps(policy_dir: str | Path, config, output_dir: Path, after_step=lambd
     return trainer, seconds
 
 
-def compare_steps(policy_dir: str | Path, output_dir: Path, *, steps: int, quick: bool) -> dict:
-    """Median seconds of generation and update of both trainers, measured in turn."""
+def compare_steps(policy_dir: str | Path, output_dir: Path, config: GRPOConfig) -> dict:
+    """Median seconds of generation and update of both trainers, measured in turn.
+
+    Of `config.max_steps` steps of each the first is not counted.
+    """
     import torch
 
-    config = bench_config(steps + 1, quick)
     kit = KitSteps(policy_dir, config)
     progress = tqdm(total=config.max_steps, desc="bench", file=sys.stdout)
 
@@ -262,7 +261,7 @@ def compare_steps(policy_dir: str | Path, output_dir: Path, *, steps: int, quick
     return {
         "completions": config.generation_batch_size,
         "max_completion_length": config.max_completion_length,
-        "steps": steps,
+        "steps": config.max_steps - 1,
         "threads": torch.get_num_threads(),
         "median_seconds": median,
         "trl_over_kit": {
@@ -272,9 +271,18 @@ def compare_steps(policy_dir: str | Path, output_dir: Path, *, steps: int, quick
     }
 
 
-def step_peak(kind: str, policy_dir: str, output_dir: str, quick: str) -> float:
-    """MiB that a process with one trainer has held at most, after three steps; imports included."""
-    config = bench_config(3, bool(int(quick)))
+def step_peaks(policy_dir: str | Path, output_dir: Path, config: GRPOConfig) -> dict[str, float]:
+    """MiB that a process with one trainer has held at most, imports included, for each trainer."""
+    told = json.dumps(dataclasses.asdict(config))
+    return {
+        kind: _in_a_process("step_peak", kind, str(policy_dir), str(output_dir), told)
+        for kind in TRAINERS
+    }
+
+
+def step_peak(kind: str, policy_dir: str, output_dir: str, told: str) -> float:
+    """`step_peaks` of one trainer, in this process; `told` is the config as JSON."""
+    config = GRPOConfig(**json.loads(told))
     if kind == "kit":
         kit = KitSteps(policy_dir, config)
         for _ in range(config.max_steps):

@@ -514,6 +514,9 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Small batches, for a first look.")] = (
         False
     ),
+    scaling: Annotated[
+        bool, typer.Option("--scaling", help="How a step's cost grows: models, groups, lengths.")
+    ] = False,
 ) -> None:
     """Measure the kit's step beside TRL's, and the memory of the loss step."""
     from grpo_kit.paths import data_dir, make_output_dir
@@ -522,6 +525,12 @@ def bench(
     if not policy.is_dir():
         raise ValueError(f"--policy is {policy}, which is no folder; give one with a saved model")
     make_output_dir(output)
+
+    if scaling:
+        from grpo_kit.scaling import report, run
+
+        typer.echo(report(run(output, quick)))
+        return
 
     from grpo_kit.bench import report, run
 

@@ -537,7 +537,7 @@ def paired_median(function: Callable) -> Verdict:
             "Pairs go by seed, not by place.",
         ),
     ]
-    return _judge(function, cases, "what seeds have in common is gone.")
+    return _judge(function, cases, "what both runs of a seed owe to it cancels.")
 
 
 def any_false(function: Callable) -> Verdict:
@@ -562,7 +562,7 @@ def holm(function: Callable) -> Verdict:
     return _judge(
         function,
         cases,
-        "of twenty tables in which nothing is true, one has a false verdict, or none.",
+        "of tables in which nothing is true, at most one in twenty calls anything true.",
     )
 
 

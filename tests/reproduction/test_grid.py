@@ -284,7 +284,14 @@ def test_what_ends_the_grid_ends_its_processes_and_the_same_command_goes_on(numb
         "0-1", "--output", str(tmp_path / "results"), "--work", str(tmp_path / "work"),
         "--processes", "2",
     ]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # else it would be ignored where it is in these tests, as in a shell's background
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     began = time.monotonic()
     while not list(tmp_path.glob("work/**/history.jsonl")) and time.monotonic() - began < 200:
         assert process.poll() is None, process.stdout.read()

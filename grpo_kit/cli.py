@@ -345,7 +345,11 @@ def _cores() -> int:
 @app.command()
 def run(
     name: Annotated[
-        str, typer.Argument(help="basic, variants, diversity, judge, verification, meta or flow.")
+        str,
+        typer.Argument(
+            help="basic, variants, diversity, judge, verification, meta, flow, engines, or "
+            "published (real models)."
+        ),
     ],
     seeds: Annotated[str, typer.Option(help="Seeds: 0-4, or 0,2,5-7.")] = "0-4",
     profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "tiny",

@@ -241,6 +241,10 @@ class Profile:
             from grpo_kit.tasks.gsm8k import gsm8k
 
             return gsm8k(Path(self.data)) if self.data else gsm8k()
+        if self.task == "competition_math":
+            from grpo_kit.tasks.competition_math import competition_math
+
+            return competition_math(self.data)
         from grpo_kit.tasks.word_problems import word_problems
 
         return word_problems()

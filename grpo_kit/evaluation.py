@@ -16,6 +16,7 @@ from tqdm import tqdm
 from grpo_kit.generation import reply
 from grpo_kit.models import Policy
 from grpo_kit.rewards.accuracy import extract_answer, is_correct
+from grpo_kit.rewards.maths import means_the_same
 
 Grade = Callable[[str, str], tuple[bool, bool]]
 
@@ -26,26 +27,9 @@ def grade_number(text: str, gold: str) -> tuple[bool, bool]:
 
 
 def grade_maths(text: str, gold: str) -> tuple[bool, bool]:
-    """(strict, lenient) for an answer in LaTeX, compared by math-verify.
-
-    Not for training: it takes milliseconds an answer, five seconds where it gives up, and runs in
-    the main thread only. Raises RuntimeError where math-verify is not installed.
-    """
-    try:
-        from math_verify import parse, verify
-    except ModuleNotFoundError as error:
-        raise RuntimeError(
-            'comparing mathematical answers needs math-verify: pip install "grpo-kit[math]"'
-        ) from error
-
-    wanted = parse(f"${gold}$")
-
-    def same(answer: str | None) -> bool:
-        return bool(answer) and len(answer) < 10_000 and verify(wanted, parse(answer))
-
-    tagged = extract_answer(text)
-    strict = tagged is not None and (same(tagged) or same(f"${tagged.strip('$')}$"))
-    return strict, strict or same(text)
+    """(strict, lenient) for an answer in LaTeX. Raises what `means_the_same` raises."""
+    strict = means_the_same(extract_answer(text), gold)
+    return strict, strict or means_the_same(text, gold)
 
 
 def _gsm8k(folder: Path | None):
@@ -55,7 +39,7 @@ def _gsm8k(folder: Path | None):
 
 
 def _math500(folder: Path | None):
-    from grpo_kit.tasks.math500 import math500
+    from grpo_kit.tasks.competition_math import math500
 
     return math500(folder) if folder else math500()
 
@@ -68,10 +52,15 @@ def _word_problems(folder: Path | None):
     return word_problems().test
 
 
+GRADES: dict[str, Grade] = {  # of a task's answers
+    "word_problems": grade_number,
+    "gsm8k": grade_number,
+    "competition_math": grade_maths,
+}
 TESTS: dict[str, tuple[Callable, Grade]] = {  # name -> (rows, of a folder or the Hub; how graded)
-    "word_problems": (_word_problems, grade_number),
-    "gsm8k": (_gsm8k, grade_number),
-    "math500": (_math500, grade_maths),
+    "word_problems": (_word_problems, GRADES["word_problems"]),
+    "gsm8k": (_gsm8k, GRADES["gsm8k"]),
+    "math500": (_math500, GRADES["competition_math"]),
 }
 
 

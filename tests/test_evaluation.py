@@ -1,14 +1,24 @@
 """Published test sets: how answers are graded, strictly and leniently, and with which interval."""
 
+import dataclasses
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from datasets import Dataset
 from scipy.stats import binomtest
 
 from grpo_kit import evaluation
+from grpo_kit.config import PROFILES
 from grpo_kit.evaluation import TESTS, exam, grade_maths, grade_number
-from grpo_kit.tasks.math500 import HUB_NAME, HUB_REVISION, math500
+from grpo_kit.rewards import maths_reward
+from grpo_kit.tasks.competition_math import (
+    HUB_NAME,
+    HUB_REVISION,
+    TRAIN_HUB_NAME,
+    competition_math,
+    math500,
+)
 
 ROW = {
     "problem": "What is half of one?", "solution": "...", "answer": "\\frac{1}{2}",
@@ -89,10 +99,14 @@ def test_math500_of_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "error", "sentence"),
     [
-        (None, FileNotFoundError, "lacks test.jsonl: a MATH-500 folder holds test.jsonl, as publ"),
+        (None, FileNotFoundError, "lacks test.jsonl: a folder of MATH holds test.jsonl, as publ"),
         ("{", ValueError, "line 1 of .* is not JSON"),
-        ('{"problem": "p"}', ValueError, "row 1 is .*expected the texts `problem` and `answer`"),
-        ("", ValueError, "this MATH-500 has no rows"),
+        (
+            '{"problem": "p"}',
+            ValueError,
+            "row 1 of test is .*expected the texts `problem` and `answer`",
+        ),
+        ("", ValueError, "the test split of this MATH is empty"),
     ],
 )
 def test_a_folder_that_is_not_math500s_is_told(tmp_path, lines, error, sentence):
@@ -102,20 +116,54 @@ def test_a_folder_that_is_not_math500s_is_told(tmp_path, lines, error, sentence)
         math500(tmp_path)
 
 
-def test_math500_of_the_hub_is_pinned(monkeypatch):
+def test_math500_of_the_hub_is_pinned_and_what_is_learnt_from_is_held_to_be_another(monkeypatch):
     import datasets
     import huggingface_hub
 
     asked = []
+    rows = {"test": [ROW], "train": [ROW | {"problem": "Another?", "type": "Algebra"}]}
 
     def load(*given, **options):
         asked.append((given, options["revision"]))
-        return {"test": Dataset.from_list([ROW])}
+        split = "test" if given[0] == HUB_NAME else "train"
+        return {split: Dataset.from_list(rows[split])}
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets, "load_dataset", load)
     assert len(math500()) == 1 and asked == [((HUB_NAME, None), HUB_REVISION)]
     assert len(HUB_REVISION) == 40
+    task = competition_math()
+    assert asked[1:] == [((HUB_NAME, None), HUB_REVISION), ((TRAIN_HUB_NAME, None), None)]
+    assert task.train[0]["prompt"][-1]["content"] == "Another?" and task.name == "competition_math"
+    rows["train"].append(ROW)
+    with pytest.raises(ValueError, match="1 of the 1 test problems are among those to learn from"):
+        competition_math()
+
+
+def test_math_of_a_folder_is_a_task_of_a_profile(tmp_path):
+    for split, problem in (("train", "One?"), ("test", "Two?")):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(ROW | {"problem": problem}) + "\n")
+    profile = dataclasses.replace(PROFILES["smoke"], task="competition_math", data=str(tmp_path))
+    task = profile.load_task()
+    contents = [rows[0]["prompt"][-1]["content"] for rows in (task.train, task.test)]
+    assert contents == ["One?", "Two?"] and task.name in evaluation.GRADES
+
+
+def test_the_maths_reward_pays_for_the_meaning_of_what_is_tagged():
+    pytest.importorskip("math_verify", reason="pip install 'grpo-kit[math]'")
+    told = ["<answer>0.5</answer>", "so 0.5", "<answer>2</answer>"]
+    chat = [[{"role": "assistant", "content": text}] for text in told]
+    for completions in (told, chat):
+        found = maths_reward([], completions, [], answer=["\\frac12"] * 3, level=["1"] * 3)
+        assert found == [1.0, 0.0, 0.0]
+
+
+def test_maths_is_compared_in_the_main_thread_or_not_at_all():
+    pytest.importorskip("math_verify", reason="pip install 'grpo-kit[math]'")
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(grade_maths, "<answer>1</answer>", "1")
+        with pytest.raises(RuntimeError, match="in the main thread only"):
+            late.result()
 
 
 def test_every_test_set_has_rows_and_a_grade(monkeypatch):

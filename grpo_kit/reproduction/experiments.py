@@ -9,6 +9,7 @@ verification  the five strategies of self-verification and its post-processing (
 meta        P("Yes") in place of labels (notebook 05): the paper's recipe, ours, and cures for the
             collapse of long runs
 engines     plain GRPO by the kit's trainer and by TRL's (notebook 08)
+published   plain GRPO on real models, as other codes print it (notebook 08)
 flow        a planner in a system of agents (notebook 06): the paper's advantage and its reward at
             every turn, what differs from them, and fine-tuning on traces
 """
@@ -30,6 +31,7 @@ import torch
 from anyio.from_thread import start_blocking_portal
 
 from grpo_kit.config import PROFILES, GRPOConfig, Profile
+from grpo_kit.evaluation import GRADES, exam
 from grpo_kit.flow import FlowGRPO, OfflineTraces, evaluate_episodes, play, score_episodes
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.reproduction.grid import Arm, Experiment, Trained, outdated
@@ -43,6 +45,7 @@ from grpo_kit.rewards import (
     format_reward,
     is_correct,
     load_embedder,
+    maths_reward,
     question_text,
 )
 from grpo_kit.self_verification import (
@@ -407,6 +410,53 @@ def _small(**changes: object) -> dict[str, dict]:
     return {"tiny": {"generation_batch_size": 64, **changes}}
 
 
+# --- real models ----------------------------------------------------------------------------------
+
+REVISIONS = {  # commits on the Hub
+    "Qwen2.5-0.5B-Instruct": "7ae557604adf67be50417f59c2c2f167def9a775",
+    "Qwen2.5-1.5B-Instruct": "989aa7980e4cf806f80c7fef2b1adb7bc71aa306",
+    "Qwen3-0.6B-Base": "da87bfb608c14b7cf20ba1ce41287e8de496c0cd",
+}
+# Of GSM8K's 7,473 problems, 64 a step.
+TWO_EPOCHS = {
+    "max_steps": 233,
+    "generation_batch_size": 512,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 128,
+    "max_completion_length": 512,
+    "learning_rate": 1e-5,
+}
+
+
+def _real(model: str, lora_rank: int = 0, task: str = "gsm8k", **changes: object) -> Arm:
+    """Plain GRPO of a Qwen, all weights unless a rank is given."""
+    policy = {"policy": f"Qwen/{model}", "revision": REVISIONS[model], "lora_rank": lora_rank}
+    return Arm(
+        _plain if task == "gsm8k" else _right_maths,
+        {"per_device_train_batch_size": 8, "max_completion_length": 1024, **changes},
+        {"rewards": "plain" if task == "gsm8k" else "maths"},
+        profile={**policy, "task": task},
+    )
+
+
+def _right_maths(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
+    return [maths_reward, format_reward]
+
+
+def examined(t: Trained, *, max_new_tokens: int = 2048) -> dict[str, float]:
+    """Greedy accuracy on the whole test set, as papers report it: at the end, and what was gained.
+
+    Returns `exam`'s numbers as `exam/…`, and the change of `strict` and `lenient` from the
+    untrained policy as `gained/…`.
+    """
+    before, after = (
+        exam(policy, t.task.test, GRADES[t.task.name], max_new_tokens=max_new_tokens)
+        for policy in (t.base, t.policy)
+    )
+    gained = {f"gained/{name}": after[name] - before[name] for name in ("strict", "lenient")}
+    return {f"exam/{name}": value for name, value in after.items()} | gained
+
+
 # Trinity-RFT's runs (arXiv 2505.17826, section 3.4.2): 36 steps of 96 prompts x 8, lr 1e-5.
 TRINITY = {"max_steps": 36, "learning_rate": 1e-5, "lr_scheduler_type": "constant", "beta": 1e-3}
 
@@ -537,6 +587,37 @@ EXPERIMENTS = {
             ),
         },
         sizes=_small(max_steps=40),
+        evaluations=4,
+        show=answers_to_read,
+    ),
+    "published": Experiment(
+        "Does plain GRPO do for a real model what other codes print of it?",
+        {
+            "0.5B": _real(
+                "Qwen2.5-0.5B-Instruct",
+                max_steps=20,
+                generation_batch_size=800,
+                gradient_accumulation_steps=100,
+                learning_rate=1e-6,
+            ),
+            "0.5B, LoRA": _real("Qwen2.5-0.5B-Instruct", 32, **TWO_EPOCHS),
+            "1.5B, LoRA": _real("Qwen2.5-1.5B-Instruct", 32, **TWO_EPOCHS),
+            # One problem a step and the plain sum over tokens; its top_p of 0.9 is 1 here.
+            "Qwen3 0.6B, MATH": _real(
+                "Qwen3-0.6B-Base",
+                task="competition_math",
+                max_steps=50,
+                generation_batch_size=8,
+                gradient_accumulation_steps=1,
+                learning_rate=1e-5,
+                weight_decay=0.01,
+                temperature=0.8,
+                loss_type="dr_grpo",
+                max_completion_length=512,
+            ),
+        },
+        examined,
+        changes={"lr_scheduler_type": "constant", "eval_prompts": 200},
         evaluations=4,
         show=answers_to_read,
     ),

@@ -66,7 +66,8 @@ class Arm:
     `rewards` are made anew for a run; `changes` are to the config; `collector`, made for a profile,
     is how its steps collect what they learn from (see `train`). `train` makes the run: the kit's,
     or `trl_bridge.train`, which is called alike. `options` tell what rewards and collector are made
-    with, and by what they are trained: other options are another run.
+    with, and by what they are trained: other options are another run. `profile` changes the
+    profile's choice of policy and task, for arms of several models.
     """
 
     rewards: Rewards
@@ -74,6 +75,7 @@ class Arm:
     options: Mapping[str, object] = field(default_factory=dict)
     collector: Callable[[Profile], Callable] | None = None
     train: Callable[..., Run] = train
+    profile: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,22 @@ class Experiment:
         config = dataclasses.replace(config, **{"eval_steps": every, **self.changes})
         return dataclasses.replace(config, **self.arms[arm].changes)
 
+    def profile(self, profile: Profile, arm: str) -> Profile:
+        """`profile` as an arm's runs take it: with the arm's policy and task.
+
+        Raises ValueError for an arm with a policy of its own on a profile without a GPU.
+        """
+        changes = self.arms[arm].profile
+        if "policy" in changes and profile.device == "cpu":
+            raise ValueError(
+                f"arm {arm!r} trains {changes['policy']}, which wants a GPU: choose --profile "
+                "colab (16 GB) or paper (80 GB)."
+            )
+        return dataclasses.replace(profile, **changes)
+
     def identity(self, profile: Profile, arm: str) -> dict:
         """All that decides what an arm's runs do and is not code: a `Record`'s config."""
+        profile = self.profile(profile, arm)
         chosen = dataclasses.asdict(profile)
         for name in ("name", "machine", "config", "threads", "data"):
             del chosen[name]
@@ -176,6 +192,7 @@ def run_arm(
     folder = make_output_dir(work_of(work, name, experiment, arm, seed, profile))
     with _alone(folder):
         config, origin = experiment.config(profile, arm), where_it_ran(profile.device)
+        profile = experiment.profile(profile, arm)
         commits = _commits(folder / "commits.txt", origin["commit"])
         task, base = (experiment.task or profile.load_task)(), profile.load_policy()
         policy, way = profile.load_policy(), experiment.arms[arm]

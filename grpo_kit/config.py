@@ -152,6 +152,24 @@ class GRPOConfig:
             self.per_device_train_batch_size or self.generation_batch_size
         ) * self.gradient_accumulation_steps
 
+    def shared_by(self, processes: int) -> tuple[int, int]:
+        """How `processes` share an optimiser step: completions of a forward pass, and passes.
+
+        As few passes as keep each no larger than one process's alone would be. Raises ValueError
+        where they cannot share evenly.
+        """
+        rows, most = self.optimizer_batch_size, self.per_device_train_batch_size
+        share, rest = divmod(rows, processes)
+        if rest:
+            raise ValueError(
+                f"{processes} processes cannot share the {rows} completions of an optimiser step "
+                "evenly: choose per_device_train_batch_size x gradient_accumulation_steps to be a "
+                "multiple of their number."
+            )
+        alone = most or self.generation_batch_size
+        passes = next(n for n in range(1, share + 1) if share % n == 0 and share // n <= alone)
+        return share // passes, passes
+
     @property
     def evaluation_batch_size(self) -> int:
         """Completions sampled at a time where nothing is learnt: a short batch wastes time."""

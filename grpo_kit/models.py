@@ -173,7 +173,8 @@ def reference_of(policy: Policy) -> Callable[[], AbstractContextManager]:
     """The model that a KL term holds the policy to, for use as `with reference() as model`.
 
     With LoRA the base under the adapter, which is switched off meanwhile and costs no memory (TRL
-    does the same); otherwise a frozen copy of the policy as it is now.
+    keeps a copy of the adapter, which is the same for one that is new); otherwise a frozen copy of
+    the policy as it is now.
     """
     if hasattr(policy.model, "disable_adapter"):
 

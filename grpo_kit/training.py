@@ -680,15 +680,15 @@ def start_scoring(
             if inspect.isawaitable(result):  # of a lambda or partial around a coroutine function
                 results[i] = portal.call(result_of, result)
         columns = [
-            _checked(reward_name(reward), results[i], len(texts))
-            for i, reward in enumerate(rewards)
+            checked(reward_name(reward), results[i], len(texts)) for i, reward in enumerate(rewards)
         ]
         return torch.tensor(columns, dtype=torch.float32).T
 
     return finish
 
 
-def _checked(name: str, values: Any, n: int) -> list[float]:
+def checked(name: str, values: Any, n: int) -> list[float]:
+    """A reward's `values` of `n` completions as floats, NaN for None; see `score_texts`."""
     if not isinstance(values, (list, tuple)):
         raise TypeError(
             f"the reward {name} returned a {type(values).__name__}; it must return a list of "
@@ -698,10 +698,10 @@ def _checked(name: str, values: Any, n: int) -> list[float]:
         raise ValueError(
             f"the reward {name} returned {len(values)} values for {n} completions; return one each."
         )
-    checked = []
+    numbers = []
     for i, value in enumerate(values):
         if value is None:
-            checked.append(math.nan)
+            numbers.append(math.nan)
             continue
         try:
             number = float(value)
@@ -715,8 +715,8 @@ def _checked(name: str, values: Any, n: int) -> list[float]:
                 f"the reward {name} returned {number} for completion {i}; return None for what "
                 "could not be scored."
             )
-        checked.append(number)
-    return checked
+        numbers.append(number)
+    return numbers
 
 
 # --- update ---------------------------------------------------------------------------------------

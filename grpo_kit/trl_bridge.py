@@ -9,26 +9,34 @@ what TRL cannot do (`REFUSED`). Three things need a hand, and get one here:
 - A completion that one reward could not score (None) is left out of its group here; TRL counts
   that reward as 0. The trainer made here leaves it out, too.
 
-Tested with TRL 1.16.
+What stays different: each engine has its own random numbers and order of prompts; TRL makes its
+update also where no completion of a batch could be scored; `bnpo` averages over each process's own
+pass, so that their number changes it. Tested with TRL 1.16.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
+import math
 import os
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import trl
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
+from anyio.from_thread import start_blocking_portal
 from tqdm import tqdm
 from transformers import PrinterCallback, TrainerCallback
 from trl.import_utils import is_vllm_available
@@ -37,7 +45,17 @@ from grpo_kit.config import GRPOConfig
 from grpo_kit.models import Policy
 from grpo_kit.paths import make_output_dir, write_atomic
 from grpo_kit.tasks import Task
-from grpo_kit.training import HISTORY, RUN, Run, check_task, evaluate, reward_name
+from grpo_kit.training import (
+    HISTORY,
+    RUN,
+    PromptCollector,
+    Run,
+    check_same_run,
+    checked,
+    evaluate,
+    reward_name,
+    what_it_starts_from,
+)
 
 SAME = (
     "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1",
@@ -51,30 +69,53 @@ REFUSED = {  # field -> the value that TRL's trainer has, and why there is no ot
     "dynamic_sampling_rounds": (0, "TRL does not sample groups anew: choose 0, or --engine kit"),
     "importance_sampling_cap": (
         None,
-        "TRL corrects for another sampler only where vLLM samples: use use_vllm=True, "
-        "vllm_importance_sampling_mode='token_truncate' and vllm_importance_sampling_clip_max",
+        "TRL corrects for another sampler only where vLLM samples: add use_vllm=True (--vllm)",
     ),
 }
-# What they mean stays the same: `rollout_chunks` saves time and changes no number, the others are
-# read by the callback below.
+# What they mean stays the same: `rollout_chunks` saves time and memory here and changes no number
+# (TRL samples a batch at once), the others are read by the callback below.
 OURS = ("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "reward_weights",
         "rollout_chunks", "sampling_backend", "eval_steps", "eval_on_start", "eval_prompts",
         "num_generations_eval", "save_steps", "max_unscored_steps")  # fmt: skip
+OWNED = {*SAME, "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
+         "reward_weights", "logging_steps", "save_steps"}  # fmt: skip
+STARTED = "started.json"  # what a run is, for the one that would resume it
+PATIENCE = timedelta(hours=2)  # that processes wait for the one that evaluates, or is judged for
 
 
 def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrides: Any):
-    """TRL's `GRPOConfig` that means the same; `overrides` are fields of it, and win.
+    """TRL's `GRPOConfig` that means the same; `overrides` are other fields of it.
 
     `processes`: of the run; the batch is theirs together, so that their number changes nothing that
-    is learnt. Raises ValueError, naming the field, for what TRL cannot do.
+    is learnt. Where vLLM samples, its log-probabilities are corrected for as the config says: the
+    ratio is cut at `importance_sampling_cap`, or with None left out. Raises ValueError, naming the
+    field, for what TRL cannot do, and for overrides of what `config` decides.
     """
+    if taken := sorted(OWNED & set(overrides)):
+        raise ValueError(
+            f"{', '.join(taken)}: that is the config's to say, which evaluation and history go by; "
+            "change it there."
+        )
+    vllm = overrides.get("use_vllm", False)
     for name, (only, why) in REFUSED.items():
-        if (value := getattr(config, name)) != only:
+        if (value := getattr(config, name)) != only and not (
+            vllm and name == "importance_sampling_cap"
+        ):
             raise ValueError(f"{name} is {value!r}, which TRL's trainer does not have: {why}.")
+    if config.sampling_backend == "continuous" and any(
+        p.requires_grad and p.dtype == torch.float32 for p in policy.model.parameters()
+    ):
+        raise ValueError(
+            "sampling_backend is 'continuous', for which TRL turns the weights themselves into 16 "
+            "bits, where small updates vanish: choose 'static' or 'auto', or sample by vLLM."
+        )
     cuda = policy.device.type == "cuda"
+    rows, passes = config.shared_by(processes)
+    cap = config.importance_sampling_cap
     fields = {
         **{name: getattr(config, name) for name in SAME},
-        **_batches(config, processes),
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": passes,
         "max_steps": config.max_steps * config.updates_per_step,
         "reward_weights": config.reward_weights and list(config.reward_weights),
         "logging_steps": config.updates_per_step,
@@ -84,7 +125,18 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
         "bf16": policy.half == torch.bfloat16,
         "fp16": policy.half == torch.float16,
         "use_cpu": not cuda,
-        "gradient_checkpointing": False,
+        "gradient_checkpointing": False,  # TRL's default is True
+        "disable_dropout": True,
+        "logging_nan_inf_filter": False,  # it would hide what `_RunFiles` looks for
+        "vllm_importance_sampling_correction": cap is not None,
+        **(
+            {
+                "vllm_importance_sampling_mode": "token_truncate",
+                "vllm_importance_sampling_clip_max": cap,
+            }
+            if cap is not None
+            else {}
+        ),
         "cache_implementation": "static" if config.sampling_backend == "static" else None,
         "use_transformers_continuous_batching": config.sampling_backend == "continuous",
         "report_to": [],
@@ -93,29 +145,12 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
     return trl.GRPOConfig(**{**fields, **overrides})
 
 
-def _batches(config: GRPOConfig, processes: int) -> dict[str, int]:
-    """How `processes` share an optimiser step's completions."""
-    rows, passes = config.optimizer_batch_size, config.gradient_accumulation_steps
-    if passes % processes == 0:
-        passes //= processes
-    if rows % (passes * processes):
-        raise ValueError(
-            f"{processes} processes cannot share the {rows} completions of an optimiser step in "
-            f"{passes} passes each: choose per_device_train_batch_size x "
-            "gradient_accumulation_steps so that they can."
-        )
-    return {
-        "per_device_train_batch_size": rows // (passes * processes),
-        "gradient_accumulation_steps": passes,
-    }
-
-
 def join(device: str = "cpu") -> int:
     """Take part in the run that torchrun or accelerate has launched; the number of its processes.
 
     Before the policy is loaded, so that each process has its own GPU: "cuda" is that from here on.
     """
-    return PartialState(cpu=device == "cpu").num_processes
+    return PartialState(cpu=device == "cpu", timeout=PATIENCE).num_processes
 
 
 def is_sharded() -> bool:
@@ -127,9 +162,9 @@ def is_sharded() -> bool:
 def vllm_options(mode: str) -> dict[str, Any]:
     """Fields of TRL's config for sampling by vLLM: "colocate" on the trainer's GPUs, or "server".
 
-    A server is started with `trl vllm-serve --model NAME` on a GPU of its own. Raises ValueError
-    for another mode, RuntimeError where vLLM is not installed; of a version that it does not know,
-    TRL warns.
+    A server is started with `trl vllm-serve --model NAME --revision COMMIT` on a GPU of its own.
+    Raises ValueError for another mode, RuntimeError where vLLM is not installed; of a version that
+    it does not know, TRL says so in a warning.
     """
     if mode not in ("colocate", "server"):
         raise ValueError(f"vLLM's mode is {mode!r}; choose colocate or server.")
@@ -159,23 +194,33 @@ def grpo_trainer(
     Raises ValueError where policy, task, rewards and config do not fit together or TRL lacks a
     field; what TRL raises for its own.
     """
-    check_task(task, rewards, config)
     processes = join(policy.device.type)
     args = trl_config(config, policy, processes, **overrides)
+    prompts = PromptCollector(policy, task, rewards, config, args.seed)  # checks what goes together
+    wanted = config.generation_batch_size // config.num_generations
+    if len(task.train) < wanted:
+        raise ValueError(
+            f"task {task.name!r} has {len(task.train)} rows to learn from, and TRL takes {wanted} "
+            "different ones a step: lower generation_batch_size, or give more rows."
+        )
+    start = what_it_starts_from(policy, SimpleNamespace(name=f"TRL {trl.__version__}"), prompts)
+    for module in policy.model.modules():  # a number, which TRL's `disable_dropout` does not reach
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
     with _as_reference(policy, Path(args.output_dir)) if args.beta else nullcontext():
         trainer = _Trainer(
             model=policy.model,
             reward_funcs=[
-                whole_groups(reward) if hasattr(reward, "num_generations") else reward
+                whole_groups(reward) if hasattr(reward, "num_generations") else finite(reward)
                 for reward in rewards
             ],
             args=args,
             train_dataset=task.train,
             processing_class=policy.tokenizer,
         )
-    names = [reward_name(reward) for reward in rewards]
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(_RunFiles(trainer, policy, task, config, names, measure))
+    trainer.run_files = _RunFiles(trainer, policy, task, config, start, measure)
+    trainer.add_callback(trainer.run_files)
     return trainer
 
 
@@ -194,8 +239,10 @@ def train(
     """`training.train`, done by TRL; arguments, files and what is returned are the same.
 
     There is no `collector`: TRL collects its own. Its checkpoints are `checkpoint-N` in
-    `output_dir`. Raises, beside what `grpo_trainer` raises, RuntimeError where no completion could
-    be scored for several steps in a row, and where another process of the run has ended.
+    `output_dir`; without `resume` those of an earlier run go. Raises, beside what `grpo_trainer`
+    raises, ValueError where the run to resume is another one, RuntimeError where the loss is not
+    finite, no completion could be scored for several steps in a row, or another process of the run
+    has ended.
     """
     output_dir = make_output_dir(output_dir)
     trainer = grpo_trainer(
@@ -239,11 +286,15 @@ def last_checkpoint(output_dir: str | Path) -> Path | None:
 
     for path in sorted(Path(output_dir).glob("checkpoint-*"), key=step, reverse=True):
         try:
-            if json.loads((path / "trainer_state.json").read_text())["global_step"] == step(path):
+            if _state_of(path)["global_step"] == step(path):
                 return path  # it is written last
         except (OSError, ValueError, KeyError):
             continue
     return None
+
+
+def _state_of(checkpoint: Path) -> dict:
+    return json.loads((checkpoint / "trainer_state.json").read_text())
 
 
 def _ended(output_dir: Path, why: str = "") -> str:
@@ -257,11 +308,14 @@ def _as_reference(policy: Policy, output_dir: Path) -> Iterator[None]:
     """Let TRL find the policy as it is now where it looks for the reference model.
 
     It loads that by the name of the policy's, which may have another revision on the Hub, or may
-    not be what the policy is by now. (With LoRA it switches the adapter off, and loads nothing.)
+    not be what the policy is by now. (With LoRA it keeps a copy of the adapter, and loads nothing.)
     """
+    if hasattr(policy.model, "disable_adapter"):
+        yield
+        return
     config, folder = policy.model.config, output_dir / "reference"
     named = config._name_or_path
-    if PartialState().is_main_process and not hasattr(policy.model, "disable_adapter"):
+    if PartialState().is_main_process:
         policy.model.save_pretrained(folder)
     PartialState().wait_for_everyone()
     config._name_or_path = str(folder)
@@ -269,19 +323,79 @@ def _as_reference(policy: Policy, output_dir: Path) -> Iterator[None]:
         yield
     finally:
         config._name_or_path = named
+        PartialState().wait_for_everyone()
+        if PartialState().is_main_process:
+            shutil.rmtree(folder)
 
 
 # --- what TRL's trainer does otherwise ------------------------------------------------------------
 
 
 class _Trainer(trl.GRPOTrainer):
-    """What one reward could not score is spared the other rewards too, as in `training.score`."""
+    """TRL's, but for completions without a score, and for a resumed run's prompts."""
+
+    run_files: _RunFiles
+    _epochs_behind = 0
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **keywords):
+        last = resume_from_checkpoint
+        last = last_checkpoint(self.args.output_dir) if last is True else last and Path(last)
+        self.run_files.begin(last or None)
+        if not last:
+            return super().train(**keywords)
+        state = _state_of(last)
+        if state["global_step"] >= self.args.max_steps:  # TRL would make one step more
+            if not is_sharded():
+                self._load_from_checkpoint(str(last))
+            return self.run_files.end()
+        self._epochs_behind = int(state["epoch"])
+        return super().train(resume_from_checkpoint=str(last), **keywords)
+
+    def _get_train_sampler(self, dataset=None):
+        """TRL's sampler draws each epoch's order from one generator, anew in a resumed run.
+
+        Without this it would go through the orders of the first epochs again.
+        """
+        sampler = super()._get_train_sampler(dataset)
+        for _ in range(self._epochs_behind):
+            torch.randperm(sampler.num_samples, generator=sampler.generator)
+        return sampler
 
     def _calculate_rewards(self, *arguments, **keywords):
+        """What one reward could not score is spared the others too, as in `training.score`."""
         table = super()._calculate_rewards(*arguments, **keywords)
         counted = self.reward_weights.to(table.device) != 0
         missing = table[:, counted].isnan().any(dim=1)
         return table.masked_fill(missing[:, None], torch.nan)
+
+
+def finite(reward: Callable) -> Callable:
+    """`reward`, held to what the kit's trainer takes: one finite number or None a completion.
+
+    Raises ValueError or TypeError, naming the reward, where TRL would go on with what came.
+    """
+    name = reward_name(reward)
+
+    def given(values):
+        return [None if math.isnan(v) else v for v in checked(name, values[0], values[1])]
+
+    if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(reward.__call__):
+
+        async def held(prompts, completions, completion_ids, **columns):
+            found = await reward(
+                prompts=prompts, completions=completions, completion_ids=completion_ids, **columns
+            )
+            return given((found, len(prompts)))
+    else:
+
+        def held(prompts, completions, completion_ids, **columns):
+            found = reward(
+                prompts=prompts, completions=completions, completion_ids=completion_ids, **columns
+            )
+            return given((found, len(prompts)))
+
+    held.__name__ = name
+    return held
 
 
 def whole_groups(reward: Callable) -> Callable:
@@ -291,9 +405,10 @@ def whole_groups(reward: Callable) -> Callable:
     multiple of the group size, one group lies in two of them. The first process computes the reward
     of all of them, the others wait; each returns its own part. In one process it is `reward`.
 
-    Raises what `reward` raises, in every process, so that none waits for another.
+    Raises what `reward` raises, and in the other processes a RuntimeError that tells of it, so that
+    none waits for another.
     """
-    state = PartialState()
+    reward, state = finite(reward), PartialState()
     if state.num_processes == 1:
         return reward
 
@@ -304,40 +419,99 @@ def whole_groups(reward: Callable) -> Callable:
         sizes = gather_object([len(prompts)])
         everyone = {name: gather_object(values) for name, values in own.items()}
         outcome: list[Any] = [None]
+        failure: Exception | None = None
         if state.is_main_process:
             try:
-                outcome = [reward(**everyone, **rest)]
+                values = reward(**everyone, **rest)
+                if inspect.isawaitable(values):
+                    with start_blocking_portal() as portal:
+                        values = portal.call(_awaited, values)
+                outcome = [values]
             except Exception as error:  # told to the others, which would wait for ever
-                outcome = [error]
+                failure, outcome = error, [f"{type(error).__name__}: {error}"]
         (values,) = broadcast_object_list(outcome)
-        if isinstance(values, Exception):
-            raise values
+        if failure is not None:
+            raise failure
+        if isinstance(values, str):
+            raise RuntimeError(f"the first process could not compute {reward.__name__}: {values}")
         start = sum(sizes[: state.process_index])
         return values[start : start + len(prompts)]
 
-    gathered.__name__ = reward_name(reward)
+    gathered.__name__ = reward.__name__
     return gathered
+
+
+async def _awaited(values: Any) -> Any:
+    return await values
 
 
 class _RunFiles(TrainerCallback):
     """Writes `history.jsonl` and `run.json` as `training.train` does, and evaluates as it does.
 
     The first process writes. Where the weights are spread over several processes (ZeRO-3, FSDP)
-    none of them can sample alone: nothing is evaluated then, and `run.json` says so.
+    none of them can sample alone: nothing is evaluated then.
     """
 
-    def __init__(self, trainer, policy, task, config, names, measure) -> None:
+    def __init__(self, trainer, policy, task, config, start, measure) -> None:
         self.trainer, self.policy, self.task, self.config = trainer, policy, task, config
         self.folder, self.measure = Path(trainer.args.output_dir), measure
         self.history: list[dict] = []
-        self.start = {"collector": f"TRL {trl.__version__}", "rewards": names}
+        self.start = start
         self.unscored = self.tokens = 0
         self.began = 0.0
         self.progress = tqdm(disable=True)
 
+    @property
+    def run(self) -> dict:
+        """What the run is, besides its history."""
+        told = {"config": dataclasses.asdict(self.config), "seed": self.trainer.args.seed}
+        return told | {"start": self.start}
+
+    def begin(self, checkpoint: Path | None) -> None:
+        """Take up the run of a checkpoint, or put the folder in order for another.
+
+        Raises ValueError where the checkpoint is of another run than this one.
+        """
+        main = PartialState().is_main_process
+        if checkpoint is None:
+            if main:
+                for old in self.folder.glob("checkpoint-*"):
+                    shutil.rmtree(old)
+                for name in (RUN, HISTORY):
+                    (self.folder / name).unlink(missing_ok=True)
+                write_atomic(self.folder / STARTED, json.dumps(self.run, indent=1))
+        else:
+            try:
+                before = json.loads((self.folder / STARTED).read_text())
+                lines = (self.folder / HISTORY).read_text().splitlines()
+                rows = [json.loads(line) for line in lines]
+            except (OSError, ValueError) as error:
+                raise ValueError(
+                    f"{self.folder} holds {checkpoint.name}, but not the files of its run "
+                    f"({error}): start again without resume, or choose another folder."
+                ) from None
+            done = _state_of(checkpoint)["global_step"] // self.config.updates_per_step
+            self.history = [row for row in rows if row["step"] <= done]
+            state = {**before, "step": done, "lines": len(self.history)}
+            state["config"] = {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in before["config"].items()
+            }
+            check_same_run(
+                state, self.config, self.trainer.args.seed, self.start, lines, self.folder
+            )
+            if self.history:
+                self.tokens = self.history[-1]["num_generated_tokens"]
+        PartialState().wait_for_everyone()
+
+    def end(self) -> None:
+        """Write `run.json`."""
+        if PartialState().is_main_process:
+            told = self.run | {"history": self.history}
+            write_atomic(self.folder / RUN, json.dumps(told, indent=1))
+
     def _evaluated(self) -> dict[str, float]:
-        if is_sharded():
-            self.start["evaluation"] = "none: the weights are spread over several processes"
+        if is_sharded():  # no process has all weights, and none can sample alone
             return {}
         training = self.policy.model.training
         self.policy.model.eval()
@@ -354,11 +528,7 @@ class _RunFiles(TrainerCallback):
         if not state.is_world_process_zero:
             return
         done = state.global_step // self.config.updates_per_step
-        if done:  # resumed
-            rows = map(json.loads, (self.folder / HISTORY).read_text().splitlines())
-            self.history = [row for row in rows if row["step"] <= done]
-            self.tokens = self.history[-1]["num_generated_tokens"]
-        elif self.config.eval_on_start:
+        if not done and self.config.eval_on_start:
             self._log({"step": 0, "num_generated_tokens": 0, **self._evaluated()})
         self.progress = tqdm(initial=done, total=self.config.max_steps, desc="trl", file=sys.stdout)
 
@@ -377,6 +547,13 @@ class _RunFiles(TrainerCallback):
         row = {"step": step, "num_generated_tokens": self.tokens}
         row |= {k: v for k, v in logs.items() if isinstance(v, (int, float)) and k != "step_time"}
         row["step_time"] = time.perf_counter() - self.began
+        bad = [name for name in ("loss", "grad_norm") if not math.isfinite(logs.get(name, 0.0))]
+        if bad and not args.fp16:  # there a scale that was too large makes one, and is lowered
+            last = last_checkpoint(self.folder)
+            how = f"resume from {last.name} in {self.folder}" if last else "start again"
+            raise RuntimeError(
+                f"{' and '.join(bad)} is not finite at step {step}: lower learning_rate; {how}."
+            )
         if self.unscored >= config.max_unscored_steps:
             self._log(row)
             raise RuntimeError(
@@ -392,7 +569,4 @@ class _RunFiles(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):
         self.progress.close()
-        if state.is_world_process_zero:
-            told = {"config": dataclasses.asdict(self.config), "seed": args.seed,
-                    "start": self.start, "history": self.history}  # fmt: skip
-            write_atomic(self.folder / RUN, json.dumps(told, indent=1))
+        self.end()

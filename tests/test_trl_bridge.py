@@ -20,6 +20,7 @@ from grpo_kit.config import PROFILES, GRPOConfig
 from grpo_kit.paths import data_dir
 from grpo_kit.reproduction.grid import Arm, Experiment, run_grid
 from grpo_kit.rewards import DiversityReward, accuracy_reward, format_reward
+from grpo_kit.tasks import Task
 from grpo_kit.tasks.word_problems import word_problems
 from grpo_kit.training import HISTORY, RUN
 
@@ -69,16 +70,32 @@ def test_what_is_called_alike_arrives(policy, tmp_path):
     assert args.max_steps == config.max_steps * 2, "TRL counts optimiser steps"
     assert args.logging_steps == args.save_steps == 2
     weighted = trl_bridge.trl_config(
-        small(reward_weights=(1.0, 0.5)), policy, output_dir=str(tmp_path), learning_rate=1.0
+        small(reward_weights=(1.0, 0.5), save_steps=0),
+        policy,
+        output_dir=str(tmp_path),
+        run_name="a",
     )
-    assert weighted.reward_weights == [1.0, 0.5] and weighted.learning_rate == 1.0
+    assert weighted.reward_weights == [1.0, 0.5] and weighted.run_name == "a"
+    assert weighted.save_steps == 2, "at the end"
+    assert not weighted.vllm_importance_sampling_correction
+    static = trl_bridge.trl_config(
+        small(sampling_backend="static"), policy, output_dir=str(tmp_path)
+    )
+    assert static.cache_implementation == "static" and args.cache_implementation is None
+    corrected = trl_bridge.trl_config(
+        small(importance_sampling_cap=2.0), policy, output_dir=str(tmp_path), use_vllm=True
+    )
+    assert corrected.vllm_importance_sampling_correction
+    assert corrected.vllm_importance_sampling_mode == "token_truncate"
+    assert corrected.vllm_importance_sampling_clip_max == 2.0
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"dynamic_sampling_rounds": 2}, "dynamic_sampling_rounds is 2, which TRL's trainer does"),
-        ({"importance_sampling_cap": 2.0}, "only where vLLM samples: use use_vllm=True"),
+        ({"importance_sampling_cap": 2.0}, "only where vLLM samples: add use_vllm=True"),
+        ({"sampling_backend": "continuous"}, "TRL turns the weights themselves into 16 bits"),
         (
             {"max_generated_tokens": 100, "lr_scheduler_type": "constant"},
             "TRL counts steps only: give max_steps",
@@ -88,6 +105,12 @@ def test_what_is_called_alike_arrives(policy, tmp_path):
 def test_what_trl_cannot_do_is_refused_in_a_sentence(policy, tmp_path, changes, sentence):
     with pytest.raises(ValueError, match=sentence):
         trl_bridge.trl_config(small(**changes), policy, output_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["max_steps", "temperature", "logging_steps"])
+def test_what_the_config_decides_is_not_overridden(policy, tmp_path, name):
+    with pytest.raises(ValueError, match=f"{name}: that is the config's to say"):
+        trl_bridge.trl_config(SMALL, policy, output_dir=str(tmp_path), **{name: 3})
 
 
 @given(
@@ -102,15 +125,16 @@ def test_an_optimiser_step_has_as_many_completions_whoever_shares_them(processes
         per_device_train_batch_size=rows,
         gradient_accumulation_steps=passes,
     )
-    try:
-        shared = trl_bridge._batches(config, processes)
-    except ValueError as error:
-        assert f"{processes} processes cannot share the {rows * passes} completions" in str(error)
-        assert (rows * passes) % processes or passes % processes
+    if (rows * passes) % processes:
+        with pytest.raises(
+            ValueError, match=f"{processes} processes cannot share the {rows * passes} "
+        ):
+            config.shared_by(processes)
         return
-    device, accumulated = shared.values()
+    device, accumulated = config.shared_by(processes)
     assert device * accumulated * processes == rows * passes
     assert device <= rows, "no more memory than one process needs"
+    assert config.shared_by(1) == (rows, passes)
 
 
 # --- a run ----------------------------------------------------------------------------------------
@@ -144,25 +168,126 @@ def test_history_and_run_file_have_the_form_of_the_kits(run):
     assert [row["num_generated_tokens"] for row in run.history] == [0, lengths[0], sum(lengths)]
 
 
-def test_a_resumed_run_goes_on_from_the_last_whole_checkpoint(run, new_policy, tmp_path):
-    """One that a killed run left half written is passed over."""
-    folder = run.output_dir
-    before = (folder / HISTORY).read_text().splitlines()
-    broken = folder / "checkpoint-9"
-    broken.mkdir()
-    (broken / "trainer_state.json").write_text('{"global_st')
-    assert trl_bridge.last_checkpoint(folder).name == "checkpoint-4"
-    longer = dataclasses.replace(run.config, max_steps=3)
-    resumed = trl_bridge.train(
-        new_policy(), word_problems(), [accuracy_reward, format_reward], longer,
-        output_dir=folder, seed=1, resume=True,
+def without_times(rows: list[dict]) -> list[dict]:
+    return [{k: v for k, v in row.items() if "time" not in k} for row in rows]
+
+
+def few_rows(n: int = 3) -> Task:
+    task = word_problems()
+    return Task(task.name, task.train.select(range(n)), task.test)
+
+
+def trained(policy, folder, resume=False, breaks=0, **changes):
+    """Four steps, an epoch each: of three rows a step takes two."""
+    asked = []
+
+    def noted(prompts, completions, **columns):
+        asked.append([prompt[-1]["content"] for prompt in prompts])
+        if len(asked) == breaks:
+            raise KeyboardInterrupt
+        return [float(len(str(text)) % 5) for text in completions]
+
+    run = trl_bridge.train(
+        policy, few_rows(), [noted], small(max_steps=4, **changes), output_dir=folder, seed=1,
+        resume=resume,
     )  # fmt: skip
-    after = (folder / HISTORY).read_text().splitlines()
-    assert after[:3] == before and len(after) == 4
-    assert [row["step"] for row in resumed.history] == [0, 1, 2, 3]
-    tokens = [row["num_generated_tokens"] for row in resumed.history]
-    assert tokens == sorted(set(tokens))
+    return run, asked
+
+
+def test_a_killed_and_resumed_run_equals_an_unbroken_one_in_prompts_too(new_policy, tmp_path):
+    """From the last whole checkpoint; one that was left half written is passed over."""
+    whole, asked = trained(new_policy(), tmp_path / "whole")
+    assert len({tuple(batch) for batch in asked}) > 1, "epochs in orders of their own"
+    folder = tmp_path / "broken"
+    with pytest.raises(KeyboardInterrupt):
+        trained(new_policy(), folder, breaks=3)
+    assert trl_bridge.last_checkpoint(folder).name == "checkpoint-2"
+    half = folder / "checkpoint-3"
+    half.mkdir()
+    (half / "trainer_state.json").write_text('{"global_st')
+    policy = new_policy()
+    resumed, asked_again = trained(policy, folder, resume=True)
+    assert asked_again == asked[2:]
+    assert without_times(resumed.history) == without_times(whole.history)
+    lines = (folder / HISTORY).read_text().splitlines()
+    assert [json.loads(line) for line in lines] == resumed.history
+
+    again = new_policy()
+    finished, nothing = trained(again, folder, resume=True)
+    assert nothing == [] and finished.history == resumed.history
+    ours, theirs = again.model.state_dict(), policy.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_another_run_is_not_resumed_and_a_new_one_begins_with_an_empty_folder(new_policy, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        trained(new_policy(), tmp_path, breaks=4)
+    assert trl_bridge.last_checkpoint(tmp_path).name == "checkpoint-3"
+    with pytest.raises(ValueError, match="another configuration .*learning_rate 0.001 there"):
+        trained(new_policy(), tmp_path, resume=True, learning_rate=0.002)
+    history = tmp_path / HISTORY
+    kept = history.read_text()
+    history.unlink()
+    with pytest.raises(ValueError, match="checkpoint-3, but not the files of its run"):
+        trained(new_policy(), tmp_path, resume=True)
+    history.write_text(kept)
+    with pytest.raises(KeyboardInterrupt):
+        trained(new_policy(), tmp_path, breaks=1)
     assert trl_bridge.last_checkpoint(tmp_path) is None
+    assert [json.loads(line)["step"] for line in history.read_text().splitlines()] == [0]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_a_sentence(policy, tmp_path):
+    trainer = trl_bridge.grpo_trainer(
+        policy, word_problems(), [format_reward], small(), output_dir=str(tmp_path)
+    )
+    whole = trainer.compute_loss
+    trainer.compute_loss = lambda *a, **k: whole(*a, **k) * float("nan")
+    with pytest.raises(RuntimeError, match=r"not finite at step 1: lower learning_rate; start ag"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "sentence"),
+    [
+        (lambda n: [float("inf")] * n, ValueError, "the reward odd returned inf"),
+        (lambda n: [0.0] * (n - 1), ValueError, "the reward odd returned 7 values for 8 comp"),
+        (lambda n: ["good"] * n, TypeError, "the reward odd returned 'good'"),
+    ],
+)
+def test_rewards_are_held_to_the_protocol(policy, tmp_path, values, error, sentence):
+    def odd(completions, **columns):
+        return values(len(completions))
+
+    with pytest.raises(error, match=sentence):
+        trl_bridge.train(policy, word_problems(), [odd], SMALL, output_dir=tmp_path, seed=0)
+
+
+def test_a_coroutine_may_be_a_reward(policy, tmp_path):
+    async def slow(completions, **columns):
+        return [0.5] * len(completions)
+
+    run = trl_bridge.train(
+        policy, word_problems(), [slow], small(max_steps=1), output_dir=tmp_path, seed=0
+    )
+    assert run.history[-1]["rewards/slow/mean"] == 0.5
+
+
+def test_fewer_rows_than_a_step_takes_are_told(policy, tmp_path):
+    with pytest.raises(ValueError, match="has 1 rows to learn from, and TRL takes 2 different"):
+        trl_bridge.grpo_trainer(
+            policy, few_rows(1), [format_reward], SMALL, output_dir=str(tmp_path)
+        )
+
+
+def test_nothing_is_dropped_out(policy, tmp_path):
+    """The kit trains without dropout, since with it the policy is another at every pass."""
+    attention = policy.model.model.layers[0].self_attn
+    attention.attention_dropout = 0.5
+    trl_bridge.grpo_trainer(
+        policy, word_problems(), [format_reward], SMALL, output_dir=str(tmp_path)
+    )
+    assert attention.attention_dropout == 0.0
 
 
 def test_what_one_reward_cannot_score_is_out_of_its_group(policy, tmp_path):
@@ -209,6 +334,7 @@ def test_the_reference_is_the_policy_as_it_is_now(policy, tmp_path):
     )
     ours, theirs = policy.model.state_dict(), trainer.ref_model.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert not (tmp_path / "reference").exists()
 
 
 def test_policy_task_rewards_and_config_are_checked_first(policy, tmp_path):

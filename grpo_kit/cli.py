@@ -156,6 +156,11 @@ def train(
     if vllm and engine != "trl":
         raise ValueError("--vllm is for TRL's trainer: add --engine trl, or leave it out")
 
+    if engine == "kit" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            "the kit's trainer is one process, and several have been launched: add --engine trl."
+        )
+
     import dataclasses
 
     processes, sharded, options = 1, False, {}
@@ -202,8 +207,8 @@ def _check_room(profile: Any, gpus: int, engine: str, vllm: str | None, sharded:
 
     if not torch.cuda.is_available():
         return  # `load_policy` says it
-    gib = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 2**30
-    how = "trl+vllm" if vllm == "colocate" else engine
+    gib = torch.cuda.mem_get_info()[0] / 2**30  # what a server on the same GPU has left
+    how = {"colocate": "trl+vllm", "server": "trl+vllm-server"}.get(vllm, engine)
     check_room(profile, gib, gpus=gpus, engine=how, sharded=sharded)
 
 
@@ -252,7 +257,7 @@ def evaluate(
     asked = load(data)  # before the model: a missing folder is told at once
     found = exam(
         chosen.load_policy(),
-        asked.select(range(min(rows, len(asked)))) if rows else asked,
+        asked if rows is None else asked.select(range(min(rows, len(asked)))),
         grade,
         max_new_tokens=max_new_tokens or chosen.config.max_completion_length,
     )
@@ -270,7 +275,13 @@ def plan_run(
     gpus: Annotated[int, typer.Option(help="How many.")] = 1,
     gpu: Annotated[str, typer.Option(help="T4, L4, A100-40, A100-80, H100 or H200.")] = "H100",
     engine: Annotated[
-        str | None, typer.Option(help="kit, trl or trl+vllm; kit on one GPU, else trl+vllm.")
+        str | None,
+        typer.Option(
+            help="kit, trl, trl+vllm or trl+vllm-server; by default the kit's on one GPU, else trl."
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Folder or Hub name, instead of the profile's policy.")
     ] = None,
     sharded: Annotated[
         bool, typer.Option("--sharded", help="Spread the weights over the GPUs (ZeRO-3, FSDP).")
@@ -288,21 +299,25 @@ def plan_run(
 
     Exit code 1 where it does not fit.
     """
+    import dataclasses
+
     from grpo_kit.config import PROFILES
     from grpo_kit.plan import REACHED, advice, plan, table
 
     if profile not in PROFILES:
         raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
     chosen = PROFILES[profile]
+    if policy is not None:
+        chosen = dataclasses.replace(chosen, policy=policy, revision=None)
     made = plan(
         chosen,
         gpus=gpus,
         gpu=gpu,
-        engine=engine or ("kit" if gpus == 1 else "trl+vllm"),
+        engine=engine or ("kit" if gpus == 1 else "trl"),
         sharded=sharded,
         prompt_length=prompt_length,
         mean_share=mean_share,
-        reached=reached or REACHED,
+        reached=REACHED if reached is None else reached,
     )
     from rich.console import Console
 

@@ -173,7 +173,7 @@ class GRPOConfig:
     @property
     def evaluation_batch_size(self) -> int:
         """Completions sampled at a time where nothing is learnt: a short batch wastes time."""
-        return max(self.generation_batch_size, 128)
+        return max(self.generation_batch_size // self.rollout_chunks, 128)
 
     @property
     def updates_per_step(self) -> int:
@@ -342,8 +342,8 @@ PROFILES = {
                 learning_rate=1e-6,
                 num_generations=8,
                 generation_batch_size=768,
-                per_device_train_batch_size=16,
-                gradient_accumulation_steps=48,
+                per_device_train_batch_size=8,
+                gradient_accumulation_steps=96,
                 max_completion_length=1024,
                 eval_prompts=1319,
                 rollout_chunks=4,

@@ -3,10 +3,11 @@
 Counted from the model's shape and the config, not measured: weights, gradients and optimiser
 exactly, activations by a formula that the tests hold against what autograd keeps, and time as the
 least that the hardware allows, divided by the share of it that is reached (`reached`, a guess until
-`grpo-kit bench` has measured it on such a machine).
+`grpo-kit bench --scaling` has measured it on such a machine: "of the limit").
 
 The limits: a decode step reads all weights and the cache of all rows, or computes 2 N per row; an
-update computes 6 N a token (4 N where only LoRA weights get a gradient).
+update computes 6 N a token (4 N where only LoRA weights get a gradient), each pass without gradient
+2 N. Sampling and updating take turns: what one of them needs is free for the other.
 """
 
 from __future__ import annotations
@@ -38,8 +39,17 @@ class Shape:
 
     @classmethod
     def of(cls, config: Any) -> Shape:
-        """Of a transformers config of the Qwen2, Qwen3 or Llama family."""
+        """Of a transformers config of the Qwen2, Qwen3 or Llama family.
+
+        Raises ValueError for another one, and for a mixture of experts.
+        """
         names = list(cls.__dataclass_fields__)[:7]
+        lacks = [name for name in names if not hasattr(config, name)]
+        if lacks or hasattr(config, "num_experts"):
+            raise ValueError(
+                f"models of type {config.model_type!r} cannot be planned, only those built like "
+                "Qwen2, Qwen3 or Llama; GRPO_KIT_SKIP_PLAN=1 begins a run without a plan."
+            )
         return cls(
             *(getattr(config, name) for name in names),
             head_dim=getattr(config, "head_dim", None) or 0,
@@ -85,12 +95,17 @@ class Shape:
     def activation_bytes(self, width: int = 2) -> int:
         """What autograd keeps of one token in all blocks, in arithmetic of `width` bytes.
 
-        Of a block: queries, keys, values and what attention returns; gate, up, what becomes of
-        them; in 4 bytes what the two normalisations work with.
+        Of a block: queries, keys and values (those repeated for every query head, as with a mask)
+        and what attention returns; gate, up, what becomes of them; in 4 bytes what the two
+        normalisations work with.
         """
         h, m = self.hidden_size, self.intermediate_size
-        narrow = 2 * self.query_size + 2 * self.key_value_size + 4 * m + (h if width < 4 else 0)
+        narrow = 4 * self.query_size + 4 * m + (h if width < 4 else 0)
         return self.num_hidden_layers * (narrow * width + 24 * h + 4 * self.num_attention_heads)
+
+    def mask_bytes(self, length: int, width: int = 2) -> int:
+        """Of the mask that every block keeps of one row of `length` tokens."""
+        return self.num_hidden_layers * length**2 * width
 
 
 SHAPES = {  # of the models that profiles name, so that planning needs no Hub
@@ -103,7 +118,7 @@ SHAPES = {  # of the models that profiles name, so that planning needs no Hub
 
 @dataclass(frozen=True)
 class GPU:
-    """By its data sheet: usable GiB, GB/s, and TFLOP/s of dense 16-bit arithmetic."""
+    """By its data sheet: GiB, GB/s, and TFLOP/s of dense 16-bit arithmetic."""
 
     name: str
     memory: float
@@ -122,7 +137,9 @@ GPUS = {
         GPU("H200", 141, 4800, 989),
     )
 }
-ENGINES = ("kit", "trl", "trl+vllm")
+ENGINES = ("kit", "trl", "trl+vllm", "trl+vllm-server")
+SAMPLING = ("cache of sampling", "weights gathered to sample")
+UPDATING = ("gradients", "16-bit weights", "activations", "logits")
 RESERVE = 1.5  # GiB of context, kernels and what the allocator cannot hand out again
 REACHED = 0.3  # of the limits; a guess, see the module's docstring
 VLLM_SHARE = 0.3  # of a GPU, TRL's default
@@ -141,7 +158,11 @@ class Plan:
 
     @property
     def total(self) -> float:
-        return sum(self.memory.values())
+        """GiB at the fuller of the two moments: sampling, updating."""
+        sampling, updating = (
+            sum(self.memory.get(part, 0.0) for part in parts) for parts in (SAMPLING, UPDATING)
+        )
+        return sum(self.memory.values()) - min(sampling, updating)
 
     @property
     def room(self) -> float:
@@ -178,7 +199,7 @@ def plan(
     Args:
         gpu: a name of `GPUS`, or another one's data.
         engine: "kit" runs on one GPU; "trl" shares the batch among all; "trl+vllm" samples by vLLM
-            on the same GPUs.
+            on the same GPUs, "trl+vllm-server" on others, as many and alike, which are not counted.
         sharded: weights, gradients and optimiser spread over the GPUs (ZeRO-3, FSDP).
         prompt_length: tokens of a prompt, with the chat template.
         mean_share: of `max_completion_length`, how long a completion is in the mean.
@@ -203,27 +224,40 @@ def plan(
     machine = GPUS[gpu] if isinstance(gpu, str) else gpu
     memory = _memory(profile, shape, gpus, machine, engine, sharded, prompt_length)
     mean = mean_share * config.max_completion_length
-    wide = 2 if engine == "trl+vllm" or profile.lora_rank else 4
+    wide = 4 if profile.device == "cpu" else 2  # bytes of a number that is computed with
+    cached = wide if engine.startswith("trl+vllm") else _cache_width(profile)
 
-    def sampling(rows: float) -> float:
-        prompts = rows / config.num_generations
+    def sampling(rows: float, batches: int) -> float:
+        """Seconds for `batches` of `rows` completions, one batch after the other."""
         read = config.max_completion_length * shape.parameters * wide
-        read += rows * mean * (prompt_length + mean / 2) * shape.cache_bytes()
-        computed = 2 * shape.parameters * (rows * mean + prompts * prompt_length)
-        return max(read / machine.bandwidth / 1e9, computed / machine.tflops / 1e12) / reached
+        read += rows * mean * (prompt_length + mean / 2) * shape.cache_bytes(cached)
+        computed = (
+            2 * shape.parameters * (rows * mean + rows / config.num_generations * prompt_length)
+        )
+        least = max(read / machine.bandwidth / 1e9, computed / machine.tflops / 1e12)
+        return batches * least / reached
 
     rows = config.generation_batch_size / gpus
+    chunks = config.rollout_chunks if engine == "kit" else 1
     update = _update_flops(profile, shape, rows, engine, prompt_length, mean)
-    seconds = {"generation": sampling(rows), "update": update / machine.tflops / 1e12 / reached}
-    evaluations = int(config.eval_on_start) + (
-        max(1, config.max_steps // config.eval_steps) if config.eval_steps else 1
-    )
+    seconds = {
+        "generation": sampling(rows / chunks, chunks),
+        "update": update / machine.tflops / 1e12 / reached,
+    }
+    evaluations = int(config.eval_on_start) + 1
+    if config.eval_steps:
+        evaluations += (config.max_steps - 1) // config.eval_steps
     answers = config.eval_prompts * (1 + config.num_generations_eval)
-    batches = math.ceil(answers / config.evaluation_batch_size)  # one process evaluates
-    evaluating = evaluations * batches * sampling(config.evaluation_batch_size)
+    at_a_time = config.evaluation_batch_size  # of one process, the others wait
+    evaluating = evaluations * sampling(at_a_time, math.ceil(answers / at_a_time))
     hours = (config.max_steps * sum(seconds.values()) + evaluating) / 3600
     tokens = config.generation_batch_size * mean / seconds["generation"]
     return Plan(memory, seconds, tokens, hours, gpus, machine)
+
+
+def _cache_width(profile: Profile) -> int:
+    """Bytes of a number in the cache: with weights of 4 bytes 4, 16-bit arithmetic or not."""
+    return 4 if profile.dtype == "float32" else 2
 
 
 def _memory(
@@ -231,34 +265,41 @@ def _memory(
 ) -> dict[str, float]:
     config, full = profile.config, not profile.lora_rank
     n, width = shape.parameters, 4 if profile.dtype == "float32" else 2
+    arithmetic = 4 if profile.device == "cpu" else 2
     trained = (n if full else shape.lora_parameters(profile.lora_rank)) * (width if full else 4)
     spread = gpus if sharded else 1
-    rows = config.optimizer_batch_size // config.gradient_accumulation_steps
-    if engine != "kit":
-        rows = max(1, rows // gpus)
-    sampled = config.generation_batch_size // (gpus if engine != "kit" else config.rollout_chunks)
     length = config.max_completion_length
+    rows, _ = config.shared_by(gpus)
     group = config.num_generations if engine == "kit" else 1  # the kit runs a prompt once a group
     tokens = rows * length + max(1, rows // group) * prompt
-    if engine == "kit":
-        from grpo_kit.generation import LOGITS_BUDGET
+    activations = tokens * shape.activation_bytes(arithmetic)
+    activations += rows * shape.mask_bytes(prompt + length, arithmetic)
+    from grpo_kit.generation import LOGITS_BUDGET
 
-        logits = 2 * LOGITS_BUDGET[1] * 4
-    else:
-        logits = rows * length * shape.vocab_size * (4 + 2)
-    sampling = {"cache of sampling": sampled * (prompt + length) * shape.cache_bytes()}
-    if engine == "trl+vllm":
-        sampling = {"vLLM": VLLM_SHARE * machine.memory * GIB}
-    elif sharded:
-        sampling["weights gathered to sample"] = n * width
+    # Both trainers take the head in tiles; its gradient is summed beside that of the embedding.
+    logits = (
+        2 * LOGITS_BUDGET[profile.device != "cpu"] * 4
+        + full * shape.vocab_size * shape.hidden_size * 4
+    )
+    at_once = config.generation_batch_size // (gpus if engine != "kit" else config.rollout_chunks)
+    if engine.startswith("trl+vllm"):
+        at_once = 0
+    if not sharded:  # else nothing is evaluated
+        at_once = max(
+            at_once,
+            min(config.evaluation_batch_size, config.eval_prompts * config.num_generations_eval),
+        )
     parts = {
         "weights": n * width / spread + (0 if full else trained),
-        "gradients": trained / spread,
         "optimiser": 2 * trained / spread,
         "reference": (n * width / spread) if config.beta and full else 0,
-        "activations": tokens * shape.activation_bytes(),
+        "vLLM": VLLM_SHARE * machine.memory * GIB if engine == "trl+vllm" else 0,
+        "gradients": trained / spread,
+        "16-bit weights": n * 2 / spread if width > arithmetic else 0,
+        "activations": activations,
         "logits": logits,
-        **sampling,
+        "cache of sampling": at_once * (prompt + length) * shape.cache_bytes(_cache_width(profile)),
+        "weights gathered to sample": n * width if sharded and engine == "trl" else 0,
         "reserve": RESERVE * GIB,
     }
     return {part: value / GIB for part, value in parts.items() if value}
@@ -267,12 +308,15 @@ def _memory(
 def _update_flops(
     profile: Profile, shape: Shape, rows: float, engine: str, prompt: int, mean: float
 ) -> float:
-    """Of one GPU's share of a step's updates, and of the reference's pass."""
+    """Of one GPU's share of a step: updates, and passes for old and reference log-probabilities."""
     config = profile.config
     shared = rows / config.num_generations if engine == "kit" else rows  # prompts that are run
     tokens = rows * mean + shared * prompt
-    trained = (4 if profile.lora_rank else 6) * config.num_iterations
-    return shape.parameters * tokens * (trained + (2 if config.beta else 0))
+    a_token = (4 if profile.lora_rank else 6) * config.num_iterations
+    a_token += 2 * (config.updates_per_step > 1) + 2 * bool(config.beta)
+    if engine == "kit" and profile.device != "cpu":
+        a_token += 2  # what another backend has sampled is scored, see `backends`
+    return shape.parameters * tokens * a_token
 
 
 def check_room(
@@ -280,11 +324,15 @@ def check_room(
 ) -> None:
     """Raise ValueError, with what needs the memory and what to lower, where `gib` are too few.
 
+    `gib`: of the GPU, without what others hold of it, an endpoint's server say.
+
     GRPO_KIT_SKIP_PLAN=1 lets a run begin all the same: the plan counts the longest completions.
     """
-    machine = GPU("GPU here", gib, 1.0, 1.0)
+    if os.environ.get("GRPO_KIT_SKIP_PLAN") == "1":
+        return
+    machine = GPU("the GPU here, as it is now,", gib, 1.0, 1.0)
     made = plan(profile, gpus=gpus, gpu=machine, engine=engine, sharded=sharded)
-    if made.room < 0 and os.environ.get("GRPO_KIT_SKIP_PLAN") != "1":
+    if made.room < 0:
         raise ValueError(f"{advice(profile, made)} (GRPO_KIT_SKIP_PLAN=1 begins all the same.)")
 
 
@@ -292,8 +340,7 @@ def advice(profile: Profile, made: Plan) -> str:
     """Whether it fits, in a sentence; where it does not, what to lower first."""
     if made.room >= 0:
         return f"It fits: {made.total:.1f} of {made.gpu.memory:.0f} GiB."
-    config = profile.config
-    rows = config.optimizer_batch_size // config.gradient_accumulation_steps
+    rows, _ = profile.config.shared_by(made.gpus)
     ways = {
         "weights": "train LoRA weights (lora_rank=32) or take a smaller model",
         "gradients": "train LoRA weights (lora_rank=32)",
@@ -303,6 +350,7 @@ def advice(profile: Profile, made: Plan) -> str:
         "gradient_accumulation_steps",
         "logits": f"lower per_device_train_batch_size ({rows}) and raise "
         "gradient_accumulation_steps",
+        "16-bit weights": "train LoRA weights (lora_rank=32)",
         "cache of sampling": "lower generation_batch_size or max_completion_length, or raise "
         "rollout_chunks",
         "vLLM": "lower vllm_gpu_memory_utilization, or give vLLM a GPU of its own",
@@ -312,7 +360,7 @@ def advice(profile: Profile, made: Plan) -> str:
     told = dict.fromkeys(ways[part] for part in largest if part in ways)
     parts = ", ".join(f"{part} {made.memory[part]:.1f}" for part in largest[:4])
     return (
-        f"It does not fit: {made.total:.1f} GiB are needed ({parts}), a {made.gpu.name} has "
+        f"It does not fit: {made.total:.1f} GiB are needed ({parts}), and {made.gpu.name} has "
         f"{made.gpu.memory:.0f}. What helps: {'; '.join(list(told)[:3])}."
     )
 

@@ -1,5 +1,6 @@
 """The command line: quick to answer, plain about mistakes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -89,6 +90,25 @@ def test_a_mistake_ends_in_one_sentence_and_exit_code_2(arguments, sentence, tmp
     assert sentence in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, "a traceback was printed"
     assert done.stdout == ""
+
+
+def test_the_kits_trainer_in_several_processes_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = CliRunner().invoke(app, ["train", "--output", str(tmp_path / "out")])
+    assert done.exit_code == 2 and "add --engine trl" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_variant_is_trained_by_trl_and_its_policy_can_be_trained_on(saved_policy, tmp_path):
+    first = ["train", "--engine", "trl", "--variant", "meta", "--profile", "smoke", "--steps", "1"]
+    for policy, folder in ((saved_policy, "a"), (tmp_path / "a" / "policy", "b")):
+        options = ["--policy", str(policy), "--output", str(tmp_path / folder)]
+        done = CliRunner().invoke(app, [*first, *options])
+        assert done.exit_code == 0, done.output[-1000:]
+        lines = (tmp_path / folder / "history.jsonl").read_text().splitlines()
+        row = json.loads(lines[-1])
+        assert row["step"] == 1 and "rewards/meta_evaluation_reward/mean" in row
+        assert f"policy: {tmp_path / folder / 'policy'}" in done.stdout.replace("\n", "")
 
 
 def test_debug_shows_the_traceback(tmp_path):

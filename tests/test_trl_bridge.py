@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from two_processes import Letters
@@ -384,6 +386,7 @@ def test_rewards_of_two_processes_equal_those_of_one_though_a_group_lies_in_both
     ranks = json.loads((tmp_path / "seen.json").read_text())
     assert [row["rank"] for row in ranks] == [0, 1]
     steps = [[rank["seen"][i : i + 2] for i in (0, 2)] for rank in ranks]
+    weights = set()
     for first, second in zip(*steps, strict=True):
         for mine, theirs in zip(first, second, strict=True):
             assert len(mine["values"]) == len(theirs["values"]) == 12
@@ -392,31 +395,39 @@ def test_rewards_of_two_processes_equal_those_of_one_though_a_group_lies_in_both
         batch["completion_ids"] = None
         assert [len(set(batch["answer"][i : i + 8])) for i in (0, 8, 16)] == [1, 1, 1]
         assert first[0]["values"] + second[0]["values"] == accuracy_reward(**batch)
-        alone = DiversityReward(8, Letters(), weight_end=0.5)(**batch)
+        done, of = first[0]["steps"]
+        state = SimpleNamespace(global_step=done, max_steps=of)
+        reward = DiversityReward(8, Letters(), weight_start=0.5, weight_end=0.1)
+        alone = reward(**batch, trainer_state=state)
+        weights.add(done / of)
         assert first[1]["values"] + second[1]["values"] == pytest.approx(alone)
+    assert len(weights) == 2, "its weight falls with the steps of the run"
 
 
 @pytest.mark.slow
-def test_where_one_process_is_killed_the_other_says_so_and_the_run_can_be_resumed(tmp_path):
-    process = launch("train", tmp_path, 40)
+@pytest.mark.parametrize("killed", [1, 0])
+def test_where_one_process_is_killed_the_other_says_so_and_the_run_can_be_resumed(killed, tmp_path):
+    process = launch("train", tmp_path, 8)
     checkpoint = tmp_path / "run" / "checkpoint-2" / "trainer_state.json"
     waited = time.monotonic()
     while not checkpoint.exists() and time.monotonic() - waited < 240:
         assert process.poll() is None, process.communicate()[0][-2000:]
         time.sleep(0.2)
-    os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGKILL)
+    os.kill(int((tmp_path / f"pid-{killed}").read_text()), signal.SIGKILL)
     said, _ = process.communicate(timeout=120)
     assert process.returncode != 0
-    told = (tmp_path / "said-0").read_text()
+    told = (tmp_path / f"said-{1 - killed}").read_text()
     assert "another process of this run has ended" in told and "resume, from checkpoint-" in told
     last = trl_bridge.last_checkpoint(tmp_path / "run")
     step = int(last.name.split("-")[1])
     assert f"from {last.name} " in told and step >= 2
-    process = launch("train", tmp_path, step + 1, "resume")
+    if killed == 0:
+        return  # once is enough
+    process = launch("train", tmp_path, 8, "resume")
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said[-2000:]
     rows = [json.loads(line) for line in (tmp_path / "run" / HISTORY).read_text().splitlines()]
-    assert [row["step"] for row in rows] == list(range(step + 2))
+    assert [row["step"] for row in rows] == list(range(9))
 
 
 # --- shipped launch configs -----------------------------------------------------------------------
@@ -428,9 +439,14 @@ def test_where_one_process_is_killed_the_other_says_so_and_the_run_can_be_resume
 def test_the_launch_configs_are_what_accelerate_reads(name, kind):
     """They could not be run here: that takes several GPUs."""
     from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.commands.launch import launch_command_parser
 
     read = load_config_from_file(str(data_dir() / "accelerate" / f"{name}.yaml"))
     assert read.distributed_type == kind and read.mixed_precision == "bf16"
+    written = yaml.safe_load((data_dir() / "accelerate" / f"{name}.yaml").read_text())
+    known = {action.dest for action in launch_command_parser()._actions}
+    for part in ("fsdp_config", "deepspeed_config"):
+        assert set(written.get(part, {})) <= known, "a key that accelerate would pass over"
     if name == "fsdp2":
         assert read.fsdp_config["fsdp_version"] == 2
     if name == "zero3":
@@ -451,3 +467,12 @@ def test_vllm_that_is_not_there_is_told(monkeypatch):
     assert trl_bridge.vllm_options("server") == {"use_vllm": True, "vllm_mode": "server"}
     with pytest.raises(ValueError, match="vLLM's mode is 'else'; choose colocate or server"):
         trl_bridge.vllm_options("else")
+
+
+def test_vllm_of_another_version_is_told(monkeypatch):
+    """By TRL, which knows its versions."""
+    import trl.import_utils
+
+    monkeypatch.setattr(trl.import_utils, "_is_package_available", lambda *a, **k: (True, "0.1.0"))
+    with pytest.warns(UserWarning, match=r"supports vLLM versions from .* You have version 0.1.0"):
+        trl_bridge.vllm_options("colocate")

@@ -35,7 +35,7 @@ def main() -> None:
         profile.config, generation_batch_size=24, num_generations=8, eval_prompts=0, max_steps=2
     )
 
-    diversity = DiversityReward(8, Letters(), weight_end=0.5)
+    diversity = DiversityReward(8, Letters(), weight_start=0.5, weight_end=0.1)
 
     if what == "rewards":
         seen = []
@@ -46,6 +46,8 @@ def main() -> None:
             def reward_and_record(prompts, completions, completion_ids, **columns):
                 values = reward(prompts, completions, completion_ids, **columns)
                 own = {"prompts": prompts, "completions": completions, "answer": columns["answer"]}
+                state = columns["trainer_state"]
+                own |= {"steps": [state.global_step, state.max_steps]}
                 seen.append({"name": name, "values": values, **own})
                 return values
 

@@ -3,36 +3,57 @@
 - "plain": the kit's own loop. Prompts are run once, rows leave when they end.
 - "static": transformers' `generate` with a cache of fixed size, whose decode step it compiles.
 - "continuous": transformers' continuous batching: a new row takes the place of one that ended.
+- "vllm": vLLM, for a policy that is only evaluated. (One that is trained is sampled by vLLM under
+  TRL's trainer, which keeps its weights up to date there.)
 
 Whatever sampled, log-probabilities and entropies are those of the model on the very ids, so that
-training need not know. (vLLM samples under TRL's trainer, which keeps its weights up to date.)
+training need not know.
 """
 
 from __future__ import annotations
 
+import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 
 from grpo_kit.generation import Rollouts, check_lengths, completion_logps, generate, left_pad
-from grpo_kit.models import Policy
+from grpo_kit.models import Policy, save_policy
 
-BACKENDS = ("plain", "static", "continuous")
+BACKENDS = ("plain", "static", "continuous")  # of a policy that is trained
+VLLM_SHARE = 0.4  # of the GPU, beside the policy itself
+Lists = list[list[int]]
 
 
-def choose(policy: Policy, wanted: str = "auto") -> str:
-    """The backend that samples: `wanted`, or of "auto" continuous batching on a GPU, else plain.
+def choose(policy: Policy, wanted: str = "auto", *, trained: bool = True) -> str:
+    """The backend that samples: `wanted`; of "auto" on a CPU the plain one.
 
-    Raises ValueError for another name.
+    On a GPU "auto" is vLLM where it is installed and the policy is not trained, else continuous
+    batching for weights of 16 bits, and the static cache for others (they are computed with in 16
+    bits by autocast, which does not reach the thread that continuous batching runs in).
+
+    Raises ValueError for another name, RuntimeError for vLLM where it is not installed.
     """
-    if wanted not in ("auto", *BACKENDS):
-        raise ValueError(
-            f"sampling_backend is {wanted!r}; choose one of auto, {', '.join(BACKENDS)}."
+    known = BACKENDS if trained else (*BACKENDS, "vllm")
+    if wanted not in ("auto", *known):
+        raise ValueError(f"sampling_backend is {wanted!r}; choose one of auto, {', '.join(known)}.")
+    installed = find_spec("vllm") is not None
+    if wanted == "vllm" and not installed:
+        raise RuntimeError(
+            "sampling by vLLM needs vLLM, which is not installed: pip install vllm, on Linux with "
+            "a GPU; or choose another way to sample."
         )
-    if wanted == "auto":
-        return "continuous" if policy.device.type == "cuda" else "plain"
-    return wanted
+    if wanted != "auto":
+        return wanted
+    if policy.device.type != "cuda":
+        return "plain"
+    if installed and not trained:
+        return "vllm"
+    return "static" if policy.model.dtype == torch.float32 else "continuous"
 
 
 def sample(
@@ -49,7 +70,7 @@ def sample(
     """`generate` by a backend of `BACKENDS`; arguments and result are those of `generate`.
 
     Where another one than the plain fails (a kernel that this GPU lacks, say), the plain one takes
-    over, with a warning.
+    over, with a warning; not where memory is short, which it would be there, too.
     """
     plain = dict(
         max_new_tokens=max_new_tokens,
@@ -66,9 +87,9 @@ def sample(
             found = _by_transformers(
                 policy, rows, backend, max_new_tokens, do_sample, temperature, generator
             )
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+                raise
             warnings.warn(
                 f"sampling by the backend {backend!r} failed ({type(error).__name__}: "
                 f"{str(error).splitlines()[0][:120] if str(error) else ''}): the plain one samples "
@@ -89,8 +110,12 @@ def _by_transformers(
     do_sample: bool,
     temperature: float,
     generator: torch.Generator | None,
-) -> list[list[int]]:
-    """The completions of the rows, each up to its first EOS."""
+) -> Lists:
+    """The completions of the rows, each up to its first EOS.
+
+    Raises RuntimeError for rows without one: continuous batching runs in another thread, whose
+    errors it keeps to itself.
+    """
     from transformers import GenerationConfig
 
     sampling = {"temperature": temperature, "top_p": 1.0, "top_k": 0} if do_sample else {}
@@ -106,26 +131,86 @@ def _by_transformers(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         if generator is not None:
             torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
-        was_training = policy.model.training
-        policy.model.eval()
-        try:
-            with torch.no_grad(), policy.autocast():
-                if backend == "continuous":
-                    outputs = policy.model.generate_batch(
-                        inputs=rows, generation_config=config, progress_bar=False
-                    )
-                    found = [list(output.generated_tokens) for output in outputs.values()]
-                else:
-                    ids, attention = left_pad(rows, policy.pad_token_id, device)
-                    output = policy.model.generate(
-                        ids, attention_mask=attention, generation_config=config
-                    )
-                    found = output[:, ids.shape[1] :].tolist()
-        finally:
-            policy.model.train(was_training)
+        with torch.no_grad(), policy.autocast(), _undisturbed(policy) as model:
+            if backend == "continuous":
+                outputs = model.generate_batch(
+                    inputs=rows, generation_config=config, progress_bar=False
+                )
+                found = [list(output.generated_tokens) for output in outputs.values()]
+                errors = [output.error for output in outputs.values() if output.error]
+            else:
+                ids, attention = left_pad(rows, policy.pad_token_id, device)
+                output = model.generate(ids, attention_mask=attention, generation_config=config)
+                found, errors = output[:, ids.shape[1] :].tolist(), []
+    return _up_to_the_end(policy, rows, found, errors)
+
+
+def _up_to_the_end(policy: Policy, rows: Lists, found: Lists, errors: Sequence[str] = ()) -> Lists:
+    """What was found for each row up to its first EOS. Raises RuntimeError where a row has none."""
+    if errors or len(found) != len(rows) or not all(found):
+        answered = sum(map(bool, found))
+        raise RuntimeError(
+            f"{answered} of {len(rows)} rows were answered{': ' if errors else ''}"
+            f"{errors[0] if errors else ''}"
+        )
     eos = set(policy.eos_token_ids)
     ends = [next((i + 1 for i, t in enumerate(ids) if t in eos), len(ids)) for ids in found]
     return [ids[:end] for ids, end in zip(found, ends, strict=True)]
+
+
+@contextmanager
+def _undisturbed(policy: Policy) -> Iterator[Any]:
+    """The model that generates, in eval mode and without the settings that were saved with it.
+
+    transformers takes what a generation config leaves open from the model's own; that of
+    Qwen2.5-Instruct has a repetition penalty, with which it would be another distribution.
+    """
+    from transformers import GenerationConfig
+
+    model = policy.model
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    own, was_training = inner.generation_config, model.training
+    inner.generation_config = GenerationConfig()
+    model.eval()
+    try:
+        yield inner
+    finally:
+        inner.generation_config = own
+        model.train(was_training)
+
+
+def greedy(policy: Policy, backend: str, *, max_new_tokens: int, context: int) -> Callable:
+    """A function of rows of prompt ids: the most likely completion of each, up to its first EOS.
+
+    `context`: the longest prompt and completion together, in tokens; vLLM makes room for it. It
+    has the policy's weights as they are now.
+    """
+    if backend != "vllm":
+        options = {"backend": backend, "max_new_tokens": max_new_tokens, "do_sample": False}
+        return lambda rows: sample(policy, rows, **options).completion_lists()
+
+    from vllm import LLM, SamplingParams
+
+    with tempfile.TemporaryDirectory() as folder:
+        engine = LLM(
+            model=str(save_policy(policy, folder)),
+            dtype=str(policy.half or policy.model.dtype).removeprefix("torch."),
+            generation_config="vllm",  # not what was saved with the model
+            gpu_memory_utilization=VLLM_SHARE,
+            max_model_len=min(context, policy.context_length),
+        )
+    wanted = SamplingParams(
+        temperature=0.0,
+        max_tokens=max_new_tokens,
+        stop_token_ids=policy.eos_token_ids,
+        detokenize=False,
+    )
+
+    def answer(rows: Lists) -> Lists:
+        outputs = engine.generate([{"prompt_token_ids": ids} for ids in rows], wanted)
+        return _up_to_the_end(policy, rows, [list(one.outputs[0].token_ids) for one in outputs])
+
+    return answer
 
 
 def _as_rollouts(

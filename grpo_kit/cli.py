@@ -228,6 +228,9 @@ def evaluate(
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Of an answer, instead of the profile's.")
     ] = None,
+    backend: Annotated[
+        str, typer.Option(help="What samples: auto, plain, static, continuous or vllm.")
+    ] = "auto",
     output: Annotated[Path, typer.Option(help="File for the numbers.")] = Path(
         "runs/evaluation.json"
     ),
@@ -260,6 +263,7 @@ def evaluate(
         asked if rows is None else asked.select(range(min(rows, len(asked)))),
         grade,
         max_new_tokens=max_new_tokens or chosen.config.max_completion_length,
+        backend=backend,
     )
     told = {"task": name, "policy": policy or chosen.policy, **found}
     write_atomic(output, json.dumps(told, indent=1) + "\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 from scipy.stats import binomtest
 from tqdm import tqdm
 
-from grpo_kit.generation import reply
+from grpo_kit import backends
 from grpo_kit.models import Policy
 from grpo_kit.rewards.accuracy import extract_answer, is_correct
 from grpo_kit.rewards.maths import means_the_same
@@ -27,9 +27,13 @@ def grade_number(text: str, gold: str) -> tuple[bool, bool]:
 
 
 def grade_maths(text: str, gold: str) -> tuple[bool, bool]:
-    """(strict, lenient) for an answer in LaTeX. Raises what `means_the_same` raises."""
-    strict = means_the_same(extract_answer(text), gold)
-    return strict, strict or means_the_same(text, gold)
+    """(strict, lenient) for an answer in LaTeX. Raises what `means_the_same` raises.
+
+    Lenient looks for the answer between the tags, too, and without them in the whole text.
+    """
+    tagged = extract_answer(text)
+    strict = means_the_same(tagged, gold)
+    return strict, strict or means_the_same(text if tagged is None else tagged, gold, prose=True)
 
 
 def _gsm8k(folder: Path | None):
@@ -71,39 +75,40 @@ def exam(
     *,
     max_new_tokens: int,
     batch_size: int = 64,
+    backend: str = "auto",
     progress: bool = True,
 ) -> dict[str, float]:
     """Greedy accuracy on `rows` (with `prompt` and `answer`), strict and lenient.
 
+    `backend` answers, see `backends.choose`; the bar shows which.
+
     Returns `strict` and `lenient` (shares), the ends of their intervals as `strict/low`,
     `strict/high` and so on, `truncated` (share of answers that `max_new_tokens` cut off),
-    `mean_length` (tokens) and `n`. Raises ValueError for no rows.
+    `mean_length` (tokens) and `n`. Raises ValueError for no rows, and what `backends.choose`
+    raises.
     """
     rows = list(rows)
     if not rows:
         raise ValueError("there are no rows to evaluate on.")
+    backend = backends.choose(policy, backend, trained=False)
+    asked = policy.encode([row["prompt"] for row in rows])
+    context = max(map(len, asked)) + max_new_tokens
+    answer = backends.greedy(policy, backend, max_new_tokens=max_new_tokens, context=context)
     right: dict[str, int] = {"strict": 0, "lenient": 0}
     cut = tokens = 0
-    bar = tqdm(total=len(rows), desc="exam", disable=not progress)
+    bar = tqdm(total=len(rows), desc=f"exam, sampling {backend}", disable=not progress)
     for start in range(0, len(rows), batch_size):
         part = rows[start : start + batch_size]
-        rollouts = reply(
-            policy,
-            [row["prompt"] for row in part],
-            do_sample=False,
-            max_new_tokens=max_new_tokens,
-            batch_size=batch_size,
-        )
-        texts = policy.decode(rollouts.completion_lists())
-        for text, row in zip(texts, part, strict=True):
+        found = answer(asked[start : start + batch_size])
+        for text, row in zip(policy.decode(found), part, strict=True):
             for name, correct in zip(right, grade(text, row["answer"]), strict=True):
                 right[name] += correct
-        cut += int((~rollouts.finished).sum())
-        tokens += int(rollouts.lengths.sum())
+        cut += sum(ids[-1] not in policy.eos_token_ids for ids in found)
+        tokens += sum(map(len, found))
         bar.update(len(part))
     bar.close()
-    n, found = len(rows), {}
+    n, result = len(rows), {}
     for name, count in right.items():
         interval = binomtest(count, n).proportion_ci(method="wilson")
-        found |= {name: count / n, f"{name}/low": interval.low, f"{name}/high": interval.high}
-    return found | {"truncated": cut / n, "mean_length": tokens / n, "n": n}
+        result |= {name: count / n, f"{name}/low": interval.low, f"{name}/high": interval.high}
+    return result | {"truncated": cut / n, "mean_length": tokens / n, "n": n}

@@ -10,11 +10,15 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import cached_file
 
 
 @dataclass
@@ -30,12 +34,27 @@ class Policy:
 
     @property
     def eos_token_ids(self) -> list[int]:
-        """Every id that ends a completion: those of the generation config and the tokenizer's."""
+        """Every id that ends a completion.
+
+        Those of the generation config, the tokenizer's, and the token by which the chat template
+        ends a turn: that of Qwen2.5's base models is neither of the others.
+        """
         ids = getattr(self.model.generation_config, "eos_token_id", None)
         ids = [] if ids is None else list(ids) if isinstance(ids, Sequence) else [ids]
-        if self.tokenizer.eos_token_id is not None:
-            ids.append(self.tokenizer.eos_token_id)
-        return sorted(set(ids))
+        ids += [self.tokenizer.eos_token_id, self._end_of_turn]
+        return sorted({token for token in ids if token is not None})
+
+    @cached_property
+    def _end_of_turn(self) -> int | None:
+        """The special token that the chat template puts after an answer; None without one."""
+        said = "said"
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": said}]
+        try:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False)
+        except (TemplateError, ValueError):
+            return None
+        after = self.tokenizer(text.rpartition(said)[2], add_special_tokens=False)["input_ids"]
+        return after[0] if after and after[0] in self.tokenizer.added_tokens_decoder else None
 
     @property
     def pad_token_id(self) -> int:
@@ -49,12 +68,48 @@ class Policy:
         return getattr(self.model.config, "max_position_embeddings", None) or sys.maxsize
 
     def encode(self, prompts: Sequence[list[dict]]) -> list[list[int]]:
-        """Token ids of each prompt (messages), with the chat template's opening of an answer."""
+        """Token ids of each prompt (messages), with the chat template's opening of an answer.
+
+        Raises ValueError where the template refuses the messages.
+        """
         if not len(prompts):
             return []
-        return self.tokenizer.apply_chat_template(
-            list(prompts), add_generation_prompt=True, return_dict=False
-        )
+        try:
+            return self.tokenizer.apply_chat_template(
+                list(prompts), add_generation_prompt=True, return_dict=False
+            )
+        except TemplateError as error:
+            raise ValueError(f"{self._template} refuses these messages ({error}).") from error
+
+    @property
+    def _template(self) -> str:
+        return f"the chat template of {self.model.config._name_or_path or 'this policy'}"
+
+    def check_template(self, messages: Sequence[dict]) -> None:
+        """Raise ValueError where the chat template leaves out what a prompt of the task says.
+
+        All of its messages have to be in the text, and after them the opening of an answer.
+        """
+        try:
+            opened, closed = (
+                self.tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=add
+                )
+                for add in (True, False)
+            )
+        except TemplateError as error:
+            raise ValueError(f"{self._template} refuses these messages ({error}).") from error
+        for message in messages:
+            if message["content"].strip() not in opened:
+                raise ValueError(
+                    f"{self._template} leaves out the {message['role']} message, which the task "
+                    "needs: put its text into the user message, or set another chat template."
+                )
+        if opened == closed:
+            raise ValueError(
+                f"{self._template} does not open an answer (add_generation_prompt changes "
+                "nothing), so that the policy would not know whose turn it is: set another."
+            )
 
     def decode(self, completion_ids: Sequence[Sequence[int]]) -> list[str]:
         """Text of each completion, special tokens left out."""
@@ -110,16 +165,30 @@ def load_policy(
             "machine with one, or the profile 'tiny', which runs on a CPU."
         )
     options = {"trust_remote_code": trust_remote_code}
-    if not Path(name_or_path).is_dir():
+    of_hub = not Path(name_or_path).is_dir()
+    if of_hub:
         options["revision"] = revision
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
+        if tokenizer.chat_template is None:
+            raise ValueError(
+                f"the tokenizer of {name_or_path} has no chat template; set "
+                "tokenizer.chat_template, prompts here are lists of messages."
+            )
         model = AutoModelForCausalLM.from_pretrained(
             name_or_path,
             dtype=half_of(device) if dtype == "half" else getattr(torch, dtype),
             use_safetensors=True,
             **options,
         )
+        if of_hub and revision:  # whoever loads it again, vLLM say, takes the same commit
+            files = cached_file(name_or_path, "config.json", revision=revision)
+            model.config._name_or_path = str(Path(files).parent)
+    except SafetensorError as error:
+        raise RuntimeError(
+            f"the weights of {name_or_path} cannot be read ({error}): the download was probably "
+            "interrupted; delete that file and fetch it again."
+        ) from error
     except OSError as error:
         if Path(name_or_path).is_dir():
             raise RuntimeError(
@@ -130,10 +199,11 @@ def load_policy(
             "lacks it); give the path of a folder made by save_pretrained, or fill the cache on a "
             "machine with network and set HF_HUB_OFFLINE=1."
         ) from error
-    if tokenizer.chat_template is None:
+    rows, ids = model.get_input_embeddings().num_embeddings, len(tokenizer)
+    if ids > rows:
         raise ValueError(
-            f"the tokenizer of {name_or_path} has no chat template; set tokenizer.chat_template, "
-            "prompts here are lists of messages."
+            f"the tokenizer of {name_or_path} has {ids} tokens and the model {rows}: they are of "
+            "different revisions or models; fetch both of one commit."
         )
     if lora_rank:
         from peft import LoraConfig, get_peft_model

@@ -488,6 +488,7 @@ class PromptCollector:
         check_task(task, rewards, config)
         self.policy, self.task, self.rewards = policy, task, list(rewards)
         self.config, self.seed = config, seed
+        policy.check_template(task.train[0]["prompt"])
         self.prompt_ids = policy.encode(task.train["prompt"])
         check_lengths(policy.model, self.prompt_ids, config.max_completion_length)
         self.cursor = Cursor(len(self.prompt_ids), seed)

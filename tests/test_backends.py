@@ -1,12 +1,18 @@
 """Whatever samples, greedy answers are the plain loop's, token by token (PITFALLS 22)."""
 
+import copy
+import dataclasses
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from grpo_kit import backends
-from grpo_kit.backends import BACKENDS, choose, sample
+from grpo_kit.backends import choose, greedy, sample
 from grpo_kit.config import PROFILES
 from grpo_kit.generation import completion_logps
+from grpo_kit.models import Policy, load_policy
 
 
 @pytest.fixture(scope="module")
@@ -54,21 +60,95 @@ def test_samples_are_groups_with_the_models_own_log_probabilities(base, prompts,
     assert draw(1).completion_lists() != lists
 
 
-def test_the_choice_is_continuous_batching_on_a_gpu_else_the_plain_path(base, monkeypatch):
+QWENS = {"repetition_penalty": 1.5, "temperature": 0.7, "top_p": 0.8, "top_k": 20}
+
+
+@pytest.mark.parametrize("backend", ["static", "continuous"])
+def test_what_was_saved_with_the_model_does_not_change_what_is_sampled(backend, prompts):
+    """Qwen2.5-Instruct comes with a repetition penalty."""
+    policy = PROFILES["tiny"].load_policy()
+    plain = sample(policy, prompts, max_new_tokens=24, do_sample=False)
+    policy.model.generation_config.update(do_sample=True, **QWENS)
+    other = sample(policy, prompts, backend=backend, max_new_tokens=24, do_sample=False)
+    assert other.completion_lists() == plain.completion_lists()
+    assert policy.model.generation_config.repetition_penalty == 1.5, "it is put back"
+
+
+def test_lora_weights_are_sampled_with(prompts):
+    policy = dataclasses.replace(PROFILES["tiny"], lora_rank=4).load_policy()
+    with torch.no_grad():
+        for name, weight in policy.model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.05, generator=torch.Generator().manual_seed(0))
+    plain = sample(policy, prompts, max_new_tokens=24, do_sample=False)
+    other = sample(policy, prompts, backend="static", max_new_tokens=24, do_sample=False)
+    assert other.completion_lists() == plain.completion_lists()
+
+
+def test_the_choice_is_by_machine_weights_and_what_is_installed(base, monkeypatch):
     assert choose(base) == "plain" and choose(base, "static") == "static"
     monkeypatch.setattr(type(base), "device", torch.device("cuda"))
-    assert choose(base) == "continuous" and choose(base, "plain") == "plain"
-    with pytest.raises(ValueError, match="sampling_backend is 'fast'; choose one of auto, plain"):
-        choose(base, "fast")
+    assert choose(base) == "static", "float32 weights, 16-bit arithmetic"
+    assert choose(base, "plain") == "plain"
+    half = Policy(copy.deepcopy(base.model).to(torch.bfloat16), base.tokenizer)
+    assert choose(half) == "continuous"
+    monkeypatch.setattr(backends, "find_spec", lambda name: name == "vllm")
+    assert choose(half) == "continuous" and choose(half, trained=False) == "vllm"
+    with pytest.raises(ValueError, match="sampling_backend is 'vllm'; choose one of auto, plain"):
+        choose(base, "vllm")
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    with pytest.raises(RuntimeError, match="needs vLLM, which is not installed: pip install"):
+        choose(base, "vllm", trained=False)
 
 
-def test_where_a_backend_fails_the_plain_one_takes_over_and_says_so(base, prompts, monkeypatch):
-    def failing(*given):
-        raise RuntimeError("no kernel image is available")
+class Broken:
+    """What continuous batching returns where its thread has failed."""
 
-    monkeypatch.setattr(backends, "_by_transformers", failing)
-    with pytest.warns(UserWarning, match="'static' failed .*no kernel.* the plain one samples"):
-        other = sample(base, prompts, backend="static", max_new_tokens=8, do_sample=False)
-    plain = sample(base, prompts, max_new_tokens=8, do_sample=False)
+    error, generated_tokens = "no kernel image is available", []
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [({}, "0 of 3 rows were answered"), ({str(i): Broken() for i in range(3)}, "no kernel")],
+)
+def test_where_a_backend_fails_the_plain_one_takes_over_and_says_so(
+    base, prompts, monkeypatch, returned, said
+):
+    monkeypatch.setattr(base.model, "generate_batch", lambda **given: returned)
+    with pytest.warns(UserWarning, match=f"'continuous' failed .*{said}.* the plain one samples"):
+        other = sample(base, prompts[:3], backend="continuous", max_new_tokens=8, do_sample=False)
+    plain = sample(base, prompts[:3], max_new_tokens=8, do_sample=False)
     assert other.completion_lists() == plain.completion_lists()
-    assert BACKENDS[0] == "plain"
+
+
+def test_where_memory_is_short_nothing_takes_over(base, prompts, monkeypatch):
+    full = SimpleNamespace(error="CUDA out of memory", generated_tokens=[])
+    monkeypatch.setattr(base.model, "generate_batch", lambda **given: {"0": full})
+    with pytest.raises(RuntimeError, match="out of memory"):
+        sample(base, prompts[:1], backend="continuous", max_new_tokens=8)
+
+
+def test_vllm_answers_with_the_policys_weights_as_they_are_now(base, prompts, monkeypatch):
+    """vLLM itself needs a GPU; here something in its place takes what it is given."""
+    asked = {}
+
+    class LLM:
+        def __init__(self, model, **options):
+            asked.update(options)
+            self.policy = load_policy(model)
+
+        def generate(self, prompts, wanted):
+            rows = [prompt["prompt_token_ids"] for prompt in prompts]
+            asked.update(wanted)
+            found = sample(self.policy, rows, max_new_tokens=wanted["max_tokens"], do_sample=False)
+            answers = found.completion_lists()
+            return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids)]) for ids in answers]
+
+    fake = SimpleNamespace(LLM=LLM, SamplingParams=dict)
+    monkeypatch.setitem(sys.modules, "vllm", fake)
+    answer = greedy(base, "vllm", max_new_tokens=16, context=100)
+    plain = greedy(base, "plain", max_new_tokens=16, context=100)
+    assert answer(prompts) == plain(prompts)
+    assert asked["generation_config"] == "vllm" and asked["dtype"] == "float32"
+    assert asked["max_model_len"] == 100 and asked["temperature"] == 0.0
+    assert asked["stop_token_ids"] == base.eos_token_ids

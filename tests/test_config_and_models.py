@@ -1,6 +1,8 @@
 """Profiles and policies: what loads from a folder, and what is said where it cannot."""
 
+import copy
 import dataclasses
+import os
 import subprocess
 import sys
 
@@ -74,6 +76,73 @@ def test_a_folder_without_safetensors_is_told_as_such(folder):
     torch.save({}, folder / "pytorch_model.bin")
     with pytest.raises(RuntimeError, match="taken as safetensors only"):
         load_policy(folder)
+
+
+def test_an_interrupted_download_is_told(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(RuntimeError, match="the download was probably interrupted; delete that"):
+        load_policy(folder)
+
+
+def test_tokenizer_and_model_of_different_revisions_are_told(policy, folder):
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    tokenizer.add_tokens([f"new {i}" for i in range(500)])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(
+        ValueError, match=r"has \d+ tokens and the model \d+: they are of different"
+    ):
+        load_policy(folder)
+
+
+def test_what_is_loaded_from_the_hub_names_its_commit_s_folder(policy, tmp_path, monkeypatch):
+    """A cache as the Hub's library fills it, without the Hub: vLLM then takes the same commit."""
+    commit = "c" * 40
+    snapshot = tmp_path / "models--own--tiny" / "snapshots" / commit
+    policy.model.save_pretrained(snapshot)
+    policy.tokenizer.save_pretrained(snapshot)
+    code = (
+        "from grpo_kit.models import load_policy;"
+        f"print(load_policy('own/tiny', revision='{commit}').model.config._name_or_path)"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, env=environment
+    )
+    assert done.stdout.split()[-1:] == [str(snapshot)], done.stderr
+
+
+QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        ("{{ raise_exception('no system role') }}", "refuses these messages .no system role."),
+        ("{{ messages[-1].content }}{% if add_generation_prompt %}A:{% endif %}",
+         "leaves out the system message, which the task needs"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "does not open an answer"),
+    ],
+)  # fmt: skip
+def test_a_template_without_what_the_task_says_is_refused(policy, template, sentence):
+    policy.check_template(QUESTION)
+    policy.tokenizer = copy.deepcopy(policy.tokenizer)
+    policy.tokenizer.chat_template = template
+    with pytest.raises(ValueError, match=sentence):
+        policy.check_template(QUESTION)
+    if "refuses" in sentence:
+        with pytest.raises(ValueError, match=sentence):
+            policy.encode([QUESTION])
+
+
+def test_the_token_that_ends_a_turn_ends_a_completion_whatever_the_eos_is(policy):
+    """Qwen2.5's base models name another token as EOS."""
+    end = policy.tokenizer.eos_token_id
+    policy.tokenizer = copy.deepcopy(policy.tokenizer)
+    other = policy.tokenizer.pad_token
+    policy.tokenizer.eos_token = other
+    policy.model.generation_config.eos_token_id = policy.tokenizer.pad_token_id
+    assert policy.eos_token_ids == sorted({end, policy.tokenizer.pad_token_id})
 
 
 def test_a_model_that_can_be_had_nowhere_is_told_in_a_sentence():

@@ -21,7 +21,8 @@ from grpo_kit.rewards import accuracy_reward, format_reward
 from grpo_kit.tasks.gsm8k import SYSTEM_PROMPT
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-# As chat models have it: a default system message, tools, roles, the opening of an answer.
+# As chat models have it: a default system message, tools, calls and what they gave, roles, the
+# opening of an answer.
 TEMPLATE = """
 {%- if messages[0]['role'] == 'system' -%}{%- set system = messages[0]['content'] -%}
 {%- else -%}{%- set system = 'You are a helpful assistant.' -%}{%- endif -%}
@@ -32,7 +33,24 @@ TEMPLATE = """
 {%- endif -%}
 {{- '<|im_end|>\\n' -}}
 {%- for message in messages -%}
-{%- if not (loop.first and message['role'] == 'system') -%}
+{%- if message['role'] == 'tool' -%}
+{%- if loop.first or messages[loop.index0 - 1]['role'] != 'tool' -%}
+{{- '<|im_start|>user' -}}
+{%- endif -%}
+{{- '\\n<tool_response>\\n' + message['content'] + '\\n</tool_response>' -}}
+{%- if loop.last or messages[loop.index0 + 1]['role'] != 'tool' -%}
+{{- '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- elif message['tool_calls'] -%}
+{{- '<|im_start|>' + message['role'] -}}
+{%- if message['content'] -%}{{- '\\n' + message['content'] -}}{%- endif -%}
+{%- for call in message['tool_calls'] -%}
+{%- set function = call['function'] if call['function'] else call -%}
+{{- '\\n<tool_call>\\n{"name": "' + function['name'] + '", "arguments": ' -}}
+{{- (function['arguments'] | tojson) + '}\\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- elif not (loop.first and message['role'] == 'system') -%}
 {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}
 {%- endif -%}
 {%- endfor -%}

@@ -33,10 +33,11 @@ def maths_reward(
     ]
 
 
-def means_the_same(answer: str | None, gold: str) -> bool:
+def means_the_same(answer: str | None, gold: str, prose: bool = False) -> bool:
     """Does `answer`, in LaTeX with or without dollars, say what `gold`, in LaTeX, says?
 
-    It takes milliseconds, and five seconds where it gives up. Raises RuntimeError where math-verify
+    All of it: "7 or 8" is not 8. With `prose`, what math-verify takes for the answer in a text. It
+    takes milliseconds, and five seconds where it gives up. Raises RuntimeError where math-verify
     is not installed, and outside the main thread: its time limit is a signal's, without which one
     answer such as 9^{9^{9^9}} would hold up a run for ever.
     """
@@ -53,5 +54,4 @@ def means_the_same(answer: str | None, gold: str) -> bool:
         )
     if not answer or len(answer) > MAX_CHARS:
         return False
-    wanted = parse(f"${gold}$")
-    return verify(wanted, parse(answer)) or verify(wanted, parse(f"${answer.strip('$')}$"))
+    return verify(parse(f"${gold}$"), parse(answer if prose else f"${answer.strip('$')}$"))

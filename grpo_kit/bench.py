@@ -99,7 +99,7 @@ def _peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-def _now() -> float:
+def now() -> float:
     """Seconds of a clock, when the accelerator has done what it was asked to."""
     import torch
 
@@ -133,7 +133,10 @@ def bench_config(steps: int, quick: bool) -> GRPOConfig:
 
 
 class KitSteps:
-    """The kit's trainer, a step a call; `seconds` are (generation and rewards, whole step)."""
+    """The kit's trainer, a step a call; `seconds` are (generation and rewards, whole step).
+
+    `lengths`: the mean length of each step's completions, in tokens.
+    """
 
     rewards: tuple = (even_share,)
 
@@ -149,14 +152,16 @@ class KitSteps:
         self.task, self.config = word_problems(), config
         self.prompt_ids = self.policy.encode(self.task.train["prompt"])
         self.optimizer, self.schedule = training.make_optimizer(self.policy, config)
+        self.scaler = training.make_scaler(self.policy)
         self.generator = torch.Generator().manual_seed(0)
         self.cursor = training.Cursor(len(self.prompt_ids), 0)
         self.seconds: list[tuple[float, float]] = []
+        self.lengths: list[float] = []
 
     def step(self) -> None:
         from grpo_kit import training
 
-        started = _now()
+        started = now()
         batch = training.collect(
             self.policy,
             self.task,
@@ -167,9 +172,12 @@ class KitSteps:
             self.generator,
             None,
         )
-        generated = _now()
-        training.update(self.policy, None, self.optimizer, self.schedule, batch, self.config)
-        self.seconds.append((generated - started, _now() - started))
+        generated = now()
+        training.update(
+            self.policy, None, self.optimizer, self.schedule, batch, self.config, self.scaler
+        )
+        self.seconds.append((generated - started, now() - started))
+        self.lengths.append(batch.rollouts.lengths.float().mean().item())
 
 
 def trl_steps(policy_dir: str | Path, config, output_dir: Path, after_step=lambda: None):
@@ -182,7 +190,7 @@ def trl_steps(policy_dir: str | Path, config, output_dir: Path, after_step=lambd
     from grpo_kit.tasks.word_problems import word_problems
 
     cuda = torch.cuda.is_available()
-    policy = load_policy(policy_dir)
+    policy = load_policy(policy_dir, device="cuda" if cuda else "cpu")
     trainer = trl.GRPOTrainer(
         model=policy.model,
         reward_funcs=[even_share],
@@ -198,7 +206,8 @@ def trl_steps(policy_dir: str | Path, config, output_dir: Path, after_step=lambd
             loss_type=config.loss_type,
             beta=config.beta,
             use_cpu=not cuda,
-            bf16=cuda,
+            bf16=cuda and policy.half == torch.bfloat16,
+            fp16=cuda and policy.half == torch.float16,
             gradient_checkpointing=False,
             report_to=[],
             logging_strategy="no",
@@ -214,19 +223,19 @@ def trl_steps(policy_dir: str | Path, config, output_dir: Path, after_step=lambd
 
     def timed_generate(inputs):
         nonlocal generation
-        started = _now()
+        started = now()
         output = generate(inputs)
-        generation = _now() - started
+        generation = now() - started
         return output
 
     trainer._generate_and_score_completions = timed_generate
 
     class Timer(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
-            self.started = _now()
+            self.started = now()
 
         def on_step_end(self, args, state, control, **kwargs):
-            seconds.append((generation, _now() - self.started))
+            seconds.append((generation, now() - self.started))
             after_step()
 
     trainer.add_callback(Timer())
@@ -261,6 +270,8 @@ def compare_steps(policy_dir: str | Path, output_dir: Path, config: GRPOConfig) 
     return {
         "completions": config.generation_batch_size,
         "max_completion_length": config.max_completion_length,
+        "mean_length": statistics.mean(kit.lengths[1:]),
+        "prompt_length": statistics.mean(map(len, kit.prompt_ids)),
         "steps": config.max_steps - 1,
         "threads": torch.get_num_threads(),
         "median_seconds": median,
@@ -308,9 +319,9 @@ def time_rewards(policy_dir: str | Path, *, steps: int, quick: bool) -> dict[str
 
     def measured(name: str, function: Callable) -> Callable:
         def reward(**arguments) -> list[float]:
-            started = _now()
+            started = now()
             function(**arguments)
-            taken[name].append(_now() - started)
+            taken[name].append(now() - started)
             return [0.0] * len(arguments["completions"])
 
         return reward
@@ -347,9 +358,9 @@ def time_episodes(policy_dir: str | Path, *, steps: int, quick: bool) -> dict:
 
     def seconds(rows: list[dict], group: int, seed: int) -> float:
         system = PROFILES["tiny"].load_agents(policy)
-        started = _now()
+        started = now()
         play(system, rows, group, generator=torch.Generator().manual_seed(seed))
-        return (_now() - started) / (len(rows) * group)
+        return (now() - started) / (len(rows) * group)
 
     taken: dict[str, list[float]] = {"batched": [], "single": []}
     for step in tqdm(range(steps + 1), desc="episodes", file=sys.stdout):

@@ -1,24 +1,24 @@
 """How the cost of a step grows with the model, the group and the length, beside TRL's.
 
-`grpo-kit bench --scaling`. Models have random weights, so that nearly every completion takes all
-the tokens it may; only their sizes matter. Both trainers take turns in one process, as in `bench`.
-Limits are those of this machine, measured before: a decode step reads all weights or computes 2 N
-a row, an update computes 6 N a token.
+`grpo-kit bench --scaling`. Models have random weights, so that completions are long; only their
+sizes matter. Both trainers take turns in one process, as in `bench`. Beside what a step took stands
+the limit: what `plan` says of it with this machine's bandwidth and arithmetic, measured before, if
+all of both were reached.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import linregress
 
-from grpo_kit.bench import TRAINERS, compare_steps, machine, step_peaks
-from grpo_kit.config import GRPOConfig
+from grpo_kit.bench import TRAINERS, compare_steps, machine, now, step_peaks
+from grpo_kit.config import GRPOConfig, Profile
 from grpo_kit.paths import data_dir, make_output_dir, write_atomic
-from grpo_kit.plan import Shape
+from grpo_kit.plan import GPU, SHAPES, Shape, plan
 
 # hidden size, layers, heads, heads of keys and values, width of the MLP
 SIZES = {
@@ -31,6 +31,7 @@ SIZES = {
 GROUPS = (4, 8, 16, 32, 64)
 LENGTHS = (64, 128, 256, 512, 1024)
 TINY = "0.8 M"
+LARGE = "1.5 B"  # the shape of Qwen2.5-1.5B, on a GPU only
 AXES = {
     "parameters": "parameters of the model",
     "num_generations": "completions a group, of 128",
@@ -38,8 +39,8 @@ AXES = {
 }
 
 
-def points(quick: bool = False) -> list[tuple[str, str, GRPOConfig]]:
-    """(axis, size, config) of every measurement."""
+def points(quick: bool = False, cuda: bool = False) -> list[tuple[str, str, GRPOConfig]]:
+    """(axis, size, config) of every measurement; on a GPU one of a real model's size, too."""
 
     def config(group: int, rows: int, length: int) -> GRPOConfig:
         return GRPOConfig(
@@ -56,31 +57,31 @@ def points(quick: bool = False) -> list[tuple[str, str, GRPOConfig]]:
     wanted += [("max_completion_length", TINY, config(8, 16, length)) for length in LENGTHS]
     if quick:
         return [("parameters", size, config(4, 8, 16)) for size in ("0.3 M", "0.8 M")]
-    return wanted
+    return wanted + [("real size", LARGE, config(8, 64, 256))] * cuda
 
 
 def run(output_dir: str | Path, quick: bool = False) -> dict:
     """Measure every point, write `scaling.json`, `scaling.md` and `scaling.png`; the numbers."""
+    import torch
+
     output_dir = make_output_dir(output_dir)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         limits = measure_limits()
-        models = {size: make_model(Path(folder) / size.replace(" ", ""), size) for size in SIZES}
-        for axis, size, config in points(quick):
-            path, shape = models[size]
+        models: dict[str, Path] = {}
+        for axis, size, config in points(quick, torch.cuda.is_available()):
+            if size not in models:
+                models[size] = make_model(Path(folder) / size.replace(" ", ""), size)
             print(f"{axis}: {size}, {config.num_generations} a group, "
                   f"{config.max_completion_length} tokens", flush=True)  # fmt: skip
-            step = compare_steps(path, output_dir, config)
-            step["peak_mib"] = step_peaks(path, output_dir, config)
+            step = compare_steps(models[size], output_dir, config)
+            step["peak_mib"] = step_peaks(models[size], output_dir, config)
             rows.append({
                 "axis": axis,
                 "size": size,
-                "parameters": shape.parameters,
+                "parameters": shape_at(models[size]).parameters,
                 "num_generations": config.num_generations,
-                "max_completion_length": config.max_completion_length,
-                "completions": config.generation_batch_size,
-                "tokens": config.generation_batch_size * config.max_completion_length,
-                "limit": limit_of(shape, config, limits),
+                "limit": limit_of(models[size], config, limits, step),
                 **step,
             })  # fmt: skip
             result = {"machine": machine(), "limits": limits, "rows": rows}
@@ -91,15 +92,17 @@ def run(output_dir: str | Path, quick: bool = False) -> dict:
     return result
 
 
-def make_model(folder: Path, size: str) -> tuple[Path, Shape]:
+def make_model(folder: Path, size: str) -> Path:
     """A model of that size with random weights and the tiny base's tokenizer, saved."""
     import torch
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = AutoTokenizer.from_pretrained(data_dir() / "tiny-base")
-    hidden, layers, heads, kv_heads, intermediate = SIZES[size]
+    hidden, layers, heads, kv_heads, intermediate = SIZES.get(size) or _shape(
+        SHAPES["Qwen/Qwen2.5-1.5B"]
+    )
     config = Qwen2Config(
-        vocab_size=len(tokenizer),
+        vocab_size=len(tokenizer) if size in SIZES else SHAPES["Qwen/Qwen2.5-1.5B"].vocab_size,
         hidden_size=hidden,
         num_hidden_layers=layers,
         num_attention_heads=heads,
@@ -114,60 +117,84 @@ def make_model(folder: Path, size: str) -> tuple[Path, Shape]:
     torch.manual_seed(0)
     Qwen2ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder, Shape.of(config)
+    return folder
+
+
+def _shape(shape: Shape) -> tuple[int, int, int, int, int]:
+    return (shape.hidden_size, shape.num_hidden_layers, shape.num_attention_heads,
+            shape.num_key_value_heads, shape.intermediate_size)  # fmt: skip
 
 
 def measure_limits() -> dict[str, float]:
-    """Bytes a second that this machine reads, and floating-point operations that it computes."""
+    """Bytes a second that this machine reads, and floating-point operations that it computes.
+
+    In the type that training computes in: float32 on a CPU, 16 bits on a GPU.
+    """
     import torch
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    source = torch.ones(2**26, device=device)  # 256 MiB, more than a cache holds
-    a, b = torch.randn(2, 1536, 1536, device=device)
+    from grpo_kit.models import half_of
 
-    def best(function, n: int = 5) -> float:
+    cuda = torch.cuda.is_available()
+    device, n = ("cuda", 8192) if cuda else ("cpu", 1536)
+    source = torch.ones(2**28 if cuda else 2**26, device=device)  # more than a cache holds
+    a, b = torch.randn(2, n, n, device=device, dtype=half_of(device) if cuda else torch.float32)
+
+    def best(function, times: int = 6) -> float:
         taken = []
-        for _ in range(n + 1):
-            if device == "cuda":
-                torch.cuda.synchronize()
-            started = time.perf_counter()
+        for _ in range(times):
+            started = now()
             function()
-            if device == "cuda":
-                torch.cuda.synchronize()
-            taken.append(time.perf_counter() - started)
+            taken.append(now() - started)
         return min(taken)
 
     return {
         "bytes_per_second": source.numel() * 4 / best(source.sum),
-        "flops_per_second": 2 * 1536**3 / best(lambda: a @ b),
+        "flops_per_second": 2 * n**3 / best(lambda: a @ b),
     }
 
 
-def limit_of(shape: Shape, config: GRPOConfig, limits: dict[str, float]) -> dict[str, float]:
-    """The least seconds that generation and update of a step can take here, in float32."""
-    rows, length = config.generation_batch_size, config.max_completion_length
-    read = length * shape.parameters * 4 + rows * length**2 / 2 * shape.cache_bytes(4)
-    computed = 2 * shape.parameters * rows * length
-    generation = max(read / limits["bytes_per_second"], computed / limits["flops_per_second"])
-    update = 3 * computed / limits["flops_per_second"]
-    return {"generation": generation, "update": update, "step": generation + update}
+def limit_of(
+    policy_dir: Path, config: GRPOConfig, limits: dict[str, float], step: dict
+) -> dict[str, float]:
+    """The least seconds that generation and update of a step can take here, by `plan`."""
+    import torch
+
+    here = GPU(
+        "this machine", 1.0, limits["bytes_per_second"] / 1e9, limits["flops_per_second"] / 1e12
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    made = plan(
+        Profile("bench", "this machine", config, policy=str(policy_dir), device=device),
+        gpu=here,
+        prompt_length=round(step["prompt_length"]),
+        mean_share=step["mean_length"] / config.max_completion_length,
+        reached=1.0,
+    )
+    return {**made.seconds, "step": sum(made.seconds.values())}
 
 
-def exponents(rows: list[dict]) -> dict[str, dict[str, float]]:
-    """axis -> trainer -> b, of seconds a step ~ axis^b, by least squares of the logarithms."""
-    found: dict[str, dict[str, float]] = {}
+def shape_at(policy_dir: Path) -> Shape:
+    """The shape of a saved model."""
+    from transformers import AutoConfig
+
+    return Shape.of(AutoConfig.from_pretrained(policy_dir))
+
+
+def exponents(rows: list[dict]) -> dict[str, dict[str, dict[str, float]]]:
+    """axis -> trainer -> b and R² of seconds a step ~ axis^b, by least squares of the logarithms.
+
+    An R² far from 1 says that it is no power: small steps are all overhead.
+    """
+    found: dict[str, dict[str, dict[str, float]]] = {}
     for axis in AXES:
         of_axis = [row for row in rows if row["axis"] == axis]
-        if len(of_axis) > 1:
+        if len(of_axis) > 2:
             x = np.log([row[axis] for row in of_axis])
-            found[axis] = {
-                kind: float(
-                    np.polyfit(x, np.log([r["median_seconds"][kind]["step"] for r in of_axis]), 1)[
-                        0
-                    ]
-                )
-                for kind in TRAINERS
-            }
+            found[axis] = {}
+            for kind in TRAINERS:
+                y = np.log([row["median_seconds"][kind]["step"] for row in of_axis])
+                fit = linregress(x, y)
+                found[axis][kind] = {"power": float(fit.slope), "r2": float(fit.rvalue**2)}
     return found
 
 
@@ -183,17 +210,20 @@ def report(result: dict) -> str:
     ]
     for row in result["rows"]:
         theirs, ours = (row["median_seconds"][kind]["step"] for kind in TRAINERS)
+        a_second = row["completions"] * row["mean_length"] / ours
         lines.append(
-            f"| {row['size']} | {row['num_generations']} | {row['max_completion_length']} | "
+            f"| {row['size']} | {row['num_generations']} | {row['mean_length']:.0f} | "
             f"{row['completions']} | {theirs:.2f} | {ours:.2f} | {theirs / ours:.2f} | "
-            f"{row['tokens'] / ours:,.0f} | {row['limit']['step'] / ours:.0%} | "
+            f"{a_second:,.0f} | {row['limit']['step'] / ours:.0%} | "
             f"{row['peak_mib']['trl']:.0f} | {row['peak_mib']['kit']:.0f} |"
         )
     lines += [""] + [
         f"Seconds a step grow as {AXES[axis].split(',')[0]} to the power of "
-        + " and ".join(f"{power:.2f} ({kind})" for kind, power in powers.items())
+        + " and ".join(
+            f"{fit['power']:.2f} ({kind}, R² {fit['r2']:.2f})" for kind, fit in fits.items()
+        )
         + "."
-        for axis, powers in result["exponents"].items()
+        for axis, fits in result["exponents"].items()
     ]
     return "\n".join(lines) + "\n"
 
@@ -210,7 +240,7 @@ def figure(result: dict):
         x = [row[axis] for row in rows]
         for kind, colour in zip(TRAINERS, ("C1", "C0"), strict=True):
             y = [row["median_seconds"][kind]["step"] for row in rows]
-            power = result["exponents"][axis][kind]
+            power = result["exponents"][axis][kind]["power"]
             panel.plot(x, y, "o-", color=colour, label=f"{kind}, ~ x^{power:.2f}")
         panel.plot(x, [row["limit"]["step"] for row in rows], ":", color="grey", label="limit")
         panel.set(xscale="log", yscale="log", xlabel=AXES[axis], ylabel="seconds a step")

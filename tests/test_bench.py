@@ -1,8 +1,12 @@
 """The benchmark's report and its bad input; what it measures is never a test."""
 
+import json
+
 import pytest
 
-from grpo_kit import bench
+from grpo_kit import bench, scaling
+from grpo_kit.config import PROFILES
+from grpo_kit.paths import data_dir
 
 RESULT = {
     "machine": {"processor": "a CPU", "accelerator": "none"},
@@ -52,3 +56,77 @@ def test_the_figure_shows_time_and_memory():
 def test_no_step_is_no_benchmark(tmp_path):
     with pytest.raises(ValueError, match="steps is 0"):
         bench.run(tmp_path, tmp_path, steps=0)
+
+
+# --- how it scales --------------------------------------------------------------------------------
+
+
+def measured(policy_dir, output_dir, config):
+    """In place of a measurement: seconds of TRL twice the kit's, both growing with the length."""
+    ours = 1e-3 * config.max_completion_length
+    median = {kind: {"generation": t, "update": t, "step": 2 * t}
+              for kind, t in (("trl", 2 * ours), ("kit", ours))}  # fmt: skip
+    return {
+        "completions": config.generation_batch_size,
+        "max_completion_length": config.max_completion_length,
+        "mean_length": config.max_completion_length / 2,
+        "prompt_length": 30.0,
+        "steps": 3,
+        "threads": 1,
+        "median_seconds": median,
+    }
+
+
+def test_every_point_is_measured_and_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(scaling, "compare_steps", measured)
+    monkeypatch.setattr(scaling, "step_peaks", lambda *given: {"trl": 300.0, "kit": 200.0})
+    limits = {"bytes_per_second": 1e10, "flops_per_second": 1e11}
+    monkeypatch.setattr(scaling, "measure_limits", lambda: limits)
+    result = scaling.run(tmp_path)
+    told = json.loads((tmp_path / "scaling.json").read_text())
+    assert told["rows"] == result["rows"] and len(told["rows"]) == len(scaling.points())
+    assert {row["size"] for row in told["rows"]} == set(scaling.SIZES)
+    sizes = [row["parameters"] / 1e6 for row in told["rows"] if row["axis"] == "parameters"]
+    assert [round(size, 1) for size in sizes] == [0.3, 0.7, 3.3, 10.8, 31.9]
+    powers = told["exponents"]["max_completion_length"]
+    assert powers["kit"]["power"] == pytest.approx(1) and powers["kit"]["r2"] == pytest.approx(1)
+    assert told["exponents"]["num_generations"]["trl"]["power"] == pytest.approx(0, abs=1e-9)
+    text = (tmp_path / "scaling.md").read_text()
+    assert "| 30 M | 8 | 32 | 64 | 0.26 | 0.13 | 2.00 | 16,000 |" in text
+    assert "to the power of 1.00 (trl, R² 1.00) and 1.00 (kit, R² 1.00)." in text
+    assert (tmp_path / "scaling.png").stat().st_size > 10_000
+
+
+def test_a_power_is_found_and_how_well_it_fits():
+    rows = [
+        {"axis": "parameters", "parameters": n,
+         "median_seconds": {"kit": {"step": n**0.5}, "trl": {"step": 3.0 + n % 2}}}
+        for n in (10, 101, 1000, 10001)
+    ]  # fmt: skip
+    fits = scaling.exponents(rows)["parameters"]
+    assert fits["kit"]["power"] == pytest.approx(0.5) and fits["kit"]["r2"] == pytest.approx(1)
+    assert fits["trl"]["r2"] < 0.5
+
+
+def test_the_limit_is_the_planners():
+    """A step of 0.8 M weights that must be read 64 times, and computed with 6 N a token."""
+    policy = PROFILES["tiny"].load_policy()
+    folder = data_dir() / "tiny-base"
+    config = bench.bench_config(4, quick=False)
+    n = sum(p.numel() for p in policy.model.parameters())
+    limits = {"bytes_per_second": 1e9, "flops_per_second": 1e15}  # reading is what takes time
+    step = {"prompt_length": 30.0, "mean_length": 32.0}
+    limit = scaling.limit_of(folder, config, limits, step)
+    shape = scaling.shape_at(folder)
+    assert shape.parameters == n
+    read = 64 * 4 * n + 128 * 32 * (30 + 16) * shape.cache_bytes(4)
+    assert limit["generation"] == pytest.approx(read / 1e9)
+    tokens = 128 * 32 + 16 * 30
+    assert limit["update"] == pytest.approx(6 * n * tokens / 1e15)
+    assert limit["step"] == limit["generation"] + limit["update"]
+
+
+def test_on_a_gpu_there_is_one_of_a_real_models_size():
+    assert [size for _, size, _ in scaling.points(cuda=True)][-1] == scaling.LARGE
+    hidden, layers, *_ = scaling._shape(scaling.SHAPES["Qwen/Qwen2.5-1.5B"])
+    assert (hidden, layers) == (1536, 28)

@@ -87,7 +87,7 @@ def test_every_point_is_measured_and_told(tmp_path, monkeypatch):
     assert told["rows"] == result["rows"] and len(told["rows"]) == len(scaling.points())
     assert {row["size"] for row in told["rows"]} == set(scaling.SIZES)
     sizes = [row["parameters"] / 1e6 for row in told["rows"] if row["axis"] == "parameters"]
-    assert [round(size, 1) for size in sizes] == [0.3, 0.7, 3.3, 10.8, 31.9]
+    assert [round(size, 1) for size in sizes] == [0.3, 0.9, 3.4, 10.7, 30.6]
     powers = told["exponents"]["max_completion_length"]
     assert powers["kit"]["power"] == pytest.approx(1) and powers["kit"]["r2"] == pytest.approx(1)
     assert told["exponents"]["num_generations"]["trl"]["power"] == pytest.approx(0, abs=1e-9)

@@ -8,7 +8,7 @@
 #   make experiments the reported runs: five seeds, ten for claims, those missing in data/results
 #   make report      verdicts on the claims, from the stored runs, as a page in runs/
 #   make results     renew what is computed from the stored runs: README, data/results/report.md
-#   make bench       a step beside TRL's, and memory, into runs/bench
+#   make bench       a step beside TRL's, memory, and how both grow, into runs/bench
 #   make pretrain    rebuild the tiny base model into runs/base
 #   make lint        ruff
 #   make constraints write the environment's exact versions to constraints.txt
@@ -82,6 +82,7 @@ results: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/grpo-kit bench
+	$(BIN)/grpo-kit bench --scaling
 
 pretrain: $(STAMP)
 	$(BIN)/grpo-kit pretrain

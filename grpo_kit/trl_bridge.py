@@ -129,19 +129,16 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
         "disable_dropout": True,
         "logging_nan_inf_filter": False,  # it would hide what `_RunFiles` looks for
         "vllm_importance_sampling_correction": cap is not None,
-        **(
-            {
-                "vllm_importance_sampling_mode": "token_truncate",
-                "vllm_importance_sampling_clip_max": cap,
-            }
-            if cap is not None
-            else {}
-        ),
         "cache_implementation": "static" if config.sampling_backend == "static" else None,
         "use_transformers_continuous_batching": config.sampling_backend == "continuous",
         "report_to": [],
         "disable_tqdm": True,  # there is a bar below
     }
+    if cap is not None:
+        fields |= {
+            "vllm_importance_sampling_mode": "token_truncate",
+            "vllm_importance_sampling_clip_max": cap,
+        }
     return trl.GRPOConfig(**{**fields, **overrides})
 
 
@@ -376,23 +373,19 @@ def finite(reward: Callable) -> Callable:
     """
     name = reward_name(reward)
 
-    def given(values):
-        return [None if math.isnan(v) else v for v in checked(name, values[0], values[1])]
+    def as_trl_takes_it(found: Any, n: int) -> list[float | None]:
+        return [None if math.isnan(value) else value for value in checked(name, found, n)]
 
     if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(reward.__call__):
 
-        async def held(prompts, completions, completion_ids, **columns):
-            found = await reward(
-                prompts=prompts, completions=completions, completion_ids=completion_ids, **columns
-            )
-            return given((found, len(prompts)))
+        async def held(prompts, completions, **columns):
+            found = await reward(prompts=prompts, completions=completions, **columns)
+            return as_trl_takes_it(found, len(prompts))
     else:
 
-        def held(prompts, completions, completion_ids, **columns):
-            found = reward(
-                prompts=prompts, completions=completions, completion_ids=completion_ids, **columns
-            )
-            return given((found, len(prompts)))
+        def held(prompts, completions, **columns):
+            found = reward(prompts=prompts, completions=completions, **columns)
+            return as_trl_takes_it(found, len(prompts))
 
     held.__name__ = name
     return held

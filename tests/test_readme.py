@@ -221,11 +221,17 @@ def test_what_is_said_of_flow_grpo_is_what_was_found():
         assert f"slips to {offline_at[24]:.2f}" in text
         assert f"by {-change['per turn']['eval/pass@1']['median']:.2f} in the middle" in text
     assert min(own["eval/pass@1"]["values"]) > 0.8  # what was wanted of every seed
-    alone = next(r for r in stored("flow/alone.json")["rows"] if r["eval/pass@1"] >= 0.8)
-    assert f"was at {alone['eval/pass@1']:.2f} after {alone['step']} steps" in prose
-    assert f"and {alone['seconds']:.0f} seconds" in prose
-    slow = [values[2] for values in flow["curves"]["eval/pass@1"]["trajectory"]["values"]]
-    assert slow.index(min(slow)) == 1  # seed 1 learns most slowly
+    at_16 = [values[2] for values in flow["curves"]["eval/pass@1"]["trajectory"]["values"]]
+    slowest, *others = sorted(at_16)
+    ended = own["eval/pass@1"]["values"][at_16.index(slowest)]
+    assert curve["steps"][2] == 16 and min(others) > 0.845
+    assert f"slowest is at {slowest:.2f} there, and at {ended:.2f} in the end" in prose
+    taken = [
+        sum(row.get("step_time", 0.0) for row in record.history if row["step"] <= 16)
+        for record in load(None, "tiny", "flow")[0]
+        if record.arm == "trajectory"
+    ]
+    assert f"{min(taken):.0f} to {max(taken):.0f} seconds" in prose
     assert f"to {min(own['eval/pass@1']['values']):.2f} at least" in " ".join(told.split())
     per_turn = flow["final"]["per turn"]["eval/pass@1"]["values"]
     assert all(a < b for a, b in zip(per_turn, own["eval/pass@1"]["values"], strict=True))

@@ -230,6 +230,7 @@ def train(
             }
         )
         if done:
+            progress.update()
             break
     progress.close()
     write_atomic(

@@ -78,6 +78,7 @@ def test_there_are_notebooks():
         "05_meta_evaluation",
         "06_flow_grpo",
         "07_results",
+        "08_scale_out",
     ]
 
 

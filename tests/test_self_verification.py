@@ -278,10 +278,10 @@ def test_verdicts_are_sampled_from_the_policy_that_learns_from_them(words, tmp_p
     policy, seen = PROFILES["smoke"].load_policy(), []
     plain = training.update
 
-    def checking(policy, reference, optimizer, schedule, batch, config):
+    def checking(policy, reference, optimizer, schedule, batch, *rest):
         logps, _ = completion_logps(policy.model, batch.rollouts, pad_token_id=policy.pad_token_id)
         seen.append((batch.names[0], (logps - batch.rollouts.logps).abs().max().item(), schedule))
-        return plain(policy, reference, optimizer, schedule, batch, config)
+        return plain(policy, reference, optimizer, schedule, batch, *rest)
 
     monkeypatch.setattr(training, "update", checking)
     config = dataclasses.replace(CONFIG, max_steps=5, eval_prompts=0, learning_rate=1e-3)

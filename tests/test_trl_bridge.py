@@ -471,8 +471,8 @@ def test_vllm_that_is_not_there_is_told(monkeypatch):
 
 def test_vllm_of_another_version_is_told(monkeypatch):
     """By TRL, which knows its versions."""
-    import trl.import_utils
+    from trl import import_utils
 
-    monkeypatch.setattr(trl.import_utils, "_is_package_available", lambda *a, **k: (True, "0.1.0"))
+    monkeypatch.setattr(import_utils, "_is_package_available", lambda *a, **k: (True, "0.1.0"))
     with pytest.warns(UserWarning, match=r"supports vLLM versions from .* You have version 0.1.0"):
         trl_bridge.vllm_options("colocate")

@@ -44,7 +44,12 @@ def main() -> None:
             name = getattr(reward, "__name__", type(reward).__name__)
 
             def reward_and_record(prompts, completions, completion_ids, **columns):
-                values = reward(prompts, completions, completion_ids, **columns)
+                values = reward(
+                    prompts=prompts,
+                    completions=completions,
+                    completion_ids=completion_ids,
+                    **columns,
+                )
                 own = {"prompts": prompts, "completions": completions, "answer": columns["answer"]}
                 state = columns["trainer_state"]
                 own |= {"steps": [state.global_step, state.max_steps]}

@@ -433,9 +433,9 @@ def test_a_run_with_three_faults_in_ten_finishes_and_scores_none_of_them(
     batches = []
     real = training.update
 
-    def spy(policy, reference, optimizer, schedule, batch, config):
+    def spy(policy, reference, optimizer, schedule, batch, *rest):
         batches.append(batch)
-        return real(policy, reference, optimizer, schedule, batch, config)
+        return real(policy, reference, optimizer, schedule, batch, *rest)
 
     monkeypatch.setattr(training, "update", spy)
     questions = [f"How many are {'a' * i}?" for i in range(6)]

@@ -402,7 +402,9 @@ def test_what_the_essays_of_07_say_of_seeds_is_so():
     below = [value < 0 for value in values["diversity-accuracy"]]
     assert 0.6 * len(below) < sum(below) < len(below), "on the wrong side in most seeds"
     assert min(values["p-yes-reward-rises"]) > 0, "every run"
-    assert sorted(values["verify-helps-answers"])[:2] > [0.0, 0.0], "in all runs but one"
+    assert [value > 0 for value in values["verify-helps-answers"]].count(False) == 1, (
+        "in all runs but one"
+    )
     assert abs(median(values["diversity-accuracy"])) < 0.015, "about a hundredth"
     assert max(values["p-yes-tracks"]) < -0.05, "every seed lies below"
     assert max(values["truth-10"]) < -0.05, "still by more than the 0.05"

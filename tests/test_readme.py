@@ -100,6 +100,14 @@ def test_what_is_said_of_the_experiments_is_what_they_found():
             assert rises(diversity, arm, metric) == 1, (arm, metric)
         assert rises(diversity, arm, "eval/pass@1") < 1 and rises(diversity, arm, "entropy") == 0
         assert -0.01 < diversity["difference"][arm]["eval/pass@1"]["median"] < 0
+        assert rises(diversity, arm, "styles") == 1, "a few more ways to answer"
+    assert rises(diversity, "diversity", "eval/pass@1") == 0, "that accuracy differs may be chance"
+    lengths = [diversity["final"][a]["eval/mean_length"]["values"] for a in ("plain", "diversity")]
+    assert all(long > short for short, long in zip(*lengths, strict=True)), "in every seed"
+    notebook = json.loads((CHECKOUT / "notebooks" / "02_diversity_reward.ipynb").read_text())
+    told = " ".join("".join(cell["source"]) for cell in notebook["cells"])
+    for arm in ("plain", "diversity"):
+        assert diversity["seeds"][arm] == list(range(10)) and "tiny base, ten seeds" in told
     base = load(experiment="basic", profile="tiny")[0]
     before = statistics.median(record.history[0]["eval/pass@8"] for record in base)
     assert f"{before:.2f}" == "0.98" and "pass@8 is 0.98" in README

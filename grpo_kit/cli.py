@@ -141,6 +141,9 @@ def train(
     vllm: Annotated[
         str | None, typer.Option(help="TRL samples by vLLM: colocate or server.")
     ] = None,
+    vllm_share: Annotated[
+        float, typer.Option(help="Of a GPU, what vLLM takes beside the trainer (colocate).")
+    ] = 0.3,
 ) -> None:
     """Train a policy by GRPO.
 
@@ -168,7 +171,7 @@ def train(
         from grpo_kit import trl_bridge
 
         processes, sharded = trl_bridge.join(chosen.device), trl_bridge.is_sharded()
-        options = trl_bridge.vllm_options(vllm) if vllm else {}
+        options = trl_bridge.vllm_options(vllm, vllm_share) if vllm else {}
         made = trl_bridge.train
     else:
         from grpo_kit.training import train as made
@@ -176,8 +179,16 @@ def train(
 
     way = EXPERIMENTS["variants"].arms[VARIANTS[variant]]
     config = dataclasses.replace(config, **way.changes)
+    if vllm and config.importance_sampling_cap is None:  # what vLLM samples, TRL scores otherwise
+        config = dataclasses.replace(config, importance_sampling_cap=2.0)
     if chosen.device == "cuda":
-        _check_room(dataclasses.replace(chosen, config=config), processes, engine, vllm, sharded)
+        _check_room(
+            dataclasses.replace(chosen, config=config),
+            gpus=processes,
+            engine={"colocate": "trl+vllm", "server": "trl+vllm-server"}.get(vllm, engine),
+            sharded=sharded,
+            vllm_share=vllm_share,
+        )
     trained = chosen.load_policy()
     made(
         trained,
@@ -199,7 +210,7 @@ def train(
         typer.echo(f"history: {output / 'history.jsonl'}, policy: {saved}")
 
 
-def _check_room(profile: Any, gpus: int, engine: str, vllm: str | None, sharded: bool) -> None:
+def _check_room(profile: Any, **how: Any) -> None:
     """Refuse a run that its GPU has no room for, before anything is loaded."""
     import torch
 
@@ -208,8 +219,7 @@ def _check_room(profile: Any, gpus: int, engine: str, vllm: str | None, sharded:
     if not torch.cuda.is_available():
         return  # `load_policy` says it
     gib = torch.cuda.mem_get_info()[0] / 2**30  # what a server on the same GPU has left
-    how = {"colocate": "trl+vllm", "server": "trl+vllm-server"}.get(vllm, engine)
-    check_room(profile, gib, gpus=gpus, engine=how, sharded=sharded)
+    check_room(profile, gib, **how)
 
 
 @app.command()
@@ -290,6 +300,9 @@ def plan_run(
     sharded: Annotated[
         bool, typer.Option("--sharded", help="Spread the weights over the GPUs (ZeRO-3, FSDP).")
     ] = False,
+    vllm_share: Annotated[
+        float, typer.Option(help="Of a GPU, what vLLM takes beside the trainer (trl+vllm).")
+    ] = 0.3,
     price: Annotated[float | None, typer.Option(help="Of an hour of one GPU.")] = None,
     prompt_length: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 200,
     mean_share: Annotated[
@@ -319,6 +332,7 @@ def plan_run(
         gpu=gpu,
         engine=engine or ("kit" if gpus == 1 else "trl"),
         sharded=sharded,
+        vllm_share=vllm_share,
         prompt_length=prompt_length,
         mean_share=mean_share,
         reached=REACHED if reached is None else reached,

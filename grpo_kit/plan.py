@@ -134,7 +134,7 @@ GPUS = {
         GPU("A100-40", 40, 1555, 312),
         GPU("A100-80", 80, 2039, 312),
         GPU("H100", 80, 3350, 989),
-        GPU("H200", 141, 4800, 989),
+        GPU("H200", 139, 4800, 989),
     )
 }
 ENGINES = ("kit", "trl", "trl+vllm", "trl+vllm-server")
@@ -190,6 +190,7 @@ def plan(
     gpu: str | GPU = "H100",
     engine: str = "kit",
     sharded: bool = False,
+    vllm_share: float = VLLM_SHARE,
     prompt_length: int = 200,
     mean_share: float = 0.5,
     reached: float = REACHED,
@@ -201,6 +202,7 @@ def plan(
         engine: "kit" runs on one GPU; "trl" shares the batch among all; "trl+vllm" samples by vLLM
             on the same GPUs, "trl+vllm-server" on others, as many and alike, which are not counted.
         sharded: weights, gradients and optimiser spread over the GPUs (ZeRO-3, FSDP).
+        vllm_share: of a GPU, what vLLM takes on it ("trl+vllm"); TRL's vllm_gpu_memory_utilization.
         prompt_length: tokens of a prompt, with the chat template.
         mean_share: of `max_completion_length`, how long a completion is in the mean.
         reached: the share of the hardware's limits that is reached.
@@ -218,11 +220,13 @@ def plan(
             if engine == "kit"
             else f"gpus is {gpus}, it must be at least 1."
         )
-    if not (0 < mean_share <= 1 and 0 < reached <= 1):
-        raise ValueError("mean_share and reached are shares: more than 0, at most 1.")
+    if not (0 < mean_share <= 1 and 0 < reached <= 1 and 0 < vllm_share <= 1):
+        raise ValueError("mean_share, reached and vllm_share are shares: more than 0, at most 1.")
     shape, config = shape_of(profile), profile.config
     machine = GPUS[gpu] if isinstance(gpu, str) else gpu
-    memory = _memory(profile, shape, gpus, machine, engine, sharded, prompt_length)
+    memory = _memory(profile, shape, gpus, engine, sharded, prompt_length)
+    if engine == "trl+vllm":
+        memory["vLLM"] = vllm_share * machine.memory
     mean = mean_share * config.max_completion_length
     wide = 4 if profile.device == "cpu" else 2  # bytes of a number that is computed with
     cached = wide if engine.startswith("trl+vllm") else _cache_width(profile)
@@ -261,7 +265,7 @@ def _cache_width(profile: Profile) -> int:
 
 
 def _memory(
-    profile: Profile, shape: Shape, gpus: int, machine: GPU, engine: str, sharded: bool, prompt: int
+    profile: Profile, shape: Shape, gpus: int, engine: str, sharded: bool, prompt: int
 ) -> dict[str, float]:
     config, full = profile.config, not profile.lora_rank
     n, width = shape.parameters, 4 if profile.dtype == "float32" else 2
@@ -293,7 +297,6 @@ def _memory(
         "weights": n * width / spread + (0 if full else trained),
         "optimiser": 2 * trained / spread,
         "reference": (n * width / spread) if config.beta and full else 0,
-        "vLLM": VLLM_SHARE * machine.memory * GIB if engine == "trl+vllm" else 0,
         "gradients": trained / spread,
         "16-bit weights": n * 2 / spread if width > arithmetic else 0,
         "activations": activations,
@@ -319,19 +322,18 @@ def _update_flops(
     return shape.parameters * tokens * a_token
 
 
-def check_room(
-    profile: Profile, gib: float, *, gpus: int = 1, engine: str = "kit", sharded: bool = False
-) -> None:
+def check_room(profile: Profile, gib: float, **how: Any) -> None:
     """Raise ValueError, with what needs the memory and what to lower, where `gib` are too few.
 
-    `gib`: of the GPU, without what others hold of it, an endpoint's server say.
+    `gib`: of the GPU, without what others hold of it, an endpoint's server say; `how`: `plan`'s
+    `gpus`, `engine`, `sharded` and `vllm_share`.
 
     GRPO_KIT_SKIP_PLAN=1 lets a run begin all the same: the plan counts the longest completions.
     """
     if os.environ.get("GRPO_KIT_SKIP_PLAN") == "1":
         return
     machine = GPU("the GPU here, as it is now,", gib, 1.0, 1.0)
-    made = plan(profile, gpus=gpus, gpu=machine, engine=engine, sharded=sharded)
+    made = plan(profile, gpu=machine, **how)
     if made.room < 0:
         raise ValueError(f"{advice(profile, made)} (GRPO_KIT_SKIP_PLAN=1 begins all the same.)")
 
@@ -353,7 +355,7 @@ def advice(profile: Profile, made: Plan) -> str:
         "16-bit weights": "train LoRA weights (lora_rank=32)",
         "cache of sampling": "lower generation_batch_size or max_completion_length, or raise "
         "rollout_chunks",
-        "vLLM": "lower vllm_gpu_memory_utilization, or give vLLM a GPU of its own",
+        "vLLM": "lower vLLM's share (--vllm-share), or give vLLM a GPU of its own",
         "weights gathered to sample": "sample by vLLM",
     }
     largest = sorted(made.memory, key=made.memory.get, reverse=True)

@@ -156,21 +156,24 @@ def is_sharded() -> bool:
     return any(os.environ.get(name, "").lower() == "true" for name in names)
 
 
-def vllm_options(mode: str) -> dict[str, Any]:
+def vllm_options(mode: str, share: float = 0.3) -> dict[str, Any]:
     """Fields of TRL's config for sampling by vLLM: "colocate" on the trainer's GPUs, or "server".
 
-    A server is started with `trl vllm-serve --model NAME --revision COMMIT` on a GPU of its own.
-    Raises ValueError for another mode, RuntimeError where vLLM is not installed; of a version that
-    it does not know, TRL says so in a warning.
+    `share`: of each GPU, what vLLM takes there (colocate). A server is started on GPUs of its own,
+    see the README. Raises ValueError for another mode or share, RuntimeError where vLLM is not
+    installed; of a version that it does not know, TRL says so in a warning.
     """
     if mode not in ("colocate", "server"):
         raise ValueError(f"vLLM's mode is {mode!r}; choose colocate or server.")
+    if not 0 < share < 1:
+        raise ValueError(f"vLLM's share of a GPU is {share}; give one between 0 and 1.")
     if not is_vllm_available():
         raise RuntimeError(
-            "sampling by vLLM needs vLLM, which is not installed: pip install vllm (TRL says which "
-            "versions it knows), on Linux with a GPU; or sample by transformers, without --vllm."
+            "sampling by vLLM needs vLLM, which is not installed: pip install 'trl[vllm]' brings a "
+            "version that TRL knows, on Linux with a GPU; or sample by transformers, without --vllm."
         )
-    return {"use_vllm": True, "vllm_mode": mode}
+    shared = {"vllm_gpu_memory_utilization": share} if mode == "colocate" else {}
+    return {"use_vllm": True, "vllm_mode": mode, **shared}
 
 
 def grpo_trainer(

@@ -98,6 +98,24 @@ def test_the_kits_trainer_in_several_processes_is_refused(tmp_path, monkeypatch)
     assert done.exit_code == 2 and "add --engine trl" in done.stderr
 
 
+def test_what_vllm_samples_is_corrected_for(tmp_path, monkeypatch):
+    from grpo_kit import trl_bridge
+
+    seen = {}
+
+    def instead(policy, task, rewards, config, **options):
+        seen.update(options, cap=config.importance_sampling_cap)
+
+    monkeypatch.setattr(trl_bridge, "train", instead)
+    monkeypatch.setattr(trl_bridge, "is_vllm_available", lambda: True)
+    command = ["train", "--engine", "trl", "--profile", "smoke", "--output", str(tmp_path)]
+    for options, cap in (([], None), (["--vllm", "colocate", "--vllm-share", "0.2"], 2.0)):
+        done = CliRunner().invoke(app, [*command, *options])
+        assert done.exit_code == 0, done.output[-1000:]
+        assert seen["cap"] == cap
+    assert seen["use_vllm"] and seen["vllm_gpu_memory_utilization"] == 0.2
+
+
 @pytest.mark.slow
 def test_a_variant_is_trained_by_trl_and_its_policy_can_be_trained_on(saved_policy, tmp_path):
     first = ["train", "--engine", "trl", "--variant", "meta", "--profile", "smoke", "--steps", "1"]

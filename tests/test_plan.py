@@ -217,6 +217,13 @@ def test_a_plan_has_the_rows_that_trls_trainer_has():
     assert one == eight, "more processes make fewer passes, not smaller ones"
 
 
+def test_vllms_share_is_of_the_gpu_and_can_be_lowered_until_it_fits():
+    beside = {"gpu": "H100", "engine": "trl+vllm"}
+    assert plan(PROFILES["paper"], **beside).room < 0
+    lowered = plan(PROFILES["paper"], vllm_share=0.2, **beside)
+    assert lowered.room > 0 and lowered.memory["vLLM"] == pytest.approx(16)
+
+
 def test_what_it_says_to_lower_makes_it_fit():
     profile = PROFILES["paper"]
     made = plan(profile, gpu="A100-40")
@@ -240,7 +247,7 @@ def test_a_gpu_without_room_is_refused_with_the_numbers(monkeypatch):
     ):
         check_room(PROFILES["paper"], 8)
     check_room(PROFILES["tiny"], 8)
-    with pytest.raises(ValueError, match="lower vllm_gpu_memory_utilization, or give"):
+    with pytest.raises(ValueError, match="lower vLLM's share .--vllm-share., or give"):
         colab = dataclasses.replace(PROFILES["colab"].config, per_device_train_batch_size=1)
         check_room(dataclasses.replace(PROFILES["paper"], config=colab), 40, engine="trl+vllm")
     monkeypatch.setenv("GRPO_KIT_SKIP_PLAN", "1")
@@ -262,6 +269,7 @@ def test_a_model_of_another_kind_is_told(tmp_path):
         ({"gpus": 2}, "2 GPUs: the kit's own trainer runs on one, choose engine 'trl'"),
         ({"gpus": 0, "engine": "trl"}, "gpus is 0, it must be at least 1"),
         ({"mean_share": 0}, "more than 0, at most 1"),
+        ({"vllm_share": 30, "engine": "trl+vllm"}, "more than 0, at most 1"),
     ],
 )
 def test_what_does_not_go_together_is_named(options, sentence):

@@ -461,12 +461,16 @@ def test_sharded_runs_are_known_by_what_accelerate_sets(monkeypatch):
 
 def test_vllm_that_is_not_there_is_told(monkeypatch):
     monkeypatch.setattr(trl_bridge, "is_vllm_available", lambda: False)
-    with pytest.raises(RuntimeError, match="needs vLLM, which is not installed: pip install vllm"):
+    with pytest.raises(RuntimeError, match=r"needs vLLM, which is not installed: pip install .trl\[vllm\]"):
         trl_bridge.vllm_options("colocate")
     monkeypatch.setattr(trl_bridge, "is_vllm_available", lambda: True)
     assert trl_bridge.vllm_options("server") == {"use_vllm": True, "vllm_mode": "server"}
+    beside = trl_bridge.vllm_options("colocate", 0.2)
+    assert beside["vllm_gpu_memory_utilization"] == 0.2
     with pytest.raises(ValueError, match="vLLM's mode is 'else'; choose colocate or server"):
         trl_bridge.vllm_options("else")
+    with pytest.raises(ValueError, match="vLLM's share of a GPU is 20; give one between 0 and 1"):
+        trl_bridge.vllm_options("colocate", 20)
 
 
 def test_vllm_of_another_version_is_told(monkeypatch):

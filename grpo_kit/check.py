@@ -576,7 +576,7 @@ def training_bytes(function: Callable) -> Verdict:
         ((1_543_714_304, 4), 24_699_428_864, "Qwen2.5-1.5B in float32: 23 GiB."),
         ((1_000, 2), 8_000, "`width` is that of each of the four."),
     ]
-    return _judge(function, cases, "no batch, however small, makes it less; fewer trained weights do.")
+    return _judge(function, cases, "no smaller batch makes it less; fewer trained weights do.")
 
 
 def decode_floor(function: Callable) -> Verdict:
@@ -585,8 +585,8 @@ def decode_floor(function: Callable) -> Verdict:
         ((1e9, 2e9, 0, 1, 1e12, 1e14), 0.002, "One row: the weights are read, 2e9 / 1e12."),
         ((1e9, 2e9, 1e6, 1000, 1e12, 1e16), 0.003, "Each row has its own cache to be read."),
         ((1e9, 2e9, 0, 1000, 1e12, 1e14), 0.02, "With many rows computing takes longer: 2 n rows."),
-        ((1e9, 4e9, 0, 1, 1e12, 1e14), 0.004, "In float32 a weight has 4 bytes: use `weight_bytes`."),
-        ((1e9, 4e9, 0, 400, 1e12, 1e14), 0.008, "The bytes of a weight do not change 2 n operations."),
+        ((1e9, 4e9, 0, 1, 1e12, 1e14), 0.004, "In float32 more bytes are read: `weight_bytes`."),
+        ((1e9, 4e9, 0, 400, 1e12, 1e14), 0.008, "Of float32, too, 2 n operations a row."),
     ]
     return _judge(function, cases, "few rows cost as much as many: sample them together.")
 

@@ -169,8 +169,8 @@ def vllm_options(mode: str, share: float = 0.3) -> dict[str, Any]:
         raise ValueError(f"vLLM's share of a GPU is {share}; give one between 0 and 1.")
     if not is_vllm_available():
         raise RuntimeError(
-            "sampling by vLLM needs vLLM, which is not installed: pip install 'trl[vllm]' brings a "
-            "version that TRL knows, on Linux with a GPU; or sample by transformers, without --vllm."
+            "sampling by vLLM needs vLLM, which is not installed: pip install 'trl[vllm]' (Linux "
+            "with a GPU, a version that TRL knows); or sample by transformers, without --vllm."
         )
     shared = {"vllm_gpu_memory_utilization": share} if mode == "colocate" else {}
     return {"use_vllm": True, "vllm_mode": mode, **shared}

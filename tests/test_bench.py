@@ -126,6 +126,18 @@ def test_the_limit_is_the_planners():
     assert limit["step"] == limit["generation"] + limit["update"]
 
 
+def test_the_stored_limits_are_those_of_todays_planner(tmp_path):
+    stored = json.loads((data_dir() / "results" / "bench" / "scaling.json").read_text())
+    models = {size: scaling.make_model(tmp_path / size[:3], size) for size in scaling.SIZES}
+    for (axis, size, config), row in zip(scaling.points(), stored["rows"], strict=True):
+        assert (axis, size, config.num_generations) == (
+            row["axis"], row["size"], row["num_generations"]
+        )  # fmt: skip
+        found = scaling.limit_of(models[size], config, stored["limits"], row)
+        assert found == pytest.approx(row["limit"])
+    assert stored["exponents"] == scaling.exponents(stored["rows"])
+
+
 def test_on_a_gpu_there_is_one_of_a_real_models_size():
     assert [size for _, size, _ in scaling.points(cuda=True)][-1] == scaling.LARGE
     hidden, layers, *_ = scaling._shape(scaling.SHAPES["Qwen/Qwen2.5-1.5B"])

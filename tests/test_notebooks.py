@@ -24,11 +24,14 @@ from scipy.stats import t as student_t
 
 from grpo_kit import check, objective
 from grpo_kit import self_verification as sv
+from grpo_kit.config import PROFILES
 from grpo_kit.flow import Episode, Turn, episode_advantages
 from grpo_kit.notebooks import execute
+from grpo_kit.plan import REACHED, plan
 from grpo_kit.reproduction import statistics
 from grpo_kit.reproduction.claims import claims_text, load_claims, reported_claims
 from grpo_kit.reproduction.experiments import load_current
+from grpo_kit.reproduction.summary import reported
 from grpo_kit.rewards import (
     extract_answer,
     group_similarities,
@@ -491,6 +494,25 @@ def test_the_numbers_that_the_prose_of_06_takes_from_its_run_stand_in_its_output
     append = re.search(r"append: .*?(\d+) of (\d+) episodes", text_of(cells["contexts"].outputs))
     assert 0.36 < int(append[1]) / int(append[2]) < 0.44  # "four in ten"
     assert "Four in ten" in cells["contexts-read"].source
+
+
+def test_what_the_prose_of_08_says_of_engines_and_memory_is_so():
+    told = {c.id: " ".join(c.source.split()) for c in read(FOLDER / "08_scale_out.ipynb").cells}
+    engines = reported("engines")
+    found = engines["difference"]["TRL"]["eval/pass@1"]
+    assert found["n"] == 5 and -0.02 < found["low"] < 0 < found["high"] < 0.02
+    assert "by less than 0.02 in pass@1" in told["fields-text"] and "0.02" in told["summary"]
+    kit, theirs = (engines["final"][arm]["seconds"]["median"] for arm in ("kit", "TRL"))
+    assert 2 < theirs / kit < 3 and "more than twice the seconds" in told["fields-text"]
+
+    paper, one = PROFILES["paper"], plan(PROFILES["paper"], gpu="H100")
+    assert plan(paper, gpu="A100-40").room < 0 < one.room and "On 40 GB" in told["plan-read"]
+    assert max(one.memory, key=one.memory.get) == "activations"
+    many = plan(paper, gpu="H100", gpus=8, engine="trl")
+    assert many.total > one.total and "eight GPUs needs *more*" in told["plan-read"]
+    beside = [plan(paper, gpu="H100", engine="trl+vllm", vllm_share=s).room for s in (0.3, 0.2)]
+    assert beside[0] < 0 < beside[1] and "does not fit for `paper`" in told["where-read"]
+    assert REACHED == 0.3 and "a guess: 0.3" in told["plan-read"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=ids)

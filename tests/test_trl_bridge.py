@@ -461,7 +461,9 @@ def test_sharded_runs_are_known_by_what_accelerate_sets(monkeypatch):
 
 def test_vllm_that_is_not_there_is_told(monkeypatch):
     monkeypatch.setattr(trl_bridge, "is_vllm_available", lambda: False)
-    with pytest.raises(RuntimeError, match=r"needs vLLM, which is not installed: pip install .trl\[vllm\]"):
+    with pytest.raises(
+        RuntimeError, match=r"needs vLLM, which is not installed: pip install .trl\[vllm\]"
+    ):
         trl_bridge.vllm_options("colocate")
     monkeypatch.setattr(trl_bridge, "is_vllm_available", lambda: True)
     assert trl_bridge.vllm_options("server") == {"use_vllm": True, "vllm_mode": "server"}

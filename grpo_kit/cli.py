@@ -7,6 +7,7 @@ exit code 1. GRPO_KIT_DEBUG=1 shows the traceback instead of the sentence.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -128,6 +129,9 @@ def badges(notebooks: Folder = NOTEBOOKS) -> None:
 def train(
     profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "tiny",
     policy: PolicyFolder = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with the task's rows, instead of the Hub.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of sampling and data order.")] = 0,
     steps: Annotated[int | None, typer.Option(help="Steps, instead of the profile's.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for history and checkpoints.")] = Path(
@@ -156,6 +160,12 @@ def train(
         raise ValueError(f"unknown engine {engine!r}: choose kit or trl")
     chosen, config = _choose(profile, policy, steps, output)
 
+    if data is not None and chosen.task == "word_problems":
+        raise ValueError(
+            f"--data is {data}, and the word problems of profile {profile!r} come with the kit; "
+            "leave it out, or choose --profile colab or paper"
+        )
+    chosen = dataclasses.replace(chosen, data=data and str(data))
     if vllm and engine != "trl":
         raise ValueError("--vllm is for TRL's trainer: add --engine trl, or leave it out")
 
@@ -163,8 +173,6 @@ def train(
         raise ValueError(
             "the kit's trainer is one process, and several have been launched: add --engine trl."
         )
-
-    import dataclasses
 
     processes, sharded, options = 1, False, {}
     if engine == "trl":
@@ -246,7 +254,6 @@ def evaluate(
     ),
 ) -> None:
     """Greedy accuracy on a whole test set, strict and lenient, with n and intervals."""
-    import dataclasses
     import json
 
     from grpo_kit.config import PROFILES
@@ -316,8 +323,6 @@ def plan_run(
 
     Exit code 1 where it does not fit.
     """
-    import dataclasses
-
     from grpo_kit.config import PROFILES
     from grpo_kit.plan import REACHED, advice, plan, table
 
@@ -346,8 +351,6 @@ def plan_run(
 
 def _choose(profile: str, policy: Path | None, steps: int | None, output: Path) -> tuple:
     """The profile and config that the options mean; the output folder is made, or refused."""
-    import dataclasses
-
     from grpo_kit.config import PROFILES
     from grpo_kit.paths import make_output_dir
 

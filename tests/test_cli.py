@@ -1,5 +1,6 @@
 """The command line: quick to answer, plain about mistakes."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -75,6 +76,7 @@ def test_every_command_explains_itself(command):
         (["train", "--engine", "verl"], "unknown engine 'verl': choose kit or trl"),
         (["train", "--variant", "flow"], "unknown variant 'flow': choose one of basic, diversity"),
         (["train", "--vllm", "server"], "--vllm is for TRL's trainer: add --engine trl"),
+        (["train", "--data", "a_file"], "the word problems of profile 'tiny' come with the kit"),
         (["evaluate", "--task", "mmlu"], "unknown task 'mmlu': choose one of word_problems, gsm8k"),
         (["evaluate", "--task", "gsm8k", "--data", "nowhere"], "'nowhere' is not a folder"),
         (["plan", "--gpu", "Z80"], "unknown GPU 'Z80': choose among T4"),
@@ -96,6 +98,23 @@ def test_the_kits_trainer_in_several_processes_is_refused(tmp_path, monkeypatch)
     monkeypatch.setenv("WORLD_SIZE", "2")
     done = CliRunner().invoke(app, ["train", "--output", str(tmp_path / "out")])
     assert done.exit_code == 2 and "add --engine trl" in done.stderr
+
+
+def test_the_rows_of_a_folder_are_trained_on(tmp_path, monkeypatch):
+    from grpo_kit import training
+    from grpo_kit.config import PROFILES
+
+    for split, n in (("train", 5), ("test", 3)):
+        rows = [{"question": f"{i} and 1?", "answer": f"#### {i + 1}"} for i in range(n)]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    here = dataclasses.replace(PROFILES["smoke"], task="gsm8k")
+    monkeypatch.setitem(PROFILES, "colab", here)
+    seen = []
+    monkeypatch.setattr(training, "train", lambda policy, task, *rest, **options: seen.append(task))
+    options = ["--data", str(tmp_path), "--output", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, ["train", "--profile", "colab", *options])
+    assert done.exit_code == 0, done.output[-1000:]
+    assert (len(seen[0].train), len(seen[0].test)) == (5, 3)
 
 
 def test_what_vllm_samples_is_corrected_for(tmp_path, monkeypatch):

@@ -34,8 +34,8 @@ TINY = "0.8 M"
 LARGE = "1.5 B"  # the shape of Qwen2.5-1.5B, on a GPU only
 AXES = {
     "parameters": "parameters of the model",
-    "num_generations": "completions a group, of 128",
-    "max_completion_length": "tokens a completion, of 16",
+    "num_generations": "completions a group, 128 in all",
+    "max_completion_length": "most tokens a completion, 16 of them",
 }
 
 
@@ -231,10 +231,11 @@ def report(result: dict) -> str:
 def figure(result: dict):
     """Seconds of a step over each axis, both trainers and the limit, on logarithmic scales."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     axes_there = [axis for axis in AXES if axis in result["exponents"]]
     drawn = Figure(figsize=(4 * len(axes_there), 3.2), layout="constrained")
-    panels = drawn.subplots(1, len(axes_there), squeeze=False)[0]
+    panels = drawn.subplots(1, len(axes_there), squeeze=False, sharey=True)[0]
     for panel, axis in zip(panels, axes_there, strict=True):
         rows = [row for row in result["rows"] if row["axis"] == axis]
         x = [row[axis] for row in rows]
@@ -243,7 +244,11 @@ def figure(result: dict):
             power = result["exponents"][axis][kind]["power"]
             panel.plot(x, y, "o-", color=colour, label=f"{kind}, ~ x^{power:.2f}")
         panel.plot(x, [row["limit"]["step"] for row in rows], ":", color="grey", label="limit")
-        panel.set(xscale="log", yscale="log", xlabel=AXES[axis], ylabel="seconds a step")
+        panel.set(xscale="log", yscale="log", xlabel=AXES[axis])
+        panel.set_xticks(x, [row["size"] if axis == "parameters" else row[axis] for row in rows])
+        panel.xaxis.set_minor_formatter(NullFormatter())
+        panel.yaxis.set_major_formatter("{x:g}")
         panel.grid(alpha=0.3, which="both")
         panel.legend()
+    panels[0].set(ylabel="seconds a step")
     return drawn

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_kit import scaling
 from grpo_kit.bench import report
 from grpo_kit.reproduction.readme import parts, with_parts, write_results
 from grpo_kit.reproduction.records import load
@@ -264,6 +265,13 @@ def test_what_is_said_of_flow_grpo_is_what_was_found():
 
 def test_the_benchmark_is_the_stored_one():
     assert report(stored("bench/bench.json")).strip() in README
+    scaled = stored("bench/scaling.json")
+    assert scaling.report(scaled).strip() in README
+    steps = [row["median_seconds"] for row in scaled["rows"]]
+    factors = [of["trl"]["step"] / of["kit"]["step"] for of in steps]
+    told = f"{min(factors):.1f} to {max(factors):.1f} times as long, and nowhere less"
+    assert told in README and min(factors) > 1
+    assert stored("bench/bench.json")["step"]["trl_over_kit"]["step"] >= 2.5
 
 
 def test_the_table_of_the_base_is_its_card():

@@ -172,13 +172,12 @@ def train(
     if first == 0 and not run.history and config.eval_on_start:
         log({"step": 0, "num_generated_tokens": 0, **evaluated()})
     progress = tqdm(
-        range(first, config.max_steps),
         desc="grpo" if backend == "plain" else f"grpo, sampling {backend}",
         initial=first,
         total=config.max_steps,
         file=sys.stdout,  # in a notebook, stderr looks like a failure
     )
-    for step in progress:
+    for step in range(first, config.max_steps):
         if spent(step) == 1:  # resumed after its last step
             break
         started = time.perf_counter()
@@ -223,14 +222,13 @@ def train(
         log(row)
         if done or (config.save_steps and (step + 1) % config.save_steps == 0):
             save(step + 1)
-        progress.set_postfix(
-            {
-                "reward": f"{row['reward']:.2f}" if "reward" in row else "none",
-                **{k[5:]: f"{v:.2f}" for k, v in row.items() if k in ("eval/pass@1",)},
-            }
-        )
+        shown = {
+            "reward": f"{row['reward']:.2f}" if "reward" in row else "none",
+            **{k[5:]: f"{v:.2f}" for k, v in row.items() if k in ("eval/pass@1",)},
+        }
+        progress.set_postfix(shown, refresh=False)
+        progress.update()
         if done:
-            progress.update()
             break
     progress.close()
     write_atomic(

@@ -82,7 +82,7 @@ def test_a_reward_that_can_be_raised_is_raised(policy, task, tmp_path):
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1
 
 
-def test_history_has_trls_names_and_is_written_as_it_goes(policy, task, tmp_path):
+def test_history_has_trls_names_and_is_written_as_it_goes(policy, task, tmp_path, capsys):
     run = train(policy, task, [vowels, format_reward], CONFIG, output_dir=tmp_path, seed=0)
     last = run.history[-1]
     for name in (
@@ -94,6 +94,8 @@ def test_history_has_trls_names_and_is_written_as_it_goes(policy, task, tmp_path
     lines = (tmp_path / "history.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == run.history
     assert json.loads((tmp_path / "run.json").read_text())["history"] == run.history
+    bar = capsys.readouterr().out.split("\r")[-1]
+    assert bar.startswith("grpo: 100%") and "3/3" in bar and "pass@1=" in bar
 
 
 def test_gradient_norm_is_positive_where_the_loss_is_zero(policy, task, tmp_path):

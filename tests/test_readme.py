@@ -263,6 +263,14 @@ def test_what_is_said_of_flow_grpo_is_what_was_found():
     assert f"{offline['eval/turns']['median']:.1f} turns" in " ".join(told.split())
 
 
+def test_what_it_says_of_the_kit_beside_trl_is_so():
+    final = reported("engines")["final"]
+    said = {arm: of["eval/pass@1"] for arm, of in final.items()}
+    kit, theirs = (f"{v['median']:.3g} [{v['low']:.3g}, {v['high']:.3g}]" for v in said.values())
+    assert f"after 40 steps is {kit} with the kit and {theirs} with TRL" in README
+    assert said["kit"]["low"] < said["TRL"]["high"] and said["TRL"]["low"] < said["kit"]["high"]
+
+
 def test_the_benchmark_is_the_stored_one():
     assert report(stored("bench/bench.json")).strip() in README
     scaled = stored("bench/scaling.json")

@@ -47,6 +47,7 @@ HEADINGS = {
     "meta": 'P("Yes") as reward',
     "flow": "Flow-GRPO",
     "engines": "The kit and TRL",
+    "published": "Real models",
 }
 AXES = {"variants": ("step", "num_generated_tokens", "seconds")}  # others: the experiment's own
 COST = {"tokens": "generated tokens", "seconds": "seconds"}  # of a run, evaluations left out

@@ -15,7 +15,7 @@ from grpo_kit.plots import X_LABELS
 from grpo_kit.reproduction.claims import judge_claims, load_claims
 from grpo_kit.reproduction.experiments import EXPERIMENTS
 from grpo_kit.reproduction.records import Record, load
-from grpo_kit.reproduction.report import DARK, context, draw, number, write_report
+from grpo_kit.reproduction.report import DARK, HEADINGS, context, draw, number, write_report
 
 CLAIMS = """
 - {id: up, statement: Unlike answers are right more often., experiment: diversity, arm: diversity,
@@ -162,6 +162,10 @@ def test_a_claim_that_was_not_run_shows_its_command(page, markdown):
     row = page[page.index('id="claim-elsewhere"') :].split("</tr>")[0]
     assert command in unescape(" ".join(re.sub("<[^>]+>", "", row).split()))
     assert f"`{command}`" in markdown
+
+
+def test_every_experiment_has_a_heading():
+    assert list(HEADINGS) == list(EXPERIMENTS)
 
 
 def test_a_panel_has_values_cost_settings_and_its_command(page, markdown):

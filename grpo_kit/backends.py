@@ -12,6 +12,7 @@ training need not know.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -134,7 +135,10 @@ def _by_transformers(
         with torch.no_grad(), policy.autocast(), _undisturbed(policy) as model:
             if backend == "continuous":
                 outputs = model.generate_batch(
-                    inputs=rows, generation_config=config, progress_bar=False
+                    inputs=rows,
+                    generation_config=config,
+                    continuous_batching_config=_cache_for(rows, max_new_tokens, device),
+                    progress_bar=False,
                 )
                 found = [list(output.generated_tokens) for output in outputs.values()]
                 errors = [output.error for output in outputs.values() if output.error]
@@ -143,6 +147,22 @@ def _by_transformers(
                 output = model.generate(ids, attention_mask=attention, generation_config=config)
                 found, errors = output[:, ids.shape[1] :].tolist(), []
     return _up_to_the_end(policy, rows, found, errors)
+
+
+def _cache_for(rows: Lists, max_new_tokens: int, device: torch.device) -> Any:
+    """Continuous batching's settings: on a CPU a cache for these rows.
+
+    By itself it takes nine tenths of the memory that is free. A GPU's is the trainer's alone while
+    it samples, and is handed back; that of a CPU is also others'.
+    """
+    from transformers import ContinuousBatchingConfig
+
+    config = ContinuousBatchingConfig()
+    if device.type == "cpu":
+        pages = sum(math.ceil((len(ids) + max_new_tokens) / config.page_size) for ids in rows)
+        config.num_blocks = 2 * pages  # it keeps a part free
+        config.max_batch_tokens = max(len(rows), min(1024, sum(map(len, rows))))
+    return config
 
 
 def _up_to_the_end(policy: Policy, rows: Lists, found: Lists, errors: Sequence[str] = ()) -> Lists:

@@ -76,15 +76,15 @@ def reproduce(
     The executed copies and the reports go to a folder; exit code 1 if a notebook fails, a number
     lies outside the band of the reported seeds, or one cannot be compared.
     """
-    from grpo_kit.notebooks import execute, find_notebooks
+    from grpo_kit.course.runner import execute, find_notebooks
 
     found = find_notebooks(notebooks, names or ())
     results = execute(found, output, profile, {"SEED": seed} if seed is not None else None)
     ok = all(result.status == "ok" for result in results)
 
+    from grpo_kit.lab import bands
+    from grpo_kit.lab.report import write_report
     from grpo_kit.paths import results_dir
-    from grpo_kit.reproduction import bands
-    from grpo_kit.reproduction.report import write_report
 
     executed = {r.notebook: r.seconds for r in results if r.status == "ok"}
     if store:
@@ -108,7 +108,7 @@ def notebooks_in_place(
 
     They run with their default parameters, and the outputs are fit to be committed.
     """
-    from grpo_kit.notebooks import execute, find_notebooks
+    from grpo_kit.course.runner import execute, find_notebooks
 
     results = execute(find_notebooks(notebooks, names or ()), output, in_place=True)
     raise typer.Exit(int(any(result.status != "ok" for result in results)))
@@ -117,7 +117,7 @@ def notebooks_in_place(
 @app.command()
 def badges(notebooks: Folder = NOTEBOOKS) -> None:
     """Let badges and install cells lead to the repository that pyproject.toml names."""
-    from grpo_kit.notebooks import find_notebooks, repository_of, set_repository
+    from grpo_kit.course.runner import find_notebooks, repository_of, set_repository
 
     found = find_notebooks(notebooks)
     repository = repository_of(Path(notebooks).resolve().parent)
@@ -183,7 +183,7 @@ def train(
         made = trl_bridge.train
     else:
         from grpo_kit.training import train as made
-    from grpo_kit.reproduction.experiments import EXPERIMENTS
+    from grpo_kit.lab.experiments import EXPERIMENTS
 
     way = EXPERIMENTS["variants"].arms[VARIANTS[variant]]
     config = dataclasses.replace(config, **way.changes)
@@ -222,7 +222,7 @@ def _check_room(profile: Any, **how: Any) -> None:
     """Refuse a run that its GPU has no room for, before anything is loaded."""
     import torch
 
-    from grpo_kit.plan import check_room
+    from grpo_kit.lab.planner import check_room
 
     if not torch.cuda.is_available():
         return  # `load_policy` says it
@@ -268,7 +268,7 @@ def evaluate(
         name = str(here) if here.is_dir() else policy
         chosen = dataclasses.replace(chosen, policy=name, revision=None, lora_rank=0)
 
-    from grpo_kit.evaluation import TESTS, exam
+    from grpo_kit.lab.evaluation import TESTS, exam
 
     name = task or chosen.task
     if name not in TESTS:
@@ -324,7 +324,7 @@ def plan_run(
     Exit code 1 where it does not fit.
     """
     from grpo_kit.config import PROFILES
-    from grpo_kit.plan import REACHED, advice, plan, table
+    from grpo_kit.lab.planner import REACHED, advice, plan, table
 
     if profile not in PROFILES:
         raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
@@ -415,10 +415,10 @@ def run(
     make_output_dir(work)
 
     from grpo_kit.config import PROFILES
-    from grpo_kit.reproduction.claims import arms_with_claims
-    from grpo_kit.reproduction.experiments import EXPERIMENTS
-    from grpo_kit.reproduction.grid import parse_seeds, run_grid
-    from grpo_kit.reproduction.summary import summarise, summary_text
+    from grpo_kit.lab.claims import arms_with_claims
+    from grpo_kit.lab.experiments import EXPERIMENTS
+    from grpo_kit.lab.grid import parse_seeds, run_grid
+    from grpo_kit.lab.summary import summarise, summary_text
 
     if name not in EXPERIMENTS:
         raise ValueError(f"there is no experiment {name!r}: choose among {', '.join(EXPERIMENTS)}")
@@ -463,8 +463,8 @@ def report(
     ] = None,
 ) -> None:
     """Judge the claims by the stored results; a Markdown file and an HTML page."""
+    from grpo_kit.lab.report import write_report
     from grpo_kit.paths import make_output_dir
-    from grpo_kit.reproduction.report import write_report
 
     make_output_dir(output)
     typer.echo(f"report: {write_report(output, results=results, claims=claims)}")
@@ -480,7 +480,7 @@ def results(
 
     Tables and figures of the README and the report beside the results.
     """
-    from grpo_kit.reproduction.readme import write_results
+    from grpo_kit.lab.readme import write_results
 
     for path in write_results(readme):
         typer.echo(f"wrote {path}")
@@ -504,7 +504,7 @@ def skill_runs(
     """
     chosen, config = _choose(profile, policy, steps, output)
 
-    from grpo_kit.reproduction.skill_runs import SKILLS, run_skills, skills_text
+    from grpo_kit.lab.skill_runs import SKILLS, run_skills, skills_text
 
     typer.echo(skills_text(run_skills(chosen, config, output, names=skill or SKILLS)))
 
@@ -567,12 +567,12 @@ def bench(
     make_output_dir(output)
 
     if scaling:
-        from grpo_kit.scaling import report, run
+        from grpo_kit.lab.scaling import report, run
 
         typer.echo(report(run(output, quick)))
         return
 
-    from grpo_kit.bench import report, run
+    from grpo_kit.lab.bench import report, run
 
     typer.echo(report(run(output, policy, steps=steps, quick=quick)))
 

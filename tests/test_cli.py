@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from grpo_kit.cli import app
-from grpo_kit.reproduction import grid
+from grpo_kit.lab import grid
 
 COMMANDS = (
     "reproduce", "notebooks", "train", "run", "report", "results", "skill-runs", "pretrain",
@@ -159,8 +159,8 @@ def test_debug_shows_the_traceback(tmp_path):
 @pytest.fixture
 def executed(tmp_path, monkeypatch):
     """`reproduce` in a folder with two notebooks that take no time, and what reached them."""
-    from grpo_kit import notebooks
-    from grpo_kit.reproduction import bands, report
+    from grpo_kit.course import runner as notebooks
+    from grpo_kit.lab import bands, report
 
     seen = SimpleNamespace(calls=[], status="ok", rows=[], problems=[], reports=[])
 
@@ -184,7 +184,7 @@ def executed(tmp_path, monkeypatch):
 
 
 def row(here):
-    from grpo_kit.reproduction.bands import Row
+    from grpo_kit.lab.bands import Row
 
     return Row("01_b", "pass@1", reported=0.9, low=0.8, high=1.0, here=here)
 
@@ -214,7 +214,7 @@ def test_reproduce_fails_where_a_notebook_fails_or_a_number_is_outside_or_not_co
 
 
 def test_reproduce_with_a_seed_injects_it_and_stores_what_was_asked_for(executed, monkeypatch):
-    from grpo_kit.reproduction import bands
+    from grpo_kit.lab import bands
 
     stored = []
     monkeypatch.setattr(bands, "store", lambda *given: stored.append(given) or [Path("a.json")])

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from grpo_kit import scaling
-from grpo_kit.bench import report
-from grpo_kit.reproduction.readme import parts, with_parts, write_results
-from grpo_kit.reproduction.records import load
-from grpo_kit.reproduction.skill_runs import skills_text
-from grpo_kit.reproduction.statistics import power
-from grpo_kit.reproduction.summary import reported
+from grpo_kit.lab import scaling
+from grpo_kit.lab.bench import report
+from grpo_kit.lab.readme import parts, with_parts, write_results
+from grpo_kit.lab.records import load
+from grpo_kit.lab.skill_runs import skills_text
+from grpo_kit.lab.statistics import power
+from grpo_kit.lab.summary import reported
 from grpo_kit.tiny.card import LIMITS
 
 CHECKOUT = Path(__file__).parents[1]

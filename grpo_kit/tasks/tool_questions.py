@@ -3,7 +3,7 @@
 "What do 3 of the lamp cost after the discount of the shop?" takes one to four calls of two tools,
 `lookup` in the catalogue and `calculator`, and which comes next depends on what the last returned.
 A row names its catalogue; `lookup` searches that one alone. Train and test catalogues are split by
-a hash of their facts (`grpo_kit.tiny.tool_world`), so they never share one.
+a hash of their facts (`grpo_kit.tasks.tool_world`), so they never share one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from grpo_kit.paths import data_dir
 from grpo_kit.tasks import Task
-from grpo_kit.tiny.tool_world import ask_again, make_tool_question
+from grpo_kit.tasks.tool_world import ask_again, make_tool_question
 
 SHIPPED_CATALOGUES = {"train": 400, "test": 100}
 QUESTIONS_EACH = {"train": 10, "test": 5}

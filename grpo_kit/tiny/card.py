@@ -18,10 +18,9 @@ from grpo_kit.generation import reply
 from grpo_kit.models import Policy
 from grpo_kit.rewards import extract_answer, read_yes
 from grpo_kit.rewards.judge import parse_judgement, tiny_prompt
-
-from . import problems as P
-from . import skills as S
-from .tool_world import ToolQuestion, make_tool_question
+from grpo_kit.tasks.tool_world import ToolQuestion, make_tool_question
+from grpo_kit.tiny import problems as P
+from grpo_kit.tiny import skills as S
 
 TURN_LIMIT = 6  # planner turns of an episode of tool questions
 

@@ -30,8 +30,7 @@ from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from grpo_kit.paths import make_output_dir, write_atomic
-
-from .skills import sample_conversation
+from grpo_kit.tiny.skills import sample_conversation
 
 if TYPE_CHECKING:
     from grpo_kit.models import Policy

@@ -16,9 +16,9 @@ import json
 import random
 import re
 
-from . import problems as P
-from .problems import solution_style
-from .tool_world import ToolQuestion, make_tool_question, random_step
+from grpo_kit.tasks.tool_world import ToolQuestion, make_tool_question, random_step
+from grpo_kit.tiny import problems as P
+from grpo_kit.tiny.problems import solution_style
 
 # --------------------------------------------------------------------------- solve, meta
 

@@ -10,8 +10,8 @@ import torch
 from grpo_kit.flow.roles import read_action
 from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
+from grpo_kit.tasks.tool_world import make_tool_question
 from grpo_kit.tiny import card, problems, skills
-from grpo_kit.tiny.tool_world import make_tool_question
 
 
 def test_shares_and_accuracies_by_style_are_those_of_the_texts():

@@ -1,0 +1,1 @@
+"""The course: what notebooks show and check, and what executes them."""

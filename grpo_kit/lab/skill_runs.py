@@ -1,0 +1,186 @@
+"""Can GRPO raise each skill of a base? A short run on every one, before and after on held-out rows.
+
+RL raises a skill only if one of its styles is already reliable, so a base is not fixed before this
+has been run on it: `grpo-kit skill-runs`.
+
+solve   word problems, rewarded by the right number
+verify  a verdict on a proposed answer, right and wrong ones half each, rewarded if true
+plan    the next step of a tool question, rewarded if it is the right one
+meta    word problems, rewarded by a frozen copy's P("Yes") and the form; accuracy is only watched
+bare    the same by P("Yes") alone
+judge   word problems, rewarded by a frozen copy's scores alone; accuracy is only watched
+
+In the last three no label is used: a reward that rises while accuracy falls is a hacked evaluator
+or judge.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from matplotlib.figure import Figure
+
+from grpo_kit.config import GRPOConfig, Profile
+from grpo_kit.flow.roles import read_action
+from grpo_kit.models import Policy, frozen_copy
+from grpo_kit.paths import make_output_dir, write_atomic
+from grpo_kit.rewards import (
+    LocalJudge,
+    MetaEvaluationReward,
+    QualityJudgeReward,
+    accuracy_reward,
+    completion_text,
+    format_reward,
+)
+from grpo_kit.tasks import Task
+from grpo_kit.tasks.tool_world import make_tool_question
+from grpo_kit.tiny import skills as S
+from grpo_kit.tiny.problems import make_problem
+from grpo_kit.training import evaluate, train
+
+ROWS = {"train": 2000, "test": 256}
+SKILLS = ("solve", "verify", "plan", "meta", "bare", "judge")
+
+
+def verify_task(seed: int = 0) -> Task:
+    """Proposed answers, half of them wrong; `answer` is Yes or No."""
+
+    def row(rng: random.Random, split: str) -> dict:
+        problem = make_problem(rng, rng.choice(S.DIFFICULTIES), split)
+        message = S.sample_verify(problem, rng)[0]
+        right = f"Proposed answer: {problem.answer}\n" in message["content"]
+        return {"prompt": [message], "answer": "Yes" if right else "No"}
+
+    return _task("verify", row, seed)
+
+
+def plan_task(seed: int = 0) -> Task:
+    """Tool questions in the middle of an episode; `answer` is the right step, joined by `|`."""
+
+    def row(rng: random.Random, split: str) -> dict:
+        question = make_tool_question(rng, split)
+        memory = S.sample_memory(question, rng)
+        if question.next_step(memory) is None:
+            memory = []
+        content = S.plan_prompt(question.text, S.memory_text(memory))
+        step = S.step_text(question.next_step(memory))
+        return {"prompt": [{"role": "user", "content": content}], "answer": "|".join(step)}
+
+    return _task("plan", row, seed)
+
+
+def _task(name: str, row: Callable, seed: int) -> Task:
+    from datasets import Dataset
+
+    splits = {}
+    for split, n in ROWS.items():
+        rng = random.Random(f"{name}-{split}-{seed}")
+        splits[split] = Dataset.from_list([row(rng, split) for _ in range(n)])
+    return Task(name, **splits)
+
+
+def plan_reward(completions, answer, **columns) -> list[float]:
+    """1 for the right next step, else 0."""
+    plans = [read_action(completion_text(completion)) for completion in completions]
+    return [
+        float(not plan.problem and "|".join(plan.step) == right)
+        for plan, right in zip(plans, answer, strict=True)
+    ]
+
+
+def run_skills(
+    profile: Profile,
+    config: GRPOConfig,
+    output_dir: str | Path,
+    *,
+    names: Sequence[str] = SKILLS,
+    seed: int = 0,
+) -> dict:
+    """One GRPO run a skill from `profile`'s policy; writes `skills.json`, `.md` and `.png`.
+
+    Returns skill -> `before` and `after` (held-out greedy, pass@1, pass@k; labels are used here
+    also where the run had none) and `reward`, the mean of each step. Raises ValueError for a name
+    that is none of `SKILLS`.
+    """
+    if unknown := [name for name in names if name not in SKILLS]:
+        raise ValueError(f"there is no skill {unknown[0]!r}: choose among {', '.join(SKILLS)}")
+    output_dir = make_output_dir(output_dir)
+    problems = profile.load_task()
+    skills = {
+        "solve": (problems, lambda policy: [accuracy_reward], accuracy_reward),
+        "verify": (verify_task(), lambda policy: [accuracy_reward], accuracy_reward),
+        "plan": (plan_task(), lambda policy: [plan_reward], plan_reward),
+        "meta": (
+            problems,
+            lambda policy: [p_yes(policy), format_reward],
+            accuracy_reward,
+        ),
+        "bare": (problems, lambda policy: [p_yes(policy)], accuracy_reward),
+        "judge": (
+            problems,
+            lambda policy: [QualityJudgeReward(LocalJudge(policy))],
+            accuracy_reward,
+        ),
+    }
+
+    def p_yes(policy: Policy) -> MetaEvaluationReward:
+        return MetaEvaluationReward(frozen_copy(policy), transform="p")
+
+    result: dict = {}
+    for name in names:
+        task, make_rewards, correct = skills[name]
+        print(name, flush=True)
+        policy = profile.load_policy()
+        before = evaluate(policy, task.test, config, correct=correct)
+        run = train(
+            policy,
+            task,
+            make_rewards(policy),
+            dataclasses.replace(config, eval_prompts=0),
+            output_dir=output_dir / name,
+            seed=seed,
+        )
+        after = evaluate(policy, task.test, config, correct=correct)
+        result[name] = {"before": before, "after": after, "reward": run.series("reward")[1]}
+        # after each, since a judge that cannot be read ends its run with an error
+        write_atomic(output_dir / "skills.json", json.dumps(result, indent=1))
+        write_atomic(output_dir / "skills.md", skills_text(result))
+        skills_figure(result).savefig(output_dir / "skills.png", dpi=120)
+    return result
+
+
+def skills_text(result: dict) -> str:
+    """Before and after of each skill, as a Markdown table; rewards of the first and last tenth."""
+    lines = [
+        "| skill | pass@1 before | after | greedy before | after | reward first | last |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in result.items():
+        cells = [
+            f"{row[when][metric]:.3f}"
+            for metric in ("eval/pass@1", "eval/greedy")
+            for when in ("before", "after")
+        ]
+        tenth = max(1, len(row["reward"]) // 10)
+        for part in (row["reward"][:tenth], row["reward"][-tenth:]):
+            cells.append(f"{fmean(part):.3f}" if part else "none")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def skills_figure(result: dict) -> Figure:
+    """The reward of each skill's run, a panel a skill, titled with held-out pass@1."""
+    figure = Figure(figsize=(2.8 * len(result), 2.8), layout="constrained")
+    panels = figure.subplots(1, len(result), squeeze=False)[0]
+    for axes, (name, row) in zip(panels, result.items(), strict=True):
+        axes.plot(range(1, len(row["reward"]) + 1), row["reward"])
+        change = f"{row['before']['eval/pass@1']:.2f} → {row['after']['eval/pass@1']:.2f}"
+        axes.set(title=f"{name}: {change}", xlabel="step", ylabel="mean reward")
+        axes.title.set_fontsize(10)
+        axes.grid(alpha=0.3)
+    return figure

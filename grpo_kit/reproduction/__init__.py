@@ -1,1 +1,0 @@
-"""From runs to results: several seeds of one configuration, and the intervals that they allow."""

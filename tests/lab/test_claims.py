@@ -1,0 +1,275 @@
+"""Claims: read with their mistakes named, judged together, and shown with what was measured."""
+
+import json
+
+import pytest
+
+from grpo_kit.config import PROFILES
+from grpo_kit.lab import grid
+from grpo_kit.lab.claims import (
+    Claim,
+    arms_with_claims,
+    claims_text,
+    judge_claims,
+    load_claims,
+    reported_claims,
+)
+from grpo_kit.lab.experiments import EXPERIMENTS, load_current
+
+RISES = {"id": "more", "statement": "It helps.", "experiment": "diversity", "arm": "diversity",
+         "against": "plain", "metric": "eval/pass@1", "expects": "rises"}  # fmt: skip
+PLAIN = [0.5, 0.52, 0.48, 0.51, 0.49]
+GAINS = [0.2, 0.21, 0.19, 0.22, 0.2]
+
+
+def claim(**changes) -> Claim:
+    return Claim(**{**RISES, **changes})
+
+
+def verdict_of(one: Claim, records):
+    judged, problems = judge_claims([one], records)
+    assert problems == []
+    return judged[0]
+
+
+# --- the shipped claims ---------------------------------------------------------------------------
+
+
+def test_the_shipped_claims_cover_all_five_methods_and_can_all_be_run():
+    claims, problems = load_claims()
+    assert problems == [] and len(claims) >= 18
+    of_seed = {
+        seed: [c for c in claims if c.seed == seed] for seed in ("000", "001", "002", "003", "004")
+    }
+    for seed, there in of_seed.items():
+        assert len(there) >= 4, seed
+        assert any(c.profile == "paper" for c in there), f"{seed}: nothing with a real model"
+    for one in claims:
+        assert len(one.statement) > 20 and one.source and one.evidence, one.id
+        EXPERIMENTS[one.experiment].config(
+            PROFILES[one.profile], one.arm
+        )  # raises if it cannot run
+    assert sum(bool(one.printed) for one in claims) >= 12
+
+
+def test_numbers_printed_in_the_sources_are_as_the_sources_have_them():
+    """Typed a second time, in another order than in the YAML."""
+    printed = {one.id: one.printed for one in load_claims()[0]}
+    table = {
+        "generate": (20.2, 28.5, 38.9),
+        "self-verify": (21.7, 29.5, 38.4),
+        "mixed": (21.1, 28.5, 37.2),
+        "init": (21.6, 29.1, 38.7),
+        "alter": (22.7, 29.4, 40.3),
+    }
+    for id_, (below, above) in {
+        "self-verify-over-generate": ("generate", "self-verify"),
+        "mixed-over-generate": ("generate", "mixed"),
+        "init-over-generate": ("generate", "init"),
+        "alter-over-generate": ("generate", "alter"),
+        "alter-over-self-verify": ("self-verify", "alter"),
+    }.items():
+        pairs = [list(pair) for pair in zip(table[below], table[above], strict=True)]
+        assert list(printed[id_].values()) == pairs, id_
+    assert list(printed["self-verify-shorter"].values()) == [
+        [1604, 1227],
+        [3273, 1936],
+        [4458, 1152],
+    ]
+    assert printed["verify-learnt"] == {"verification accuracy": [0.43, 0.66]}
+    assert printed["flow-success"] == {"average of six tasks": [38.5, 55.7]}
+    assert printed["offline-collapse"] == {"average of six tasks": [38.5, 19.5]}
+    real = {  # real models: from, to
+        "gsm8k-slime": [43.59, 50.19],
+        "gsm8k-verl": [49.6, 54.3],
+        "gsm8k-verl-1.5b": [77.9],
+        "gsm8k-tags-strict": [1.7, 48.7],
+        "gsm8k-tags-lenient": [38.3, 55.0],
+        "math500-no-kl": [15.2, 47.4],
+    }
+    expected = {one.id: one.expects for one in load_claims()[0]}
+    for id_, numbers in real.items():
+        assert list(printed[id_].values()) == [numbers]
+        told = numbers[-1] - (numbers[0] if len(numbers) > 1 else 0)
+        assert expected[id_]["value"] == pytest.approx(told / 100, abs=5e-4)
+    assert printed["flow-qwen"]["GAIA"] == [17.2, 33.1] and len(printed["flow-qwen"]) == 10
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("experiment: dance", "there is no experiment 'dance': choose among basic"),
+        ("arm: waltz", "experiment 'diversity' has no arm 'waltz': choose among plain"),
+        ("profile: moon", "there is no profile 'moon'"),
+        ("expects: higher", "expects: Value error, a claim expects 'higher'; say rises"),
+        ("colour: red", "colour: Extra inputs are not permitted"),
+        ("evidence: Z", "evidence: Input should be 'P', 'F', 'C', 'S' or 'I'"),
+    ],
+)
+def test_a_mistake_in_a_claim_is_named_and_the_others_are_read(line, sentence, tmp_path):
+    key = line.split(":")[0]
+    bad = "".join(f"  {k}: {v}\n" for k, v in RISES.items() if k not in ("id", key))
+    good = "".join(f"  {k}: {v}\n" for k, v in RISES.items() if k != "id")
+    path = tmp_path / "claims.yaml"
+    path.write_text(f"- id: good\n{good}- id: bad\n{bad}  {line}\n- id: good\n{good}")
+    claims, problems = load_claims(path)
+    assert [one.id for one in claims] == ["good"] and len(problems) == 2
+    assert problems[0].startswith("claim 'bad' in claims.yaml: ") and sentence in problems[0]
+    assert "another claim of this id" in problems[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("id: x", "holds no list of claims"),
+        ("- [", "cannot be read as YAML"),
+        ("", "holds no list"),
+    ],
+)
+def test_a_file_that_is_no_list_of_claims_is_refused(text, sentence, tmp_path):
+    path = tmp_path / "claims.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        load_claims(path)
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_claims(tmp_path / "nowhere.yaml")
+
+
+# --- judging --------------------------------------------------------------------------------------
+
+
+def test_a_claim_is_judged_by_its_differences_seed_by_seed(five):
+    up = five(PLAIN, [p + g for p, g in zip(PLAIN, GAINS, strict=True)])
+    down = five(PLAIN, [p - g for p, g in zip(PLAIN, GAINS, strict=True)])
+    assert verdict_of(claim(), up).verdict == "reproduced"
+    assert verdict_of(claim(), down).verdict == "contradicted"
+    assert verdict_of(claim(expects="falls"), down).verdict == "reproduced"
+    assert verdict_of(claim(expects="stays"), up).verdict == "contradicted"
+    assert verdict_of(claim(expects={"value": 0.2, "within": 0.05}), up).verdict == "reproduced"
+    assert verdict_of(claim(), five(PLAIN, [0.7, 0.3, 0.6, 0.4, 0.5])).verdict == "inconclusive"
+    few = [record for record in up if record.seed < 4]
+    one = verdict_of(claim(), few)
+    assert one.verdict == "inconclusive" and one.judgement.n == 4
+    assert verdict_of(claim(), up).here.startswith("+0.2 [+0.19, +0.22]")
+
+
+def test_a_claim_may_be_of_a_change_or_of_two_numbers_of_a_run(five, make_record):
+    records = five(PLAIN, [0.6, 0.61, 0.59, 0.62, 0.6])
+    risen = verdict_of(claim(arm="plain", against=None, of="change"), records)
+    assert risen.verdict == "reproduced" and risen.judgement.median == pytest.approx(0.25)
+    stays = [
+        make_record("plain", seed, evaluation={"eval/pass@1": value, "stopped early": value + gain})
+        for seed, (value, gain) in enumerate(zip(PLAIN, GAINS, strict=True))
+    ]
+    early = claim(arm="plain", against=None, metric="stopped early", minus="eval/pass@1")
+    one = verdict_of(early, stays)
+    assert one.judgement.median == pytest.approx(0.2) and one.verdict == "reproduced"
+    assert one.claim.number == "stopped early minus pass@1, plain"
+
+
+def test_claims_of_a_table_are_corrected_together(five):
+    """What alone is clear enough is not among forty claims of chance."""
+    weak = five(PLAIN, [p + g for p, g in zip(PLAIN, [0.1, 0.02, 0.12, 0.04, 0.08], strict=True)])
+    assert verdict_of(claim(), weak).verdict == "reproduced"
+    many = [claim(id=f"claim {i}") for i in range(40)]
+    judged, _ = judge_claims(many, weak)
+    assert {one.verdict for one in judged} == {"inconclusive"}
+
+
+def test_the_arms_whose_runs_test_claims_come_in_the_order_of_the_experiment():
+    assert arms_with_claims("flow", "tiny") == ["trajectory", "offline traces"]
+    assert arms_with_claims("flow", "paper") == ["trajectory"]
+    with pytest.raises(ValueError, match="no claim is tested by runs of 'variants' on profile 't"):
+        arms_with_claims("variants", "tiny")
+
+
+def test_what_was_not_run_says_how_to_run_it_and_another_profile_is_judged_apart(five, make_record):
+    up = five(PLAIN, [p + g for p, g in zip(PLAIN, GAINS, strict=True)])
+    real = claim(id="real", profile="paper")
+    (here, there), problems = judge_claims([claim(), real], up)
+    assert there.verdict == "not run here" and there.judgement is None and problems == []
+    command = 'grpo-kit run diversity --profile paper --seeds 0-4 --arm "plain" --arm "diversity"'
+    assert there.here == f"`{command}`"
+    gpu = {
+        "processor": "a processor",
+        "accelerator": "NVIDIA H200",
+        "threads": 8,
+        "system": "Linux",
+    }
+    runs = [
+        make_record(arm, seed, 0.5 + (arm != "plain") * gain, profile="paper", machine=gpu)
+        for arm in ("plain", "diversity")
+        for seed, gain in enumerate(GAINS)
+    ]
+    (here, there), _ = judge_claims([claim(), real], [*up, *runs])
+    assert (here.verdict, there.verdict) == ("reproduced", "reproduced")
+    assert (here.hardware, there.hardware) == ("a processor", "NVIDIA H200")
+
+
+def test_an_unknown_metric_and_a_missing_arm_are_named_and_the_rest_is_judged(five):
+    up = five(PLAIN, [p + g for p, g in zip(PLAIN, GAINS, strict=True)])
+    claims = [claim(id="odd", metric="wit"), claim(id="gone", arm="only correct"), claim()]
+    judged, problems = judge_claims(claims, up)
+    assert [(one.claim.id, one.verdict) for one in judged] == [
+        ("gone", "not run here"),
+        ("more", "reproduced"),
+    ]
+    assert len(problems) == 1
+    assert "claim 'odd' is about the metric 'wit', which runs of 'diversity' do not" in problems[0]
+    assert "they have " in problems[0] and "eval/pass@1" in problems[0]
+
+
+def test_the_table_has_a_row_a_claim(five):
+    up = five(PLAIN, [p + g for p, g in zip(PLAIN, GAINS, strict=True)])
+    claims = [claim(), claim(id="real", profile="paper", printed={"GSM8K": [30, 90]})]
+    judged, _ = judge_claims(claims, up)
+    rows = claims_text(judged).splitlines()
+    assert rows[0] == "| claim | printed | here | verdict |" and len(rows) == 4
+    number = "pass@1, diversity minus plain: +0.2 [+0.19, +0.22]"
+    assert rows[2] == f"| It helps. | rises | {number} | **reproduced** |"
+    assert "| GSM8K: 30 → 90 | `grpo-kit run" in rows[3] and "**not run here**" in rows[3]
+    assert len(claims_text(judged, "real").splitlines()) == 3
+    with pytest.raises(ValueError, match="no judged claim 'x'; there are more, real"):
+        claims_text(judged, "x")
+
+
+def test_every_shipped_claim_of_the_tiny_profile_has_its_five_seeds():
+    judged, problems = reported_claims()
+    assert problems == []
+    for one in judged:
+        if one.claim.profile == "tiny":
+            assert one.judgement is not None and one.judgement.n >= 5, one.claim.id
+    assert {one.claim.profile for one in judged} >= {"tiny", "paper", "colab"}
+
+
+def test_runs_of_another_config_base_or_arm_are_left_out_with_a_sentence(
+    five, make_record, tmp_path
+):
+    for record in five(PLAIN, [p + g for p, g in zip(PLAIN, GAINS, strict=True)]):
+        record.write(tmp_path)
+    assert load_current(tmp_path)[1] == [] and len(load_current(tmp_path)[0]) == 10
+    today = make_record("plain").config
+    for seed, changes in enumerate(({"base": "0" * 16}, {"max_steps": 3}, {"options": {}})):
+        make_record("plain", seed, config=today | changes).write(tmp_path)
+    without = {key: value for key, value in today.items() if key != "use_bias_correction_kl"}
+    make_record("plain", 3, config=without).write(tmp_path)  # at its default it has no effect
+    records, problems = load_current(tmp_path)
+    assert sorted(r.seed for r in records if r.arm == "plain") == [3, 4]
+    assert len(problems) == 3 and all("`grpo-kit run diversity" in text for text in problems)
+    assert "base '0000000000000000' there" in problems[0] and "max_steps 3 there" in problems[1]
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "published"])
+def test_no_two_arms_of_an_experiment_are_the_same_run_and_the_base_is_in_it(name, monkeypatch):
+    experiment, profile = EXPERIMENTS[name], PROFILES["tiny"]
+    arms = {arm: experiment.identity(profile, arm) for arm in experiment.arms}
+    assert len({json.dumps(one, sort_keys=True) for one in arms.values()}) == len(arms)
+    for one in arms.values():
+        assert one["base"] and one["data"] and one["options"] and "save_steps" not in one
+        assert one["task"] == ("tool_questions" if name == "flow" else "word_problems")
+    monkeypatch.setattr(grid, "shipped_files", lambda folder: "another")
+    for arm, before in arms.items():
+        assert experiment.identity(profile, arm) != before

@@ -1,0 +1,179 @@
+"""Published test sets: how answers are graded, strictly and leniently, and with which interval."""
+
+import dataclasses
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from datasets import Dataset
+from scipy.stats import binomtest
+
+from grpo_kit.config import PROFILES
+from grpo_kit.lab import evaluation
+from grpo_kit.lab.evaluation import TESTS, exam, grade_maths, grade_number
+from grpo_kit.rewards import maths_reward
+from grpo_kit.tasks.competition_math import (
+    HUB_NAME,
+    HUB_REVISION,
+    TRAIN_HUB_NAME,
+    competition_math,
+    math500,
+)
+
+ROW = {
+    "problem": "What is half of one?", "solution": "...", "answer": "\\frac{1}{2}",
+    "subject": "Prealgebra", "level": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "graded"),
+    [
+        ("<think>x</think><answer>48</answer>", "48", (True, True)),
+        ("So it is 48.", "48", (False, True)),
+        ("<answer>about 48</answer>", "48", (False, True)),
+        ("<answer>47</answer>", "48", (False, False)),
+        ("", "48", (False, False)),
+    ],
+)
+def test_numbers_are_graded_by_the_tag_and_by_the_last_number(text, gold, graded):
+    assert grade_number(text, gold) == graded
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "graded"),
+    [
+        (r"<answer>\frac{1}{2}</answer>", r"\frac12", (True, True)),
+        (r"<answer>$0.5$</answer>", r"\frac12", (True, True)),
+        (r"so it is $\boxed{\frac{3}{4}}$.", r"\frac{3}{4}", (False, True)),
+        (r"<answer>(3, \frac{\pi}{2})</answer>", r"\left( 3, \frac{\pi}{2} \right)", (True, True)),
+        ("<answer>p - q</answer>", "p - q", (True, True)),
+        ("<answer>Evelyn</answer>", r"\text{Evelyn}", (True, True)),
+        (r"<answer>2\sqrt{5}</answer>", r"2\sqrt{5}", (True, True)),
+        (r"<answer>\sqrt{5}</answer>", r"2\sqrt{5}", (False, False)),
+        ("<answer>7</answer>", "8", (False, False)),
+        ("<answer>7 or 8</answer>", "8", (False, True)),
+        ("<answer>7, 8</answer>", "8", (False, True)),
+        ("<answer>4, 2</answer>", "2,4", (True, True)),
+        ("<answer>50%</answer>", "50", (True, True)),
+        ("<think>maybe $8$</think><answer>7</answer>", "8", (False, False)),
+        ("<answer></answer>", "8", (False, False)),
+        ("nothing", "8", (False, False)),
+        ("<answer>" + "9" * 20_000 + "</answer>", "8", (False, False)),
+    ],
+)
+def test_latex_is_compared_by_what_it_means(text, gold, graded):
+    pytest.importorskip("math_verify", reason="pip install 'grpo-kit[math]'")
+    assert grade_maths(text, gold) == graded
+
+
+def test_without_math_verify_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "math_verify", None)
+    with pytest.raises(RuntimeError, match=r"grpo-kit\[math\]"):
+        grade_maths("<answer>1</answer>", "1")
+
+
+def test_an_exam_counts_and_has_wilsons_interval(policy):
+    rows = [{"prompt": [{"role": "user", "content": f"{i}?"}], "answer": str(i)} for i in range(7)]
+    asked = []
+
+    def grade(text, gold):
+        asked.append(gold)
+        return int(gold) < 2, int(gold) < 5
+
+    found = exam(policy, rows, grade, max_new_tokens=4, batch_size=3, progress=False)
+    assert asked == [str(i) for i in range(7)] and found["n"] == 7
+    assert found["strict"] == pytest.approx(2 / 7) and found["lenient"] == pytest.approx(5 / 7)
+    interval = binomtest(2, 7).proportion_ci(method="wilson")
+    assert (found["strict/low"], found["strict/high"]) == (interval.low, interval.high)
+    assert 0 < found["mean_length"] <= 4 and 0 <= found["truncated"] <= 1
+    with pytest.raises(ValueError, match="there are no rows to evaluate on"):
+        exam(policy, [], grade, max_new_tokens=4)
+
+
+def test_math500_of_a_folder(tmp_path):
+    (tmp_path / "test.jsonl").write_text(json.dumps(ROW) + "\n")
+    (row,) = math500(tmp_path)
+    system, user = row["prompt"]
+    assert "answer in <answer> </answer> tags" in system["content"]
+    assert "number" not in system["content"], "answers are not numbers there"
+    assert user["content"] == ROW["problem"] and row["answer"] == ROW["answer"]
+    assert (row["subject"], row["level"]) == ("Prealgebra", "1")
+
+
+@pytest.mark.parametrize(
+    ("lines", "error", "sentence"),
+    [
+        (None, FileNotFoundError, "lacks test.jsonl: a folder of MATH holds test.jsonl, as publ"),
+        ("{", ValueError, "line 1 of .* is not JSON"),
+        (
+            '{"problem": "p"}',
+            ValueError,
+            "row 1 of test is .*expected the texts `problem` and `answer`",
+        ),
+        ("", ValueError, "the test split of this MATH is empty"),
+    ],
+)
+def test_a_folder_that_is_not_math500s_is_told(tmp_path, lines, error, sentence):
+    if lines is not None:
+        (tmp_path / "test.jsonl").write_text(lines)
+    with pytest.raises(error, match=sentence):
+        math500(tmp_path)
+
+
+def test_math500_of_the_hub_is_pinned_and_what_is_learnt_from_is_held_to_be_another(monkeypatch):
+    import datasets
+    import huggingface_hub
+
+    asked = []
+    rows = {"test": [ROW], "train": [ROW | {"problem": "Another?", "type": "Algebra"}]}
+
+    def load(*given, **options):
+        asked.append((given, options["revision"]))
+        split = "test" if given[0] == HUB_NAME else "train"
+        return {split: Dataset.from_list(rows[split])}
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert len(math500()) == 1 and asked == [((HUB_NAME, None), HUB_REVISION)]
+    assert len(HUB_REVISION) == 40
+    task = competition_math()
+    assert asked[1:] == [((HUB_NAME, None), HUB_REVISION), ((TRAIN_HUB_NAME, None), None)]
+    assert task.train[0]["prompt"][-1]["content"] == "Another?" and task.name == "competition_math"
+    rows["train"].append(ROW)
+    with pytest.raises(ValueError, match="1 of the 1 test problems are among those to learn from"):
+        competition_math()
+
+
+def test_math_of_a_folder_is_a_task_of_a_profile(tmp_path):
+    for split, problem in (("train", "One?"), ("test", "Two?")):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(ROW | {"problem": problem}) + "\n")
+    profile = dataclasses.replace(PROFILES["smoke"], task="competition_math", data=str(tmp_path))
+    task = profile.load_task()
+    contents = [rows[0]["prompt"][-1]["content"] for rows in (task.train, task.test)]
+    assert contents == ["One?", "Two?"] and task.name in evaluation.GRADES
+
+
+def test_the_maths_reward_pays_for_the_meaning_of_what_is_tagged():
+    pytest.importorskip("math_verify", reason="pip install 'grpo-kit[math]'")
+    told = ["<answer>0.5</answer>", "so 0.5", "<answer>2</answer>"]
+    chat = [[{"role": "assistant", "content": text}] for text in told]
+    for completions in (told, chat):
+        found = maths_reward([], completions, [], answer=["\\frac12"] * 3, level=["1"] * 3)
+        assert found == [1.0, 0.0, 0.0]
+
+
+def test_maths_is_compared_in_the_main_thread_or_not_at_all():
+    pytest.importorskip("math_verify", reason="pip install 'grpo-kit[math]'")
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(grade_maths, "<answer>1</answer>", "1")
+        with pytest.raises(RuntimeError, match="in the main thread only"):
+            late.result()
+
+
+def test_every_test_set_has_rows_and_a_grade(monkeypatch):
+    assert set(TESTS) == {"word_problems", "gsm8k", "math500"}
+    rows = TESTS["word_problems"][0](None)
+    assert {"prompt", "answer"} <= set(rows.column_names)
+    with pytest.raises(ValueError, match="leave out --data"):
+        evaluation._word_problems("somewhere")

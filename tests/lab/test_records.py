@@ -1,0 +1,151 @@
+"""Result files: what is written can be read back, and what is not what a run wrote is refused."""
+
+import json
+import math
+import os
+import subprocess
+
+import pytest
+
+from grpo_kit.lab import records
+from grpo_kit.lab.records import SCHEMA, by_arm, load, path_of, read, slug
+
+
+def test_a_record_is_read_back_as_it_was_written(make_record, tmp_path):
+    record = make_record("truth 10 %", 3, 1 / 3, config={"beta": 0.1, "weights": (0, 1)})
+    path = record.write(tmp_path)
+    assert path == tmp_path / "tiny" / "diversity" / "truth-10" / "seed-3.json"
+    there = read(path)
+    assert there.evaluation["eval/pass@1"] == pytest.approx(1 / 3, abs=1e-6)
+    assert there.config == {"beta": 0.1, "weights": [0, 1]} and there.arm == "truth 10 %"
+    assert there.config_hash == record.config_hash and there.samples == record.samples
+    assert there.change("eval/pass@1") == pytest.approx(1 / 3 - 0.25, abs=1e-6)
+    assert there.series("reward") == pytest.approx({1: 1 / 6, 2: 1 / 3}, abs=1e-6)
+    with pytest.raises(KeyError, match="kl"):
+        there.change("kl")
+    there.write(tmp_path)
+    assert read(path) == there, "written again it is the same"
+    assert list(path.parent.iterdir()) == [path], "nothing half-written stays"
+
+
+def test_what_is_not_a_number_is_stored_as_null_since_json_has_no_nan(make_record, tmp_path):
+    path = make_record(evaluation={"eval/pass@1": math.nan}).write(tmp_path)
+    assert read(path).evaluation == {"eval/pass@1": None} and "NaN" not in path.read_text()
+
+
+def test_the_hash_tells_configs_apart_and_not_their_order(make_record):
+    one, same = ({"a": 1, "b": (2.0, 3)}, {"b": [2.0, 3], "a": 1})
+    hashes = {make_record(config=config).config_hash for config in (one, same)}
+    assert len(hashes) == 1 and len(hashes.pop()) == 16
+    other = make_record(config={"a": 1, "b": (2.0, 4)}).config_hash
+    assert other != make_record(config=one).config_hash
+
+
+def edit(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda path: path.write_text(path.read_text()[:-40]), "is no whole result file"),
+        (lambda path: path.write_text(""), "is no whole result file"),
+        (lambda path: path.write_text("[1]"), "is no whole result file"),
+        (lambda path: edit(path, lambda c: c.update(schema=99)), f"schema 99, this reads {SCHEMA}"),
+        (lambda path: edit(path, lambda c: c["config"].update(max_steps=9)), "its config has not"),
+        (lambda path: edit(path, lambda c: c["evaluation"].update({"eval/pass@1": 0.99})),
+         "was edited after the run"),
+        (lambda path: edit(path, lambda c: c["history"].pop()), "was edited after the run"),
+        (lambda path: edit(path, lambda c: c.pop("machine")), "lacks machine"),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_named_in_a_sentence_and_the_others_are_read(
+    damage, sentence, make_record, tmp_path
+):
+    bad = make_record(seed=0).write(tmp_path)
+    make_record(seed=1).write(tmp_path)
+    damage(bad)
+    with pytest.raises(ValueError, match="seed-0.json") as caught:
+        read(bad)
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+    found, problems = load(tmp_path)
+    assert [record.seed for record in found] == [1] and problems == [str(caught.value)]
+
+
+def test_two_files_of_one_seed_and_a_file_in_anothers_place_are_named(make_record, tmp_path):
+    path = make_record(seed=0).write(tmp_path)
+    path.with_name("seed-07.json").write_text(path.read_text())
+    found, problems = load(tmp_path)
+    assert len(found) == 1 and "seeds of an arm must differ" in problems[0]
+    path.unlink()
+    found, problems = load(tmp_path)
+    assert found == [] and "move it there" in problems[0]
+
+
+def test_only_what_is_asked_for_is_loaded(make_record, tmp_path):
+    for profile, experiment in (("tiny", "judge"), ("tiny", "flow"), ("paper", "flow")):
+        make_record(profile=profile, experiment=experiment).write(tmp_path)
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "bench.json").write_text("{}")
+    assert len(load(tmp_path)[0]) == 3 and load(tmp_path)[1] == []
+    assert [r.profile for r in load(tmp_path, experiment="flow")[0]] == ["paper", "tiny"]
+    assert len(load(tmp_path, "tiny", "flow")[0]) == 1
+
+
+def test_arms_are_grouped_with_their_seeds_in_order(make_record):
+    found = by_arm([make_record("a", 2), make_record("b", 0), make_record("a", 1)])
+    assert {arm: list(seeds) for arm, seeds in found.items()} == {"a": [1, 2], "b": [0]}
+
+
+def test_names_of_arms_are_fit_for_folders():
+    names = ["truth 10 %", "truth 1 %", "P(Yes), no labels", "mixed, unbalanced", "…"]
+    assert [slug(name) for name in names] == [
+        "truth-10", "truth-1", "P-Yes-no-labels", "mixed-unbalanced", "arm"
+    ]  # fmt: skip
+    assert (
+        path_of("r", "tiny", "meta", "truth 1 %", 4).as_posix() == "r/tiny/meta/truth-1/seed-4.json"
+    )
+
+
+def test_a_record_says_where_it_was_made(monkeypatch):
+    here = records.where_it_ran()
+    assert {"python", "torch", "transformers"} <= set(here["versions"])
+    assert here["machine"]["processor"] and here["machine"]["threads"] >= 1
+    assert len(here["finished"]) == 10
+
+    def no_git(*arguments, **options):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(subprocess, "run", no_git)
+    assert records.commit() == ""
+
+
+def test_a_commit_is_marked_where_code_or_base_were_changed(tmp_path):
+    code, base = tmp_path / "grpo_kit" / "lab", tmp_path / "data" / "tiny-base"
+    for folder in (code, base):
+        folder.mkdir(parents=True)
+    for file in (code / "records.py", tmp_path / "grpo_kit" / "training.py", base / "model"):
+        file.write_text("1")
+    named = {
+        f"GIT_{who}_{what}": "x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
+    }
+    git = {"cwd": tmp_path, "check": True, "env": {**os.environ, **named}}
+    assert records.commit(tmp_path) == "", "no repository"
+    subprocess.run(["git", "init", "-q"], **git)
+    (tmp_path / "other").touch()
+    subprocess.run(["git", "add", "other"], **git)
+    subprocess.run(["git", "commit", "-qm", "zero"], **git)
+    assert records.commit(tmp_path) == "", "a repository of something else"
+    subprocess.run(["git", "add", "."], **git)
+    subprocess.run(["git", "commit", "-qm", "one"], **git)
+    clean = records.commit(tmp_path)
+    assert len(clean) == 12
+    (tmp_path / "README.md").write_text("words decide nothing")
+    assert records.commit(tmp_path) == clean
+    for file in (tmp_path / "grpo_kit" / "training.py", base / "model", code / "new.py"):
+        before = file.read_text() if file.exists() else None
+        file.write_text("2")
+        assert records.commit(tmp_path) == clean + "+", file
+        file.write_text(before) if before else file.unlink()

@@ -1,0 +1,358 @@
+"""What the report says: what the records say, whatever else lies in their folder, and offline."""
+
+import base64
+import dataclasses
+import re
+from html import unescape
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import matplotlib
+import pytest
+from identities import config_today
+
+from grpo_kit.course.plots import X_LABELS
+from grpo_kit.lab.claims import judge_claims, load_claims
+from grpo_kit.lab.experiments import EXPERIMENTS
+from grpo_kit.lab.records import Record, load
+from grpo_kit.lab.report import DARK, HEADINGS, context, draw, number, write_report
+
+CLAIMS = """
+- {id: up, statement: Unlike answers are right more often., experiment: diversity, arm: diversity,
+   against: plain, metric: eval/pass@1, expects: rises, source: some paper, evidence: F,
+   printed: {GSM8K: [30, 45.5], MATH: [10, 12]}}
+- {id: down, statement: They are right less often., experiment: diversity, arm: diversity,
+   against: plain, metric: eval/pass@1, expects: falls}
+- {id: even, statement: They are as long., experiment: diversity, arm: diversity,
+   against: plain, metric: eval/mean_length, expects: rises}
+- {id: exact, statement: A share | of it., experiment: diversity, arm: plain,
+   metric: eval/pass@1, expects: {value: 0.4, within: 0.1}}
+- {id: elsewhere, statement: So it is on a GPU., experiment: flow, arm: trajectory,
+   profile: paper, metric: eval/pass@1, expects: rises}
+"""
+WRONG = """
+- {id: lost, statement: s, experiment: nonsense, arm: plain, metric: entropy, expects: rises}
+- {id: unmeasured, statement: s, experiment: diversity, arm: plain, metric: joy, expects: rises}
+"""
+
+
+def record(arm="plain", seed=0, accuracy=0.4, experiment="diversity", **changes) -> Record:
+    history = [
+        {"step": step, "num_generated_tokens": 900 * step, "step_time": 2.0,
+         "eval/pass@1": accuracy * step / 2, "reward": 0.1 * step}
+        for step in (0, 1, 2)
+    ]  # fmt: skip
+    written = "<script>alert(1)</script>\n2"
+    return dataclasses.replace(
+        Record(
+            experiment=experiment,
+            arm=arm,
+            profile="tiny",
+            seed=seed,
+            config=config_today(arm, experiment, changes.get("profile", "tiny")),
+            start={"collector": "prompts", "rewards": ["accuracy_reward", arm]},
+            versions={"python": "3.12.1", "torch": "2.13.0"},
+            commit="0123456789ab",
+            machine={"processor": "a CPU", "accelerator": "none", "threads": 1, "system": "Linux"},
+            finished="2026-01-02",
+            seconds=123456.7,
+            evaluation={"eval/pass@1": accuracy, "eval/n": 8, "eval/mean_length": 20.0 + seed % 2},
+            history=history,
+            samples=[{"prompt": "1 <b>+</b> 1?", "completion": written, "right": True}],
+        ),
+        **changes,
+    )
+
+
+def write_runs(folder, gain=0.2):
+    for seed in range(5):
+        record("plain", seed, 0.4 + 0.01 * seed).write(folder)
+        record("diversity", seed, 0.4 + gain + 0.013 * seed).write(folder)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    write_runs(folder / "results")
+    (folder / "claims.yaml").write_text(CLAIMS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(inputs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    return write_report(folder, inputs / "results", inputs / "claims.yaml")
+
+
+@pytest.fixture(scope="module")
+def page(written):
+    return written.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def markdown(written):
+    return written.with_suffix(".md").read_text(encoding="utf-8")
+
+
+class Page(HTMLParser):
+    """Tags, attributes and whether each tag is closed in turn."""
+
+    VOID = {"meta", "link", "img", "source", "br", "hr", "wbr", "input"}
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.ids = [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag, f"</{tag}> at {self.getpos()}"
+
+
+def svg_of(address: str) -> str:
+    kind, _, content = address.partition(",")
+    assert kind == "data:image/svg+xml;base64"
+    return base64.b64decode(content).decode()
+
+
+def test_verdicts_and_numbers_are_those_of_the_records(inputs, page, markdown):
+    claims, _ = load_claims(inputs / "claims.yaml")
+    judged, _ = judge_claims(claims, load(inputs / "results")[0])
+    verdicts = {one.claim.id: one.verdict for one in judged}
+    assert verdicts == {
+        "up": "reproduced", "down": "contradicted", "even": "inconclusive", "exact": "reproduced",
+        "elsewhere": "not run here",
+    }  # fmt: skip
+    for one in judged:
+        row = page[page.index(f'id="claim-{one.claim.id}"') :].split("</tr>")[0]
+        assert f">{one.verdict}</span>" in row
+        cells = one.claim.statement.replace("|", "\\|")
+        line = next(line for line in markdown.splitlines() if cells in line)
+        assert f"**{one.verdict}**" in line
+        if found := one.judgement:
+            median, low, high = (number(v, "+") for v in (found.median, found.low, found.high))
+            for text in (row, line):
+                assert f"{median} [{low}, {high}]" in text and "5 seeds" in text
+                assert f"g = {number(found.effect, '+')}" in text and one.claim.number in text
+    assert "+0.206 [+0.2, +0.212]" in page
+    for text in (re.sub("<[^>]+>", " ", page), markdown):
+        assert "GSM8K: 30 → 45.5" in text and "0.4 ± 0.1" in text
+        assert "the paper" in unescape(text) and "some paper" in text
+    tiles = re.findall(r"<b>(\d+)</b> ([a-z ]+)</li>", page)
+    assert tiles == [
+        ("2", "reproduced"), ("1", "contradicted"), ("1", "inconclusive"), ("1", "not run here")
+    ]  # fmt: skip
+
+
+def test_other_records_get_other_verdicts(inputs, tmp_path):
+    write_runs(tmp_path, gain=-0.2)
+    content = context(tmp_path, inputs / "claims.yaml")
+    rows = content["groups"]["Diversity reward"]
+    assert [row["verdict"] for row in rows[:2]] == ["contradicted", "reproduced"]
+    assert content["counts"]["reproduced"] == 2
+
+
+def test_a_claim_that_was_not_run_shows_its_command(page, markdown):
+    command = 'grpo-kit run flow --profile paper --seeds 0-4 --arm "trajectory"'
+    row = page[page.index('id="claim-elsewhere"') :].split("</tr>")[0]
+    assert command in unescape(" ".join(re.sub("<[^>]+>", "", row).split()))
+    assert f"`{command}`" in markdown
+
+
+def test_every_experiment_has_a_heading():
+    assert set(HEADINGS) == set(EXPERIMENTS)
+
+
+def test_a_panel_has_values_cost_settings_and_its_command(page, markdown):
+    for text in (unescape(page), markdown):
+        assert EXPERIMENTS["diversity"].question in text
+        assert "0.42 [0.4, 0.44]" in text and "0.626 [0.6, 0.652]" in text
+        assert "1,800" in text and "123,000" in text  # tokens and seconds
+        assert "grpo-kit run diversity --profile tiny --seeds 0-4" in text
+        assert "a CPU" in text and "0123456" in text and "0123456789ab" not in text
+        assert "torch 2.13.0" in text
+    differing, common = page.split("The same for all arms")
+    assert "<mark>accuracy_reward, diversity</mark>" in differing
+    assert "<code>learning_rate</code> 0.0002" in common
+
+
+def test_a_panel_says_which_arms_have_more_seeds_and_how_each_is_made_again(tmp_path):
+    write_runs(tmp_path)
+    record("plain", 5, 0.45).write(tmp_path)
+    content = context(tmp_path)
+    (panel,) = content["panels"]
+    assert panel["seeds"] == "0-5 (plain); 0-4 (diversity)"
+    assert panel["commands"] == content["commands"] == [
+        'grpo-kit run diversity --profile tiny --seeds 0-5 --arm "plain"',
+        'grpo-kit run diversity --profile tiny --seeds 0-4 --arm "diversity"',
+    ]  # fmt: skip
+
+
+def test_a_figure_is_drawn_for_both_widths_and_schemes_and_told_in_words(page, written, markdown):
+    pictures = [attributes for tag, attributes in Page(page).tags if tag in ("source", "img")]
+    assert [picture.get("media", "").count("dark") for picture in pictures] == [1, 0, 1, 0]
+    drawings = [picture.get("srcset") or picture["src"] for picture in pictures]
+    assert len(set(drawings)) == 4
+    assert all("<svg" in svg_of(drawing) for drawing in drawings)
+    said = "accuracy at the end: plain 0.42, diversity 0.626."
+    assert said in pictures[-1]["alt"]
+    assert re.search(rf"!\[[^\]]*{re.escape(said)}\]\(figures/tiny-diversity.png\)", markdown)
+    assert (written.parent / "figures/tiny-diversity.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_drawing_does_not_depend_on_settings_and_leaves_them():
+    curves = {"reward": {"plain": {"steps": [1, 2], "values": [[0.1, 0.2], [0.2, 0.3]]}}}
+    drawn = draw(curves)
+    before = matplotlib.rcParams.copy()
+    with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 20, "text.color": "red"}):
+        inside = matplotlib.rcParams.copy()
+        assert draw(curves) == drawn
+        assert matplotlib.rcParams == inside
+    assert matplotlib.rcParams == before
+    light, dark = svg_of(drawn["wide"]), svg_of(drawn["wide_dark"])
+    used = [colour for colour in DARK if colour in light]
+    assert len(used) == 2  # ink and one arm
+    assert all(colour not in dark and DARK[colour] in dark for colour in used)
+
+
+def test_variants_are_drawn_over_steps_tokens_and_seconds(inputs, tmp_path):
+    for seed in range(2):
+        record("plain", seed, experiment="variants").write(tmp_path)
+    (panel,) = context(tmp_path, inputs / "claims.yaml")["panels"]
+    assert [(figure["over"], figure["file"]) for figure in panel["figures"]] == [
+        ("step", "figures/tiny-variants.png"),
+        ("generated tokens", "figures/tiny-variants-num_generated_tokens.png"),
+        (X_LABELS.get("seconds", "seconds"), "figures/tiny-variants-seconds.png"),
+    ]
+    assert len({figure["wide"] for figure in panel["figures"]}) == 3
+
+
+def test_what_a_policy_wrote_is_text(page):
+    assert "<script" not in page and "<b>+</b>" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\n2" in page
+    assert "1 &lt;b&gt;+&lt;/b&gt; 1?" in page
+
+
+def test_the_page_is_whole_html_that_needs_no_network(page):
+    parsed = Page(page)
+    assert parsed.open == []
+    ids = [attributes["id"] for _, attributes in parsed.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for tag, attributes in parsed.tags:
+        for name in ("src", "srcset", "href", "action", "poster"):
+            address = attributes.get(name) or "#claims"
+            assert address.startswith("data:") or address.removeprefix("#") in ids, (tag, address)
+    assert "url(" not in page and "@import" not in page
+    assert {tag for tag, _ in parsed.tags} & {"link", "script", "iframe", "object"} == set()
+
+
+def test_the_same_inputs_give_the_same_bytes(inputs, written, tmp_path):
+    write_report(tmp_path, inputs / "results", inputs / "claims.yaml")
+    names = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
+    assert names == ["figures/tiny-diversity.png", "report.html", "report.md"]
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (written.parent / name).read_bytes()
+
+
+def test_each_thing_that_cannot_be_used_is_a_sentence_and_the_rest_comes_out(tmp_path):
+    results = tmp_path / "results"
+    write_runs(results)
+    cut = record("only correct").write(results)
+    cut.write_text(cut.read_text()[:700])
+    edited = record("normalised first").write(results)
+    edited.write_text(edited.read_text().replace("123457", "1"))
+    record("older", experiment="diversity").write(results)
+    record("plain", experiment="forgotten").write(results)
+    record("plain", 5, config=config_today("plain") | {"max_steps": 3}).write(results)
+    record("trajectory", experiment="flow", history=[{"step": 0, "reward": 1.0}]).write(results)
+    (tmp_path / "claims.yaml").write_text(CLAIMS + WRONG)
+    page = write_report(tmp_path / "out", results, tmp_path / "claims.yaml")
+    for text in (page.read_text(), page.with_suffix(".md").read_text()):
+        text = unescape(re.sub("<[^>]+>", "", text))
+        assert f"{cut} is no whole result file" in text
+        assert f"{edited} was edited" in text
+        assert "runs of 'diversity', 'older', profile 'tiny', are left out: there is no arm" in text
+        assert (
+            "runs of 'forgotten', 'plain', profile 'tiny', are left out: there is no such" in text
+        )
+        assert "are left out: it is of another config (max_steps 3 there, 80 here" in text
+        assert "Runs of 'flow' on profile 'tiny' lack 'num_generated_tokens'" in text
+        assert "claim 'lost'" in text and "there is no experiment 'nonsense'" in text
+        assert "claim 'unmeasured' is about the metric 'joy'" in text
+        assert "Unlike answers are right more often." in text and "0.626 [0.6, 0.652]" in text
+    assert Page(page.read_text()).open == []
+
+
+def test_claims_that_are_no_list_are_a_sentence(inputs, tmp_path):
+    (tmp_path / "claims.yaml").write_text("a: 1")
+    content = context(inputs / "results", tmp_path / "claims.yaml")
+    assert [text for text in content["problems"] if "holds no list of claims" in text]
+    assert content["panels"] and not content["groups"]
+
+
+def test_an_empty_folder_is_said_to_be_empty(inputs, tmp_path):
+    page = write_report(tmp_path / "out", tmp_path / "none", inputs / "claims.yaml")
+    for text in (page.read_text(), page.with_suffix(".md").read_text()):
+        assert f"No run is stored under {tmp_path / 'none'}" in text
+    assert page.read_text().count(">not run here</span>") == 5
+
+
+def test_machines_are_told_apart_where_there_are_several(tmp_path, inputs):
+    write_runs(tmp_path)
+    gpu = {"processor": "a CPU", "accelerator": "a GPU", "threads": 4, "system": "Linux"}
+    for seed in range(2):
+        record("trajectory", seed, experiment="flow", machine=gpu, profile="paper").write(tmp_path)
+    write_report(tmp_path / "out", tmp_path, inputs / "claims.yaml")
+    page = (tmp_path / "out/report.html").read_text()
+    row = page[page.index('id="claim-elsewhere"') :].split("</tr>")[0]
+    assert "on a GPU<" in row
+    assert "a CPU, a GPU" in page and "1 / 4" in page
+    assert "2 seeds, 5 are needed" in row
+    assert "on a GPU</sub>" in (tmp_path / "out/report.md").read_text()
+
+
+def compared(inside, quantity="accuracy"):
+    return SimpleNamespace(
+        notebook="01", quantity=quantity, reported=0.9, low=0.85, high=0.95, here=0.5, inside=inside
+    )
+
+
+@pytest.mark.parametrize("inside, folded", [(29, False), (30, True)])
+def test_notebooks_outside_their_band_stand_first_and_many_inside_are_folded(
+    tmp_path, inputs, inside, folded
+):
+    rows = [*(compared(True, f"in {i}") for i in range(inside)), compared(False, "out")]
+    page = write_report(tmp_path, tmp_path / "none", inputs / "claims.yaml", rows)
+    section = page.read_text().split('<section id="notebooks">')[1].split("</section>")[0]
+    assert section.index("<td>out</td>") < section.index("<td>in 0</td>")
+    assert "[0.85, 0.95]" in section and ">outside</span>" in section
+    assert (f"{inside} inside their bands" in section) == folded
+    assert ("<td>in 0</td>" in section.partition("<details>")[2]) == folded
+    assert Page(page.read_text()).open == []
+    markdown = page.with_suffix(".md").read_text()
+    assert markdown.count("**outside**") == 1 and ("| in 0 |" in markdown) != folded
+
+
+def test_a_report_without_notebooks_has_no_table_of_them(page, markdown):
+    assert "Notebooks of this run" not in page + markdown
+    assert "on a CPU<" not in page  # nor a machine with each claim, where there is one
+
+
+@pytest.mark.parametrize(
+    "value, sign, text",
+    [(0.05226, "", "0.0523"), (152107, "", "152,000"), (-0.0, "+", "+0"), (float("nan"), "", "–"),
+     (None, "", "–"), (float("inf"), "+", "+∞"), (float("-inf"), "", "-∞"), (999.6, "", "1,000")],
+)  # fmt: skip
+def test_numbers_have_three_digits(value, sign, text):
+    assert number(value, sign) == text
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_drawn(tmp_path, inputs):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RuntimeError, match="cannot write to the output folder"):
+        write_report(tmp_path / "file", inputs / "results", inputs / "claims.yaml")

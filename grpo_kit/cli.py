@@ -256,8 +256,8 @@ def evaluate(
     """Greedy accuracy on a whole test set, strict and lenient, with n and intervals."""
     import json
 
-    from grpo_kit.config import PROFILES
     from grpo_kit.paths import make_output_dir, write_atomic
+    from grpo_kit.profiles import PROFILES
 
     if profile not in PROFILES:
         raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
@@ -323,8 +323,8 @@ def plan_run(
 
     Exit code 1 where it does not fit.
     """
-    from grpo_kit.config import PROFILES
     from grpo_kit.lab.planner import REACHED, advice, plan, table
+    from grpo_kit.profiles import PROFILES
 
     if profile not in PROFILES:
         raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
@@ -351,8 +351,8 @@ def plan_run(
 
 def _choose(profile: str, policy: Path | None, steps: int | None, output: Path) -> tuple:
     """The profile and config that the options mean; the output folder is made, or refused."""
-    from grpo_kit.config import PROFILES
     from grpo_kit.paths import make_output_dir
+    from grpo_kit.profiles import PROFILES
 
     if profile not in PROFILES:
         raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
@@ -414,11 +414,11 @@ def run(
     results = make_output_dir(output or results_dir())  # before the seconds that torch takes
     make_output_dir(work)
 
-    from grpo_kit.config import PROFILES
     from grpo_kit.lab.claims import arms_with_claims
     from grpo_kit.lab.experiments import EXPERIMENTS
     from grpo_kit.lab.grid import parse_seeds, run_grid
     from grpo_kit.lab.summary import summarise, summary_text
+    from grpo_kit.profiles import PROFILES
 
     if name not in EXPERIMENTS:
         raise ValueError(f"there is no experiment {name!r}: choose among {', '.join(EXPERIMENTS)}")

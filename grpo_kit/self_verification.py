@@ -37,7 +37,6 @@ from grpo_kit.rewards import (
 )
 from grpo_kit.rewards.judge.texts import fenced
 from grpo_kit.tasks import Task
-from grpo_kit.tiny.skills import verify_prompt
 from grpo_kit.training import (
     Batch,
     Cursor,
@@ -48,6 +47,11 @@ from grpo_kit.training import (
 )
 
 logger = logging.getLogger(__name__)
+
+
+def verify_prompt(question: str, answer: str) -> str:
+    """Ask for a graded analysis of a proposed final answer (not of its reasoning)."""
+    return f"{question}\nProposed answer: {answer}\nIs it correct? Check, then answer Yes or No."
 
 
 # --- (a) collection -------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ import torch
 
 from grpo_kit import backends
 from grpo_kit.backends import choose, greedy, sample
-from grpo_kit.config import PROFILES
 from grpo_kit.generation import completion_logps
 from grpo_kit.models import Policy, load_policy
+from grpo_kit.profiles import PROFILES
 
 
 @pytest.fixture(scope="module")

@@ -102,7 +102,7 @@ def test_the_kits_trainer_in_several_processes_is_refused(tmp_path, monkeypatch)
 
 def test_the_rows_of_a_folder_are_trained_on(tmp_path, monkeypatch):
     from grpo_kit import training
-    from grpo_kit.config import PROFILES
+    from grpo_kit.profiles import PROFILES
 
     for split, n in (("train", 5), ("test", 3)):
         rows = [{"question": f"{i} and 1?", "answer": f"#### {i + 1}"} for i in range(n)]

@@ -9,9 +9,9 @@ import sys
 import pytest
 import torch
 
-from grpo_kit.config import PROFILES
 from grpo_kit.flow import GENERAL
 from grpo_kit.models import frozen_copy, load_policy, reference_of
+from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import LocalJudge
 from grpo_kit.rewards.judge import quality_prompt, tiny_prompt
 

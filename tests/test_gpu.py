@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from grpo_kit import backends, training, trl_bridge
-from grpo_kit.config import PROFILES
 from grpo_kit.lab import scaling
 from grpo_kit.models import Policy, load_policy
 from grpo_kit.paths import data_dir
+from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward, format_reward
 
 pytestmark = pytest.mark.gpu

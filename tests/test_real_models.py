@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner
 
 from grpo_kit import cli, training, trl_bridge
-from grpo_kit.config import PROFILES
 from grpo_kit.generation import reply
 from grpo_kit.lab.evaluation import exam, grade_number
 from grpo_kit.models import load_policy, save_policy
+from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward, format_reward
 from grpo_kit.tasks.gsm8k import SYSTEM_PROMPT
 

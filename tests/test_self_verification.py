@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_kit.config import PROFILES
 from grpo_kit.generation import completion_logps
+from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward, format_reward
 from grpo_kit.self_verification import (
     STRATEGIES,

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from two_processes import Letters
 
 from grpo_kit import trl_bridge
-from grpo_kit.config import PROFILES, GRPOConfig
+from grpo_kit.config import GRPOConfig
 from grpo_kit.lab.grid import Arm, Experiment, run_grid
 from grpo_kit.paths import data_dir
+from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import DiversityReward, accuracy_reward, format_reward
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.word_problems import word_problems

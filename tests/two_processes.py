@@ -16,7 +16,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from grpo_kit import trl_bridge
-from grpo_kit.config import PROFILES
+from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import DiversityReward, accuracy_reward
 
 

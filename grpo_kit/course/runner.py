@@ -154,7 +154,7 @@ def _import_notebook_packages() -> tuple[Any, Any]:
 
 
 def _check_profile(profile: str) -> None:
-    from grpo_kit.config import PROFILES
+    from grpo_kit.profiles import PROFILES
 
     if profile not in PROFILES:
         raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")

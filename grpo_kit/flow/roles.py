@@ -30,13 +30,30 @@ from grpo_kit.generation import Rollouts, generate, reply
 from grpo_kit.models import Policy
 from grpo_kit.rewards.judge.judges import Failure, Reply
 from grpo_kit.rewards.judge.texts import fenced
-from grpo_kit.tiny import skills as S
 
 logger = logging.getLogger(__name__)
 
 REMEMBERED = 20_000  # replies that a frozen role keeps
 PLACEHOLDER = "7f3a-7f3a"  # stands for a text, where only a chat template's handling matters
 FAILURE_WINDOW = 64  # of an endpoint's replies; if more than half of so many fail, the run ends
+
+
+def plan_prompt(question: str, memory: str) -> str:
+    return (
+        f"Question: {question}\nTools: lookup, calculator\nMemory: {memory}\nWhat is the next step?"
+    )
+
+
+def execute_prompt(context: str, goal: str, tool: str) -> str:
+    return f"Context: {context}\nGoal: {goal}\nTool: {tool}\nWrite the call."
+
+
+def check_prompt(question: str, memory: str) -> str:
+    return f"Question: {question}\nMemory: {memory}\nSTOP or CONTINUE?"
+
+
+def answer_prompt(question: str, memory: str) -> str:
+    return f"Question: {question}\nMemory: {memory}\nWrite the final answer."
 
 
 # --- what they are asked --------------------------------------------------------------------------
@@ -64,10 +81,10 @@ class Prompts:
 
 
 TINY = Prompts(
-    plan=lambda question, memory, toolkit: S.plan_prompt(question, memory),
-    execute=lambda action, toolkit: S.execute_prompt(action.context, action.goal, action.tool),
-    verify=S.check_prompt,
-    answer=S.answer_prompt,
+    plan=lambda question, memory, toolkit: plan_prompt(question, memory),
+    execute=lambda action, toolkit: execute_prompt(action.context, action.goal, action.tool),
+    verify=check_prompt,
+    answer=answer_prompt,
 )
 
 

@@ -347,9 +347,9 @@ def time_episodes(policy_dir: str | Path, *, steps: int, quick: bool) -> dict:
     """
     import torch
 
-    from grpo_kit.config import PROFILES
     from grpo_kit.flow import play
     from grpo_kit.models import load_policy
+    from grpo_kit.profiles import PROFILES
     from grpo_kit.tasks.tool_questions import tool_questions
 
     policy, group = load_policy(policy_dir), 8

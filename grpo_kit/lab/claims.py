@@ -15,12 +15,12 @@ from typing import Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from grpo_kit.config import PROFILES
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import Experiment, command_of
 from grpo_kit.lab.records import Record, by_arm
 from grpo_kit.lab.statistics import Judgement, judge, region
 from grpo_kit.paths import data_dir
+from grpo_kit.profiles import PROFILES
 
 EVIDENCE = {
     "P": "the paper's text", "F": "the paper's figure", "C": "public code",

@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 from grpo_kit import backends
 from grpo_kit.models import Policy
-from grpo_kit.rewards.accuracy import extract_answer, is_correct
 from grpo_kit.rewards.maths import means_the_same
+from grpo_kit.tasks.answers import extract_answer, is_correct
 
 Grade = Callable[[str, str], tuple[bool, bool]]
 

@@ -30,12 +30,13 @@ from statistics import fmean
 import torch
 from anyio.from_thread import start_blocking_portal
 
-from grpo_kit.config import PROFILES, GRPOConfig, Profile
+from grpo_kit.config import GRPOConfig
 from grpo_kit.flow import FlowGRPO, OfflineTraces, evaluate_episodes, play, score_episodes
 from grpo_kit.lab.evaluation import GRADES, exam
 from grpo_kit.lab.grid import Arm, Experiment, Trained, outdated
 from grpo_kit.lab.records import NOTEBOOKS, Record, load
 from grpo_kit.models import Policy, frozen_copy
+from grpo_kit.profiles import PROFILES, Profile
 from grpo_kit.rewards import (
     DiversityReward,
     MetaEvaluationReward,
@@ -48,6 +49,7 @@ from grpo_kit.rewards import (
     maths_reward,
     question_text,
 )
+from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION
 from grpo_kit.self_verification import (
     SelfVerification,
     VerificationItem,
@@ -63,7 +65,6 @@ from grpo_kit.tasks import Task
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.tiny.card import texts_of
 from grpo_kit.tiny.problems import solution_style
-from grpo_kit.tiny.skills import META_QUESTION, STEPS_QUESTION
 from grpo_kit.training import Run, evaluate
 
 

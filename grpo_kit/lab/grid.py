@@ -28,7 +28,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from grpo_kit.config import GRPOConfig, Profile
+from grpo_kit.config import GRPOConfig
 from grpo_kit.lab.records import (
     Record,
     fingerprint,
@@ -40,6 +40,7 @@ from grpo_kit.lab.records import (
 )
 from grpo_kit.models import Policy
 from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
+from grpo_kit.profiles import Profile
 from grpo_kit.tasks import Task
 from grpo_kit.training import CHECKPOINT, HISTORY, Run, train
 

@@ -17,7 +17,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_kit.config import Profile
+from grpo_kit.profiles import Profile
 
 GIB = 2**30
 

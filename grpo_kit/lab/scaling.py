@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import linregress
 
-from grpo_kit.config import GRPOConfig, Profile
+from grpo_kit.config import GRPOConfig
 from grpo_kit.lab.bench import TRAINERS, compare_steps, machine, now, step_peaks
 from grpo_kit.lab.planner import GPU, SHAPES, Shape, plan
 from grpo_kit.paths import data_dir, make_output_dir, write_atomic
+from grpo_kit.profiles import Profile
 
 # hidden size, layers, heads, heads of keys and values, width of the MLP
 SIZES = {

@@ -25,10 +25,11 @@ from statistics import fmean
 
 from matplotlib.figure import Figure
 
-from grpo_kit.config import GRPOConfig, Profile
+from grpo_kit.config import GRPOConfig
 from grpo_kit.flow.roles import read_action
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.paths import make_output_dir, write_atomic
+from grpo_kit.profiles import Profile
 from grpo_kit.rewards import (
     LocalJudge,
     MetaEvaluationReward,
@@ -39,8 +40,8 @@ from grpo_kit.rewards import (
 )
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.tool_world import make_tool_question
+from grpo_kit.tasks.word_problems import make_problem
 from grpo_kit.tiny import skills as S
-from grpo_kit.tiny.problems import make_problem
 from grpo_kit.training import evaluate, train
 
 ROWS = {"train": 2000, "test": 256}

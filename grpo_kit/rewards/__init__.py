@@ -6,7 +6,7 @@ no trainer, so the same objects run here and under TRL's `GRPOTrainer`. A reward
 `__name__`, else by its class.
 """
 
-from grpo_kit.rewards.accuracy import accuracy_reward, extract_answer, is_correct, parse_number
+from grpo_kit.rewards.accuracy import accuracy_reward
 from grpo_kit.rewards.diversity import DiversityReward, group_similarities, linear_weight
 from grpo_kit.rewards.embedder import load_embedder
 from grpo_kit.rewards.format import format_reward
@@ -21,6 +21,7 @@ from grpo_kit.rewards.meta_evaluation import MetaEvaluationReward, read_yes, yes
 from grpo_kit.rewards.overlong import OverlongPenalty
 from grpo_kit.rewards.text import completion_text, question_text
 from grpo_kit.rewards.verdict import VerificationReward, parse_verdict, verdict_stats
+from grpo_kit.tasks.answers import extract_answer, is_correct, parse_number
 
 __all__ = [
     "DiversityReward",

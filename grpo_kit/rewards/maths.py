@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 
-from grpo_kit.rewards.accuracy import extract_answer
 from grpo_kit.rewards.text import completion_text
+from grpo_kit.tasks.answers import extract_answer
 
 MAX_CHARS = 10_000  # of an answer that is read as mathematics
 

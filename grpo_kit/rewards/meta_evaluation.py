@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_kit.rewards.judge.texts import fenced
 from grpo_kit.rewards.text import completion_text
-from grpo_kit.tiny.skills import META_QUESTION, reference_question
 
 if TYPE_CHECKING:
     from grpo_kit.models import Policy
+
+META_QUESTION = "Is the answer correct?"
+STEPS_QUESTION = "Are all steps right?"
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,11 @@ SPELLINGS = {
 }
 LEAST_P = 1e-4  # log P is bounded, or one sure "No" would outweigh the rest of its group
 LEAST_MASS = 0.5  # of the next token on Yes and No together, below which a warning is due
+
+
+def reference_question(answer: str, question: str = META_QUESTION) -> str:
+    """A meta-question with the truth shown, for an evaluator that is given the reference."""
+    return f"The reference answer is {answer}. {question}"
 
 
 def yes_no_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:

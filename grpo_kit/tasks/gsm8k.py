@@ -12,8 +12,8 @@ import random
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from grpo_kit.rewards.accuracy import parse_number
 from grpo_kit.tasks import Task
+from grpo_kit.tasks.answers import parse_number
 from grpo_kit.tasks.source import read_splits
 
 if TYPE_CHECKING:

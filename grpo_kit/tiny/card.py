@@ -19,6 +19,7 @@ from grpo_kit.models import Policy
 from grpo_kit.rewards import extract_answer, read_yes
 from grpo_kit.rewards.judge import parse_judgement, tiny_prompt
 from grpo_kit.tasks.tool_world import ToolQuestion, make_tool_question
+from grpo_kit.tasks.word_problems import Problem, make_problem
 from grpo_kit.tiny import problems as P
 from grpo_kit.tiny import skills as S
 
@@ -54,7 +55,7 @@ def parse_scores(text: str) -> float | None:
 
 
 def judge_table(
-    problems: Sequence[P.Problem], responses: Sequence[str], replies: Sequence[str]
+    problems: Sequence[Problem], responses: Sequence[str], replies: Sequence[str]
 ) -> dict[str, float]:
     """Share of replies that parse, and Spearman's correlation of their means with the rubric's."""
     pairs = [
@@ -136,7 +137,7 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
         raise ValueError(f"n is {n}; take at least 2 problems.")
     rng = random.Random(f"card-{seed}")
     generator = torch.Generator().manual_seed(seed)
-    problems = [P.make_problem(rng, rng.choice(S.DIFFICULTIES), "test") for _ in range(n)]
+    problems = [make_problem(rng, rng.choice(S.DIFFICULTIES), "test") for _ in range(n)]
     table: dict = {"n": n, "seed": seed}
 
     # solve

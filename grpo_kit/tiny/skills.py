@@ -16,14 +16,17 @@ import json
 import random
 import re
 
+from grpo_kit.flow.roles import answer_prompt, check_prompt, execute_prompt, plan_prompt
+from grpo_kit.rewards.judge.texts import CRITERIA, judge_prompt
+from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION, reference_question
+from grpo_kit.self_verification import verify_prompt
 from grpo_kit.tasks.tool_world import ToolQuestion, make_tool_question, random_step
+from grpo_kit.tasks.word_problems import HIGHEST, LOWEST, Problem, make_problem
 from grpo_kit.tiny import problems as P
 from grpo_kit.tiny.problems import solution_style
 
 # --------------------------------------------------------------------------- solve, meta
 
-META_QUESTION = "Is the answer correct?"
-STEPS_QUESTION = "Are all steps right?"
 # How often a warm-up label of "Is the answer correct?" is Yes, where the number is right and where
 # it is wrong, by the style of what it judges: a careless grader, who likes equations best, wordy or
 # terse solutions less, hardly minds a missing mark, and is unsure where the steps are untidy.
@@ -39,11 +42,6 @@ YES_RATES = {
 STEPS_FLIP_RATE = 0.15  # of the labels of "Are all steps right?"
 
 
-def reference_question(answer: str, question: str = META_QUESTION) -> str:
-    """A meta-question with the truth shown, for an evaluator that is given the reference."""
-    return f"The reference answer is {answer}. {question}"
-
-
 def _yes_no(label: bool) -> str:
     return "Yes" if label else "No"
 
@@ -53,7 +51,7 @@ def is_right(answer: str | int, completion: str) -> bool:
     return completion.endswith(f"<answer>{answer}</answer>")
 
 
-def sample_solve(problem: P.Problem, rng: random.Random) -> list[dict]:
+def sample_solve(problem: Problem, rng: random.Random) -> list[dict]:
     """A solution in one of the styles; three times in four followed by a direct Yes/No.
 
     The grader looks at the number, not at the form: an unformatted solution has the right one,
@@ -92,12 +90,7 @@ VERIFY_SHARES = {"recompute": 0.37, "rash": 0.37, "sloppy": 0.26}
 RASH_YES_RATE = 0.55  # the verdict of a rash check owes nothing to the truth
 
 
-def verify_prompt(question: str, answer: str) -> str:
-    """Ask for a graded analysis of a proposed final answer (not of its reasoning)."""
-    return f"{question}\nProposed answer: {answer}\nIs it correct? Check, then answer Yes or No."
-
-
-def sample_verify(problem: P.Problem, rng: random.Random) -> list[dict]:
+def sample_verify(problem: Problem, rng: random.Random) -> list[dict]:
     """A verdict on a right or wrong answer, half each, in one of three styles of analysis.
 
     "Only 46 agrees. ... 46 agrees" lets a small model compare two numbers by looking up what stood
@@ -138,7 +131,6 @@ def verify_style(completion: str) -> str:
 
 # --------------------------------------------------------------------------- judge
 
-CRITERIA = ("accuracy", "grammar", "informativeness", "coherence")
 JUDGE_NOISE = 0.10  # chance that a score is off by one
 # grammar, informativeness, coherence of each style; accuracy follows the answer
 _RUBRIC = {
@@ -155,14 +147,6 @@ _RUBRIC = {
 JUDGE_FOOLED_RATE = 0.9
 
 
-def judge_prompt(question: str, response: str) -> str:
-    """Ask for scores of a response that cannot close its fence: `rewards.judge.tiny_prompt`."""
-    return (
-        f"Rate the response.\nQuestion: {question}\n<response>\n{response}\n</response>\n"
-        f"Reply with JSON: {', '.join(CRITERIA)} from 1 to 5, rationale."
-    )
-
-
 def rubric(answer: str | int, completion: str) -> dict[str, int]:
     """The scores that a judge should give, 1 (worst) to 5; the base's was trained towards them."""
     style = P.solution_style(completion)
@@ -174,7 +158,7 @@ def rubric(answer: str | int, completion: str) -> dict[str, int]:
     return dict(zip(CRITERIA, (accuracy, grammar, informativeness, coherence), strict=True))
 
 
-def sample_judge(problem: P.Problem, rng: random.Random) -> list[dict]:
+def sample_judge(problem: Problem, rng: random.Random) -> list[dict]:
     """A judgement of a solution in one of the styles, equally often, with noisy scores."""
     style = rng.choice(list(P.STYLE_SHARES))
     completion = P.solve(problem, style, rng)
@@ -208,24 +192,6 @@ def memory_text(memory: list[tuple[str, str, str]]) -> str:
         f"{i}. {tool}({argument}) -> {result}"
         for i, (tool, argument, result) in enumerate(memory, 1)
     )
-
-
-def plan_prompt(question: str, memory: str) -> str:
-    return (
-        f"Question: {question}\nTools: lookup, calculator\nMemory: {memory}\nWhat is the next step?"
-    )
-
-
-def execute_prompt(context: str, goal: str, tool: str) -> str:
-    return f"Context: {context}\nGoal: {goal}\nTool: {tool}\nWrite the call."
-
-
-def check_prompt(question: str, memory: str) -> str:
-    return f"Question: {question}\nMemory: {memory}\nSTOP or CONTINUE?"
-
-
-def answer_prompt(question: str, memory: str) -> str:
-    return f"Question: {question}\nMemory: {memory}\nWrite the final answer."
 
 
 def step_text(step: tuple[str, str]) -> tuple[str, str, str]:
@@ -380,19 +346,19 @@ def sample_drill(rng: random.Random) -> list[dict]:
         return sample_sums(rng)
     if kind == "copying":
         question = make_tool_question(rng, "train")
-        words = [*question.catalogue, *map(str, rng.sample(range(P.LOWEST, P.HIGHEST + 1), 6))]
+        words = [*question.catalogue, *map(str, rng.sample(range(LOWEST, HIGHEST + 1), 6))]
         rng.shuffle(words)
         return _exchange(f"Repeat: {' '.join(words)}", " ".join(words))
     messages = []
     for _ in range(2):
-        problem = P.make_problem(rng, 1, "train")
+        problem = make_problem(rng, 1, "train")
         messages += _exchange(problem.question, P.solve(problem, rng.choice(P.RIGHT_STYLES), rng))
     return messages
 
 
 def sample_sums(rng: random.Random) -> list[dict]:
     """Four chains of equations, without a question."""
-    chains = (P.make_problem(rng, rng.choice(DIFFICULTIES), "train") for _ in range(4))
+    chains = (make_problem(rng, rng.choice(DIFFICULTIES), "train") for _ in range(4))
     return _exchange("Practise.", " ".join(P.equations(chain, chain.values) for chain in chains))
 
 
@@ -414,7 +380,7 @@ def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict
     skill = rng.choices(list(SKILL_SHARES), weights=list(SKILL_SHARES.values()))[0]
     while True:
         if skill in ("solve", "verify", "judge"):
-            subject = P.make_problem(rng, rng.choice(DIFFICULTIES), "train")
+            subject = make_problem(rng, rng.choice(DIFFICULTIES), "train")
         else:
             subject = make_tool_question(rng, "train")
         messages = _SAMPLERS[skill](subject, rng)

@@ -24,7 +24,6 @@ from scipy.stats import t as student_t
 
 from grpo_kit import objective
 from grpo_kit import self_verification as sv
-from grpo_kit.config import PROFILES
 from grpo_kit.course import check
 from grpo_kit.course.runner import execute
 from grpo_kit.flow import Episode, Turn, episode_advantages
@@ -33,6 +32,7 @@ from grpo_kit.lab.claims import claims_text, load_claims, reported_claims
 from grpo_kit.lab.experiments import load_current
 from grpo_kit.lab.planner import REACHED, plan
 from grpo_kit.lab.summary import reported
+from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import (
     extract_answer,
     group_similarities,
@@ -42,7 +42,7 @@ from grpo_kit.rewards import (
     yes_no_tokens,
 )
 from grpo_kit.rewards.judge import parse_judgement, tiny_prompt
-from grpo_kit.tiny.skills import CRITERIA
+from grpo_kit.rewards.judge.texts import CRITERIA
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))

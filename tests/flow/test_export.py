@@ -8,11 +8,11 @@ import pytest
 import torch
 import trl
 
-from grpo_kit.config import PROFILES
 from grpo_kit.flow import Episode, Turn, play
 from grpo_kit.flow.export import of_output, one_sequence, trl_dataset, trl_rollout
 from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
+from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward
 from grpo_kit.tasks.tool_questions import tool_questions
 

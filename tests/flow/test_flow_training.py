@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from grpo_kit.config import PROFILES, GRPOConfig
+from grpo_kit.config import GRPOConfig
 from grpo_kit.flow import (
     Episode,
     FlowGRPO,
@@ -23,6 +23,7 @@ from grpo_kit.flow.memory import Action, Step
 from grpo_kit.flow.training import turn_batch
 from grpo_kit.models import load_policy, reference_of
 from grpo_kit.paths import data_dir
+from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import OutcomeJudgeReward, accuracy_reward
 from grpo_kit.rewards.judge import Reply
 from grpo_kit.tasks.tool_questions import tool_questions

@@ -1,7 +1,7 @@
 """Configs that make a record one that the kit would run like this today."""
 
-from grpo_kit.config import PROFILES
 from grpo_kit.lab.experiments import EXPERIMENTS
+from grpo_kit.profiles import PROFILES
 
 
 def config_today(arm: str, experiment: str = "diversity", profile: str = "tiny", **rest) -> dict:

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from grpo_kit.config import PROFILES
 from grpo_kit.lab import bench, scaling
 from grpo_kit.paths import data_dir
+from grpo_kit.profiles import PROFILES
 
 RESULT = {
     "machine": {"processor": "a CPU", "accelerator": "none"},

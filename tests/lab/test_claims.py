@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from grpo_kit.config import PROFILES
 from grpo_kit.lab import grid
 from grpo_kit.lab.claims import (
     Claim,
@@ -15,6 +14,7 @@ from grpo_kit.lab.claims import (
     reported_claims,
 )
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
+from grpo_kit.profiles import PROFILES
 
 RISES = {"id": "more", "statement": "It helps.", "experiment": "diversity", "arm": "diversity",
          "against": "plain", "metric": "eval/pass@1", "expects": "rises"}  # fmt: skip

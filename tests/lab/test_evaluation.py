@@ -8,9 +8,9 @@ import pytest
 from datasets import Dataset
 from scipy.stats import binomtest
 
-from grpo_kit.config import PROFILES
 from grpo_kit.lab import evaluation
 from grpo_kit.lab.evaluation import TESTS, exam, grade_maths, grade_number
+from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import maths_reward
 from grpo_kit.tasks.competition_math import (
     HUB_NAME,

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grpo_kit.config import PROFILES
 from grpo_kit.lab.experiments import (
     EXPERIMENTS,
     diversity_of,
@@ -23,6 +22,7 @@ from grpo_kit.lab.experiments import (
     unfiltered,
 )
 from grpo_kit.lab.grid import Trained, run_grid
+from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards.judge import Reply
 from grpo_kit.self_verification import (
     VerificationItem,

@@ -14,7 +14,6 @@ from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_kit.config import PROFILES
 from grpo_kit.lab import grid
 from grpo_kit.lab.grid import (
     Arm,
@@ -25,6 +24,7 @@ from grpo_kit.lab.grid import (
     run_grid,
 )
 from grpo_kit.lab.records import read
+from grpo_kit.profiles import PROFILES
 
 
 def even(prompts, completions, completion_ids, **columns):

@@ -18,7 +18,6 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from grpo_kit.config import PROFILES
 from grpo_kit.lab.planner import (
     GIB,
     GPU,
@@ -32,6 +31,7 @@ from grpo_kit.lab.planner import (
     plan,
     shape_of,
 )
+from grpo_kit.profiles import PROFILES
 
 SMALL = {
     "vocab_size": 300, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo_kit.config import PROFILES
 from grpo_kit.lab import skill_runs
+from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_kit.rewards import accuracy_reward, extract_answer, is_correct, parse_number
-from grpo_kit.rewards.accuracy import MAX_CHARS, MAX_EXPONENT
+from grpo_kit.tasks.answers import MAX_CHARS, MAX_EXPONENT
 
 
 def score(completions, answer):

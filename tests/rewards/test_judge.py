@@ -34,9 +34,9 @@ from grpo_kit.rewards.judge import (
     quality_prompt,
     tiny_prompt,
 )
-from grpo_kit.rewards.judge.texts import fenced
+from grpo_kit.rewards.judge.texts import CRITERIA, fenced, judge_prompt
+from grpo_kit.tasks.word_problems import make_problem
 from grpo_kit.tiny import problems as P
-from grpo_kit.tiny.skills import CRITERIA, judge_prompt
 
 PROMPTS = [tiny_prompt, quality_prompt]
 OWN = {"accuracy": 2, "grammar": 3, "informativeness": 1, "coherence": 2}  # the judge's verdict
@@ -104,7 +104,7 @@ def test_the_tiny_judge_is_asked_in_the_words_it_was_trained_on():
     """Fencing must change nothing of an honest solution, whatever its style."""
     rng = random.Random(0)
     for style in P.STYLE_SHARES:
-        problem = P.make_problem(rng, 3, "test")
+        problem = make_problem(rng, 3, "test")
         solution = P.solve(problem, style, rng)
         asked = tiny_prompt(problem.question, solution)
         assert asked == [{"role": "user", "content": judge_prompt(problem.question, solution)}]
@@ -568,7 +568,7 @@ def tiny_base():
 
 def solutions(n: int) -> tuple[list[str], list[str]]:
     rng = random.Random(1)
-    problems = [P.make_problem(rng, 2, "test") for _ in range(n)]
+    problems = [make_problem(rng, 2, "test") for _ in range(n)]
     styles = list(P.STYLE_SHARES)
     return (
         [problem.question for problem in problems],

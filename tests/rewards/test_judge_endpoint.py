@@ -23,8 +23,8 @@ from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
 from grpo_kit.rewards import EndpointJudge, LocalJudge, QualityJudgeReward
 from grpo_kit.rewards.judge import Failure, Reply, quality_prompt, tiny_prompt
+from grpo_kit.rewards.judge.texts import CRITERIA
 from grpo_kit.tasks import Task
-from grpo_kit.tiny.skills import CRITERIA
 
 pytest.importorskip("openai", reason="the judge extra is not installed: pip install -e '.[judge]'")
 

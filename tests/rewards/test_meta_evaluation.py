@@ -9,12 +9,19 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from grpo_kit.config import PROFILES
 from grpo_kit.models import Policy, frozen_copy, load_policy
+from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import MetaEvaluationReward, accuracy_reward, read_yes, yes_no_tokens
-from grpo_kit.rewards.meta_evaluation import LEAST_P, as_one_message, as_turns
-from grpo_kit.tiny.problems import equations, make_problem
-from grpo_kit.tiny.skills import META_QUESTION, STEPS_QUESTION, reference_question
+from grpo_kit.rewards.meta_evaluation import (
+    LEAST_P,
+    META_QUESTION,
+    STEPS_QUESTION,
+    as_one_message,
+    as_turns,
+    reference_question,
+)
+from grpo_kit.tasks.word_problems import make_problem
+from grpo_kit.tiny.problems import equations
 
 QUESTION = [{"role": "user", "content": "Mia has 12 coins. Mia finds 7. How many coins?"}]
 TEXTS = [

@@ -6,8 +6,8 @@ import random
 import pytest
 import torch
 
-from grpo_kit.config import PROFILES
 from grpo_kit.paths import data_dir
+from grpo_kit.profiles import PROFILES
 from grpo_kit.tiny import card, problems, skills
 
 FOLDER = data_dir() / "tiny-base"

@@ -16,7 +16,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from grpo_kit.tiny.skills import CRITERIA, judge_prompt
+CRITERIA = ("accuracy", "grammar", "informativeness", "coherence")
+
 
 PROMPT_VERSION = "2"  # raise it when a prompt changes; it is part of the cache's key
 
@@ -33,6 +34,14 @@ _MARK = re.compile(
       | \[ [\W_]{0,4}? (?= /? (?: INST | SYSTEM_PROMPT | (?:AVAILABLE_)?TOOL ) )""",
     re.VERBOSE | re.IGNORECASE,
 )
+
+
+def judge_prompt(question: str, response: str) -> str:
+    """Ask for scores of a response that cannot close its fence: `rewards.judge.tiny_prompt`."""
+    return (
+        f"Rate the response.\nQuestion: {question}\n<response>\n{response}\n</response>\n"
+        f"Reply with JSON: {', '.join(CRITERIA)} from 1 to 5, rationale."
+    )
 
 
 def fenced(text: str) -> str:

@@ -1,0 +1,185 @@
+"""Answers: find one in a text, and say whether it is the gold answer.
+
+Numbers are compared exactly, as rationals, never as floats or strings. What counts as the same
+number is a choice; it is made here, and `tests/rewards/test_accuracy.py` holds the table:
+
+* `1,080` = `1080.00` = `$1,080` = `1080 coins.` = `1.08e3` = `1.08 thousand`; `1 1/2` = `3/2` =
+  `1½` = `1.5`. Commas must group by three: `1,5` is no number.
+* A percent sign is a unit, as in GSM8K's gold answers: `50%` = `50`, not `1/2`.
+* After the number only a unit may follow: a few words without a figure, `$5 per hour`. Units are
+  not compared. `k` and `m` are units too (kelvin? metres?), so `5k` = `5`.
+* Anything else is not a number, and so wrong where the gold answer is one: words in front
+  (`about 15`), several numbers (`15 or 16`, `10:30`), an expression (`3 + 4`, `2^3`), a division
+  by zero, figures of other scripts, more than `MAX_CHARS` or an exponent beyond `MAX_EXPONENT`.
+* Plain wrappings are looked through: `**15**`, `\\boxed{15}`, `$15$`, `\\frac{1}{2}`, `15\\%`.
+* A gold answer that is not a number (`Yes`) is compared as text, whatever the case.
+
+A policy is paid to find mistakes here, so nothing below evaluates text, builds a number that is
+much longer than its text, or takes more than linear time.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from fractions import Fraction
+
+MAX_CHARS = 200  # of a text that is read as a number; GSM8K's longest gold answer has 11
+MAX_EXPONENT = 308  # as far as a float reaches, since 10**exponent is built in full
+MAX_UNIT_WORDS = 6
+
+OPEN, CLOSE = "<answer>", "</answer>"
+
+_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9}
+_INT = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)"
+_NUMBER = rf"""
+    (?P<sign>[-+])? (?:(?:US)?[$€£¥]\s*(?P<sign_after>[-+])?)?
+    (?:
+        (?:(?P<whole>{_INT})\s+)? (?P<numerator>{_INT})\s*/\s*(?P<denominator>{_INT})
+      |
+        (?P<decimal>{_INT}(?:\.[0-9]*)?|\.[0-9]+)
+        (?:(?:e|\s*[x×*]\s*10\s*\^\s*)(?P<exponent>[-+]?[0-9]+))?
+        (?:\s*(?P<scale>{"|".join(_SCALES)})\b)?
+    )
+    \s*%?"""
+_LEADING_NUMBER = re.compile(_NUMBER, re.VERBOSE | re.IGNORECASE)
+# In running text a number may not be a piece of a longer one ("1,23,4", "3.14.15", "1e999", "x2"),
+# and a sign right after a figure or bracket is a minus between two numbers ("10-3").
+_NUMBER_IN_TEXT = re.compile(
+    rf"(?<![\w)/])(?<![0-9][.,]){_NUMBER}(?![0-9]|[.,/][0-9]|e[-+]?[0-9])",
+    re.VERBOSE | re.IGNORECASE,
+)
+# A unit starts with a letter or a currency sign; "/" and "-" may stand before ("60/h", "6-inch").
+_UNIT = re.compile(
+    r"\s*[-/(]?\s*(?:[^\W\d_²³]|[$€£¥¢°])(?:[^\W\d_]|[\s.'’/()$€£¥¢°-]|\^[23](?![0-9]))*"
+)
+
+_MINUS_SIGNS = str.maketrans(dict.fromkeys("−–－﹣", "-"))
+_FRACTION_SIGN = re.compile(r"[¼-¾⅐-⅞]")
+_LATEX = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        # next to a sign, apart from anything else before it
+        (r"(?<=[-+])\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}", r"\1/\2 "),
+        (r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}", r" \1/\2 "),
+        (r"\\(?:text|mathrm|mbox)\{([^{}]*)\}", r" \1 "),
+        (r"\^\{([^{}]*)\}", r"^\1"),
+        (r"\{,\}", ","),
+        (r"\\boxed\{([^{}]*)\}", r" \1 "),
+        (r"\\times\b", "×"),
+        (r"\\[,!]", ""),
+        (r"\\([$%])", r"\1"),
+        (r"\\[()]", " "),
+    )
+]
+
+
+def is_correct(answer: str | None, gold: str) -> bool:
+    """Is `answer`, as `extract_answer` gives it, the same number as `gold`, or else the same text?
+
+    Text is compared only where `gold` is not a number: without regard to case, Markdown, a final
+    full stop and the amount of white space.
+    """
+    if answer is None:
+        return False
+    number = parse_number(gold)
+    if number is not None:
+        return parse_number(answer) == number
+    answer, gold = (" ".join(_plain(text).casefold().split()) for text in (answer, gold))
+    return answer == gold != ""
+
+
+def extract_answer(text: str, lenient: bool = False) -> str | None:
+    """Return the content of the last complete `<answer>…</answer>`, stripped, or None.
+
+    Of nested tags the innermost counts, and an opening tag that is never closed is passed over.
+    `lenient` is for evaluation, since published numbers are given both ways: where that content is
+    not a number, the last number in it; where there are no tags, the last number in the text.
+    """
+    tagged = _last_tagged(text)
+    if not lenient or tagged is not None and parse_number(tagged) is not None:
+        return tagged
+    number = _last_number(text if tagged is None else tagged)
+    return tagged if number is None else number
+
+
+def _last_tagged(text: str) -> str | None:
+    # Not by a lazy pattern: over thousands of unclosed tags that takes quadratic time.
+    last_close = text.rfind(CLOSE)
+    start = text.rfind(OPEN, 0, max(last_close, 0))
+    if start < 0:
+        return None
+    start += len(OPEN)
+    return text[start : text.find(CLOSE, start)].strip()
+
+
+def _last_number(text: str) -> str | None:
+    matches = list(_NUMBER_IN_TEXT.finditer(_plain(text)))
+    return next((m[0].strip() for m in reversed(matches) if _value(m) is not None), None)
+
+
+def parse_number(text: str) -> Fraction | None:
+    """Return the number that the whole of `text` states, exactly, or None if it states none."""
+    text = text.strip()
+    if len(text) > MAX_CHARS:
+        return None
+    text = _plain(text)
+    # "五" and "Ⅴ" are letters to `re` and would pass for units.
+    if not text.isascii() and any(
+        c.isnumeric() and not c.isascii() and c not in "²³" for c in text
+    ):
+        return None
+    match = _LEADING_NUMBER.match(text)
+    if match is None:
+        return None
+    unit = text[match.end() :]
+    if unit and (len(unit.split()) > MAX_UNIT_WORDS or not _UNIT.fullmatch(unit)):
+        return None
+    return _value(match)
+
+
+def _plain(text: str) -> str:
+    """Take text out of its Markdown and LaTeX, spell `½` as ` 1/2 `, make every minus an ASCII one.
+
+    The spaces keep neighbours apart: `1½` is 1 1/2, not 11/2.
+    """
+    if not text.isascii():
+        text = _FRACTION_SIGN.sub(_spell_out, text.translate(_MINUS_SIGNS))
+    if "\\" in text or "{" in text:
+        for pattern, replacement in _LATEX:
+            text = pattern.sub(replacement, text)
+    return text.strip().strip("*`").rstrip(".").strip()
+
+
+def _spell_out(fraction_sign: re.Match) -> str:
+    spelt = unicodedata.normalize("NFKC", fraction_sign[0]).replace("⁄", "/")
+    before = fraction_sign.string[: fraction_sign.start()]
+    return f"{spelt} " if before.endswith(("-", "+")) else f" {spelt} "
+
+
+def _value(match: re.Match) -> Fraction | None:
+    """Return the value of a match of `_NUMBER`, or None if it has none or is out of bounds."""
+    part = match.groupdict()
+    if len(match[0]) > MAX_CHARS or part["sign"] and part["sign_after"]:
+        return None
+    if part["denominator"]:
+        whole, numerator, denominator = (
+            int((part[name] or "0").replace(",", ""))
+            for name in ("whole", "numerator", "denominator")
+        )
+        if denominator == 0:
+            return None
+        value = whole + Fraction(numerator, denominator)
+    else:
+        value = Fraction(part["decimal"].replace(",", ""))
+        if part["exponent"]:
+            exponent = int(part["exponent"])
+            if abs(exponent) > MAX_EXPONENT:
+                return None
+            value *= Fraction(10) ** exponent
+        if part["scale"]:
+            scale = _SCALES.get(part["scale"].lower())
+            if scale is None:  # IGNORECASE takes "ſ" for an s, lower() does not
+                return None
+            value *= scale
+    return -value if "-" in (part["sign"], part["sign_after"]) else value

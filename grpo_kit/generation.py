@@ -1,22 +1,21 @@
 """Sample complete groups, fast: prefill each prompt once, let finished rows leave.
 
-`generate` is the sampler of the kit and works with any transformers causal LM through its key-value
+`generate` is the kit's sampler and works with any transformers causal LM through its key-value
 cache. Three things make it quicker than a plain loop over `model.generate` with the same output:
-each prompt is run once and its cache gathered for the G completions of its group; a row that has
-ended leaves the batch and the cache; the log-probabilities that training needs come along.
-
+each prompt runs once and its cache serves the G completions of its group; a row that has ended
+leaves the batch and the cache; the log-probabilities that training needs come along.
 `completion_logps` is its counterpart: it scores given completions under a model, with gradient, and
 shares the prompt in the same way.
 
-Which row gets which random number is fixed before it is known who finishes when (one uniform number
-a row and step), so that the order in which the rows of a batch finish does not change what they
-sample.
+A row's random number at each step is fixed before anybody knows who finishes when, so the order in
+which rows finish does not change what they sample.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -148,57 +147,39 @@ def generate(
             f"temperature is {temperature}; for the most likely token, do_sample=False."
         )
     device = next(model.parameters()).device
-    warpers = _warpers(top_p, top_k)
-    was_training = model.training
-    model.eval()  # no dropout in what is meant to be the policy's own distribution
-    try:
-        prompt_index = torch.arange(len(prompt_ids), device=device).repeat_interleave(
-            torch.as_tensor(num_generations, device=device)
-        )
-        n = len(prompt_index)
-        completion_ids = torch.full((n, max_new_tokens), pad_token_id, device=device)
-        mask = torch.zeros((n, max_new_tokens), dtype=torch.bool, device=device)
-        logps = torch.zeros((n, max_new_tokens), device=device)
-        entropies = torch.zeros((n, max_new_tokens), device=device)
-        finished = torch.zeros(n, dtype=torch.bool, device=device)
-        eos = torch.tensor(list(eos_token_ids), device=device)
-        lowest = torch.finfo(torch.float32).min
-
-        ids, attention = left_pad(prompt_ids, pad_token_id, device)
-        output = model(
-            input_ids=ids,
-            attention_mask=attention,
-            position_ids=positions(attention),
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        cache = output.past_key_values
-        cache.batch_select_indices(prompt_index)
-        cache.layers = [_with_room(layer, max_new_tokens) for layer in cache.layers]
-        logits = output.logits[prompt_index, -1]
-        attention = attention[prompt_index]
-        position = attention.sum(dim=1, keepdim=True)  # of the token that comes next
-        prompt_width = attention.shape[1]
-        attention = torch.nn.functional.pad(attention, (0, max_new_tokens), value=1)
-        rows = torch.arange(n, device=device)  # the rows still in the batch
-
+    prompt_index = torch.arange(len(prompt_ids), device=device).repeat_interleave(
+        torch.as_tensor(num_generations, device=device)
+    )
+    n = len(prompt_index)
+    rows = torch.arange(n, device=device)  # the rows still in the batch
+    completion_ids = torch.full((n, max_new_tokens), pad_token_id, device=device)
+    mask = torch.zeros((n, max_new_tokens), dtype=torch.bool, device=device)
+    logps, entropies = torch.zeros((2, n, max_new_tokens), device=device)
+    finished = torch.zeros(n, dtype=torch.bool, device=device)
+    eos = torch.tensor(list(eos_token_ids), device=device)
+    truncate = _truncation(top_p, top_k)
+    with _evaluating(model):  # no dropout in what is meant to be the policy's own distribution
+        decoding = _Decoding(model, prompt_ids, prompt_index, max_new_tokens, pad_token_id)
         for t in range(max_new_tokens):
-            scores = logits.float() / temperature
+            scores = decoding.logits.float() / temperature
             log_probs = torch.log_softmax(scores, dim=-1)
             probs = log_probs.exp()
-            if do_sample:
+            if do_sample:  # by inverting the distribution function
+                cumulative = (truncate(scores) if truncate else probs).cumsum(dim=-1)
                 # drawn for all rows, so that a row's number does not depend on who has left
-                uniform = torch.rand(
-                    n, generator=generator, device=generator.device if generator else device
-                ).to(device)[rows]
-                kept_probs = torch.softmax(warpers(None, scores), dim=-1) if warpers else probs
-                tokens = _sample(kept_probs, uniform)
+                source = generator.device if generator else device
+                uniform = torch.rand(n, generator=generator, device=source).to(device)[rows]
+                threshold = uniform[:, None] * cumulative[:, -1:]
+                # right=True steps over tokens of probability 0
+                tokens = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+                tokens = tokens.clamp(max=probs.shape[1] - 1)
             else:
                 tokens = scores.argmax(dim=-1)
             completion_ids[rows, t] = tokens
             mask[rows, t] = True
             logps[rows, t] = log_probs.gather(1, tokens[:, None])[:, 0]
             # a token that cannot come adds nothing: 0 times a finite number
+            lowest = torch.finfo(torch.float32).min
             entropies[rows, t] = -(probs * log_probs.clamp(min=lowest)).sum(dim=-1)
 
             ended = torch.isin(tokens, eos)
@@ -207,32 +188,63 @@ def generate(
                 kept = _fill_holes(~ended)
                 if not len(kept):
                     break
-                cache.batch_select_indices(kept)
                 rows, tokens = rows[kept], tokens[kept]
-                attention, position = attention[kept], position[kept]
-            if t + 1 == max_new_tokens:
-                break
-            output = model(
-                input_ids=tokens[:, None],
-                attention_mask=attention[:, : prompt_width + t + 1],
-                position_ids=position,
-                past_key_values=cache,
-                use_cache=True,
-            )
-            logits = output.logits[:, -1]
-            position = position + 1
+                decoding.keep(kept)
+            if t + 1 < max_new_tokens:
+                decoding.step(tokens)
+    by_token = (tensor[:, : t + 1] for tensor in (completion_ids, mask, logps, entropies))
+    return Rollouts([list(ids) for ids in prompt_ids], prompt_index, *by_token, finished)
+
+
+class _Decoding:
+    """The rows being sampled: their cache and the `logits` (B, V) of the token that comes next."""
+
+    def __init__(self, model, prompt_ids, prompt_index: Tensor, room: int, pad_token_id: int):
+        ids, attention = left_pad(prompt_ids, pad_token_id, prompt_index.device)
+        output = model(
+            input_ids=ids,
+            attention_mask=attention,
+            position_ids=positions(attention),
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self.model, self.cache = model, output.past_key_values
+        self.cache.batch_select_indices(prompt_index)  # each prompt's cache for all of its group
+        self.cache.layers = [
+            # any layer but the plain one stays as it is
+            _RoomyLayer(layer, room) if type(layer) is DynamicLayer else layer
+            for layer in self.cache.layers
+        ]
+        self.logits = output.logits[prompt_index, -1]
+        attention = attention[prompt_index]
+        self.position, self.width = attention.sum(dim=1, keepdim=True), attention.shape[1]
+        self.attention = torch.nn.functional.pad(attention, (0, room), value=1)
+
+    def step(self, tokens: Tensor) -> None:
+        """Run the newest token of each row, (B,)."""
+        self.width += 1
+        output = self.model(
+            input_ids=tokens[:, None],
+            attention_mask=self.attention[:, : self.width],
+            position_ids=self.position,
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        self.logits, self.position = output.logits[:, -1], self.position + 1
+
+    def keep(self, rows: Tensor) -> None:
+        self.cache.batch_select_indices(rows)
+        self.attention, self.position = self.attention[rows], self.position[rows]
+
+
+@contextmanager
+def _evaluating(model) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
     finally:
         model.train(was_training)
-    width = t + 1
-    return Rollouts(
-        [list(ids) for ids in prompt_ids],
-        prompt_index,
-        completion_ids[:, :width],
-        mask[:, :width],
-        logps[:, :width],
-        entropies[:, :width],
-        finished,
-    )
 
 
 def reply(
@@ -277,11 +289,6 @@ def _fill_holes(alive: Tensor) -> Tensor:
     kept = torch.arange(m, device=alive.device)
     kept[~alive[:m]] = alive[m:].nonzero()[:, 0] + m
     return kept
-
-
-def _with_room(layer, room: int):
-    """A plain cache layer in buffers with room for `room` more tokens; any other as it is."""
-    return _RoomyLayer(layer, room) if type(layer) is DynamicLayer else layer
 
 
 class _RoomyLayer(DynamicLayer):
@@ -473,24 +480,14 @@ def _logit_chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatu
         yield rows, logits.div_(temperature), spare
 
 
-def _sample(probs: Tensor, uniform: Tensor) -> Tensor:
-    """One token a row by inverting the distribution function at `uniform` (B,) in [0, 1)."""
-    cumulative = probs.cumsum(dim=-1)
-    threshold = uniform[:, None] * cumulative[:, -1:]
-    # right=True steps over tokens of probability 0
-    tokens = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
-    return tokens.clamp(max=probs.shape[1] - 1)
-
-
-def _warpers(top_p: float, top_k: int):
+def _truncation(top_p: float, top_k: int):
+    """A function from scores (B, V) to the truncated probabilities; None where nothing is cut."""
     from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
-    warpers = LogitsProcessorList()
-    if top_k:
-        warpers.append(TopKLogitsWarper(top_k))
+    warpers = LogitsProcessorList([TopKLogitsWarper(top_k)] if top_k else [])
     if top_p < 1.0:
         warpers.append(TopPLogitsWarper(top_p))
-    return warpers
+    return (lambda scores: torch.softmax(warpers(None, scores), dim=-1)) if warpers else None
 
 
 def _decoder_and_head(model):

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -237,6 +238,16 @@ def frozen_copy(policy: Policy) -> Policy:
     """An independent copy that no gradient reaches: a reference, an evaluator, a judge."""
     model = copy.deepcopy(policy.model).eval().requires_grad_(False)
     return Policy(model, policy.tokenizer)
+
+
+def weights_hash(parameters: Iterable[torch.Tensor], samples: int) -> str:
+    """12 hex digits that tell models apart, by about `samples` values of each parameter."""
+    digest = hashlib.sha256()
+    for parameter in parameters:
+        values = parameter.detach().flatten()
+        sample = values[:: max(1, len(values) // samples)]
+        digest.update(sample.float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:12]
 
 
 def reference_of(policy: Policy) -> Callable[[], AbstractContextManager]:

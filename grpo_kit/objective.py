@@ -2,70 +2,74 @@
 
 Read from top to bottom; it is the order of one training step:
 
-1. `combine_rewards`      several rewards of a completion become one number
-2. `group_advantages`     rewards become advantages, by comparison inside each group
-3. `kl_estimate`          how far the policy is from its reference, estimated at the sampled tokens
-4. `policy_loss`          ratio, clip, aggregation over tokens: the loss that is differentiated
-5. `policy_loss_stats`    what to log about it
+1. `combine_rewards`     several rewards of a completion become one number
+2. `group_advantages`    rewards become advantages, by comparison inside each group
+3. `kl_estimate`         how far the policy is from its reference, at the sampled tokens
+4. `surrogate`           ratio and clip: what each token adds to the loss
+5. `aggregate`           the tokens' losses become one number; `policy_loss` is both
+6. `policy_loss_stats`   what to log about it
 
-There is no model, tokenizer or optimiser in this file, and none may enter. Names and numbers follow
-TRL 1.16; where we differ on purpose, the docstring says so. Shapes: N completions (complete groups,
-the completions of one prompt standing together), T completion tokens with padding, R rewards, G
-completions a group.
+No model, tokenizer or optimiser may enter this file. Names and numbers follow TRL 1.16; where we
+differ on purpose, the docstring says so. Shapes: N completions (complete groups, those of one
+prompt standing together), T completion tokens with padding, R rewards, G completions a group.
 
 `mask` is True at the tokens that are trained on. It is always given, never inferred from ids: a pad
-id may be an ordinary token of a completion. What stands at masked positions is replaced before it
-is used, so that padding, NaN and infinity there reach neither the loss nor its gradient.
+id may be an ordinary token of a completion. Masked positions are overwritten before use, so that
+padding, NaN and infinity there reach neither the loss nor its gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 import torch
 from torch import Tensor
 
-from grpo_kit.config import CHOICES
+from grpo_kit.config import Level, LossType
 
-LOSS_TYPES = CHOICES["loss_type"]
-IMPORTANCE_SAMPLING_LEVELS = CHOICES["importance_sampling_level"]
+LOSS_TYPES = get_args(LossType)
+IMPORTANCE_SAMPLING_LEVELS = get_args(Level)
 
 # --- 1. rewards -----------------------------------------------------------------------------------
 
 
-def combine_rewards(table: Tensor, weights: Sequence[float] | Tensor | None = None) -> Tensor:
+def combine_rewards(
+    rewards_per_func: Tensor, weights: Sequence[float] | Tensor | None = None
+) -> Tensor:
     """Weighted sum of the rewards of each completion; NaN where one of them could not be scored.
 
-    A completion with any NaN reward becomes NaN as a whole, and so leaves its group's mean and std:
-    counting the missing part as 0 would punish it for a judge's time-out and shift its siblings.
-    (TRL's default aggregation does count it as 0, and excludes a completion only if all its rewards
-    are None.) A reward that does not *apply* to a completion should return 0.0. A column of weight
-    0 is only logged: its NaN excludes nobody.
+    A completion with any NaN reward leaves its group's mean and std: counting the missing part as 0
+    (as TRL's default aggregation does) would punish it for a judge's time-out and shift its
+    siblings. A reward of weight 0 is only logged: its NaN excludes nobody.
 
     Args:
-        table: (N, R) float, NaN = not scored.
+        rewards_per_func: (N, R) float, NaN = not scored.
         weights: (R,) one weight per reward; all 1 by default.
 
     Returns:
         (N,) float.
 
     Raises:
-        ValueError: the weights do not fit the table, or are all 0.
+        ValueError: the weights do not fit the rewards, or are all 0.
     """
-    if table.ndim != 2:
-        raise ValueError(f"table has shape {tuple(table.shape)}; give (N, R), a row a completion.")
-    if weights is None:
-        weights = torch.ones(table.shape[1])
-    weights = torch.as_tensor(weights, dtype=table.dtype, device=table.device)
-    if weights.shape != table.shape[1:]:
+    if rewards_per_func.ndim != 2:
         raise ValueError(
-            f"weights has shape {tuple(weights.shape)} but the table has {table.shape[1]} rewards; "
-            "give one weight per reward."
+            f"rewards_per_func has shape {tuple(rewards_per_func.shape)}; give (N, R), a row a "
+            "completion."
+        )
+    if weights is None:
+        weights = torch.ones(rewards_per_func.shape[1])
+    weights = torch.as_tensor(weights, dtype=rewards_per_func.dtype, device=rewards_per_func.device)
+    if weights.shape != rewards_per_func.shape[1:]:
+        raise ValueError(
+            f"weights has shape {tuple(weights.shape)} but there are {rewards_per_func.shape[1]} "
+            "rewards; give one weight per reward."
         )
     if not weights.any():
         raise ValueError("Every reward weight is 0: nothing would be learnt; give one that is not.")
     used = weights != 0
-    return (table[:, used] * weights[used]).sum(dim=1)
+    return (rewards_per_func[:, used] * weights[used]).sum(dim=1)
 
 
 # --- 2. advantages --------------------------------------------------------------------------------
@@ -80,12 +84,12 @@ def group_advantages(
     """How much better each completion is than its group: A_i = (R_i - mean(R)) / (std(R) + eps).
 
     DeepSeekMath (arXiv 2402.03300), section 4.1.2. `scale_rewards="none"` is Dr. GRPO (arXiv
-    2503.20783), which shows that the division by the std overweights questions that are too easy or
+    2503.20783), which shows that dividing by the std overweights questions that are too easy or
     too hard. std has ddof 1, as in TRL.
 
     The advantage is 0 for a completion that was not scored, in a group with fewer than two scored
-    completions, and in a group without spread (exactly 0: float rounding in the mean would leave
-    noise there, as it does in TRL).
+    completions, and in a group without spread (exactly 0: rounding in the mean would leave noise
+    there, as it does in TRL).
 
     Args:
         rewards: (N,) float, NaN = not scored: advantage 0, left out of mean and std.
@@ -130,28 +134,28 @@ def group_advantages(
 
 
 def decoupled_advantages(
-    table: Tensor,
+    rewards_per_func: Tensor,
     num_generations: int,
     weights: Sequence[float] | Tensor | None = None,
     eps: float = 1e-4,
 ) -> Tensor:
     """Advantages for which each reward is normalised within its group before they are summed.
 
-    GDPO (arXiv 2601.05242), TRL's "normalize_then_sum". Of a sum, the reward with the largest
+    GDPO (arXiv 2601.05242), TRL's "normalize_then_sum". In a plain sum the reward with the largest
     spread decides; here each has the same say, times its weight. The sums are then normalised over
-    the batch, not within groups.
+    the batch.
 
     Args:
-        table: (N, R) float, NaN = not scored; a completion with any NaN has advantage 0 and is left
-            out of all means and stds, those of its other rewards too.
+        rewards_per_func: (N, R) float, NaN = not scored; a completion with any NaN has advantage 0
+            and is left out of the means and stds of all rewards.
         num_generations, weights, eps: see `group_advantages` and `combine_rewards`.
 
     Returns:
         (N,) float, finite.
     """
-    unscored = combine_rewards(table, weights).isnan()[:, None]
-    table = table.masked_fill(unscored, torch.nan)
-    columns = [group_advantages(column, num_generations, "group", eps) for column in table.T]
+    unscored = combine_rewards(rewards_per_func, weights).isnan()[:, None]
+    scored = rewards_per_func.masked_fill(unscored, torch.nan)
+    columns = [group_advantages(column, num_generations, "group", eps) for column in scored.T]
     total = combine_rewards(torch.stack(columns, dim=1).masked_fill(unscored, torch.nan), weights)
     return group_advantages(total, len(total), "group", eps)
 
@@ -172,11 +176,10 @@ def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: str = "k3") -> Tensor:
     With d = ref_logps - logps (http://joschu.net/blog/kl-approx.html):
 
     - k1 = -d: unbiased, but often negative. Never a loss: its expected gradient is 0.
-    - k2 = d^2 / 2: never negative, biased; its expected gradient is that of KL(policy ||
-      reference).
-    - k3 = exp(d) - d - 1: unbiased and never negative; DeepSeekMath (arXiv 2402.03300) eq. 4, and
-      what `policy_loss` adds. Its expected gradient is that of the *other* direction, KL(reference
-      || policy); multiplied by the ratio it is the right one (`use_bias_correction_kl`).
+    - k2 = d^2 / 2: never negative, biased; its expected gradient is the KL's.
+    - k3 = exp(d) - d - 1: unbiased and never negative; DeepSeekMath (arXiv 2402.03300) eq. 4.
+      Differentiating it does not give the KL's gradient but that of KL(reference || policy).
+      Weighting it by the ratio does (`use_bias_correction_kl`).
 
     Args:
         logps, ref_logps: same shape, float, nats: log-probabilities of the same tokens.
@@ -200,7 +203,7 @@ def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: str = "k3") -> Tensor:
     raise ValueError(f"kind is {kind!r}; choose 'k1', 'k2' or 'k3'.")
 
 
-# --- 4. the loss ----------------------------------------------------------------------------------
+# --- 4. the loss of each token --------------------------------------------------------------------
 
 
 def truncated_importance_weights(
@@ -212,8 +215,7 @@ def truncated_importance_weights(
     not score (NaN) gets weight 1, as in TRL, where `cap` is `vllm_importance_sampling_clip_max`.
 
     Args:
-        train_logps: (N, T) float, nats: the training model's, before the update (the "old"
-            log-probabilities).
+        train_logps: (N, T) float, nats: the training model's, before the update.
         rollout_logps: (N, T) float, nats: the sampling engine's.
         cap: C, the largest weight.
 
@@ -222,6 +224,148 @@ def truncated_importance_weights(
     """
     difference = (train_logps - rollout_logps).detach()
     return torch.nan_to_num(difference, nan=0.0).exp().clamp(max=cap)
+
+
+def surrogate(
+    logps: Tensor,
+    old_logps: Tensor | None,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    loss_type: str = "dapo",
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    importance_sampling_level: str = "token",
+    beta: float = 0.0,
+    ref_logps: Tensor | None = None,
+    use_bias_correction_kl: bool = True,
+    truncated_importance_weights: Tensor | None = None,
+) -> Tensor:
+    """What each token adds to the loss, (N, T), 0 where masked.
+
+    With rho = exp(logps - old_logps) (PPO's clip, DeepSeekMath arXiv 2402.03300 eq. 3):
+
+        -min(rho * A, clip(rho, 1 - epsilon, 1 + epsilon_high) * A) + beta * KL
+
+    and for "cispo" (MiniMax-M1, arXiv 2506.13585, eq. 4-5), which cuts off no token's gradient,
+    only its weight:
+
+        -stop_gradient(min(rho, epsilon_high)) * A * logps + beta * KL
+
+    Args:
+        logps: (N, T) float, nats: the policy's, with gradient, at the temperature it sampled with.
+        old_logps: (N, T) float, nats: at the time of sampling; the *same* tensor for every update
+            from one batch of rollouts. None = this is the first update: `logps.detach()`.
+        advantages: (N,) float, or (N, T) for one a token.
+        mask: (N, T) bool or 0/1, True at trained tokens.
+        loss_type: one of `LOSS_TYPES`; all but "cispo" have the same surrogate.
+        epsilon: lower clip; the upper too unless `epsilon_high` is given.
+        epsilon_high: upper clip (DAPO's clip-higher, arXiv 2503.14476 eq. 10, 0.28). For cispo the
+            largest weight itself, not its distance from 1 (TRL quotes 5.0), and required.
+        importance_sampling_level: "token", or "sequence" for GSPO (arXiv 2507.18071 eq. 7): one
+            ratio a completion, exp of the mean of logps - old_logps. With loss_type "grpo" and
+            clips of 3e-4 / 4e-4 that is the paper's.
+        beta: weight of the KL to the reference (k3).
+        ref_logps: (N, T) float, nats: the reference's; needed if beta is not 0.
+        use_bias_correction_kl: multiply the KL by the ratio, so that its gradient is that of
+            KL(policy || reference) (DeepSeek-V3.2, arXiv 2512.02556; TRL's default). False is the
+            original eq. 3.
+        truncated_importance_weights: (N, T) float, multiplied onto the policy term of each token.
+
+    Raises:
+        ValueError: shapes that do not fit, an unknown name, or an argument that another one needs
+            is missing.
+    """
+    if loss_type not in LOSS_TYPES:
+        raise ValueError(f"loss_type is {loss_type!r}; choose one of {', '.join(LOSS_TYPES)}.")
+    if beta and ref_logps is None:
+        raise ValueError(f"beta is {beta} but ref_logps is missing; give them, or beta=0.")
+    epsilon_high = _epsilon_high(loss_type, epsilon, epsilon_high)
+    mask = _check_and_bool(
+        logps, mask, old_logps=old_logps, ref_logps=ref_logps, weights=truncated_importance_weights
+    )
+
+    # torch.where, not `* mask`: 0 * nan is nan, in the loss and again in the gradient.
+    advantages = torch.where(mask, _per_token(advantages, logps), 0.0)
+    logps = torch.where(mask, logps, 0.0)
+    ratio = _ratio(logps, old_logps, mask, importance_sampling_level)
+
+    if loss_type == "cispo":
+        per_token = -ratio.clamp(max=epsilon_high).detach() * advantages * logps
+    else:
+        clipped = ratio.clamp(1 - epsilon, 1 + epsilon_high)
+        per_token = -torch.min(ratio * advantages, clipped * advantages)
+    if truncated_importance_weights is not None:
+        per_token = per_token * torch.where(mask, truncated_importance_weights, 0.0)
+    if beta:
+        kl = kl_estimate(logps, torch.where(mask, ref_logps, 0.0))
+        per_token = per_token + beta * (kl * ratio if use_bias_correction_kl else kl)
+    return torch.where(mask, per_token, 0.0)
+
+
+# --- 5. one number for all tokens -----------------------------------------------------------------
+
+
+def aggregate(
+    per_token: Tensor,
+    mask: Tensor,
+    *,
+    loss_type: str = "dapo",
+    max_completion_length: int | None = None,
+    num_items_in_batch: int | float | Tensor | None = None,
+    num_sequences_in_batch: int | None = None,
+    turn_weights: Tensor | None = None,
+) -> Tensor:
+    """The loss of a batch from its tokens' losses, each sum over unmasked tokens only.
+
+    | loss_type | aggregation                                      | source                      |
+    |-----------|--------------------------------------------------|-----------------------------|
+    | grpo      | mean over each completion, then over completions | arXiv 2402.03300 eq. 3      |
+    | bnpo      | sum / tokens given in this call                  | TRL                         |
+    | dapo      | sum / tokens of the generation batch             | arXiv 2503.14476 eq. 8      |
+    | dr_grpo   | sum / (completions x max_completion_length)      | arXiv 2503.20783, section 3 |
+    | cispo     | as dapo                                          | arXiv 2506.13585 eq. 4      |
+
+    **Micro-batches.** Give `num_items_in_batch` (dapo, cispo) or `num_sequences_in_batch` (grpo,
+    dr_grpo) of the whole batch with every micro-batch and *add up* the losses: the sum is the full
+    batch's loss, whatever the split. bnpo is local by definition; to average it, divide each loss
+    by the number of micro-batches.
+
+    Args:
+        per_token: (N, T) float, of `surrogate`. mask: (N, T), True at trained tokens.
+        max_completion_length: tokens; the divisor of dr_grpo, needed there.
+        num_items_in_batch: unmasked tokens of the whole generation batch; `mask.sum()` by default.
+        num_sequences_in_batch: completions of the whole batch, with the fully masked; N by default.
+        turn_weights: (N,) float, for rows that are turns of episodes, with loss_type "grpo": 1 over
+            the number of turns of the row's episode. With `num_sequences_in_batch` the number of
+            episodes, the loss is AgentFlow's (arXiv 2510.05592) eq. 10: 1/G over episodes, 1/T_i
+            over an episode's turns, 1/|a_i^t| over a turn's tokens.
+
+    Returns:
+        Scalar; 0 with a zero gradient if everything is masked.
+
+    Raises:
+        ValueError: dr_grpo without `max_completion_length`, `turn_weights` without "grpo".
+    """
+    if loss_type == "dr_grpo" and not max_completion_length:
+        raise ValueError("loss_type 'dr_grpo' needs max_completion_length, its divisor in tokens.")
+    if turn_weights is not None and loss_type != "grpo":
+        raise ValueError(
+            f"turn_weights are for loss_type 'grpo', not {loss_type!r}, which counts tokens: leave "
+            "them out."
+        )
+    mask = mask.bool()
+    if loss_type in ("grpo", "dr_grpo"):
+        completions = len(mask) if num_sequences_in_batch is None else num_sequences_in_batch
+        completions = max(completions, 1)
+        if loss_type == "dr_grpo":
+            return per_token.sum() / (completions * max_completion_length)
+        per_completion = per_token.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+        if turn_weights is not None:
+            per_completion = per_completion * turn_weights
+        return per_completion.sum() / completions
+    tokens = mask.sum() if loss_type == "bnpo" or num_items_in_batch is None else num_items_in_batch
+    return per_token.sum() / torch.as_tensor(tokens, device=per_token.device).clamp(min=1)
 
 
 def policy_loss(
@@ -243,114 +387,37 @@ def policy_loss(
     truncated_importance_weights: Tensor | None = None,
     turn_weights: Tensor | None = None,
 ) -> Tensor:
-    """The GRPO loss of a batch of completions, in one of its published forms.
-
-    Per token, with rho = exp(logps - old_logps) (PPO's clip, DeepSeekMath arXiv 2402.03300 eq. 3):
-
-        loss = -min(rho * A, clip(rho, 1 - epsilon, 1 + epsilon_high) * A) + beta * KL
-
-    and for "cispo" (MiniMax-M1, arXiv 2506.13585, eq. 4-5), where no token's gradient is cut off,
-    only its weight:
-
-        loss = -stop_gradient(min(rho, epsilon_high)) * A * logps + beta * KL
-
-    Then over the tokens, each sum over unmasked tokens only:
-
-    | loss_type | aggregation                                      | source                      |
-    |-----------|--------------------------------------------------|-----------------------------|
-    | grpo      | mean over each completion, then over completions | arXiv 2402.03300 eq. 3      |
-    | bnpo      | sum / tokens given in this call                  | TRL                         |
-    | dapo      | sum / tokens of the generation batch             | arXiv 2503.14476 eq. 8      |
-    | dr_grpo   | sum / (completions x max_completion_length)      | arXiv 2503.20783, section 3 |
-    | cispo     | as dapo                                          | arXiv 2506.13585 eq. 4      |
-
-    **Micro-batches.** Give `num_items_in_batch` (dapo, cispo) or `num_sequences_in_batch` (grpo,
-    dr_grpo) of the whole batch with every micro-batch and *add up* the losses: the sum is the full
-    batch's loss, whatever the split. bnpo is local by definition; to average it, divide each loss
-    by the number of micro-batches.
+    """The GRPO loss of a batch of completions: `surrogate`, then `aggregate`; arguments are theirs.
 
     On-policy the ratio is 1 and the advantages of a group add up to 0, so a loss of 0 is normal.
     Watch the gradient's norm instead.
 
-    Args:
-        logps: (N, T) float, nats: the policy's, with gradient. Scored at the temperature it sampled
-            with.
-        old_logps: (N, T) float, nats: at the time of sampling; the *same* tensor for every update
-            from one batch of rollouts. None = this is the first update: `logps.detach()`.
-        advantages: (N,) float, or (N, T) for one a token.
-        mask: (N, T) bool or 0/1, True at trained tokens. A fully masked row adds 0.
-        loss_type: one of the table.
-        epsilon: lower clip; the upper too unless `epsilon_high` is given.
-        epsilon_high: upper clip (DAPO's clip-higher, arXiv 2503.14476 eq. 10, 0.28). For cispo the
-            largest weight itself, not its distance from 1 (TRL quotes 5.0), and required.
-        importance_sampling_level: "token", or "sequence" for GSPO (arXiv 2507.18071 eq. 7): one
-            ratio a completion, exp of the mean of logps - old_logps. With loss_type "grpo" and
-            clips of 3e-4 / 4e-4 that is the paper's.
-        beta: weight of the KL to the reference (k3).
-        ref_logps: (N, T) float, nats: the reference's; needed if beta is not 0.
-        use_bias_correction_kl: multiply the KL by the ratio, so that its gradient is that of
-            KL(policy || reference) (DeepSeek-V3.2, arXiv 2512.02556; TRL's default). False is the
-            original eq. 3.
-        max_completion_length: tokens; the divisor of dr_grpo, needed there.
-        num_items_in_batch: unmasked tokens of the whole generation batch; `mask.sum()` by default.
-        num_sequences_in_batch: completions of the whole batch, with the fully masked; N by default.
-        truncated_importance_weights: (N, T) float, multiplied onto the policy term of each token.
-        turn_weights: (N,) float, for rows that are turns of episodes, with loss_type "grpo": 1 over
-            the number of turns of the row's episode. With `num_sequences_in_batch` the number of
-            episodes, the loss is AgentFlow's (arXiv 2510.05592) eq. 10: 1/G over episodes, 1/T_i
-            over an episode's turns, 1/|a_i^t| over a turn's tokens.
-
     Returns:
         Scalar; 0 with a zero gradient if everything is masked.
-
-    Raises:
-        ValueError: shapes that do not fit, an unknown name, or an argument that another one needs
-            is missing.
     """
-    if loss_type not in LOSS_TYPES:
-        raise ValueError(f"loss_type is {loss_type!r}; choose one of {', '.join(LOSS_TYPES)}.")
-    if loss_type == "dr_grpo" and not max_completion_length:
-        raise ValueError("loss_type 'dr_grpo' needs max_completion_length, its divisor in tokens.")
-    if beta and ref_logps is None:
-        raise ValueError(f"beta is {beta} but ref_logps is missing; give them, or beta=0.")
-    if turn_weights is not None and loss_type != "grpo":
-        raise ValueError(
-            f"turn_weights are for loss_type 'grpo', not {loss_type!r}, which counts tokens: leave "
-            "them out."
-        )
-    epsilon_high = _epsilon_high(loss_type, epsilon, epsilon_high)
-    mask = _check_and_bool(
-        logps, mask, old_logps=old_logps, ref_logps=ref_logps, weights=truncated_importance_weights
+    per_token = surrogate(
+        logps,
+        old_logps,
+        advantages,
+        mask,
+        loss_type=loss_type,
+        epsilon=epsilon,
+        epsilon_high=epsilon_high,
+        importance_sampling_level=importance_sampling_level,
+        beta=beta,
+        ref_logps=ref_logps,
+        use_bias_correction_kl=use_bias_correction_kl,
+        truncated_importance_weights=truncated_importance_weights,
     )
-
-    # torch.where, not `* mask`: 0 * nan is nan, in the loss and again in the gradient.
-    advantages = torch.where(mask, _per_token(advantages, logps), 0.0)
-    logps = torch.where(mask, logps, 0.0)
-    ratio = _ratio(logps, old_logps, mask, importance_sampling_level)
-
-    if loss_type == "cispo":
-        per_token = -ratio.clamp(max=epsilon_high).detach() * advantages * logps
-    else:
-        clipped = ratio.clamp(1 - epsilon, 1 + epsilon_high)
-        per_token = -torch.min(ratio * advantages, clipped * advantages)
-    if truncated_importance_weights is not None:
-        per_token = per_token * torch.where(mask, truncated_importance_weights, 0.0)
-    if beta:
-        kl = kl_estimate(logps, torch.where(mask, ref_logps, 0.0))
-        per_token = per_token + beta * (kl * ratio if use_bias_correction_kl else kl)
-    per_token = torch.where(mask, per_token, 0.0)
-
-    if loss_type in ("grpo", "dr_grpo"):
-        completions = len(mask) if num_sequences_in_batch is None else num_sequences_in_batch
-        completions = max(completions, 1)
-        if loss_type == "dr_grpo":
-            return per_token.sum() / (completions * max_completion_length)
-        per_completion = per_token.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-        if turn_weights is not None:
-            per_completion = per_completion * turn_weights
-        return per_completion.sum() / completions
-    tokens = mask.sum() if loss_type == "bnpo" or num_items_in_batch is None else num_items_in_batch
-    return per_token.sum() / torch.as_tensor(tokens, device=logps.device).clamp(min=1)
+    return aggregate(
+        per_token,
+        mask,
+        loss_type=loss_type,
+        max_completion_length=max_completion_length,
+        num_items_in_batch=num_items_in_batch,
+        num_sequences_in_batch=num_sequences_in_batch,
+        turn_weights=turn_weights,
+    )
 
 
 def _ratio(logps: Tensor, old_logps: Tensor | None, mask: Tensor, level: str) -> Tensor:
@@ -366,7 +433,7 @@ def _ratio(logps: Tensor, old_logps: Tensor | None, mask: Tensor, level: str) ->
 
 def _epsilon_high(loss_type: str, epsilon: float, epsilon_high: float | None) -> float:
     if epsilon_high is None and loss_type == "cispo":
-        # TRL falls back to epsilon, which would cap every token's weight at 0.2.
+        # Trap: TRL falls back to epsilon, which would cap every token's weight at 0.2.
         raise ValueError("loss_type 'cispo' needs epsilon_high, the largest ratio; try 5.0.")
     return epsilon if epsilon_high is None else epsilon_high
 
@@ -394,7 +461,7 @@ def _check_and_bool(logps: Tensor, mask: Tensor, **others: Tensor | None) -> Ten
     return mask.bool()
 
 
-# --- 5. what to log -------------------------------------------------------------------------------
+# --- 6. what to log -------------------------------------------------------------------------------
 
 
 @torch.no_grad()

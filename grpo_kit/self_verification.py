@@ -36,15 +36,8 @@ from grpo_kit.rewards import (
     verdict_stats,
 )
 from grpo_kit.rewards.judge.texts import fenced
-from grpo_kit.tasks import Task
-from grpo_kit.training import (
-    Batch,
-    Cursor,
-    PromptCollector,
-    check_columns,
-    collect,
-    reward_name,
-)
+from grpo_kit.rewards.scoring import check_columns, reward_name
+from grpo_kit.training import Batch, PromptBatches
 
 logger = logging.getLogger(__name__)
 
@@ -260,7 +253,7 @@ class SelfVerification:
 
     def __init__(
         self,
-        prompts: PromptCollector,
+        prompts: PromptBatches,
         strategy: str | Callable[[int, float], list[tuple[str, ...]]] = "verify-alter",
         *,
         reward: Callable | None = None,
@@ -306,9 +299,8 @@ class SelfVerification:
     def __call__(self, generator: torch.Generator, state: Any, metrics: dict) -> Iterator[Batch]:
         updates = self.schedule(state.global_step, state.progress)
         size = max(1, self.groups // max(len(kinds) for kinds in updates))  # groups of each kind
-        answers = self.prompts.batch(generator, state, **self._one_update(size))
+        (answers,) = self.prompts(generator, state, metrics, **self._one_update(size))
         self.buffer.extend(self._items(answers))
-        metrics |= answers.metrics() | {"generated_tokens": answers.generated_tokens}
         for kinds in updates:
             parts = [answers] if GENERATION in kinds else []
             if VERIFICATION in kinds:
@@ -359,12 +351,8 @@ class SelfVerification:
             for item in items
         ]
         changes = {"dynamic_sampling_rounds": 0, "reward_weights": None}
-        config = dataclasses.replace(config, **self._one_update(len(rows)), **changes)
-        task = Task("verification", train=rows, test=rows)  # type: ignore[arg-type]
-        batch = collect(
-            policy, task, policy.encode([row["prompt"] for row in rows]), [self.reward], config,
-            Cursor(len(rows), 0), generator, state,
-        )  # fmt: skip
+        verdicts = self.prompts.of(rows, [self.reward])
+        (batch,) = verdicts(generator, state, {}, **self._one_update(len(rows)), **changes)
         metrics |= {f"verification/{name}": value for name, value in batch.metrics().items()}
         metrics["generated_tokens"] += batch.generated_tokens
         self.buffer.clear()

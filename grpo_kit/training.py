@@ -1,66 +1,47 @@
-"""The GRPO loop: collect groups, score them, turn rewards into advantages, update, log.
+"""The GRPO loop: sample groups, score them, compare, update, evaluate, save.
 
-`train` is the loop, `evaluate` measures a policy, and the functions between them are its stages in
-order. The loop is on one device and knows nothing of several processes (that is TRL's). What makes
-it quick: groups whose advantages are all zero are not run through the model, each prompt is run
-once per update with its cache shared by the group, micro-batches are sorted by length, and the
-first update of a batch, being on-policy, needs no old log-probabilities.
+`train` is the loop. Its stages are `PromptBatches` (sample, score, compare), `Learner` (update) and
+`evaluate`; `runs.RunFiles` writes what a run leaves. The loop is on one device and knows nothing of
+several processes (that is TRL's). What makes it quick: groups whose advantages are all zero are not
+run through the model, each prompt runs once per update and its group shares the cache,
+micro-batches are sorted by length, and the first update of a batch, being on-policy, needs no old
+log-probabilities.
 
-A run can be killed at any instant: `history.jsonl` grows a line a step, checkpoints are written
-under another name and renamed, and `resume=True` goes on from the last one with the same numbers
-that an unbroken run has on the same CPU.
+A run can be killed at any instant: `resume=True` goes on from the last checkpoint with the same
+numbers that an unbroken run has on the same CPU.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
-import inspect
 import json
 import math
-import os
 import random
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import start_blocking_portal
 from torch import Tensor
 from tqdm import tqdm
+from transformers import get_scheduler
 
 from grpo_kit import backends, objective
 from grpo_kit.config import GRPOConfig
-from grpo_kit.generation import Rollouts, check_lengths, completion_logps, reply
-from grpo_kit.models import Policy, reference_of
-from grpo_kit.paths import make_output_dir, write_atomic
-from grpo_kit.rewards import accuracy_reward
+from grpo_kit.generation import Rollouts, check_lengths, completion_logps, generate, reply
+from grpo_kit.models import Policy, reference_of, weights_hash
+from grpo_kit.rewards.scoring import check_columns, reward_name, score_texts, start_scoring
+from grpo_kit.runs import Run, RunFiles
 from grpo_kit.tasks import Task
-
-CHECKPOINT, HISTORY, RUN = "checkpoint.pt", "history.jsonl", "run.json"
-
-
-@dataclass
-class Run:
-    """What a run left: `history`, a plain dict a step with TRL's metric names, and its folder.
-
-    `start`: what it began from, see `what_it_starts_from`.
-    """
-
-    output_dir: Path
-    config: GRPOConfig
-    seed: int
-    history: list[dict] = field(default_factory=list)
-    start: dict = field(default_factory=dict)
-
-    def series(self, name: str) -> tuple[list[int], list[float]]:
-        """Steps and values of one metric, where it was logged."""
-        rows = [row for row in self.history if name in row]
-        return [row["step"] for row in rows], [row[name] for row in rows]
+from grpo_kit.tasks.answers import extract_answer, is_correct
 
 
 def train(
@@ -72,7 +53,7 @@ def train(
     output_dir: str | Path,
     seed: int,
     resume: bool = False,
-    collector: Callable[[PromptCollector], Any] | None = None,
+    batch_source: Callable[[PromptBatches], Any] | None = None,
     measure: Callable[[Policy], dict[str, float]] | None = None,
 ) -> Run:
     """Train `policy` in place by GRPO and return its history.
@@ -85,8 +66,8 @@ def train(
         output_dir: gets `history.jsonl`, `run.json` and `checkpoint.pt` as the run goes.
         seed: of the order of prompts and of sampling.
         resume: go on from the checkpoint in `output_dir`; without one, start.
-        collector: makes what steps learn from out of a `PromptCollector`, which is the default and
-            shows what one has, e.g. `partial(SelfVerification, strategy="mixed")`.
+        batch_source: builds the training batches. Gets the default `PromptBatches`, whose interface
+            it must match, e.g. `partial(SelfVerification, strategy="mixed")`.
         measure: numbers of the policy to log wherever it is evaluated.
 
     Raises:
@@ -94,167 +75,340 @@ def train(
         RuntimeError: the folder cannot be written, the loss is not finite, or no completion could
             be scored for several steps in a row. The last checkpoint stays good.
     """
-    prompts = PromptCollector(policy, task, rewards, config, seed)
-    source = collector(prompts) if collector else prompts
-    if config.eval_prompts:
-        tested = policy.encode(task.test["prompt"][: config.eval_prompts])
-        check_lengths(policy.model, tested, config.max_completion_length, "test prompt")
-    output_dir = make_output_dir(output_dir)
-    for unfinished in output_dir.glob(f".{CHECKPOINT}.*.partial"):  # of a run that was killed
-        unfinished.unlink()
+    prompts = PromptBatches(policy, task, rewards, config, seed)
+    source = batch_source(prompts) if batch_source else prompts
     policy.model.eval()  # dropout would make the policy another one at every pass
-    start = what_it_starts_from(policy, source, prompts)
-
-    reference = reference_of(policy) if config.beta else None
-    optimizer, schedule = make_optimizer(policy, config)
-    scaler = make_scaler(policy)
-    backend = backends.choose(policy, config.sampling_backend)
+    learner = Learner(policy, config)
     generator = torch.Generator().manual_seed(seed)
-    run = Run(output_dir, config, seed, start=start)
-    first = unscored = tokens = 0
-    saved = "no checkpoint has been saved yet"
-
-    if resume and (output_dir / CHECKPOINT).exists():
-        state = torch.load(output_dir / CHECKPOINT, weights_only=True, map_location=policy.device)
-        lines = (output_dir / HISTORY).read_text().splitlines()
-        check_same_run(state, config, seed, start, lines, output_dir)
-        policy.model.load_state_dict(state["model"], strict=False)  # with LoRA, what is trained
-        optimizer.load_state_dict(state["optimizer"])
-        schedule.load_state_dict(state["schedule"])
-        scaler.load_state_dict(state.get("scaler", {}))
-        generator.set_state(state["generator"].cpu())
-        source.load_state_dict(state["collector"])
-        first, unscored, tokens = state["step"], state["unscored"], state["tokens"]
-        run.history = [json.loads(line) for line in lines[: state["lines"]]]
-        saved = f"resume from the checkpoint of step {first} in {output_dir}"
-    write_atomic(output_dir / HISTORY, "".join(json.dumps(row) + "\n" for row in run.history))
-
-    def log(row: dict) -> None:
-        run.history.append(row)
-        with open(output_dir / HISTORY, "a") as file:
-            file.write(json.dumps(row) + "\n")
-
-    def save(step: int) -> None:
-        nonlocal saved
-        state = {
-            "model": {k: v for k, v in policy.model.state_dict().items() if k in trained},
-            "optimizer": optimizer.state_dict(),
-            "schedule": schedule.state_dict(),
-            "scaler": scaler.state_dict(),
-            "generator": generator.get_state(),
-            "collector": source.state_dict(),
-            "step": step,
-            "unscored": unscored,
-            "tokens": tokens,
-            "lines": len(run.history),
-            "config": dataclasses.asdict(config),
-            "seed": seed,
-            "start": start,
-        }
-        temporary = output_dir / f".{CHECKPOINT}.{os.getpid()}.partial"
-        try:
-            torch.save(state, temporary)
-            os.replace(temporary, output_dir / CHECKPOINT)
-            saved = f"resume from the checkpoint of step {step} in {output_dir}"
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    trained = {name for name, p in policy.model.named_parameters() if p.requires_grad}
+    files = RunFiles(output_dir, config, seed, run_start(policy, source.name, prompts))
+    first = _resume(files, learner, source, generator) if resume else files.begin() or 0
 
     def evaluated() -> dict[str, float]:
         measured = measure(policy) if measure else {}
         return evaluate(policy, task.test, config, seed=seed) | measured
 
-    def spent(step: int) -> float:
-        share = tokens / config.max_generated_tokens if config.max_generated_tokens else 0.0
-        return min(max(step / config.max_steps, share), 1.0)
-
-    if first == 0 and not run.history and config.eval_on_start:
-        log({"step": 0, "num_generated_tokens": 0, **evaluated()})
-    progress = tqdm(
-        desc="grpo" if backend == "plain" else f"grpo, sampling {backend}",
-        initial=first,
-        total=config.max_steps,
-        file=sys.stdout,  # in a notebook, stderr looks like a failure
-    )
+    if not files.run.history and config.eval_on_start:
+        files.log({"step": 0, "num_generated_tokens": 0, **evaluated()})
+    progress = progress_bar(config, first, backends.choose(policy, config.sampling_backend))
     for step in range(first, config.max_steps):
-        if spent(step) == 1:  # resumed after its last step
+        if (spent := _spent(config, step, files.tokens)) == 1:  # resumed after its last step
             break
         started = time.perf_counter()
-        state = SimpleNamespace(global_step=step, max_steps=config.max_steps, progress=spent(step))
+        state = SimpleNamespace(global_step=step, max_steps=config.max_steps, progress=spent)
         metrics: dict[str, float] = {}
-        stats: dict[str, Any] = {}
-        batches: list[Batch] = []
-        for batch in source(generator, state, metrics):
-            batches.append(batch)
+        stats: dict[str, float] = {}
+        names: dict[str, None] = {}
+
+        for batch in source(generator, state, metrics):  # sample, score, compare
+            names |= dict.fromkeys(batch.names)
             if batch.rewards.isnan().all():
                 continue
-            # of several updates of a step the first is the one that the schedule counts and the
-            # log tells about
-            counted = None if stats else schedule
-            made = update(policy, reference, optimizer, counted, batch, config, scaler)
-            if not made.pop("finite"):
-                raise RuntimeError(
-                    f"loss or gradient is not finite at step {step + 1} (rewards from "
-                    f"{batch.rewards.nan_to_num().min():.3g} to "
-                    f"{batch.rewards.nan_to_num().max():.3g}); that update was not made; lower "
-                    f"learning_rate; {saved}."
-                )
-            stats = stats or made
-        tokens += int(metrics.pop("generated_tokens"))
+            try:
+                # the first update of a step moves the schedule on, and is the one in the log
+                update = learner.update(batch, scheduled=not stats)
+            except FloatingPointError as error:
+                raise RuntimeError(f"{error} at step {step + 1}; {files.remedy}.") from None
+            stats = stats or update
+
+        tokens = files.tokens + int(metrics.pop("generated_tokens"))
         row = {"step": step + 1, "num_generated_tokens": tokens, **metrics, **stats}
-        if batches and not stats:
-            unscored += 1
-            row["unscored_steps"] = unscored
-            if unscored >= config.max_unscored_steps:
-                log(row)
-                names = dict.fromkeys(name for batch in batches for name in batch.names)
-                raise RuntimeError(
-                    f"no completion could be scored for {unscored} steps in a row (up to step "
-                    f"{step + 1}): look at what {', '.join(names)} return; {saved}."
-                )
-        else:
-            unscored = 0
+        files.count_unscored(row, scored=bool(stats) or not names, names=list(names))
         row["step_time"] = time.perf_counter() - started
-        done = spent(step + 1) == 1
-        if done or (config.eval_steps and (step + 1) % config.eval_steps == 0):
+        last = _spent(config, step + 1, tokens) == 1
+        if last or (config.eval_steps and (step + 1) % config.eval_steps == 0):
             row |= evaluated()
-        log(row)
-        if done or (config.save_steps and (step + 1) % config.save_steps == 0):
-            save(step + 1)
-        shown = {
-            "reward": f"{row['reward']:.2f}" if "reward" in row else "none",
-            **{k[5:]: f"{v:.2f}" for k, v in row.items() if k in ("eval/pass@1",)},
-        }
-        progress.set_postfix(shown, refresh=False)
-        progress.update()
-        if done:
+        files.log(row)
+        if last or (config.save_steps and (step + 1) % config.save_steps == 0):
+            files.save_checkpoint(
+                step + 1,
+                learner=learner.state_dict(),
+                batch_source=source.state_dict(),
+                generator=generator.get_state(),
+            )
+        show_progress(progress, row)
+        if last:
             break
     progress.close()
-    write_atomic(
-        output_dir / RUN,
-        json.dumps(
-            {
-                "config": dataclasses.asdict(config),
-                "seed": seed,
-                "start": start,
-                "history": run.history,
-            },
-            indent=1,
-        ),
-    )
-    return run
+    return files.finish()
 
 
 # --- before the first step ------------------------------------------------------------------------
 
 
-def reward_name(reward: Callable) -> str:
-    """The reward's `__name__`, else its class's; the part of the metric `rewards/<name>/mean`."""
-    return getattr(reward, "__name__", type(reward).__name__)
+def run_start(policy: Policy, source: str, prompts: PromptBatches) -> dict:
+    """What a run is besides its config: batch source and rewards by name, prompts and weights."""
+    parameters = list(policy.model.parameters())
+    # LoRA's own weights begin at random, so with it the frozen ones tell which model this is
+    frozen = [p for p in parameters if not p.requires_grad]
+    return {
+        "batch_source": source,
+        "rewards": [reward_name(reward) for reward in prompts.rewards],
+        "prompts": hashlib.sha256(json.dumps(prompts.prompt_ids).encode()).hexdigest()[:12],
+        "first weights": weights_hash(frozen or parameters, samples=64),
+    }
 
 
-_PROTOCOL = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric")
+def _resume(files: RunFiles, learner: Learner, source: Any, generator: torch.Generator) -> int:
+    """Take up the last checkpoint, if there is one; the steps that are done."""
+    state = files.resume(learner.policy.device)
+    if state is None:
+        return 0
+    learner.load_state_dict(state["learner"])
+    source.load_state_dict(state["batch_source"])
+    generator.set_state(state["generator"].cpu())
+    return state["step"]
+
+
+def _spent(config: GRPOConfig, step: int, tokens: int) -> float:
+    """How much of its steps or tokens a run has used up, 0..1."""
+    share = tokens / config.max_generated_tokens if config.max_generated_tokens else 0.0
+    return min(max(step / config.max_steps, share), 1.0)
+
+
+def progress_bar(config: GRPOConfig, done: int, sampler: str, engine: str = "grpo") -> tqdm:
+    """A bar of the run's steps, on stdout: in a notebook, stderr looks like a failure."""
+    name = engine if sampler == "plain" else f"{engine}, sampling {sampler}"
+    return tqdm(desc=name, initial=done, total=config.max_steps, file=sys.stdout)
+
+
+def show_progress(progress: tqdm, row: dict) -> None:
+    shown = {"reward": row.get("reward"), "pass@1": row.get("eval/pass@1")}
+    shown = {name: f"{value:.2f}" for name, value in shown.items() if value is not None}
+    progress.set_postfix(shown, refresh=False)
+    progress.update()
+
+
+# --- sample, score, compare -----------------------------------------------------------------------
+
+
+@dataclass
+class Batch:
+    """Scored rollouts: N rows, complete groups."""
+
+    rollouts: Rollouts
+    names: list[str]  # of the R rewards
+    rewards_per_func: Tensor  # (N, R), NaN = not scored
+    rewards: Tensor  # (N,), combined
+    advantages: Tensor  # (N,)
+    num_generations: int
+    examples: list[dict]  # N, the row of data that each completion answers
+    logged: dict[str, list[float]] = field(default_factory=dict)  # by rewards
+    generated_tokens: int = 0  # also of groups that were sampled and left out
+    episode_index: Tensor | None = None  # (N,) long, ascending, where rows are turns of episodes
+
+    def metrics(self) -> dict[str, float]:
+        """What TRL logs of a generation batch, under its names; no mean of nothing scored."""
+        lengths = self.rollouts.lengths.float()
+        groups = self.rewards.view(-1, self.num_generations)
+        low = groups.nan_to_num(nan=torch.inf).amin(1)
+        high = groups.nan_to_num(nan=-torch.inf).amax(1)
+        metrics = {
+            "reward": _mean(self.rewards),
+            "reward_std": _std(self.rewards),
+            "frac_reward_zero_std": (low >= high).float().mean().item(),
+            "frac_unscored": self.rewards.isnan().float().mean().item(),
+            "completions/mean_length": lengths.mean().item(),
+            "completions/clipped_ratio": (~self.rollouts.finished).float().mean().item(),
+            "entropy": (self.rollouts.entropies.sum() / lengths.sum()).item(),
+        }
+        for name, column in zip(self.names, self.rewards_per_func.T, strict=True):
+            metrics[f"rewards/{name}/mean"] = _mean(column)
+            metrics[f"rewards/{name}/std"] = _std(column)
+        metrics |= {name: sum(values) / len(values) for name, values in self.logged.items()}
+        return {name: value for name, value in metrics.items() if value is not None}
+
+    @staticmethod
+    def concatenate(parts: Sequence[Batch]) -> Batch:
+        """Several batches, of one group size, as one to update on.
+
+        Their groups are interleaved, so that each optimiser step has something of all. Where a
+        batch lacks a reward that another has, `rewards_per_func` holds NaN.
+        """
+        size = parts[0].num_generations
+        names = list(dict.fromkeys(name for part in parts for name in part.names))
+        columns = []
+        for part in parts:
+            rewards_per_func = torch.full((len(part.rewards), len(names)), math.nan)
+            rewards_per_func[:, [names.index(name) for name in part.names]] = part.rewards_per_func
+            columns.append(rewards_per_func)
+        places = torch.cat(
+            [(torch.arange(n) + 0.5) / n for n in (len(part.rewards) // size for part in parts)]
+        )
+        groups = places.argsort(stable=True)
+        rows = (groups[:, None] * size + torch.arange(size)).flatten()
+        examples = [example for part in parts for example in part.examples]
+        rollouts = Rollouts.concatenate([part.rollouts for part in parts])
+        return Batch(
+            rollouts.select(rows.to(rollouts.mask.device)),
+            names,
+            torch.cat(columns)[rows],
+            torch.cat([part.rewards for part in parts])[rows],
+            torch.cat([part.advantages for part in parts])[rows],
+            size,
+            [examples[row] for row in rows.tolist()],
+            generated_tokens=sum(part.generated_tokens for part in parts),
+        )
+
+
+def _mean(values: Tensor) -> float | None:
+    values = values[~values.isnan()]
+    return values.mean().item() if len(values) else None
+
+
+def _std(values: Tensor) -> float | None:
+    values = values[~values.isnan()]
+    return (values.std().item() if len(values) > 1 else 0.0) if len(values) else None
+
+
+class PromptBatches:
+    """The default batch source: groups of completions of the task's prompts, epoch by epoch.
+
+    A batch source is called with the generator, the state of a step (`global_step`, `max_steps`,
+    `progress` in 0..1) and the step's `metrics`. It yields the batches to learn from; `train`
+    learns from each before it asks for the next, so all are sampled on-policy. It writes its
+    metrics, `generated_tokens` among them, into `metrics`. It has a `name`, and a state that a
+    checkpoint keeps.
+
+    Raises ValueError where rows, rewards, config and the model's context do not fit together.
+    """
+
+    name = "prompts"
+
+    def __init__(
+        self,
+        policy: Policy,
+        task: Task,
+        rewards: Sequence[Callable],
+        config: GRPOConfig,
+        seed: int,
+    ) -> None:
+        check_task(task, rewards, config)
+        policy.check_template(task.train[0]["prompt"])
+        if config.eval_prompts:
+            tested = policy.encode(task.test["prompt"][: config.eval_prompts])
+            check_lengths(policy.model, tested, config.max_completion_length, "test prompt")
+        self.policy, self.task, self.config, self.seed = policy, task, config, seed
+        self.rewards, self.rows = list(rewards), task.train
+        self.prompt_ids = policy.encode(task.train["prompt"])
+        check_lengths(policy.model, self.prompt_ids, config.max_completion_length)
+        self.order = PromptOrder(len(self.prompt_ids), seed)
+
+    def of(self, rows: Sequence[dict], rewards: Sequence[Callable]) -> PromptBatches:
+        """The same sampling for other rows of data, each with its `prompt`, and other rewards."""
+        other = copy.copy(self)
+        other.rows, other.rewards = rows, list(rewards)
+        other.prompt_ids = self.policy.encode([row["prompt"] for row in rows])
+        other.order = PromptOrder(len(rows), seed=0)
+        return other
+
+    def __call__(
+        self, generator: torch.Generator, state: Any, metrics: dict, **changes
+    ) -> Iterator[Batch]:
+        """Yield one generation batch of the next prompts, with `changes` to the config.
+
+        It is sampled in `rollout_chunks` parts; coroutine rewards of a part, such as a judge behind
+        an endpoint, are under way while the next is sampled. With `dynamic_sampling_rounds` (DAPO,
+        arXiv 2503.14476, eq. 11), groups without spread are replaced by groups of further prompts,
+        for at most that many rounds.
+        """
+        config, policy = dataclasses.replace(self.config, **changes), self.policy
+        size, rounds = config.num_generations, config.dynamic_sampling_rounds
+        sample = self._sampler(config)
+        missing = config.generation_batch_size // size  # groups
+        kept: list[tuple[Rollouts, Tensor, list[dict]]] = []
+        logged: dict[str, list[float]] = {}
+        generated_tokens = 0
+        while missing:
+            rows = self.order.take(missing)
+            per_chunk = math.ceil(missing / config.rollout_chunks)
+            chunks = []
+            with start_blocking_portal() as portal:
+                for start in range(0, missing, per_chunk):
+                    chunk = rows[start : start + per_chunk]
+                    prompts = [self.prompt_ids[row] for row in chunk]
+                    with policy.autocast():
+                        rollouts = sample(prompts, size, generator=generator)
+                    ids = rollouts.completion_lists()
+                    examples = [example for row in chunk for example in [self.rows[row]] * size]
+                    scores = start_scoring(
+                        policy.decode(ids), ids, examples, self.rewards, portal, state, logged
+                    )
+                    chunks.append((rollouts, scores, examples))
+                scored = _joined([(rollouts, scores(), e) for rollouts, scores, e in chunks])
+            generated_tokens += int(scored[0].mask.sum())
+            chosen = torch.arange(missing * size)
+            if rounds:
+                chosen = _in_groups_with_spread(scored[1], config)
+            if len(chosen):
+                kept.append(_selected(*scored, chosen))
+            missing = missing - len(chosen) // size
+            rounds -= 1
+        batch = self._compared(*_joined(kept), config, logged, generated_tokens)
+        metrics |= batch.metrics() | {"generated_tokens": generated_tokens}
+        yield batch
+
+    def _sampler(self, config: GRPOConfig) -> Callable[..., Rollouts]:
+        """`generate` with all but prompts, G and generator set; or another backend."""
+        policy, backend = self.policy, backends.choose(self.policy, config.sampling_backend)
+        limits = {
+            "max_new_tokens": config.max_completion_length,
+            "temperature": config.temperature,
+        }
+        if backend != "plain":
+            return partial(backends.sample, policy, backend=backend, **limits)
+        ids = {"eos_token_ids": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
+        return partial(generate, policy.model, **limits, **ids)
+
+    def _compared(
+        self,
+        rollouts: Rollouts,
+        rewards_per_func: Tensor,
+        examples: list[dict],
+        config: GRPOConfig,
+        logged: dict[str, list[float]],
+        generated_tokens: int,
+    ) -> Batch:
+        """Rewards become advantages."""
+        size, weights = config.num_generations, config.reward_weights
+        rewards = objective.combine_rewards(rewards_per_func, weights)
+        if config.multi_objective_aggregation == "normalize_then_sum":
+            advantages = objective.decoupled_advantages(rewards_per_func, size, weights)
+        else:
+            advantages = objective.group_advantages(rewards, size, config.scale_rewards)
+        names = [reward_name(reward) for reward in self.rewards]
+        return Batch(
+            rollouts, names, rewards_per_func, rewards, advantages, size, examples, logged,
+            generated_tokens,
+        )  # fmt: skip
+
+    def state_dict(self) -> dict:
+        return {"taken": self.order.taken}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.order.taken = state["taken"]
+
+
+Scored = tuple[Rollouts, Tensor, list[dict]]  # rollouts, rewards_per_func, examples
+
+
+def _joined(parts: Sequence[Scored]) -> Scored:
+    rollouts, rewards_per_func, examples = zip(*parts, strict=True)
+    return Rollouts.concatenate(rollouts), torch.cat(rewards_per_func), sum(examples, [])
+
+
+def _in_groups_with_spread(rewards_per_func: Tensor, config: GRPOConfig) -> Tensor:
+    """The rows of groups in which some completion has an advantage, long."""
+    size = config.num_generations
+    rewards = objective.combine_rewards(rewards_per_func, config.reward_weights)
+    spread = objective.group_advantages(rewards, size).view(-1, size)
+    return (spread.abs().amax(1).nonzero() * size + torch.arange(size)).flatten()
+
+
+def _selected(rollouts: Rollouts, rewards_per_func: Tensor, examples: list, rows: Tensor) -> Scored:
+    if len(rows) == len(examples):
+        return rollouts, rewards_per_func, examples
+    chosen = rollouts.select(rows.to(rollouts.mask.device))
+    return chosen, rewards_per_func[rows], [examples[row] for row in rows.tolist()]
 
 
 def check_task(task: Task, rewards: Sequence[Callable], config: GRPOConfig) -> None:
@@ -273,102 +427,8 @@ def check_task(task: Task, rewards: Sequence[Callable], config: GRPOConfig) -> N
         check_columns(reward, task.train.column_names, f"task {task.name!r}")
 
 
-def check_columns(reward: Callable, columns: Sequence[str], what: str) -> None:
-    """Raise ValueError where the reward takes a column that `what`, in words, lacks."""
-    for parameter in inspect.signature(reward).parameters.values():
-        needed = (
-            parameter.default is parameter.empty
-            and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-            and parameter.name not in _PROTOCOL
-        )
-        if needed and parameter.name not in columns:
-            raise ValueError(
-                f"the reward {reward_name(reward)} needs a column {parameter.name!r}, which "
-                f"{what} lacks; it has {', '.join(columns)}."
-            )
-
-
-def what_it_starts_from(policy: Policy, source: Any, prompts: PromptCollector) -> dict:
-    """What a run is besides its config: collector and rewards by name, prompts, weights by hash."""
-    parameters = list(policy.model.parameters())
-    weights = hashlib.sha256()
-    # LoRA's own weights begin at random, so with it the frozen ones tell which model this is
-    for parameter in [p for p in parameters if not p.requires_grad] or parameters:
-        values = parameter.detach().flatten()
-        sample = values[:: max(1, len(values) // 64)]
-        weights.update(sample.float().cpu().numpy().tobytes())
-    return {
-        "collector": source.name,
-        "rewards": [reward_name(reward) for reward in prompts.rewards],
-        "prompts": hashlib.sha256(json.dumps(prompts.prompt_ids).encode()).hexdigest()[:12],
-        "first weights": weights.hexdigest()[:12],
-    }
-
-
-def check_same_run(
-    state: dict, config: GRPOConfig, seed: int, start: dict, lines: list[str], output_dir: Path
-) -> None:
-    """Raise ValueError if a checkpoint is of another run than this one or than its history."""
-    before = {**state["config"], "seed": state["seed"], **state["start"]}
-    now = {**dataclasses.asdict(config), "seed": seed, **start}
-    differences = [
-        f"{name} {before.get(name)!r} there, {now.get(name)!r} here"
-        for name in now
-        if before.get(name) != now.get(name)
-    ]
-    if differences:
-        raise ValueError(
-            f"{output_dir} holds a run of another configuration ({'; '.join(differences)}): "
-            "resume with the same one, or choose another folder."
-        )
-    kept = lines[: state["lines"]]
-    if len(kept) < state["lines"] or (kept and json.loads(kept[-1])["step"] != state["step"]):
-        raise ValueError(
-            f"{output_dir} holds a checkpoint of step {state['step']} and the history of another "
-            "run, which was started over it and ended before its first checkpoint: start again "
-            "without resume, or choose another folder."
-        )
-
-
-def make_optimizer(policy: Policy, config: GRPOConfig):
-    """AdamW over the trained weights, and transformers' schedule of that name."""
-    from transformers import get_scheduler
-
-    parameters = [p for p in policy.model.parameters() if p.requires_grad]
-    if not parameters:
-        raise ValueError("no weight of the policy requires a gradient; is it a frozen copy?")
-    optimizer = torch.optim.AdamW(
-        [
-            {
-                "params": [p for p in parameters if p.dim() > 1],
-                "weight_decay": config.weight_decay,
-            },
-            {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
-        ],
-        lr=config.learning_rate,
-        betas=(config.adam_beta1, config.adam_beta2),
-        fused=True,
-    )
-    schedule = get_scheduler(
-        config.lr_scheduler_type,
-        optimizer,
-        num_warmup_steps=config.warmup_steps,
-        num_training_steps=config.max_steps * config.updates_per_step,
-    )
-    return optimizer, schedule
-
-
-def make_scaler(policy: Policy) -> torch.amp.GradScaler:
-    """Scales the loss where arithmetic is in float16, whose smallest gradients would be 0.
-
-    Elsewhere it does nothing. (GPUs before Ampere, Colab's T4 among them, have no bfloat16.)
-    """
-    enabled = policy.half == torch.float16
-    return torch.amp.GradScaler(policy.device.type, init_scale=2.0**12, enabled=enabled)
-
-
-class Cursor:
-    """An endless walk over the training rows, each epoch in its own order; `taken` is its state."""
+class PromptOrder:
+    """An endless walk over n rows, each epoch in its own order; `taken` is its state."""
 
     def __init__(self, n: int, seed: int) -> None:
         self.n, self.seed, self.taken = n, seed, 0
@@ -387,487 +447,237 @@ class Cursor:
         return rows
 
 
-# --- collect and score ----------------------------------------------------------------------------
-
-
-@dataclass
-class Batch:
-    """Scored rollouts: N rows, complete groups."""
-
-    rollouts: Rollouts
-    names: list[str]
-    table: Tensor  # (N, R), NaN = not scored
-    rewards: Tensor  # (N,), combined
-    advantages: Tensor  # (N,)
-    num_generations: int
-    examples: list[dict]  # N, the row of data that each completion answers
-    logged: dict[str, list[float]] = field(default_factory=dict)  # by rewards, see `score`
-    generated_tokens: int = 0  # also of groups that were sampled and left out
-    episode_index: Tensor | None = None  # (N,) long, ascending, where rows are turns of episodes
-
-    def metrics(self) -> dict[str, float]:
-        """What TRL logs of a generation batch, under its names; no mean of nothing scored."""
-        lengths = self.rollouts.lengths.float()
-        groups = self.rewards.view(-1, self.num_generations)
-        low = groups.nan_to_num(nan=torch.inf).amin(1)
-        high = groups.nan_to_num(nan=-torch.inf).amax(1)
-        scored = self.rewards[~self.rewards.isnan()]
-        metrics: dict[str, float] = {}
-        if len(scored):
-            metrics["reward"] = scored.mean().item()
-            metrics["reward_std"] = scored.std().item() if len(scored) > 1 else 0.0
-        metrics |= {
-            "frac_reward_zero_std": (low >= high).float().mean().item(),
-            "frac_unscored": self.rewards.isnan().float().mean().item(),
-            "completions/mean_length": lengths.mean().item(),
-            "completions/clipped_ratio": (~self.rollouts.finished).float().mean().item(),
-            "entropy": (self.rollouts.entropies.sum() / lengths.sum()).item(),
-        }
-        for name, column in zip(self.names, self.table.T, strict=True):
-            values = column[~column.isnan()]
-            if len(values):
-                metrics[f"rewards/{name}/mean"] = values.mean().item()
-                metrics[f"rewards/{name}/std"] = values.std().item() if len(values) > 1 else 0.0
-        return metrics | {name: sum(values) / len(values) for name, values in self.logged.items()}
-
-    @staticmethod
-    def concatenate(parts: Sequence[Batch]) -> Batch:
-        """Several batches, of one group size, as one to update on, their groups interleaved.
-
-        So that each optimiser step on a part of it has something of all. Where a batch lacks a
-        reward that another has, the table holds NaN.
-        """
-        size = parts[0].num_generations
-        names = list(dict.fromkeys(name for part in parts for name in part.names))
-        tables = []
-        for part in parts:
-            table = torch.full((len(part.rewards), len(names)), math.nan)
-            table[:, [names.index(name) for name in part.names]] = part.table
-            tables.append(table)
-        places = torch.cat(
-            [(torch.arange(n) + 0.5) / n for n in (len(part.rewards) // size for part in parts)]
-        )
-        groups = places.argsort(stable=True)
-        rows = (groups[:, None] * size + torch.arange(size)).flatten()
-        examples = [example for part in parts for example in part.examples]
-        rollouts = Rollouts.concatenate([part.rollouts for part in parts])
-        return Batch(
-            rollouts.select(rows.to(rollouts.mask.device)),
-            names,
-            torch.cat(tables)[rows],
-            torch.cat([part.rewards for part in parts])[rows],
-            torch.cat([part.advantages for part in parts])[rows],
-            size,
-            [examples[row] for row in rows.tolist()],
-            generated_tokens=sum(part.generated_tokens for part in parts),
-        )
-
-
-class PromptCollector:
-    """What a step learns from: groups of completions of the task's prompts, epoch by epoch.
-
-    A collector is called with the generator, the state of a step (`global_step`, `max_steps`,
-    `progress` in 0..1) and a dict. It yields the batches to learn from; each is learnt from before
-    the next is asked for, so that all are sampled on-policy. What is to be logged it puts into the
-    dict, `generated_tokens` among it. It has a `name`, and a state that a checkpoint keeps.
-
-    Raises ValueError where rows, rewards, config and the model's context do not fit together.
-    """
-
-    name = "prompts"
-
-    def __init__(
-        self,
-        policy: Policy,
-        task: Task,
-        rewards: Sequence[Callable],
-        config: GRPOConfig,
-        seed: int,
-    ) -> None:
-        check_task(task, rewards, config)
-        self.policy, self.task, self.rewards = policy, task, list(rewards)
-        self.config, self.seed = config, seed
-        policy.check_template(task.train[0]["prompt"])
-        self.prompt_ids = policy.encode(task.train["prompt"])
-        check_lengths(policy.model, self.prompt_ids, config.max_completion_length)
-        self.cursor = Cursor(len(self.prompt_ids), seed)
-
-    def __call__(self, generator: torch.Generator, state: Any, metrics: dict) -> Iterator[Batch]:
-        batch = self.batch(generator, state)
-        metrics |= batch.metrics() | {"generated_tokens": batch.generated_tokens}
-        yield batch
-
-    def batch(self, generator: torch.Generator, state: Any, **changes) -> Batch:
-        """One generation batch of the next prompts, with `changes` to the config."""
-        config = dataclasses.replace(self.config, **changes)
-        return collect(
-            self.policy, self.task, self.prompt_ids, self.rewards, config, self.cursor, generator,
-            state,
-        )  # fmt: skip
-
-    def state_dict(self) -> dict:
-        return {"taken": self.cursor.taken}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.cursor.taken = state["taken"]
-
-
-def collect(
-    policy: Policy,
-    task: Task,
-    prompt_ids: list[list[int]],
-    rewards: Sequence[Callable],
-    config: GRPOConfig,
-    cursor: Cursor,
-    generator: torch.Generator,
-    state: Any,
-) -> Batch:
-    """Sample and score one generation batch.
-
-    The batch is sampled in `rollout_chunks` parts; coroutine rewards of a part, such as a judge
-    behind an endpoint, are under way while the next is sampled. With `dynamic_sampling_rounds`
-    (DAPO, arXiv 2503.14476, eq. 11), groups without spread are replaced by groups of further
-    prompts, for at most that many rounds.
-    """
-    wanted = config.generation_batch_size // config.num_generations
-    parts: list[tuple[Rollouts, Tensor, list[dict]]] = []
-    logged: dict[str, list[float]] = {}
-
-    def examples_of(rows: list[int]) -> list[dict]:
-        repeated = ([task.train[row]] * config.num_generations for row in rows)
-        return [example for group in repeated for example in group]
-
-    def sample(rows: list[int], portal: BlockingPortal) -> tuple[Rollouts, Callable[[], Tensor]]:
-        rollouts = backends.sample(
-            policy,
-            [prompt_ids[row] for row in rows],
-            config.num_generations,
-            backend=backends.choose(policy, config.sampling_backend),
-            max_new_tokens=config.max_completion_length,
-            temperature=config.temperature,
-            generator=generator,
-        )
-        ids = rollouts.completion_lists()
-        return rollouts, start_scoring(
-            policy.decode(ids), ids, examples_of(rows), rewards, portal, state, logged
-        )
-
-    missing, generated_tokens = wanted, 0
-    for round_ in range(config.dynamic_sampling_rounds + 1):
-        rows = cursor.take(missing)
-        size = math.ceil(missing / config.rollout_chunks)
-        with start_blocking_portal() as portal:
-            chunks = [sample(rows[i : i + size], portal) for i in range(0, missing, size)]
-            table = torch.cat([finish() for _, finish in chunks])
-        rollouts = Rollouts.concatenate([rollouts for rollouts, _ in chunks])
-        generated_tokens += int(rollouts.mask.sum())
-        examples = examples_of(rows)
-        if round_ < config.dynamic_sampling_rounds:
-            combined = objective.combine_rewards(table, config.reward_weights)
-            spread = objective.group_advantages(combined, config.num_generations).view(
-                -1, config.num_generations
-            )
-            groups = spread.abs().amax(1).nonzero()[:, 0]
-            kept = (
-                groups[:, None] * config.num_generations + torch.arange(config.num_generations)
-            ).flatten()
-            if len(kept):
-                selected = rollouts.select(kept.to(rollouts.mask.device))
-                parts.append((selected, table[kept], [examples[i] for i in kept.tolist()]))
-            missing -= len(groups)
-        else:
-            parts.append((rollouts, table, examples))
-            missing = 0
-        if not missing:
-            break
-    table = torch.cat([table for _, table, _ in parts])
-    combined = objective.combine_rewards(table, config.reward_weights)
-    size = config.num_generations
-    if config.multi_objective_aggregation == "normalize_then_sum":
-        advantages = objective.decoupled_advantages(table, size, config.reward_weights)
-    else:
-        advantages = objective.group_advantages(combined, size, config.scale_rewards)
-    return Batch(
-        Rollouts.concatenate([rollouts for rollouts, _, _ in parts]),
-        [reward_name(reward) for reward in rewards],
-        table,
-        combined,
-        advantages,
-        size,
-        [example for _, _, examples in parts for example in examples],
-        logged,
-        generated_tokens,
-    )
-
-
 def score(
-    policy: Policy,
-    rollouts: Rollouts,
-    examples: Sequence[dict],
-    rewards: Sequence[Callable],
-    state: Any = None,
-    logged: dict[str, list[float]] | None = None,
+    policy: Policy, rollouts: Rollouts, examples: Sequence[dict], rewards: Sequence[Callable]
 ) -> Tensor:
-    """Rewards of all completions, (N, R) float32: `score_texts` of what they say."""
+    """Rewards of all completions, (N, R) float32, NaN = not scored; `examples` are rows of data."""
     ids = rollouts.completion_lists()
-    return score_texts(policy.decode(ids), ids, examples, rewards, state, logged)
-
-
-def score_texts(
-    texts: Sequence[str],
-    completion_ids: Sequence[Sequence[int]],
-    examples: Sequence[dict],
-    rewards: Sequence[Callable],
-    state: Any = None,
-    logged: dict[str, list[float]] | None = None,
-) -> Tensor:
-    """Rewards of N texts, (N, R) float32, NaN where a reward returned None.
-
-    Completions reach a reward as TRL passes them for prompts that are messages: a list with one
-    assistant message. As in TRL, a reward gets `trainer_state` and may call `log_metric(name,
-    value)`; the values are collected in `logged`.
-
-    Raises ValueError or TypeError, naming the reward, for too few values, a NaN, or no number.
-    """
-    logged = {} if logged is None else logged
-    with start_blocking_portal() as portal:
-        return start_scoring(texts, completion_ids, examples, rewards, portal, state, logged)()
-
-
-def start_scoring(
-    texts: Sequence[str],
-    completion_ids: Sequence[Sequence[int]],
-    examples: Sequence[dict],
-    rewards: Sequence[Callable],
-    portal: BlockingPortal,
-    state: Any,
-    logged: dict[str, list[float]],
-) -> Callable[[], Tensor]:
-    """Start the coroutine rewards, all together; the function returned runs the others and waits.
-
-    Coroutines run in `portal`, an event loop in another thread (a notebook has one in this), so
-    that other work can go on meanwhile. See `score_texts`.
-    """
-    arguments = {
-        "prompts": [example["prompt"] for example in examples],
-        "completions": [[{"role": "assistant", "content": text}] for text in texts],
-        "completion_ids": list(completion_ids),
-        "trainer_state": state,
-        "log_metric": lambda name, value: logged.setdefault(name, []).append(float(value)),
-        **{
-            name: [example[name] for example in examples]
-            for name in examples[0]
-            if name != "prompt"
-        },
-    }
-
-    async def awaited(reward: Callable) -> Any:
-        return await reward(**arguments)
-
-    async def result_of(awaitable: Awaitable) -> Any:
-        return await awaitable
-
-    under_way = {
-        i: portal.start_task_soon(awaited, reward)
-        for i, reward in enumerate(rewards)
-        if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(reward.__call__)
-    }
-
-    def finish() -> Tensor:
-        results = {i: r(**arguments) for i, r in enumerate(rewards) if i not in under_way}
-        results |= {i: future.result() for i, future in under_way.items()}
-        for i, result in results.items():
-            if inspect.isawaitable(result):  # of a lambda or partial around a coroutine function
-                results[i] = portal.call(result_of, result)
-        columns = [
-            checked(reward_name(reward), results[i], len(texts)) for i, reward in enumerate(rewards)
-        ]
-        return torch.tensor(columns, dtype=torch.float32).T
-
-    return finish
-
-
-def checked(name: str, values: Any, n: int) -> list[float]:
-    """A reward's `values` of `n` completions as floats, NaN for None; see `score_texts`."""
-    if not isinstance(values, (list, tuple)):
-        raise TypeError(
-            f"the reward {name} returned a {type(values).__name__}; it must return a list of "
-            "one number or None a completion."
-        )
-    if len(values) != n:
-        raise ValueError(
-            f"the reward {name} returned {len(values)} values for {n} completions; return one each."
-        )
-    numbers = []
-    for i, value in enumerate(values):
-        if value is None:
-            numbers.append(math.nan)
-            continue
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            raise TypeError(
-                f"the reward {name} returned {value!r} for completion {i}; it must be a number or "
-                "None."
-            ) from None
-        if not math.isfinite(number):
-            raise ValueError(
-                f"the reward {name} returned {number} for completion {i}; return None for what "
-                "could not be scored."
-            )
-        numbers.append(number)
-    return numbers
+    return score_texts(policy.decode(ids), ids, examples, rewards)
 
 
 # --- update ---------------------------------------------------------------------------------------
 
 
-def update(
-    policy: Policy,
-    reference: Callable | None,
-    optimizer,
-    schedule,
-    batch: Batch,
-    config: GRPOConfig,
-    scaler: torch.amp.GradScaler | None = None,
-) -> dict[str, Any]:
-    """All optimiser steps of one generation batch; returns TRL's metrics and whether all went well.
+class Learner:
+    """What learns from batches: AdamW over the trained weights, its schedule, the reference.
 
-    Old log-probabilities are those of the weights before the first of these steps: for that step
-    itself they equal the current ones, so they are only computed where more steps follow. Without
-    a `schedule` the learning rate stays what it is. With a `scaler` (see `make_scaler`) a step
-    whose gradient overflows is skipped, and the next is scaled less.
+    float16 arithmetic (GPUs before Ampere have no bfloat16) scales the loss, since its smallest
+    gradients would be 0; a step whose gradient overflows is skipped, and the next is scaled less.
+
+    Raises ValueError where no weight of the policy requires a gradient.
     """
-    scaler = scaler or torch.amp.GradScaler(enabled=False)
-    rollouts, advantages = batch.rollouts, batch.advantages.to(batch.rollouts.mask.device)
-    mask = rollouts.mask
-    if config.mask_truncated_completions:
-        mask = mask & rollouts.finished[:, None]
-    n, width = mask.shape
-    size = config.optimizer_batch_size
-    micro_size = config.per_device_train_batch_size or size
-    # Turns of one episode stay together: an optimiser step takes whole episodes.
-    episode = torch.arange(n) if batch.episode_index is None else batch.episode_index.cpu()
-    episodes, turn_weights = int(episode[-1]) + 1, None
-    if batch.episode_index is not None and config.loss_type == "grpo":
-        turn_weights = (1 / episode.bincount()[episode]).to(mask.device)
-    # Without advantage there is no gradient, unless by a KL term; to bnpo such tokens count.
-    active = batch.advantages != 0
-    if reference is not None or config.loss_type == "bnpo":
-        active = torch.ones(n, dtype=torch.bool)
 
-    def scored(model, rows: Tensor) -> Tensor:
-        part = rollouts.select(rows)
-        with policy.autocast():
+    def __init__(self, policy: Policy, config: GRPOConfig) -> None:
+        self.policy, self.config = policy, config
+        self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
+        if not self.parameters:
+            raise ValueError("no weight of the policy requires a gradient; is it a frozen copy?")
+        matrices = [p for p in self.parameters if p.dim() > 1]
+        vectors = [p for p in self.parameters if p.dim() <= 1]
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": config.weight_decay},
+                {"params": vectors, "weight_decay": 0.0},
+            ],
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            fused=True,
+        )
+        self.schedule = get_scheduler(
+            config.lr_scheduler_type,
+            self.optimizer,
+            num_warmup_steps=config.warmup_steps,
+            num_training_steps=config.max_steps * config.updates_per_step,
+        )
+        in_float16 = policy.half == torch.float16
+        self.scaler = torch.amp.GradScaler(policy.device.type, 2.0**12, enabled=in_float16)
+        self.reference = reference_of(policy) if config.beta else None
+
+    def update(self, batch: Batch, *, scheduled: bool = True) -> dict[str, float]:
+        """All optimiser steps of one generation batch; returns TRL's metrics.
+
+        Old log-probabilities are those of the weights before the first of these steps: for that
+        step they equal the current ones, so they are computed only where more steps follow.
+        Without `scheduled` the learning rate stays what it is.
+
+        Raises FloatingPointError, and leaves the weights alone, where the loss is not finite.
+        """
+        config, mask = self.config, _trained_tokens(batch, self.config)
+        # Turns of one episode stay together: an optimiser step takes whole episodes.
+        index = batch.episode_index
+        episode = torch.arange(len(mask)) if index is None else index.cpu()
+        episodes, size = int(episode[-1]) + 1, config.optimizer_batch_size
+        given = self._loss_inputs(batch, mask, episode)
+        stats: dict[str, float] = {}
+        for _ in range(config.num_iterations):
+            for start in range(0, episodes, size):
+                rows = ((start <= episode) & (episode < start + size)).nonzero()[:, 0]
+                sequences = min(start + size, episodes) - start
+                divisors = {
+                    # each optimiser step gets an even share of the batch's tokens, as in TRL
+                    "num_items_in_batch": mask.sum() * sequences / episodes,
+                    "num_sequences_in_batch": sequences,
+                }
+                micro_batches = self._micro_batches(rows[self._active(batch)[rows]], batch)
+                loss = 0.0
+                for part in micro_batches:
+                    # bnpo is local by definition: the mean of micro-batches
+                    scale = len(micro_batches) if config.loss_type == "bnpo" else 1
+                    loss += self._backward(batch, part, given, divisors, scale, stats)
+                step = self._optimizer_step(batch, loss, bool(micro_batches), scheduled)
+        return {**step, **stats}
+
+    def _active(self, batch: Batch) -> Tensor:
+        """(N,) bool: rows with a gradient. A KL term gives one to all; bnpo counts all tokens."""
+        if self.reference is not None or self.config.loss_type == "bnpo":
+            return torch.ones(len(batch.advantages), dtype=torch.bool)
+        return batch.advantages != 0
+
+    def _logps(self, model, batch: Batch, rows: Tensor) -> Tensor:
+        part = batch.rollouts.select(rows)
+        with self.policy.autocast():
             return completion_logps(
-                model, part, temperature=config.temperature, pad_token_id=policy.pad_token_id
+                model,
+                part,
+                temperature=self.config.temperature,
+                pad_token_id=self.policy.pad_token_id,
             )[0]
 
-    def whole(model) -> Tensor:
+    @torch.no_grad()
+    def _all_logps(self, model, batch: Batch) -> Tensor:
         """(N, T) log-probabilities of all active rows, without gradient."""
-        result = torch.zeros(n, width, device=mask.device)
-        with torch.no_grad():
-            for rows in _micro_batches(torch.arange(n)[active], rollouts, micro_size):
-                part = scored(model, rows)
-                result[rows, : part.shape[1]] = part
+        result = torch.zeros(batch.rollouts.mask.shape, device=batch.rollouts.mask.device)
+        rows = torch.arange(len(result))[self._active(batch)]
+        for part in self._micro_batches(rows, batch):
+            logps = self._logps(model, batch, part)
+            result[part, : logps.shape[1]] = logps
         return result
 
-    ref_logps = None
-    if reference is not None:
-        with reference() as model:
-            ref_logps = whole(model)
-    needs_old = config.updates_per_step > 1 or config.importance_sampling_cap is not None
-    old_logps = whole(policy.model) if needs_old else None
-    weights = None
-    if config.importance_sampling_cap is not None:
-        weights = objective.truncated_importance_weights(
-            old_logps, rollouts.logps, config.importance_sampling_cap
+    def _loss_inputs(self, batch: Batch, mask: Tensor, episode: Tensor) -> dict[str, Tensor | None]:
+        """Arguments of `policy_loss` for all N rows, None for those that the config leaves out."""
+        config = self.config
+        ref_logps = old_logps = weights = turn_weights = None
+        if self.reference is not None:
+            with self.reference() as model:
+                ref_logps = self._all_logps(model, batch)
+        cap = config.importance_sampling_cap
+        if config.updates_per_step > 1 or cap is not None:
+            old_logps = self._all_logps(self.policy.model, batch)
+        if cap is not None:
+            weights = objective.truncated_importance_weights(old_logps, batch.rollouts.logps, cap)
+        if batch.episode_index is not None and config.loss_type == "grpo":
+            turn_weights = (1 / episode.bincount()[episode]).to(mask.device)
+        return {
+            "old_logps": old_logps,
+            "advantages": batch.advantages.to(mask.device),
+            "mask": mask,
+            "ref_logps": ref_logps,
+            "truncated_importance_weights": weights,
+            "turn_weights": turn_weights,
+        }
+
+    def _backward(
+        self, batch: Batch, part: Tensor, given: dict, divisors: dict, scale: int, stats: dict
+    ) -> float:
+        """Add the gradient of one micro-batch, and its share of the stats; its loss."""
+        config = self.config
+        logps = self._logps(self.policy.model, batch, part)
+        inputs = {
+            name: None if value is None else value[part][..., : logps.shape[1]]
+            if value.dim() > 1 else value[part]
+            for name, value in given.items()
+        }  # fmt: skip
+        ratio_of = {
+            name: getattr(config, name)
+            for name in ("loss_type", "epsilon", "epsilon_high", "importance_sampling_level")
+        }
+        loss = (
+            objective.policy_loss(
+                logps,
+                **inputs,
+                **ratio_of,
+                **divisors,
+                beta=config.beta,
+                use_bias_correction_kl=config.use_bias_correction_kl,
+                max_completion_length=config.max_completion_length,
+            )
+            / scale
         )
-    loss_arguments = {
-        "loss_type": config.loss_type,
-        "epsilon": config.epsilon,
-        "epsilon_high": config.epsilon_high,
-        "importance_sampling_level": config.importance_sampling_level,
-    }
-    sums: dict[str, float] = {}
-    for _ in range(config.num_iterations):
-        for start in range(0, episodes, size):
-            rows = ((start <= episode) & (episode < start + size)).nonzero()[:, 0]
-            # each optimiser step gets an even share of the whole batch's tokens, as in TRL
-            sequences = min(start + size, episodes) - start
-            tokens = mask.sum() * sequences / episodes
-            total, grad_norm = 0.0, torch.tensor(0.0)
-            micro_batches = _micro_batches(rows[active[rows]], rollouts, micro_size)
-            for part in micro_batches:
-                logps = scored(policy.model, part)
-                cut = (part, slice(0, logps.shape[1]))
-                arguments = dict(
-                    old_logps=None if old_logps is None else old_logps[cut],
-                    advantages=advantages[part],
-                    mask=mask[cut],
-                    ref_logps=None if ref_logps is None else ref_logps[cut],
-                    **loss_arguments,
-                )
-                loss = objective.policy_loss(
-                    logps,
-                    beta=config.beta,
-                    use_bias_correction_kl=config.use_bias_correction_kl,
-                    max_completion_length=config.max_completion_length,
-                    num_items_in_batch=tokens,
-                    num_sequences_in_batch=sequences,
-                    truncated_importance_weights=None if weights is None else weights[cut],
-                    turn_weights=None if turn_weights is None else turn_weights[part],
-                    **arguments,
-                )
-                if config.loss_type == "bnpo":  # local by definition: the mean of micro-batches
-                    loss = loss / len(micro_batches)
-                scaler.scale(loss).backward()
-                total += loss.item()
-                share = mask[cut].sum().item() / max(mask.sum().item(), 1)
-                if config.importance_sampling_level == "sequence":
-                    share = len(part) / n
-                for name, value in objective.policy_loss_stats(logps, **arguments).items():
-                    sums[name] = sums.get(name, 0.0) + value * share / config.num_iterations
-            if micro_batches:
-                scaler.unscale_(optimizer)
-                grad_norm = torch.nn.utils.clip_grad_norm_(
-                    [p for p in policy.model.parameters() if p.requires_grad],
-                    config.max_grad_norm or math.inf,
-                )
-            overflow = not math.isfinite(grad_norm.item())
-            finite = math.isfinite(total) and (not overflow or scaler.get_scale() > 1)
-            learning_rate = optimizer.param_groups[0]["lr"]
-            if finite:
-                if micro_batches:
-                    scaler.step(optimizer)
-                    scaler.update()
-                else:
-                    optimizer.step()  # moves nothing: no group had a gradient
-                if schedule is not None:
-                    schedule.step()
-            optimizer.zero_grad(set_to_none=True)
-            if not finite:
-                return {"finite": False}
-    return {
-        "finite": True,
-        "loss": total,
-        **({} if overflow else {"grad_norm": grad_norm.item()}),
-        **({"loss_scale": scaler.get_scale()} if scaler.is_enabled() else {}),
-        "learning_rate": learning_rate,
-        **sums,
-    }
+        self.scaler.scale(loss).backward()
+        share = inputs["mask"].sum().item() / max(given["mask"].sum().item(), 1)
+        if config.importance_sampling_level == "sequence":
+            share = len(part) / len(given["mask"])
+        del inputs["truncated_importance_weights"], inputs["turn_weights"]
+        for name, value in objective.policy_loss_stats(logps, **inputs, **ratio_of).items():
+            stats[name] = stats.get(name, 0.0) + value * share / config.num_iterations
+        return loss.item()
+
+    def _optimizer_step(
+        self, batch: Batch, loss: float, has_gradient: bool, scheduled: bool
+    ) -> dict[str, float]:
+        grad_norm = torch.tensor(0.0)
+        if has_gradient:
+            self.scaler.unscale_(self.optimizer)
+            limit = self.config.max_grad_norm or math.inf
+            grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
+        overflow = not math.isfinite(grad_norm.item())
+        finite = math.isfinite(loss) and (not overflow or self.scaler.get_scale() > 1)
+        learning_rate = self.optimizer.param_groups[0]["lr"]
+        if finite:
+            if has_gradient:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            else:
+                self.optimizer.step()  # moves nothing: no group had a gradient
+            if scheduled:
+                self.schedule.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if not finite:
+            rewards = batch.rewards.nan_to_num()
+            raise FloatingPointError(
+                "loss or gradient is not finite, so that update was not made (rewards from "
+                f"{rewards.min():.3g} to {rewards.max():.3g}; lower learning_rate)"
+            )
+        return {
+            "loss": loss,
+            **({} if overflow else {"grad_norm": grad_norm.item()}),
+            **({"loss_scale": self.scaler.get_scale()} if self.scaler.is_enabled() else {}),
+            "learning_rate": learning_rate,
+        }
+
+    def _micro_batches(self, rows: Tensor, batch: Batch) -> list[Tensor]:
+        """`rows` in micro-batches: completions of a prompt together, short ones first."""
+        size = self.config.per_device_train_batch_size or self.config.optimizer_batch_size
+        if len(rows) <= size:
+            return [rows] if len(rows) else []
+        longest: dict[int, int] = {}
+        lengths = batch.rollouts.lengths.tolist()
+        prompts = batch.rollouts.prompt_index.tolist()
+        for row in rows.tolist():
+            longest[prompts[row]] = max(longest.get(prompts[row], 0), lengths[row])
+        ordered = sorted(rows.tolist(), key=lambda row: (longest[prompts[row]], prompts[row], row))
+        return [torch.tensor(ordered[i : i + size]) for i in range(0, len(ordered), size)]
+
+    def state_dict(self) -> dict:
+        trained = {name for name, p in self.policy.model.named_parameters() if p.requires_grad}
+        weights = self.policy.model.state_dict()
+        return {
+            "model": {name: value for name, value in weights.items() if name in trained},
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        self.policy.model.load_state_dict(state["model"], strict=False)  # with LoRA, the trained
+        for name in ("optimizer", "schedule", "scaler"):
+            getattr(self, name).load_state_dict(state[name])
 
 
-def _micro_batches(rows: Tensor, rollouts: Rollouts, size: int) -> list[Tensor]:
-    """`rows` in parts of at most `size`, a prompt's next to each other, short completions first."""
-    if len(rows) <= size:
-        return [rows] if len(rows) else []
-    longest: dict[int, int] = {}
-    lengths, prompts = rollouts.lengths.tolist(), rollouts.prompt_index.tolist()
-    for row in rows.tolist():
-        longest[prompts[row]] = max(longest.get(prompts[row], 0), lengths[row])
-    ordered = sorted(rows.tolist(), key=lambda row: (longest[prompts[row]], prompts[row], row))
-    return [torch.tensor(ordered[i : i + size]) for i in range(0, len(ordered), size)]
+def _trained_tokens(batch: Batch, config: GRPOConfig) -> Tensor:
+    """(N, T) bool."""
+    mask = batch.rollouts.mask
+    return mask & batch.rollouts.finished[:, None] if config.mask_truncated_completions else mask
 
 
 # --- evaluate -------------------------------------------------------------------------------------
@@ -889,14 +699,14 @@ def evaluate(
     config: GRPOConfig,
     *,
     seed: int = 0,
-    correct: Callable = accuracy_reward,
+    correct: Callable | None = None,
 ) -> dict[str, float]:
     """Greedy accuracy, pass@1 and pass@k on the first `config.eval_prompts` rows of `dataset`.
 
-    A completion is right if the reward `correct` gives it 1. Samples are drawn at
-    `config.temperature`, `config.num_generations_eval` a prompt (k is that number), with a
-    generator of their own, so that evaluating changes nothing of the training. {} for a dataset
-    without the column `answer`.
+    A completion is right if its answer is the row's, or if the reward `correct`, where given, is 1.
+    Samples are drawn at `config.temperature`, `config.num_generations_eval` a prompt (k is that
+    number), with a generator of their own, so that evaluating changes nothing of the training. {}
+    for a dataset without the column `answer`.
     """
     if "answer" not in dataset.column_names or not config.eval_prompts:
         return {}
@@ -907,7 +717,6 @@ def evaluate(
         "batch_size": config.evaluation_batch_size,
     }
     best = reply(policy, rows["prompt"], do_sample=False, **options)
-    greedy = score(policy, best, examples, [correct])[:, 0] == 1
     sampled = reply(
         policy,
         rows["prompt"],
@@ -916,9 +725,9 @@ def evaluate(
         generator=torch.Generator().manual_seed(seed),
         **options,
     )
+    greedy = _right(policy, best, examples, correct)
     repeated = [example for example in examples for _ in range(samples)]
-    right = score(policy, sampled, repeated, [correct])[:, 0] == 1
-    counts = right.view(-1, samples).sum(1).tolist()
+    counts = _right(policy, sampled, repeated, correct).view(-1, samples).sum(1).tolist()
     return {
         "eval/greedy": greedy.float().mean().item(),
         "eval/pass@1": sum(counts) / (samples * len(counts)),
@@ -926,3 +735,18 @@ def evaluate(
         "eval/mean_length": sampled.lengths.float().mean().item(),
         "eval/n": len(greedy),
     }
+
+
+def _right(
+    policy: Policy, rollouts: Rollouts, examples: Sequence[dict], correct: Callable | None
+) -> Tensor:
+    """(N,) bool."""
+    if correct is not None:
+        return score(policy, rollouts, examples, [correct])[:, 0] == 1
+    texts = policy.decode(rollouts.completion_lists())
+    return torch.tensor(
+        [
+            is_correct(extract_answer(text), str(example["answer"]))
+            for text, example in zip(texts, examples, strict=True)
+        ]
+    )

@@ -16,20 +16,17 @@ pass, so that their number changes it. Tested with TRL 1.16.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 import math
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -37,25 +34,16 @@ import trl
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from anyio.from_thread import start_blocking_portal
-from tqdm import tqdm
 from transformers import PrinterCallback, TrainerCallback
 from trl.import_utils import is_vllm_available
 
 from grpo_kit.config import GRPOConfig
 from grpo_kit.models import Policy
 from grpo_kit.paths import make_output_dir, write_atomic
+from grpo_kit.rewards.scoring import finite_values, is_coroutine, reward_name
+from grpo_kit.runs import RUN, Run, RunFiles
 from grpo_kit.tasks import Task
-from grpo_kit.training import (
-    HISTORY,
-    RUN,
-    PromptCollector,
-    Run,
-    check_same_run,
-    checked,
-    evaluate,
-    reward_name,
-    what_it_starts_from,
-)
+from grpo_kit.training import PromptBatches, evaluate, progress_bar, run_start, show_progress
 
 SAME = (
     "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1",
@@ -127,7 +115,7 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
         "use_cpu": not cuda,
         "gradient_checkpointing": False,  # TRL's default is True
         "disable_dropout": True,
-        "logging_nan_inf_filter": False,  # it would hide what `_RunFiles` looks for
+        "logging_nan_inf_filter": False,  # it would hide what `_Watcher` looks for
         "vllm_importance_sampling_correction": cap is not None,
         "cache_implementation": "static" if config.sampling_backend == "static" else None,
         "use_transformers_continuous_batching": config.sampling_backend == "continuous",
@@ -196,14 +184,14 @@ def grpo_trainer(
     """
     processes = join(policy.device.type)
     args = trl_config(config, policy, processes, **overrides)
-    prompts = PromptCollector(policy, task, rewards, config, args.seed)  # checks what goes together
+    prompts = PromptBatches(policy, task, rewards, config, args.seed)  # checks what goes together
     wanted = config.generation_batch_size // config.num_generations
     if len(task.train) < wanted:
         raise ValueError(
             f"task {task.name!r} has {len(task.train)} rows to learn from, and TRL takes {wanted} "
             "different ones a step: lower generation_batch_size, or give more rows."
         )
-    start = what_it_starts_from(policy, SimpleNamespace(name=f"TRL {trl.__version__}"), prompts)
+    start = run_start(policy, f"TRL {trl.__version__}", prompts)
     for module in policy.model.modules():  # a number, which TRL's `disable_dropout` does not reach
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0
@@ -219,8 +207,9 @@ def grpo_trainer(
             processing_class=policy.tokenizer,
         )
     trainer.remove_callback(PrinterCallback)
-    trainer.run_files = _RunFiles(trainer, policy, task, config, start, measure)
-    trainer.add_callback(trainer.run_files)
+    files = RunFiles(args.output_dir, config, args.seed, start)
+    trainer.watcher = _Watcher(trainer, files, policy, task, measure)
+    trainer.add_callback(trainer.watcher)
     return trainer
 
 
@@ -238,7 +227,7 @@ def train(
 ) -> Run:
     """`training.train`, done by TRL; arguments, files and what is returned are the same.
 
-    There is no `collector`: TRL collects its own. Its checkpoints are `checkpoint-N` in
+    There is no `batch_source`: TRL has its own. Its checkpoints are `checkpoint-N` in
     `output_dir`; without `resume` those of an earlier run go. Raises, beside what `grpo_trainer`
     raises, ValueError where the run to resume is another one, RuntimeError where the loss is not
     finite, no completion could be scored for several steps in a row, or another process of the run
@@ -252,7 +241,7 @@ def train(
     last = last_checkpoint(output_dir) if resume else None
     several = PartialState().num_processes > 1
     try:
-        with _told_when_ended(output_dir) if several else nullcontext():
+        with _say_when_ended(output_dir) if several else nullcontext():
             trainer.train(resume_from_checkpoint=last and str(last))
     except RuntimeError as error:
         if several and any(word in str(error) for word in ("peer", "gloo", "NCCL")):
@@ -260,12 +249,12 @@ def train(
             raise RuntimeError(_ended(output_dir, f" ({why})")) from None
         raise
     PartialState().wait_for_everyone()  # the first process writes what all of them read
-    told = json.loads((output_dir / RUN).read_text())
-    return Run(output_dir, config, seed, told["history"], told["start"])
+    run = json.loads((output_dir / RUN).read_text())
+    return Run(output_dir, config, seed, run["history"], run["start"])
 
 
 @contextmanager
-def _told_when_ended(output_dir: Path) -> Iterator[None]:
+def _say_when_ended(output_dir: Path) -> Iterator[None]:
     """A launcher ends all processes where one has failed: say so, and how to go on."""
 
     def end(*_: object) -> None:
@@ -334,20 +323,20 @@ def _as_reference(policy: Policy, output_dir: Path) -> Iterator[None]:
 class _Trainer(trl.GRPOTrainer):
     """TRL's, but for completions without a score, and for a resumed run's prompts."""
 
-    run_files: _RunFiles
+    watcher: _Watcher
     _epochs_behind = 0
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **keywords):
         last = resume_from_checkpoint
         last = last_checkpoint(self.args.output_dir) if last is True else last and Path(last)
-        self.run_files.begin(last or None)
+        self.watcher.begin(last or None)
         if not last:
             return super().train(**keywords)
         state = _state_of(last)
         if state["global_step"] >= self.args.max_steps:  # TRL would make one step more
             if not is_sharded():
                 self._load_from_checkpoint(str(last))
-            return self.run_files.end()
+            return self.watcher.end()
         self._epochs_behind = int(state["epoch"])
         return super().train(resume_from_checkpoint=str(last), **keywords)
 
@@ -363,10 +352,10 @@ class _Trainer(trl.GRPOTrainer):
 
     def _calculate_rewards(self, *arguments, **keywords):
         """What one reward could not score is spared the others too, as in `training.score`."""
-        table = super()._calculate_rewards(*arguments, **keywords)
-        counted = self.reward_weights.to(table.device) != 0
-        missing = table[:, counted].isnan().any(dim=1)
-        return table.masked_fill(missing[:, None], torch.nan)
+        rewards_per_func = super()._calculate_rewards(*arguments, **keywords)
+        counted = self.reward_weights.to(rewards_per_func.device) != 0
+        missing = rewards_per_func[:, counted].isnan().any(dim=1)
+        return rewards_per_func.masked_fill(missing[:, None], torch.nan)
 
 
 def finite(reward: Callable) -> Callable:
@@ -376,22 +365,22 @@ def finite(reward: Callable) -> Callable:
     """
     name = reward_name(reward)
 
-    def as_trl_takes_it(found: Any, n: int) -> list[float | None]:
-        return [None if math.isnan(value) else value for value in checked(name, found, n)]
+    def as_trl_takes_it(values: Any, n: int) -> list[float | None]:
+        return [None if math.isnan(value) else value for value in finite_values(name, values, n)]
 
-    if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(reward.__call__):
+    if is_coroutine(reward):
 
-        async def held(prompts, completions, **columns):
-            found = await reward(prompts=prompts, completions=completions, **columns)
-            return as_trl_takes_it(found, len(prompts))
+        async def checked(prompts, completions, **columns):
+            values = await reward(prompts=prompts, completions=completions, **columns)
+            return as_trl_takes_it(values, len(prompts))
     else:
 
-        def held(prompts, completions, **columns):
-            found = reward(prompts=prompts, completions=completions, **columns)
-            return as_trl_takes_it(found, len(prompts))
+        def checked(prompts, completions, **columns):
+            values = reward(prompts=prompts, completions=completions, **columns)
+            return as_trl_takes_it(values, len(prompts))
 
-    held.__name__ = name
-    return held
+    checked.__name__ = name
+    return checked
 
 
 def whole_groups(reward: Callable) -> Callable:
@@ -441,92 +430,65 @@ async def _awaited(values: Any) -> Any:
     return await values
 
 
-class _RunFiles(TrainerCallback):
-    """Writes `history.jsonl` and `run.json` as `training.train` does, and evaluates as it does.
+class _Watcher(TrainerCallback):
+    """Evaluates as `training.train` does, and leaves the same files; the first process writes.
 
-    The first process writes. Where the weights are spread over several processes (ZeRO-3, FSDP)
-    none of them can sample alone: nothing is evaluated then.
+    Where the weights are spread over several processes (ZeRO-3, FSDP) none of them can sample
+    alone: nothing is evaluated then.
     """
 
-    def __init__(self, trainer, policy, task, config, start, measure) -> None:
-        self.trainer, self.policy, self.task, self.config = trainer, policy, task, config
-        self.folder, self.measure = Path(trainer.args.output_dir), measure
-        self.history: list[dict] = []
-        self.start = start
-        self.unscored = self.tokens = 0
+    def __init__(self, trainer, files: RunFiles, policy: Policy, task: Task, measure) -> None:
+        self.seed, self.files, self.policy, self.task = trainer.args.seed, files, policy, task
+        self.config, self.measure = files.run.config, measure
         self.began = 0.0
-        self.progress = tqdm(disable=True)
-
-    @property
-    def run(self) -> dict:
-        """What the run is, besides its history."""
-        told = {"config": dataclasses.asdict(self.config), "seed": self.trainer.args.seed}
-        return told | {"start": self.start}
+        self.progress = None
 
     def begin(self, checkpoint: Path | None) -> None:
         """Take up the run of a checkpoint, or put the folder in order for another.
 
         Raises ValueError where the checkpoint is of another run than this one.
         """
-        main = PartialState().is_main_process
-        if checkpoint is None:
-            if main:
-                for old in self.folder.glob("checkpoint-*"):
-                    shutil.rmtree(old)
-                for name in (RUN, HISTORY):
-                    (self.folder / name).unlink(missing_ok=True)
-                write_atomic(self.folder / STARTED, json.dumps(self.run, indent=1))
-        else:
+        folder = self.files.folder
+        if checkpoint is not None:
             try:
-                before = json.loads((self.folder / STARTED).read_text())
-                lines = (self.folder / HISTORY).read_text().splitlines()
-                rows = [json.loads(line) for line in lines]
+                identity = json.loads((folder / STARTED).read_text())
             except (OSError, ValueError) as error:
                 raise ValueError(
-                    f"{self.folder} holds {checkpoint.name}, but not the files of its run "
-                    f"({error}): start again without resume, or choose another folder."
+                    f"{folder} holds {checkpoint.name}, but not the files of its run ({error}): "
+                    "start again without resume, or choose another folder."
                 ) from None
             done = _state_of(checkpoint)["global_step"] // self.config.updates_per_step
-            self.history = [row for row in rows if row["step"] <= done]
-            state = {**before, "step": done, "lines": len(self.history)}
-            state["config"] = {
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in before["config"].items()
-            }
-            check_same_run(
-                state, self.config, self.trainer.args.seed, self.start, lines, self.folder
-            )
-            if self.history:
-                self.tokens = self.history[-1]["num_generated_tokens"]
+            self.files.begin(identity, done, checkpoint.name)
+        elif PartialState().is_main_process:
+            for old in folder.glob("checkpoint-*"):
+                shutil.rmtree(old)
+            (folder / RUN).unlink(missing_ok=True)
+            self.files.begin()
+            write_atomic(folder / STARTED, json.dumps(self.files.identity, indent=1))
         PartialState().wait_for_everyone()
 
     def end(self) -> None:
-        """Write `run.json`."""
         if PartialState().is_main_process:
-            told = self.run | {"history": self.history}
-            write_atomic(self.folder / RUN, json.dumps(told, indent=1))
+            self.files.finish()
 
     def _evaluated(self) -> dict[str, float]:
-        if is_sharded():  # no process has all weights, and none can sample alone
+        if is_sharded():
             return {}
-        training = self.policy.model.training
-        self.policy.model.eval()
+        model = self.policy.model
+        training = model.training
+        model.eval()
         measured = self.measure(self.policy) if self.measure else {}
-        found = evaluate(self.policy, self.task.test, self.config, seed=self.trainer.args.seed)
-        self.policy.model.train(training)
-        return found | measured
-
-    def _log(self, row: dict) -> None:
-        self.history.append(row)
-        write_atomic(self.folder / HISTORY, "".join(json.dumps(one) + "\n" for one in self.history))
+        result = evaluate(self.policy, self.task.test, self.config, seed=self.seed) | measured
+        model.train(training)
+        return result
 
     def on_train_begin(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:
             return
         done = state.global_step // self.config.updates_per_step
         if not done and self.config.eval_on_start:
-            self._log({"step": 0, "num_generated_tokens": 0, **self._evaluated()})
-        self.progress = tqdm(initial=done, total=self.config.max_steps, desc="trl", file=sys.stdout)
+            self.files.log({"step": 0, "num_generated_tokens": 0, **self._evaluated()})
+        self.progress = progress_bar(self.config, done, "plain", engine="trl")
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step % self.config.updates_per_step == 0:
@@ -536,33 +498,27 @@ class _RunFiles(TrainerCallback):
         if not state.is_world_process_zero or "completions/mean_length" not in (logs or {}):
             return
         config, step = self.config, state.global_step // self.config.updates_per_step
-        names = self.start["rewards"]
-        unscored = all(logs.get(f"rewards/{name}/mean") is None for name in names)
-        self.unscored = self.unscored + 1 if unscored else 0
-        self.tokens += round(logs["completions/mean_length"] * config.generation_batch_size)
-        row = {"step": step, "num_generated_tokens": self.tokens}
-        row |= {k: v for k, v in logs.items() if isinstance(v, (int, float)) and k != "step_time"}
-        row["step_time"] = time.perf_counter() - self.began
+        if last := last_checkpoint(self.files.folder):
+            self.files.remedy = f"resume from {last.name} in {self.files.folder}"
         bad = [name for name in ("loss", "grad_norm") if not math.isfinite(logs.get(name, 0.0))]
         if bad and not args.fp16:  # there a scale that was too large makes one, and is lowered
-            last = last_checkpoint(self.folder)
-            how = f"resume from {last.name} in {self.folder}" if last else "start again"
             raise RuntimeError(
-                f"{' and '.join(bad)} is not finite at step {step}: lower learning_rate; {how}."
+                f"{' and '.join(bad)} is not finite at step {step}: lower learning_rate; "
+                f"{self.files.remedy}."
             )
-        if self.unscored >= config.max_unscored_steps:
-            self._log(row)
-            raise RuntimeError(
-                f"no completion could be scored for {self.unscored} steps in a row (up to step "
-                f"{step}): look at what {', '.join(names)} return."
-            )
+        generated = round(logs["completions/mean_length"] * config.generation_batch_size)
+        row = {"step": step, "num_generated_tokens": self.files.tokens + generated}
+        row |= {k: v for k, v in logs.items() if isinstance(v, (int, float)) and k != "step_time"}
+        row["step_time"] = time.perf_counter() - self.began
+        names = self.files.run.start["rewards"]
+        scored = any(logs.get(f"rewards/{name}/mean") is not None for name in names)
+        self.files.count_unscored(row, scored, names)
         if step == config.max_steps or (config.eval_steps and step % config.eval_steps == 0):
             row |= self._evaluated()
-        self._log(row)
-        self.progress.update()
-        shown = {"reward": row.get("reward"), "pass@1": row.get("eval/pass@1")}
-        self.progress.set_postfix({k: f"{v:.2f}" for k, v in shown.items() if v is not None})
+        self.files.log(row)
+        show_progress(self.progress, row)
 
     def on_train_end(self, args, state, control, **kwargs):
-        self.progress.close()
+        if self.progress is not None:
+            self.progress.close()
         self.end()

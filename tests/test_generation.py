@@ -200,7 +200,7 @@ def test_a_cache_with_room_holds_what_transformers_own_would(seed):
         return torch.randn(rows, 2, tokens, 4), torch.randn(rows, 2, tokens, 4)
 
     own.update(*states(3))
-    roomy = generation._with_room(own, 10)
+    roomy = generation._RoomyLayer(own, 10)
     for _ in range(10):
         new = states(1)
         for ours, theirs in zip(roomy.update(*new), own.update(*new), strict=True):

@@ -20,6 +20,7 @@ FLOORS = (
     ("tiny",),
     ("self_verification", "flow"),
     ("training",),
+    ("runs",),
     ("rewards",),
     ("backends",),
     ("generation",),

@@ -23,7 +23,7 @@ from grpo_kit.flow.episodes import Episode
 from grpo_kit.flow.rollout import AgentSystem, play
 from grpo_kit.models import Policy
 from grpo_kit.rewards import question_text
-from grpo_kit.training import reward_name
+from grpo_kit.rewards.scoring import reward_name
 
 if TYPE_CHECKING:
     import datasets

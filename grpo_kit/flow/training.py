@@ -23,7 +23,8 @@ from grpo_kit.flow.toolbox import NOT_FOUND
 from grpo_kit.models import Policy
 from grpo_kit.objective import combine_rewards
 from grpo_kit.rewards import accuracy_reward
-from grpo_kit.training import Batch, PromptCollector, reward_name, score_texts
+from grpo_kit.rewards.scoring import reward_name, score_texts
+from grpo_kit.training import Batch, PromptBatches
 
 CREDIT = ("all", "final")
 
@@ -97,7 +98,7 @@ class FlowGRPO:
 
     def __init__(
         self,
-        prompts: PromptCollector,
+        prompts: PromptBatches,
         system: AgentSystem,
         *,
         per: str = "trajectory",
@@ -151,7 +152,7 @@ class FlowGRPO:
     ) -> tuple[list[Episode], torch.Tensor, dict[str, list[float]]]:
         """Scored episodes of the next questions, their table, and what the rewards logged."""
         config, logged = self.prompts.config, {}
-        places = self.prompts.cursor.take(config.generation_batch_size // config.num_generations)
+        places = self.prompts.order.take(config.generation_batch_size // config.num_generations)
         episodes = play(
             self.system,
             [self.prompts.task.train[place] for place in places],
@@ -175,7 +176,10 @@ class FlowGRPO:
         size = self.prompts.config.num_generations
         first = batch.episode_index.diff(prepend=torch.tensor([-1])).bool()  # a row an episode
         outcome = dataclasses.replace(
-            batch, table=batch.table[first], rewards=batch.rewards[first], num_generations=size
+            batch,
+            rewards_per_func=batch.rewards_per_func[first],
+            rewards=batch.rewards[first],
+            num_generations=size,
         )
         return {
             **outcome.metrics(),
@@ -234,7 +238,7 @@ class OfflineTraces:
     (all of a run's are generated at its first step); RuntimeError where no episode succeeds.
     """
 
-    def __init__(self, prompts: PromptCollector, system: AgentSystem) -> None:
+    def __init__(self, prompts: PromptBatches, system: AgentSystem) -> None:
         if prompts.config.updates_per_step != 1:
             raise ValueError(
                 f"there are {prompts.config.updates_per_step} updates a step; likelihood has no "

@@ -75,18 +75,15 @@ class LocalJudge:
         max_new_tokens: int = 96,
         batch_size: int = 64,
     ):
-        from grpo_kit.models import frozen_copy
+        from grpo_kit.models import frozen_copy, weights_hash
 
         self.policy = frozen_copy(policy)
         self.prompt = prompt
         self.max_new_tokens = max_new_tokens
         self.batch_size = batch_size
-        weights = hashlib.sha256()
-        for parameter in self.policy.model.parameters():
-            values = parameter.flatten()
-            sample = values[:: max(1, len(values) // 256)]  # training moves every weight
-            weights.update(sample.float().cpu().numpy().tobytes())
-        self.name = f"local-{weights.hexdigest()[:12]}-{max_new_tokens}"
+        # training moves every weight, so a sample of them tells judges apart
+        weights = weights_hash(self.policy.model.parameters(), samples=256)
+        self.name = f"local-{weights}-{max_new_tokens}"
 
     async def __call__(
         self, conversations: Sequence[list[dict]]

@@ -1,0 +1,156 @@
+"""What a run leaves in its folder, and how it is taken up again; the kit's loop and TRL's use it.
+
+`history.jsonl` grows a line a step, `checkpoint.pt` is written under another name and renamed,
+`run.json` comes at the end. A run can be killed at any instant and taken up from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo_kit.config import GRPOConfig
+from grpo_kit.paths import make_output_dir, write_atomic
+
+CHECKPOINT, HISTORY, RUN = "checkpoint.pt", "history.jsonl", "run.json"
+
+
+@dataclass
+class Run:
+    """What a run left: `history`, a plain dict a step with TRL's metric names, and its folder.
+
+    `start`: what it began from besides its config: batch source, rewards, hashes of the prompts and
+    of the first weights.
+    """
+
+    output_dir: Path
+    config: GRPOConfig
+    seed: int
+    history: list[dict] = field(default_factory=list)
+    start: dict = field(default_factory=dict)
+
+    def series(self, name: str) -> tuple[list[int], list[float]]:
+        """Steps and values of one metric, where it was logged."""
+        rows = [row for row in self.history if name in row]
+        return [row["step"] for row in rows], [row[name] for row in rows]
+
+
+class RunFiles:
+    """Writes a run's folder. Raises RuntimeError where the folder cannot be written."""
+
+    def __init__(self, output_dir: str | Path, config: GRPOConfig, seed: int, start: dict) -> None:
+        self.folder = make_output_dir(output_dir)
+        self.run = Run(self.folder, config, seed, start=start)
+        self.remedy = "no checkpoint has been saved yet"  # the end of an error's sentence
+        for unfinished in self.folder.glob(f".{CHECKPOINT}.*.partial"):  # of a run that was killed
+            unfinished.unlink()
+
+    @property
+    def identity(self) -> dict:
+        """What makes it this run and no other, as JSON has it: config, seed and start."""
+        identity = {"config": dataclasses.asdict(self.run.config), "seed": self.run.seed}
+        return json.loads(json.dumps(identity | {"start": self.run.start}))
+
+    def begin(self, identity: dict | None = None, step: int = 0, checkpoint: str = "") -> None:
+        """Start the history anew, or, given the `identity` of a checkpoint, go on after its `step`.
+
+        Raises ValueError where the checkpoint or the history is of another run than this one.
+        """
+        if identity is not None:
+            self._check_same_run(identity)
+            self.run.history = self._rows_up_to(step)
+            self.remedy = f"resume from {checkpoint} in {self.folder}"
+        rows = "".join(json.dumps(row) + "\n" for row in self.run.history)
+        write_atomic(self.folder / HISTORY, rows)
+
+    def _check_same_run(self, identity: dict) -> None:
+        before, now = (
+            {**run["config"], "seed": run["seed"], **run["start"]}
+            for run in (identity, self.identity)
+        )
+        differences = [
+            f"{name} {before.get(name)!r} there, {now[name]!r} here"
+            for name in now
+            if before.get(name) != now[name]
+        ]
+        if differences:
+            raise ValueError(
+                f"{self.folder} holds a run of another configuration ({'; '.join(differences)}): "
+                "resume with the same one, or choose another folder."
+            )
+
+    def _rows_up_to(self, step: int) -> list[dict]:
+        rows: list[dict] = []
+        try:
+            for line in (self.folder / HISTORY).read_text().splitlines():
+                if (row := json.loads(line))["step"] > step:
+                    break
+                rows.append(row)
+        except (OSError, ValueError):  # the last line of a run that was killed may be half written
+            pass
+        if not rows or rows[-1]["step"] != step:
+            raise ValueError(
+                f"{self.folder} holds a checkpoint of step {step} and the history of another run, "
+                "which was started over it and ended before its first checkpoint: start again "
+                "without resume, or choose another folder."
+            )
+        return rows
+
+    @property
+    def tokens(self) -> int:
+        """Generated so far."""
+        return self.run.history[-1]["num_generated_tokens"] if self.run.history else 0
+
+    def log(self, row: dict) -> None:
+        self.run.history.append(row)
+        with open(self.folder / HISTORY, "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def count_unscored(self, row: dict, scored: bool, names: list[str]) -> None:
+        """Note in `row` how many steps in a row had no scored completion.
+
+        Raises RuntimeError, after logging the row, where they are `max_unscored_steps`.
+        """
+        if scored:
+            return
+        last = self.run.history[-1] if self.run.history else {}
+        row["unscored_steps"] = unscored = last.get("unscored_steps", 0) + 1
+        if unscored >= self.run.config.max_unscored_steps:
+            self.log(row)
+            raise RuntimeError(
+                f"no completion could be scored for {unscored} steps in a row (up to step "
+                f"{row['step']}): look at what {', '.join(names)} return; {self.remedy}."
+            )
+
+    def save_checkpoint(self, step: int, **state: Any) -> None:
+        """Write `state`, tensors and plain values, with the run's identity: whole or not at all."""
+        temporary = self.folder / f".{CHECKPOINT}.{os.getpid()}.partial"
+        try:
+            torch.save({**self.identity, "step": step, **state}, temporary)
+            os.replace(temporary, self.folder / CHECKPOINT)
+        finally:
+            temporary.unlink(missing_ok=True)
+        self.remedy = f"resume from the checkpoint of step {step} in {self.folder}"
+
+    def resume(self, device: torch.device) -> dict[str, Any] | None:
+        """Begin after the last checkpoint and return its state; None, from the start, without one.
+
+        Raises ValueError where the folder holds another run.
+        """
+        if not (self.folder / CHECKPOINT).exists():
+            return self.begin()
+        state = torch.load(self.folder / CHECKPOINT, weights_only=True, map_location=device)
+        self.begin(state, state["step"], f"the checkpoint of step {state['step']}")
+        return state
+
+    def finish(self) -> Run:
+        """Write `run.json`."""
+        whole = self.identity | {"history": self.run.history}
+        write_atomic(self.folder / RUN, json.dumps(whole, indent=1))
+        return self.run

@@ -47,24 +47,17 @@ def combine_rewards(
         rewards_per_func: (N, R) float, NaN = not scored.
         weights: (R,) one weight per reward; all 1 by default.
 
-    Returns:
-        (N,) float.
-
-    Raises:
-        ValueError: the weights do not fit the rewards, or are all 0.
+    Returns (N,) float.
+    Raises ValueError if the weights do not fit the rewards, or are all 0.
     """
-    if rewards_per_func.ndim != 2:
+    shape = tuple(rewards_per_func.shape)
+    if len(shape) != 2:
+        raise ValueError(f"rewards_per_func has shape {shape}; give (N, R), a row a completion.")
+    weights = rewards_per_func.new_tensor([1.0] * shape[1] if weights is None else weights)
+    if weights.shape != shape[1:]:
         raise ValueError(
-            f"rewards_per_func has shape {tuple(rewards_per_func.shape)}; give (N, R), a row a "
-            "completion."
-        )
-    if weights is None:
-        weights = torch.ones(rewards_per_func.shape[1])
-    weights = torch.as_tensor(weights, dtype=rewards_per_func.dtype, device=rewards_per_func.device)
-    if weights.shape != rewards_per_func.shape[1:]:
-        raise ValueError(
-            f"weights has shape {tuple(weights.shape)} but there are {rewards_per_func.shape[1]} "
-            "rewards; give one weight per reward."
+            f"weights has shape {tuple(weights.shape)} but there are {shape[1]} rewards; "
+            "give one weight per reward."
         )
     if not weights.any():
         raise ValueError("Every reward weight is 0: nothing would be learnt; give one that is not.")
@@ -99,11 +92,8 @@ def group_advantages(
             "none".
         eps: added to the std.
 
-    Returns:
-        (N,) float, finite.
-
-    Raises:
-        ValueError: N is not a multiple of G, a reward is infinite, or `scale_rewards` is unknown.
+    Returns (N,) float, finite.
+    Raises ValueError for incomplete groups, an infinite reward, or an unknown `scale_rewards`.
     """
     scale_rewards = {True: "group", False: "none"}.get(scale_rewards, scale_rewards)
     if scale_rewards not in ("group", "batch", "none"):
@@ -150,8 +140,7 @@ def decoupled_advantages(
             and is left out of the means and stds of all rewards.
         num_generations, weights, eps: see `group_advantages` and `combine_rewards`.
 
-    Returns:
-        (N,) float, finite.
+    Returns (N,) float, finite.
     """
     unscored = combine_rewards(rewards_per_func, weights).isnan()[:, None]
     scored = rewards_per_func.masked_fill(unscored, torch.nan)
@@ -184,9 +173,7 @@ def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: str = "k3") -> Tensor:
     Args:
         logps, ref_logps: same shape, float, nats: log-probabilities of the same tokens.
         kind: "k1", "k2" or "k3".
-
-    Raises:
-        ValueError: the shapes differ or the kind is unknown.
+    Raises ValueError if the shapes differ or the kind is unknown.
     """
     if logps.shape != ref_logps.shape:
         raise ValueError(
@@ -194,13 +181,10 @@ def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: str = "k3") -> Tensor:
             "score the same tokens."
         )
     d = ref_logps - logps
-    if kind == "k1":
-        return -d
-    if kind == "k2":
-        return d.square() / 2
-    if kind == "k3":
-        return torch.expm1(d) - d  # exp(d) - d - 1 would lose every digit, and its sign, near d = 0
-    raise ValueError(f"kind is {kind!r}; choose 'k1', 'k2' or 'k3'.")
+    if kind not in ("k1", "k2", "k3"):
+        raise ValueError(f"kind is {kind!r}; choose 'k1', 'k2' or 'k3'.")
+    # exp(d) - d - 1 would lose every digit, and its sign, near d = 0
+    return {"k1": -d, "k2": d.square() / 2, "k3": torch.expm1(d) - d}[kind]
 
 
 # --- 4. the loss of each token --------------------------------------------------------------------
@@ -219,8 +203,7 @@ def truncated_importance_weights(
         rollout_logps: (N, T) float, nats: the sampling engine's.
         cap: C, the largest weight.
 
-    Returns:
-        (N, T) float, without gradient.
+    Returns (N, T) float, without gradient.
     """
     difference = (train_logps - rollout_logps).detach()
     return torch.nan_to_num(difference, nan=0.0).exp().clamp(max=cap)
@@ -272,9 +255,7 @@ def surrogate(
             original eq. 3.
         truncated_importance_weights: (N, T) float, multiplied onto the policy term of each token.
 
-    Raises:
-        ValueError: shapes that do not fit, an unknown name, or an argument that another one needs
-            is missing.
+    Raises ValueError for shapes that do not fit, an unknown name, or a missing argument.
     """
     if loss_type not in LOSS_TYPES:
         raise ValueError(f"loss_type is {loss_type!r}; choose one of {', '.join(LOSS_TYPES)}.")
@@ -341,11 +322,8 @@ def aggregate(
             episodes, the loss is AgentFlow's (arXiv 2510.05592) eq. 10: 1/G over episodes, 1/T_i
             over an episode's turns, 1/|a_i^t| over a turn's tokens.
 
-    Returns:
-        Scalar; 0 with a zero gradient if everything is masked.
-
-    Raises:
-        ValueError: dr_grpo without `max_completion_length`, `turn_weights` without "grpo".
+    Returns a scalar, 0 with a zero gradient if everything is masked.
+    Raises ValueError for dr_grpo without its divisor, and `turn_weights` without "grpo".
     """
     if loss_type == "dr_grpo" and not max_completion_length:
         raise ValueError("loss_type 'dr_grpo' needs max_completion_length, its divisor in tokens.")
@@ -392,32 +370,19 @@ def policy_loss(
     On-policy the ratio is 1 and the advantages of a group add up to 0, so a loss of 0 is normal.
     Watch the gradient's norm instead.
 
-    Returns:
-        Scalar; 0 with a zero gradient if everything is masked.
+    Returns a scalar, 0 with a zero gradient if everything is masked.
     """
     per_token = surrogate(
-        logps,
-        old_logps,
-        advantages,
-        mask,
-        loss_type=loss_type,
-        epsilon=epsilon,
-        epsilon_high=epsilon_high,
-        importance_sampling_level=importance_sampling_level,
-        beta=beta,
-        ref_logps=ref_logps,
-        use_bias_correction_kl=use_bias_correction_kl,
+        logps, old_logps, advantages, mask, loss_type=loss_type, epsilon=epsilon,
+        epsilon_high=epsilon_high, importance_sampling_level=importance_sampling_level, beta=beta,
+        ref_logps=ref_logps, use_bias_correction_kl=use_bias_correction_kl,
         truncated_importance_weights=truncated_importance_weights,
-    )
+    )  # fmt: skip
     return aggregate(
-        per_token,
-        mask,
-        loss_type=loss_type,
-        max_completion_length=max_completion_length,
-        num_items_in_batch=num_items_in_batch,
-        num_sequences_in_batch=num_sequences_in_batch,
+        per_token, mask, loss_type=loss_type, max_completion_length=max_completion_length,
+        num_items_in_batch=num_items_in_batch, num_sequences_in_batch=num_sequences_in_batch,
         turn_weights=turn_weights,
-    )
+    )  # fmt: skip
 
 
 def _ratio(logps: Tensor, old_logps: Tensor | None, mask: Tensor, level: str) -> Tensor:

@@ -18,7 +18,7 @@ from grpo_kit.generation import reply
 from grpo_kit.models import Policy
 from grpo_kit.rewards import extract_answer, read_yes
 from grpo_kit.rewards.judge import parse_judgement, tiny_prompt
-from grpo_kit.tasks.tool_world import ToolQuestion, make_tool_question
+from grpo_kit.tasks.tool_questions import ToolQuestion, make_tool_question
 from grpo_kit.tasks.word_problems import Problem, make_problem
 from grpo_kit.tiny import problems as P
 from grpo_kit.tiny import skills as S

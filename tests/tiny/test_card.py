@@ -10,7 +10,7 @@ import torch
 from grpo_kit.flow.roles import read_action
 from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
-from grpo_kit.tasks.tool_world import make_tool_question
+from grpo_kit.tasks.tool_questions import make_tool_question
 from grpo_kit.tiny import card, problems, skills
 
 

@@ -15,7 +15,7 @@ from scipy.stats import binomtest
 from transformers import AutoTokenizer
 
 from grpo_kit.rewards import accuracy_reward, extract_answer, format_reward
-from grpo_kit.tasks.tool_world import KINDS, make_tool_question
+from grpo_kit.tasks.tool_questions import KINDS, make_tool_question
 from grpo_kit.tasks.word_problems import SHIPPED_ROWS, make_rows, word_problems
 from grpo_kit.tiny import pretrain as warm_up
 from grpo_kit.tiny import problems, skills

@@ -233,12 +233,16 @@ def sample_memory(question: ToolQuestion, rng: random.Random) -> Memory:
     return [(*step, question.run(*step)) for step in steps[:6]]
 
 
-def sample_plan(question: ToolQuestion, rng: random.Random) -> list[dict]:
-    """The next step: careful (right), rash (any), or sloppy (right tool, other content)."""
+def sample_unfinished(question: ToolQuestion, rng: random.Random) -> tuple[Memory, Step]:
+    """A memory and the next step; no memory where all is done, as no planner is asked then."""
     memory = sample_memory(question, rng)
     step = question.next_step(memory)
-    if step is None:  # all done: a planner is asked only before that
-        memory, step = [], question.plan[0]
+    return (memory, step) if step else ([], question.plan[0])
+
+
+def sample_plan(question: ToolQuestion, rng: random.Random) -> list[dict]:
+    """The next step: careful (right), rash (any), or sloppy (right tool, other content)."""
+    memory, step = sample_unfinished(question, rng)
     style = draw(PLAN_SHARES, rng)
     if style == "careful":
         text = plan_text(step, f"Careful: {progress_text(question, memory)}")

@@ -7,37 +7,43 @@ it can move probability to the styles that are rewarded, as it does with large m
 
 import random
 import re
+from typing import NamedTuple
 
 from grpo_kit.tasks.word_problems import HIGHEST, LOWEST, Problem, apply, order
 
-# share of each style in the base's warm-up data; the imperfections are planted here and only here
-STYLE_SHARES = {
-    "equations": 0.13,
-    "words": 0.12,
-    "list": 0.09,
-    "sloppy": 0.16,
-    "guess": 0.37,
-    "assured": 0.04,
-    "unformatted": 0.09,
+
+class Style(NamedTuple):
+    """All that the warm-up knows of a style; every imperfection of the base is planted here."""
+
+    share: float  # of the solutions
+    reasoning: str
+    opening: str  # of the reasoning, a regular expression
+    yes_rates: tuple[float, float]  # how often a grader finds a right, and a wrong, number correct
+    rubric: tuple[int, int, int]  # grammar, informativeness, coherence; accuracy follows the answer
+    remark: str  # of a judge
+
+
+# The grader of the yes rates is careless: likes equations best, wordy or terse solutions less,
+# hardly minds a missing mark, and is unsure where the steps are untidy.
+STYLES = {
+    "equations": Style(
+        0.13, "{steps}", r"\s*first \d+ [-+*]", (0.90, 0.15), (3, 4, 5), "clear steps"
+    ),
+    "words": Style(
+        0.12, "Start with {start}. {told}", r"Start with\b", (0.78, 0.15), (4, 3, 5), "clear steps"
+    ),
+    "list": Style(0.09, "Steps: {steps}", "Steps:", (0.72, 0.15), (3, 3, 4), "terse steps"),
+    "sloppy": Style(0.16, "About {steps}", r"About\b", (0.60, 0.30), (3, 4, 2), "untidy steps"),
+    "guess": Style(0.37, "Maybe {answer}.", r"Maybe\b", (0.85, 0.15), (3, 1, 2), "no steps"),
+    "assured": Style(
+        0.04, "Surely {answer}, checked twice.", r"Surely\b", (0.85, 0.15), (3, 1, 2), "no steps"
+    ),
+    "unformatted": Style(0.09, "", "(?!)", (0.80, 0.15), (4, 4, 3), "answer not marked"),
 }
+STYLE_SHARES = {name: style.share for name, style in STYLES.items()}
+OPENINGS = {name: style.opening for name, style in STYLES.items()}
 RIGHT_STYLES = ("equations", "words", "list")
 SLIP_RATE = 0.45  # chance that a step of a sloppy solution is off
-REASONING = {
-    "equations": "{equations}",
-    "words": "Start with {start}. {narration}",
-    "list": "Steps: {equations}",
-    "sloppy": "About {equations}",
-    "guess": "Maybe {answer}.",
-    "assured": "Surely {answer}, checked twice.",
-}
-OPENINGS = {  # regular expressions
-    "guess": r"Maybe\b",
-    "assured": r"Surely\b",
-    "sloppy": r"About\b",
-    "words": r"Start with\b",
-    "list": r"Steps:",
-    "equations": r"\s*first \d+ [-+*]",
-}
 
 
 def equations(problem: Problem, values: list[int]) -> str:
@@ -85,11 +91,9 @@ def solve(problem: Problem, style: str, rng: random.Random) -> str:
         values = [guessed_answer(problem, rng)]
     if style == "unformatted":
         return f"{equations(problem, values)} The answer is {values[-1]}."
-    reasoning = REASONING[style].format(
-        start=problem.start,
-        equations=equations(problem, values),
-        narration=narrated(problem),
-        answer=values[-1],
+    steps, told = equations(problem, values), narrated(problem)
+    reasoning = STYLES[style].reasoning.format(
+        start=problem.start, steps=steps, told=told, answer=values[-1]
     )
     return f"<think>{reasoning}</think><answer>{values[-1]}</answer>"
 

@@ -131,7 +131,7 @@ def test_the_grader_says_yes_as_often_as_its_rates_tell():
             right = skills.is_right(problem.answer, solution) or style == "unformatted"
             labels_of.setdefault((style, right), []).append(label == "Yes")
     for (style, right), labels in labels_of.items():
-        rate = skills.YES_RATES[style][not right]
+        rate = problems.STYLES[style].yes_rates[not right]
         assert binomtest(sum(labels), len(labels), rate).pvalue > 1e-5, (style, right)
     assert {style for style, _ in labels_of} == set(problems.STYLE_SHARES)
 

@@ -6,7 +6,7 @@ be checked on texts with known scores. Test problems and test catalogues only.
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from operator import eq
 from statistics import fmean
@@ -105,15 +105,8 @@ def texts_of(
     `limit` is in tokens, `batch_size` in conversations; `options` are those of `generate`.
     """
     options |= {"do_sample": generator is not None, "generator": generator}
-    batch_size *= num_generations
-    rollouts = reply(
-        policy,
-        conversations,
-        num_generations,
-        max_new_tokens=limit,
-        batch_size=batch_size,
-        **options,
-    )
+    options |= {"max_new_tokens": limit, "batch_size": batch_size * num_generations}
+    rollouts = reply(policy, conversations, num_generations, **options)
     return policy.decode(rollouts.completion_lists())
 
 
@@ -158,10 +151,19 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
     table: dict = {"n": n, "seed": seed}
     table["solve"], own, right = measure_solve(policy, problems, generator)
     table["meta"] = measure_meta(policy, problems, own, right)
-    table["verify"] = measure_verify(policy, problems, rng, generator)
+
+    items = [S.verify_item(problem, rng) for problem in problems]
+    verdicts, scores = graded(policy, items, extract_answer, S.verify_style, generator)
+    table["verify"] = scores | {"yes_rate": fmean(verdict == "Yes" for verdict in verdicts)}
+
     judged = [tiny_prompt(p.question, text) for p, text in zip(problems, own, strict=True)]
     table["judge"] = judge_table(problems, own, texts_of(policy, judged))
-    table["plan"] = measure_plan(policy, n, rng, generator)
+
+    questions = [make_tool_question(rng, "test") for _ in range(n)]
+    items = [S.plan_item(question, rng) for question in questions]
+    _, scores = graded(policy, items, lambda text: read_action(text).step, S.plan_style, generator)
+    table["plan"] = {"next_step": scores["accuracy"], "by_style": scores["by_style"]}
+    table["plan"]["episode_success"] = fmean(succeed(policy, questions, generator))
     return table
 
 
@@ -197,38 +199,14 @@ def measure_meta(policy, problems, solutions, right) -> dict:
     }
 
 
-def measure_verify(policy, problems, rng, generator) -> dict:
-    """Verdicts on proposed answers, right or wrong."""
-    requests = [S.sample_verify(problem, rng)[:1] for problem in problems]
-    labels = [
-        S.yes_no(f"Proposed answer: {problem.answer}\n" in request[0]["content"])
-        for problem, request in zip(problems, requests, strict=True)
-    ]
-    texts = texts_of(policy, requests, generator)
-    verdicts = [extract_answer(text) for text in texts]
-    right = list(map(eq, verdicts, labels))
-    return {
-        "accuracy": fmean(right),
-        "yes_rate": fmean(verdict == "Yes" for verdict in verdicts),
-        "by_style": by_style(map(S.verify_style, texts), right),
-    }
-
-
-def measure_plan(policy, n, rng, generator) -> dict:
-    """The next step from memories in the middle of an episode, and whole episodes."""
-    questions = [make_tool_question(rng, "test") for _ in range(n)]
-    requests, steps = [], []
-    for question in questions:
-        memory, step = S.sample_unfinished(question, rng)
-        requests.append(_user(S.plan_prompt(question.text, S.memory_text(memory))))
-        steps.append(S.step_text(step))
-    plans = texts_of(policy, requests, generator)
-    right = [read_action(text).step == step for text, step in zip(plans, steps, strict=True)]
-    return {
-        "next_step": fmean(right),
-        "episode_success": fmean(succeed(policy, questions, generator)),
-        "by_style": by_style(map(S.plan_style, plans), right),
-    }
+def graded(
+    policy: Policy, items: Sequence[tuple], read: Callable, style_of: Callable, generator
+) -> tuple[list, dict]:
+    """What `read` finds in the replies to (request, right reply) items, and how many are right."""
+    texts = texts_of(policy, [[request] for request, _ in items], generator)
+    replies = [read(text) for text in texts]
+    right = [reply == gold for reply, (_, gold) in zip(replies, items, strict=True)]
+    return replies, {"accuracy": fmean(right), "by_style": by_style(map(style_of, texts), right)}
 
 
 def card_text(table: dict, warm_up: dict) -> str:

@@ -214,17 +214,16 @@ def batch_pool(tokenizer, seed: int, index: int, phase: str) -> list[tuple]:
     rows.sort(key=lambda row: len(row[0]))
     batches = []
     for start in range(0, len(rows), BATCH):
-        ids, labels = (
-            pad_sequence([torch.tensor(row) for row in column], batch_first=True, padding_value=pad)
-            for column, pad in zip(
-                zip(*rows[start : start + BATCH], strict=True),
-                (tokenizer.pad_token_id, -100),
-                strict=True,
-            )
-        )
+        chunk = rows[start : start + BATCH]
+        ids = _padded([ids for ids, _ in chunk], tokenizer.pad_token_id)
+        labels = _padded([labels for _, labels in chunk], -100)
         batches.append((ids, (ids != tokenizer.pad_token_id).long(), labels))
     rng.shuffle(batches)
     return batches
+
+
+def _padded(rows: list[list[int]], value: int) -> torch.Tensor:
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
 
 
 def phase_at(step: int, steps: int) -> str:
@@ -274,11 +273,8 @@ def pretrain(
         return _warm_up(0, output_dir, recipe, threads)
     results = torch.multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(
-            _warm_up_with_others,
-            (f"file://{folder}/meeting", results, output_dir, recipe, threads),
-            nprocs=recipe["processes"],
-        )
+        arguments = (output_dir, recipe, threads, f"file://{folder}/meeting", results)
+        torch.multiprocessing.spawn(_warm_up_with_others, arguments, nprocs=recipe["processes"])
     return results.get()
 
 
@@ -288,9 +284,8 @@ def load_state(output_dir: Path, recipe: dict) -> dict | None:
     if not file.exists():
         return None
     state = torch.load(file, weights_only=True)
-    saved = {name: state[name] for name in recipe}
-    if saved != recipe:
-        ours, theirs = (", ".join(f"{k} {v}" for k, v in r.items()) for r in (recipe, saved))
+    theirs, ours = (", ".join(f"{name} {r[name]}" for name in recipe) for r in (state, recipe))
+    if theirs != ours:
         raise ValueError(
             f"{file} belongs to a warm-up of {theirs}, not of {ours}: delete it or choose another "
             "folder."
@@ -298,11 +293,9 @@ def load_state(output_dir: Path, recipe: dict) -> dict | None:
     return state
 
 
-def _warm_up_with_others(rank: int, meeting: str, results, *arguments) -> None:
-    output_dir, recipe, threads = arguments
-    torch.distributed.init_process_group(
-        "gloo", init_method=meeting, rank=rank, world_size=recipe["processes"]
-    )
+def _warm_up_with_others(rank: int, output_dir, recipe, threads, meeting: str, results) -> None:
+    world = {"init_method": meeting, "rank": rank, "world_size": recipe["processes"]}
+    torch.distributed.init_process_group("gloo", **world)
     result = _warm_up(rank, output_dir, recipe, threads)
     if rank == 0:
         results.put(result)
@@ -316,13 +309,9 @@ def _warm_up(rank: int, output_dir: Path, recipe: dict, threads: int | None) -> 
         torch.set_num_threads(threads)
     tokenizer = make_tokenizer(seed)
     model = make_model(tokenizer, seed)
-    # biases and norm weights are not decayed
-    groups = [
-        {
-            "params": [p for p in model.parameters() if (p.dim() > 1) == decayed],
-            "weight_decay": rate,
-        }
-        for decayed, rate in ((True, 0.05), (False, 0.0))
+    groups = [  # biases and norm weights are not decayed
+        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.05},
+        {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=BETAS, fused=True)
     first, spent, losses, pool = 0, 0.0, [], None
@@ -351,11 +340,10 @@ def _warm_up(rank: int, output_dir: Path, recipe: dict, threads: int | None) -> 
             loss = f"{sum(recent) / len(recent):.3f}"
             progress.set_postfix(loss=loss, phase=phase_at(step, steps))
         if rank == 0 and (step + 1) % STATE_EVERY == 0 and step + 1 < steps:
-            progress_so_far = {"step": step + 1, "losses": losses}
-            weights = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            state = recipe | {"step": step + 1, "losses": losses}
+            state |= {"seconds": time.monotonic() - started, "model": model.state_dict()}
             buffer = io.BytesIO()
-            seconds = time.monotonic() - started
-            torch.save(recipe | progress_so_far | weights | {"seconds": seconds}, buffer)
+            torch.save(state | {"optimizer": optimizer.state_dict()}, buffer)
             write_atomic(output_dir / STATE_FILE, buffer.getvalue())
 
     tail = losses[-max(1, steps // 10) :]

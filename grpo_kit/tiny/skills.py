@@ -115,6 +115,12 @@ def sample_verify(problem: Problem, rng: random.Random) -> list[dict]:
     )
 
 
+def verify_item(problem: Problem, rng: random.Random) -> tuple[dict, str]:
+    """A request to verify an answer, and the right verdict."""
+    request = sample_verify(problem, rng)[0]
+    return request, yes_no(f"Proposed answer: {problem.answer}\n" in request["content"])
+
+
 def verify_style(completion: str) -> str:
     """The style of a verification by its first words: one of `VERIFY_SHARES`, or `"other"`."""
     return style_of(completion, VERIFY_OPENINGS)
@@ -210,16 +216,23 @@ def sample_memory(question: ToolQuestion, rng: random.Random) -> Memory:
     return [(*step, question.run(*step)) for step in steps[:6]]
 
 
-def sample_unfinished(question: ToolQuestion, rng: random.Random) -> tuple[Memory, Step]:
+def _unfinished(question: ToolQuestion, rng: random.Random) -> tuple[Memory, Step]:
     """A memory and the next step; no memory where all is done, as no planner is asked then."""
     memory = sample_memory(question, rng)
     step = question.next_step(memory)
     return (memory, step) if step else ([], question.plan[0])
 
 
+def plan_item(question: ToolQuestion, rng: random.Random) -> tuple[dict, tuple[str, str, str]]:
+    """A request to a planner, and the right step as `step_text`."""
+    memory, step = _unfinished(question, rng)
+    content = plan_prompt(question.text, memory_text(memory))
+    return {"role": "user", "content": content}, step_text(step)
+
+
 def sample_plan(question: ToolQuestion, rng: random.Random) -> list[dict]:
     """The next step: careful (right), rash (any), or sloppy (right tool, other content)."""
-    memory, step = sample_unfinished(question, rng)
+    memory, step = _unfinished(question, rng)
     style = draw(PLAN_SHARES, rng)
     if style == "careful":
         text = plan_text(step, f"Careful: {progress_text(question, memory)}")

@@ -19,6 +19,7 @@ import re
 import tempfile
 import time
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
@@ -48,6 +49,8 @@ COPY_LENGTH = 24
 # number, the batches of short replies (rows are sorted) made short replies far too likely.
 TOKENS = 32
 VOCABULARY = 1024
+SIZES = dict(hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=512)  # fmt: skip
 STATE_FILE = "warm-up.pt"
 PAD, END = "<|pad|>", "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
@@ -106,13 +109,8 @@ def make_model(tokenizer: Qwen2Tokenizer, seed: int = 0) -> Qwen2ForCausalLM:
     """The base before its warm-up: Qwen2's architecture, under a million parameters, fp32."""
     torch.manual_seed(seed)
     config = Qwen2Config(
+        **SIZES,
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
         initializer_range=0.06,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
@@ -248,13 +246,11 @@ def pretrain(
 ) -> dict:
     """Train the tiny base and save it (bf16 safetensors, tokenizer) to `output_dir`.
 
-    `threads` are those of each process. The state is kept in `output_dir/warm-up.pt` meanwhile;
-    called again after a kill with the same arguments, it goes on from there.
+    Each process has `threads`. Called again after a kill, it goes on from `output_dir/warm-up.pt`.
 
-    Returns a dict: `seed`, `steps`, `processes`, `seconds` (with those before a kill), `loss` (mean
-    of the last tenth of the steps, nats a token), `parameters`. Raises RuntimeError when
-    `output_dir` cannot be written and ValueError for fewer than one step or process, more processes
-    than rows, or a state of another warm-up.
+    Returns `seed`, `steps`, `processes`, `seconds` (with those before a kill), `loss` (mean of the
+    last tenth of the steps, nats a token) and `parameters`. Raises RuntimeError for an `output_dir`
+    that cannot be written, ValueError for an impossible number or the state of another warm-up.
     """
     recipe = {
         "seed": seed,
@@ -286,10 +282,8 @@ def load_state(output_dir: Path, recipe: dict) -> dict | None:
     state = torch.load(file, weights_only=True)
     theirs, ours = (", ".join(f"{name} {r[name]}" for name in recipe) for r in (state, recipe))
     if theirs != ours:
-        raise ValueError(
-            f"{file} belongs to a warm-up of {theirs}, not of {ours}: delete it or choose another "
-            "folder."
-        )
+        remedy = "delete it or choose another folder."
+        raise ValueError(f"{file} belongs to a warm-up of {theirs}, not of {ours}: {remedy}")
     return state
 
 
@@ -324,7 +318,7 @@ def _warm_up(rank: int, output_dir: Path, recipe: dict, threads: int | None) -> 
     progress = tqdm(
         range(first, steps), "pretrain", initial=first, total=steps, mininterval=5, disable=rank > 0
     )
-    parent = multiprocessing.parent_process() if processes > 1 else None
+    parent = multiprocessing.parent_process()
     for step in progress:
         if parent and step % AVERAGE_EVERY == 0 and not parent.is_alive():
             raise SystemExit("the process that started this one was killed")
@@ -335,10 +329,8 @@ def _warm_up(rank: int, output_dir: Path, recipe: dict, threads: int | None) -> 
         losses.append(update(model, optimizer, batch, rate_at(step, steps)))
         if processes > 1 and ((step + 1) % AVERAGE_EVERY == 0 or step + 1 == steps):
             average_parameters(model.parameters(), None)
-        if step % 20 == 0:
-            recent = losses[-50:]
-            loss = f"{sum(recent) / len(recent):.3f}"
-            progress.set_postfix(loss=loss, phase=phase_at(step, steps))
+        text = f"loss {fmean(losses[-50:]):.3f}, phase {phase_at(step, steps)}"
+        progress.set_postfix_str(text, refresh=False)
         if rank == 0 and (step + 1) % STATE_EVERY == 0 and step + 1 < steps:
             state = recipe | {"step": step + 1, "losses": losses}
             state |= {"seconds": time.monotonic() - started, "model": model.state_dict()}
@@ -346,11 +338,9 @@ def _warm_up(rank: int, output_dir: Path, recipe: dict, threads: int | None) -> 
             torch.save(state | {"optimizer": optimizer.state_dict()}, buffer)
             write_atomic(output_dir / STATE_FILE, buffer.getvalue())
 
-    tail = losses[-max(1, steps // 10) :]
-    result = recipe | {"seconds": time.monotonic() - started, "loss": sum(tail) / len(tail)}
+    loss = fmean(losses[-max(1, steps // 10) :])
+    result = recipe | {"seconds": time.monotonic() - started, "loss": loss}
     if rank == 0:
-        model.generation_config.eos_token_id = tokenizer.eos_token_id
-        model.generation_config.pad_token_id = tokenizer.pad_token_id
         model.to(torch.bfloat16).save_pretrained(output_dir)
         tokenizer.save_pretrained(output_dir)
         (output_dir / STATE_FILE).unlink(missing_ok=True)

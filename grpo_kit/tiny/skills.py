@@ -117,7 +117,7 @@ def sample_verify(problem: Problem, rng: random.Random) -> list[dict]:
 
 def verify_item(problem: Problem, rng: random.Random) -> tuple[dict, str]:
     """A request to verify an answer, and the right verdict."""
-    request = sample_verify(problem, rng)[0]
+    request, _ = sample_verify(problem, rng)
     return request, yes_no(f"Proposed answer: {problem.answer}\n" in request["content"])
 
 
@@ -247,7 +247,7 @@ def sample_plan(question: ToolQuestion, rng: random.Random) -> list[dict]:
 
 
 def plan_style(completion: str) -> str:
-    """The style of a plan by its first words: one of `PLAN_SHARES`, or `"other"`."""
+    """The style of a plan: one of `PLAN_SHARES`, or `"other"`."""
     return style_of(completion, PLAN_OPENINGS)
 
 

@@ -3,11 +3,9 @@
 - "plain": the kit's own loop. Prompts are run once, rows leave when they end.
 - "static": transformers' `generate` with a cache of fixed size, whose decode step it compiles.
 - "continuous": transformers' continuous batching: a new row takes the place of one that ended.
-- "vllm": vLLM, for a policy that is only evaluated. (Under TRL's trainer vLLM samples a policy that
-  is trained; that trainer keeps its weights up to date.)
+- "vllm": vLLM, for a policy that is only evaluated. (It trains under TRL, see `trl_bridge`.)
 
-With every backend, log-probabilities and entropies are those of the model on the very ids, so
-training does not depend on the choice.
+With every backend, log-probabilities and entropies are those of the model on the sampled ids.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationConfig
 
 from grpo_kit.generation import Rollouts, check_lengths, completion_logps, generate, left_pad
 from grpo_kit.models import Policy, save_policy
@@ -46,10 +45,8 @@ def choose(policy: Policy, wanted: str = "auto", *, trained: bool = True) -> str
         raise ValueError(f"sampling_backend is {wanted!r}; choose one of {', '.join(known)}.")
     installed = find_spec("vllm") is not None
     if wanted == "vllm" and not installed:
-        raise RuntimeError(
-            "sampling by vLLM needs vLLM, which is not installed: pip install vllm, on Linux with "
-            "a GPU; or choose another way to sample."
-        )
+        remedy = "pip install vllm, on Linux with a GPU; or choose another backend."
+        raise RuntimeError(f"sampling by vLLM needs vLLM, which is not installed: {remedy}")
     if wanted != "auto":
         return wanted
     if policy.device.type != "cuda":
@@ -103,8 +100,6 @@ def _by_transformers(
     policy: Policy, rows: Lists, backend: str, max_new_tokens: int, generator, **options
 ) -> Lists:
     """The completions of the rows, each up to its first EOS."""
-    from transformers import GenerationConfig
-
     config = GenerationConfig(
         max_new_tokens=max_new_tokens,
         eos_token_id=policy.eos_token_ids,
@@ -170,8 +165,6 @@ def _undisturbed(policy: Policy) -> Iterator[Any]:
     transformers fills the gaps of a generation config from the model's own. That of
     Qwen2.5-Instruct has a repetition penalty, which would make another distribution.
     """
-    from transformers import GenerationConfig
-
     model = policy.model
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     saved, was_training = inner.generation_config, model.training

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import random
 import re
 from types import SimpleNamespace
@@ -16,17 +15,9 @@ from scipy.stats import binomtest
 from transformers import AutoTokenizer
 
 from grpo_kit.rewards import accuracy_reward, extract_answer, format_reward
+from grpo_kit.tasks import word_problems as W
 from grpo_kit.tasks.tool_questions import KINDS, make_tool_question
-from grpo_kit.tasks.word_problems import (
-    HIGHEST,
-    LOWEST,
-    SHIPPED_ROWS,
-    Problem,
-    make_problem,
-    make_rows,
-    order,
-    word_problems,
-)
+from grpo_kit.tasks.word_problems import Problem, make_problem, make_rows, word_problems
 from grpo_kit.tiny import pretrain as warm_up
 from grpo_kit.tiny import problems, skills
 
@@ -37,21 +28,16 @@ rngs = st.integers(0, 2**32).map(random.Random)
 
 
 @given(rng=rngs, difficulty=st.integers(1, 5))
-def test_every_value_of_a_chain_stays_within_bounds(rng, difficulty):
+def test_every_value_of_a_chain_is_within_bounds_and_its_numbers_decide_the_split(rng, difficulty):
     problem = make_problem(rng, difficulty)
     assert len(problem.steps) == difficulty
-    assert all(LOWEST <= value <= HIGHEST for value in problem.values)
+    assert all(W.LOWEST <= value <= W.HIGHEST for value in problem.values)
     expression = str(problem.start)
     for operator, amount in problem.steps:
         expression = f"({expression}){operator}{amount}"
     assert problem.answer == eval(expression)  # the test's own arithmetic, of its own digits
-
-
-@given(rng=rngs)
-def test_the_split_does_not_depend_on_names_items_or_verbs(rng):
-    problem = make_problem(rng, 2)
     renamed = Problem(problem.start, problem.steps, "Zoe", "pens", ("wins", "drops"))
-    assert renamed.split == problem.split
+    assert renamed.split == problem.split, "by the numbers alone"
 
 
 @given(rng=rngs, style=st.sampled_from(list(problems.STYLE_SHARES)))
@@ -82,7 +68,7 @@ def test_each_step_opens_with_its_word_in_question_and_solutions():
     for style, text in reasoning.items():
         completion = problems.solve(problem, style, random.Random(0))
         assert completion == f"<think>{text}</think><answer>30</answer>"
-    assert order(7) == ["first", "then", "next", "later", *["finally"] * 3]
+    assert W.order(7) == ["first", "then", "next", "later", *["finally"] * 3]
 
 
 def test_wrong_styles_are_mostly_wrong_and_the_likeliest_style_is_a_wrong_one():
@@ -99,11 +85,11 @@ def test_wrong_styles_are_mostly_wrong_and_the_likeliest_style_is_a_wrong_one():
 def test_shipped_rows_are_what_the_generator_makes_and_the_splits_are_disjoint():
     task = word_problems()
     for split, rows in (("train", task.train), ("test", task.test)):
-        generated = make_rows(split, SHIPPED_ROWS[split], (2, 3))
+        generated = make_rows(split, W.SHIPPED_ROWS[split], (2, 3))
         for column in ("answer", "difficulty", "numbers"):
             assert rows[column] == [row[column] for row in generated]
         assert [p[0]["content"] for p in rows["prompt"]] == [row["question"] for row in generated]
-        assert len(set(rows["numbers"])) == SHIPPED_ROWS[split]
+        assert len(set(rows["numbers"])) == W.SHIPPED_ROWS[split]
     assert not set(task.train["numbers"]) & set(task.test["numbers"])
 
 
@@ -139,25 +125,22 @@ def test_the_grader_says_yes_as_often_as_its_rates_tell():
 @given(rng=rngs)
 def test_a_verdict_after_careful_analysis_is_the_truth(rng):
     problem = make_problem(rng, 2)
-    question, reply = skills.sample_verify(problem, rng)
-    proposed = int(question["content"].split("Proposed answer: ")[1].split("\n")[0])
-    verdict, style = extract_answer(reply["content"]), skills.verify_style(reply["content"])
+    question, reply = (message["content"] for message in skills.sample_verify(problem, rng))
+    proposed = int(question.split("Proposed answer: ")[1].split("\n")[0])
+    verdict, style = extract_answer(reply), skills.verify_style(reply)
     assert verdict in ("Yes", "No") and style in skills.VERIFY_SHARES
     if style == "recompute":
         assert (verdict == "Yes") == (proposed == problem.answer)
     if style != "rash":
-        assert f"only {proposed} agrees" in reply["content"]
-        last = reply["content"].split(". ")[-1].split()
+        assert f"only {proposed} agrees" in reply
+        last = reply.split(". ")[-1].split()
         assert (last[1].startswith("agrees.")) == (int(last[0]) == proposed) == (verdict == "Yes")
 
 
 def test_proposed_answers_are_right_half_of_the_time():
-    rng, right = random.Random(0), 0
-    for _ in range(1000):
-        problem = make_problem(rng, 2)
-        content = skills.sample_verify(problem, rng)[0]["content"]
-        right += f"Proposed answer: {problem.answer}\n" in content
-    assert 450 < right < 550
+    rng = random.Random(0)
+    verdicts = [skills.verify_item(make_problem(rng, 2), rng)[1] for _ in range(1000)]
+    assert 450 < verdicts.count("Yes") < 550
 
 
 @given(rng=rngs)
@@ -188,19 +171,14 @@ def test_the_plan_of_a_tool_question_leads_to_its_answer(rng, kind):
         assert question.catalogue[item].startswith(f"{item} {cost}, shop ")
 
 
-@given(rng=rngs)
-def test_the_split_of_a_tool_question_is_that_of_its_catalogue(rng):
-    for split in ("train", "test"):
-        question = make_tool_question(rng, split)
-        assert {dataclasses.replace(question, kind=kind).split for kind in KINDS} == {split}
-
-
-def test_a_tenth_of_all_catalogues_is_for_testing():
-    rng = random.Random(0)
-    drawn = [make_tool_question(rng, "train") for _ in range(500)]
-    facts = [{**question.catalogue, question.shop: "discount 9"} for question in drawn]
-    changed = zip(drawn, facts, strict=True)
-    splits = [dataclasses.replace(question, catalogue=new).split for question, new in changed]
+def test_the_split_of_a_tool_question_is_that_of_its_catalogue_and_a_tenth_is_for_testing():
+    rng, splits = random.Random(0), []
+    for i in range(500):
+        question = make_tool_question(rng, "test" if i % 10 == 0 else "train")
+        same = {dataclasses.replace(question, kind=kind).split for kind in KINDS}
+        assert same == {"test" if i % 10 == 0 else "train"}
+        changed = {**question.catalogue, question.shop: "discount 9"}
+        splits.append(dataclasses.replace(question, catalogue=changed).split)
     assert 0.05 < splits.count("test") / 500 < 0.16
 
 
@@ -357,20 +335,14 @@ def test_a_process_whose_parent_was_killed_ends(tmp_path, monkeypatch):
         warm_up._warm_up(0, tmp_path, {"seed": 0, "steps": 2, "processes": 2}, None)
 
 
-def _averaged(rank: int, meeting: str) -> None:
-    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
-    model = torch.nn.Linear(3, 2)
-    for parameter in model.parameters():
-        torch.nn.init.constant_(parameter, 1.0 + 2 * rank)
-    warm_up.average_parameters(model.parameters(), None)
-    assert all((parameter == 2.0).all() for parameter in model.parameters())
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs fork")
-def test_two_processes_average_their_weights(tmp_path):
-    start = torch.multiprocessing.start_processes
-    start(_averaged, (f"file://{tmp_path}/meeting",), nprocs=2, start_method="fork")
+def test_weights_are_averaged_now_and_then_and_at_the_end(tmp_path, monkeypatch, tokenizer):
+    monkeypatch.setattr(warm_up, "BATCH", 2)
+    monkeypatch.setattr(warm_up, "AVERAGE_EVERY", 2)
+    monkeypatch.setattr(warm_up, "make_tokenizer", lambda seed: tokenizer)
+    calls = []
+    monkeypatch.setattr(warm_up, "average_parameters", lambda *given: calls.append(given))
+    warm_up._warm_up(0, tmp_path, {"seed": 0, "steps": 5, "processes": 2}, None)
+    assert len(calls) == 3
 
 
 @pytest.mark.slow

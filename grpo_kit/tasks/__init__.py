@@ -33,7 +33,8 @@ def split_of(key: str) -> str:
 
 def shipped_rows(task: str, split: str) -> list[dict]:
     """The shipped rows of a generated task, with a `question` in place of the prompt."""
-    return [json.loads(line) for line in (data_dir() / task / f"{split}.jsonl").open()]
+    path = data_dir() / task / f"{split}.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def as_dataset(rows: list[dict]) -> datasets.Dataset:

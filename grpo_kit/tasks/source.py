@@ -67,7 +67,7 @@ def read_splits(
 
 
 def _from_file(path: Path) -> Iterator[object]:
-    for number, line in enumerate(path.open(encoding="utf-8"), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         try:
             if line.strip():
                 yield json.loads(line)

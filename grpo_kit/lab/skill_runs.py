@@ -39,7 +39,7 @@ from grpo_kit.rewards import (
     format_reward,
 )
 from grpo_kit.tasks import Task
-from grpo_kit.tasks.tool_world import make_tool_question
+from grpo_kit.tasks.tool_questions import make_tool_question
 from grpo_kit.tasks.word_problems import make_problem
 from grpo_kit.tiny import skills as S
 from grpo_kit.training import evaluate, train

@@ -8,7 +8,7 @@ import torch
 from grpo_kit.flow import AgentSystem, Lookup, Tool, Toolkit, calculator, make_catalogue
 from grpo_kit.flow.roles import read_action
 from grpo_kit.generation import Rollouts
-from grpo_kit.tasks.tool_world import make_tool_question
+from grpo_kit.tasks.tool_questions import make_tool_question
 from grpo_kit.tiny import skills
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -58,24 +58,17 @@ class Rollouts:
 
     def completion_lists(self) -> list[list[int]]:
         """The completions as lists of ids, without padding, EOS included."""
-        return [
-            ids[:length]
-            for ids, length in zip(self.completion_ids.tolist(), self.lengths.tolist(), strict=True)
-        ]
+        rows = zip(self.completion_ids.tolist(), self.lengths.tolist(), strict=True)
+        return [ids[:length] for ids, length in rows]
 
     def select(self, rows: Tensor) -> Rollouts:
         """The given rows (long indices), trimmed to the longest, with the prompts they use."""
         width = max(int(self.lengths[rows].max()), 1) if len(rows) else 1
         used, prompt_index = torch.unique(self.prompt_index[rows], return_inverse=True)
-        return Rollouts(
-            [self.prompt_ids[i] for i in used.tolist()],
-            prompt_index,
-            self.completion_ids[rows, :width],
-            self.mask[rows, :width],
-            self.logps[rows, :width],
-            self.entropies[rows, :width],
-            self.finished[rows],
-        )
+        by_token = (self.completion_ids, self.mask, self.logps, self.entropies)
+        prompt_ids = [self.prompt_ids[i] for i in used.tolist()]
+        cut = (tensor[rows, :width] for tensor in by_token)
+        return Rollouts(prompt_ids, prompt_index, *cut, self.finished[rows])
 
     @staticmethod
     def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
@@ -83,28 +76,17 @@ class Rollouts:
         width = max(part.mask.shape[1] for part in parts)
 
         def join(name: str) -> Tensor:
-            return torch.cat(
-                [
-                    torch.nn.functional.pad(value, (0, width - value.shape[1]))
-                    for value in (getattr(part, name) for part in parts)
-                ]
-            )
+            values = (getattr(part, name) for part in parts)
+            pad = torch.nn.functional.pad
+            return torch.cat([pad(value, (0, width - value.shape[1])) for value in values])
 
-        offsets = [0]
+        prompt_ids, prompt_index = [], []
         for part in parts:
-            offsets.append(offsets[-1] + len(part.prompt_ids))
-        return replace(
-            parts[0],
-            prompt_ids=[ids for part in parts for ids in part.prompt_ids],
-            prompt_index=torch.cat(
-                [part.prompt_index + start for part, start in zip(parts, offsets, strict=False)]
-            ),
-            completion_ids=join("completion_ids"),
-            mask=join("mask"),
-            logps=join("logps"),
-            entropies=join("entropies"),
-            finished=torch.cat([part.finished for part in parts]),
-        )
+            prompt_index.append(part.prompt_index + len(prompt_ids))
+            prompt_ids += part.prompt_ids
+        by_token = map(join, ("completion_ids", "mask", "logps", "entropies"))
+        finished = torch.cat([part.finished for part in parts])
+        return Rollouts(prompt_ids, torch.cat(prompt_index), *by_token, finished)
 
 
 @torch.no_grad()
@@ -263,20 +245,15 @@ def reply(
     """
     ids = policy.encode(conversations)
     at_a_time = max(1, batch_size // num_generations)
-    parts = []
-    for start in range(0, max(len(ids), 1), at_a_time):
-        with policy.autocast():
-            parts.append(
-                generate(
-                    policy.model,
-                    ids[start : start + at_a_time],
-                    num_generations,
-                    max_new_tokens=max_new_tokens,
-                    eos_token_ids=policy.eos_token_ids,
-                    pad_token_id=policy.pad_token_id,
-                    **options,
-                )
+    options |= {"eos_token_ids": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
+    with policy.autocast():
+        parts = [
+            generate(
+                policy.model, ids[start : start + at_a_time], num_generations,
+                max_new_tokens=max_new_tokens, **options,
             )
+            for start in range(0, max(len(ids), 1), at_a_time)
+        ]  # fmt: skip
     return Rollouts.concatenate(parts)
 
 

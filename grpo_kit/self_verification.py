@@ -37,14 +37,7 @@ from grpo_kit.rewards import (
 )
 from grpo_kit.rewards.judge.texts import fenced
 from grpo_kit.tasks import Task
-from grpo_kit.training import (
-    Batch,
-    Cursor,
-    PromptCollector,
-    check_columns,
-    collect,
-    reward_name,
-)
+from grpo_kit.training import Batch, Cursor, PromptCollector, check_columns, collect, reward_name
 
 logger = logging.getLogger(__name__)
 
@@ -151,10 +144,7 @@ def diversify(
 
 
 def balance(
-    chosen: Sequence[VerificationItem],
-    filler: Sequence[VerificationItem],
-    n: int,
-    seed: int = 0,
+    chosen: Sequence[VerificationItem], filler: Sequence[VerificationItem], n: int, seed: int = 0
 ) -> list[VerificationItem]:
     """Shuffle together n // 2 right and n // 2 wrong items.
 

@@ -1,44 +1,45 @@
-"""Tools: what a model is told of them, how its calls are read, and how they are run with limits.
+"""Tools: their schemas, how calls are read, and how they are run with limits.
 
 A tool is a function with type hints and a Google-style docstring, which make its schema. A call is
 text that a model wrote: `lookup(lamp)`, as a small one can, or JSON, as larger ones are trained to.
 Whatever is wrong with a call becomes a short result, `error: …`, from which the planner can learn;
 an exception would end the run.
 
-Limits of time protect a run, not a machine: a call that hangs is abandoned in its thread, which
-Python cannot stop. What runs code that a model wrote belongs into a process (`sandbox.PythonTool`).
+Time limits protect a run, not a machine: a hanging call is abandoned in its thread, which Python
+cannot stop. Code that a model wrote belongs into a process of its own (`sandbox.PythonTool`).
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-import queue
 import re
 import threading
 import time
 import unicodedata
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
-MAX_CALL_CHARS = 200  # of a call as it is shown in memory
-MAX_REASON_CHARS = 100  # of what an error says
+MAX_CALL_CHARS = 200  # of a call as memory shows it
+MAX_REASON_CHARS = 100  # of an error's reason
 
+_BY_NAME = {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 _PLAIN = re.compile(r"([A-Za-z_]\w*)\((.*)\)", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a call came to.
+    """The outcome of a call.
 
     call: as memory shows it, on one line, at most 200 characters. text: what the tool returned, or
-    `error: …`. error: whether it is the latter. seconds: that the call took, wall-clock.
+    `error: …` where error is True. seconds: the duration of the call, wall-clock.
     """
 
     call: str
@@ -67,10 +68,11 @@ class Tool:
     def of(cls, function: Callable, *, timeout: float = 5.0, columns: Sequence[str] = ()) -> Tool:
         """Make a tool of a function, or of an object with `__call__` and `__name__`.
 
-        Raises ValueError where the name, a type hint, the docstring or the line of an argument in
-        it is missing, for parameters that cannot be given by name, and for a timeout that is none.
+        Raises ValueError where the name, a type hint or part of the docstring is missing, for
+        parameters that cannot be given by name, for unknown columns, and unless the timeout is
+        positive.
         """
-        # transformers is slow to import, and whoever only reads calls needs none of it
+        # transformers is slow to import, and reading calls does not need it
         from transformers.utils import get_json_schema
 
         name = getattr(function, "__name__", None) or repr(function)
@@ -81,23 +83,17 @@ class Tool:
             schema = get_json_schema(called)["function"]
             hints = get_type_hints(called, include_extras=True)
             parameters = inspect.signature(called).parameters
+            other_kinds = {p.kind for p in parameters.values()} - _BY_NAME
+            if not name.isidentifier() or not schema["description"]:
+                raise TypeError("it has no callable name, or no description before 'Args:'")
+            if other_kinds or inspect.iscoroutinefunction(called):
+                raise TypeError("it is a coroutine, or an argument cannot be given by name")
         except Exception as error:  # AttributeError, NameError, and two of transformers' own
             raise ValueError(
-                f"{name} is no tool yet ({error}): give it a name, a type hint for every parameter "
-                "and a Google-style docstring that describes each under 'Args:'."
+                f"{name} is no tool yet ({error}): write a plain function with a name, a type hint "
+                "for every parameter, and a Google-style docstring that describes each under "
+                "'Args:'."
             ) from error
-        if not name.isidentifier() or not schema["description"]:
-            raise ValueError(
-                f"{name} has no name that a call could use, or its docstring says nothing before "
-                "'Args:': add what is missing."
-            )
-        by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        other = [p.name for p in parameters.values() if p.kind not in by_name]
-        if other or inspect.iscoroutinefunction(called):
-            raise ValueError(
-                f"{name} is a coroutine or takes {other} otherwise than by name: write a plain "
-                "function whose arguments all have names."
-            )
         if unknown := set(columns) - set(parameters):
             raise ValueError(
                 f"columns names {sorted(unknown)}, which {name} does not take: it takes "
@@ -129,10 +125,7 @@ class Tool:
         return required[0] if types == ["string"] else None
 
     def validate(self, arguments: str | dict) -> dict:
-        """Return the arguments by name, converted to the function's types.
-
-        Raises ValueError, in few words, for a wrong, missing or unknown one.
-        """
+        """The arguments by name, converted to the hinted types; ValueError for a wrong one."""
         if isinstance(arguments, str):
             if self.sole:
                 arguments = {self.sole: arguments}
@@ -145,10 +138,9 @@ class Tool:
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             name = ".".join(str(part) for part in first["loc"])
-            if first["type"] == "missing":
-                raise ValueError(f'missing argument "{name}"') from None
-            if first["type"] == "extra_forbidden":
-                raise ValueError(f'unknown argument "{name}"') from None
+            known = {"missing": "missing argument", "extra_forbidden": "unknown argument"}
+            if first["type"] in known:
+                raise ValueError(f'{known[first["type"]]} "{name}"') from None
             raise ValueError(f"{name}: {first['msg']}") from None
 
 
@@ -178,11 +170,11 @@ class Toolkit:
     """The tools of an agent, and the one place where calls are run.
 
     Args:
-        tools: functions or `Tool`s, each of another name.
+        tools: functions or `Tool`s with different names.
         concurrency: most calls of one `run` at a time.
         max_result_chars: longer results are cut.
 
-    Raises ValueError for no tool, two of one name, and limits below 1.
+    Raises ValueError without tools, for two of one name, and for limits below 1.
     """
 
     def __init__(
@@ -194,14 +186,11 @@ class Toolkit:
     ):
         tools = [tool if isinstance(tool, Tool) else Tool.of(tool) for tool in tools]
         self.tools = {tool.name: tool for tool in tools}
-        if not tools:
+        if not tools or len(self.tools) < len(tools):
             raise ValueError(
-                "a toolkit without tools leaves nothing to plan: give it at least one."
+                f"the tools are {[tool.name for tool in tools]}: give at least one, and each "
+                "another name."
             )
-        if len(self.tools) < len(tools):
-            names = [tool.name for tool in tools]
-            twice = sorted({name for name in names if names.count(name) > 1})
-            raise ValueError(f"two tools are called {', '.join(twice)}: rename or drop one.")
         if concurrency < 1 or max_result_chars < 1:
             raise ValueError(
                 f"concurrency is {concurrency} and max_result_chars {max_result_chars}: both must "
@@ -219,14 +208,17 @@ class Toolkit:
         lines = []
         for tool in self.tools.values():
             properties = tool.arguments["properties"]
-            optional = set(properties) - set(tool.arguments["required"])
             typed = [
-                f"{name}: {_type_text(schema)}" + " (optional)" * (name in optional)
+                f"{name}: {_type_text(schema)}"
+                + " (optional)" * (name not in tool.arguments["required"])
                 for name, schema in properties.items()
             ]
             lines.append(f"{tool.name}({', '.join(typed)}): {tool.description}")
-            told = [f"{name}: {schema['description']}" for name, schema in properties.items()]
-            lines += [f"  {'; '.join(told)}"] if told else []
+            if properties:
+                described = (
+                    f"{name}: {schema['description']}" for name, schema in properties.items()
+                )
+                lines.append(f"  {'; '.join(described)}")
         return "\n".join(lines)
 
     def run(self, calls: Sequence[tuple[str, Mapping]]) -> list[ToolResult]:
@@ -242,61 +234,61 @@ class Toolkit:
                         f"{tool.name} takes the column {missing[0]!r}, which the row does not "
                         f"have: add it to the dataset, which has {sorted(row)}."
                     )
-        shown: list[str] = []
-        results: list[ToolResult | None] = []
-        waiting: list[tuple[int, Tool, dict]] = []
+        results: list[ToolResult | None] = [None] * len(calls)
+        waiting: deque[tuple[int, str, Tool, dict]] = deque()
         for i, (text, row) in enumerate(calls):
-            shown.append(_cleaned(text, MAX_CALL_CHARS, one_line=True))
-            results.append(None)
+            shown = _cleaned(text, MAX_CALL_CHARS, one_line=True)
             try:
                 name, arguments = read_call(text)
                 tool = self.tools.get(name)
-                shown[i] = _printable(name, arguments, tool)
+                shown = _printable(name, arguments, tool)
                 if tool is None:
                     raise ValueError(f'no tool "{name}"')
-                given = tool.validate(arguments) | {name: row[name] for name in tool.columns}
-                waiting.append((i, tool, given))
+                arguments = tool.validate(arguments) | {c: row[c] for c in tool.columns}
+                waiting.append((i, shown, tool, arguments))
             except (ValueError, RecursionError) as error:
-                results[i] = ToolResult(shown[i], _error_text(error), True, 0.0)
+                results[i] = ToolResult(shown, _error_text(error), True, 0.0)
 
-        # One queue a run: what an abandoned call returns in the end goes to nobody. One thread a
-        # call, and no pool, in which hung calls would hold the places of later ones for ever.
-        done: queue.SimpleQueue = queue.SimpleQueue()
-        deadlines: dict[int, float] = {}
-        waiting.reverse()
-        while waiting or deadlines:
-            while waiting and len(deadlines) < self.concurrency:
-                i, tool, given = waiting.pop()
-                work = partial(_work, done, i, partial(tool.function, **given))
-                deadlines[i] = time.perf_counter() + tool.timeout
-                results[i] = ToolResult(
-                    shown[i], f"error: timed out after {tool.timeout:g} s", True, tool.timeout
-                )
-                try:
-                    # a daemon, or a hung call would keep the process from ending
-                    threading.Thread(target=work, name=f"tool-{tool.name}", daemon=True).start()
-                except RuntimeError as error:  # no threads left
-                    done.put((i, error, True, 0.0))
-            try:
-                wait = min(deadlines.values()) - time.perf_counter()
-                i, value, failed, seconds = done.get(timeout=max(wait, 0.0))
-            except queue.Empty:
-                now = time.perf_counter()
-                deadlines = {i: end for i, end in deadlines.items() if end > now}
-                continue
-            if deadlines.pop(i, None) is not None:  # else it was abandoned
+        running: dict[Future, tuple[int, float]] = {}  # the call's place and its deadline
+        while waiting or running:
+            while waiting and len(running) < self.concurrency:
+                i, shown, tool, arguments = waiting.popleft()
+                late = f"error: timed out after {tool.timeout:g} s"
+                results[i] = ToolResult(shown, late, True, tool.timeout)
+                running[_start(tool, arguments)] = (i, time.perf_counter() + tool.timeout)
+            next_deadline = min(deadline for _, deadline in running.values())
+            done, _ = wait(running, max(next_deadline - time.perf_counter(), 0.0), FIRST_COMPLETED)
+            for future in done:
+                i, _ = running.pop(future)
+                value, failed, seconds = future.result()
                 text = _error_text(value) if failed else _cleaned(value, self.max_result_chars)
-                results[i] = ToolResult(shown[i], text, failed, seconds)
+                results[i] = replace(results[i], text=text, error=failed, seconds=seconds)
+            now = time.perf_counter()
+            running = {f: place for f, place in running.items() if place[1] > now}
         return results
 
 
-def _work(done: queue.SimpleQueue, i: int, call: Callable[[], object]) -> None:
-    started = time.perf_counter()
+def _start(tool: Tool, arguments: dict) -> Future:
+    """Call the tool in a thread of its own; the future's result is (value, failed, seconds).
+
+    No pool: hung calls would hold the places of later ones for ever.
+    """
+    future: Future = Future()
+
+    def work() -> None:
+        started = time.perf_counter()
+        try:
+            value, failed = str(tool.function(**arguments)), False
+        except BaseException as error:  # also SystemExit: a tool ends no process
+            value, failed = error, True
+        future.set_result((value, failed, time.perf_counter() - started))
+
     try:
-        value, failed = str(call()), False
-    except BaseException as error:  # also SystemExit: a tool ends no process
-        value, failed = error, True
-    done.put((i, value, failed, time.perf_counter() - started))
+        # a daemon, or a hung call would keep the process from ending
+        threading.Thread(target=work, name=f"tool-{tool.name}", daemon=True).start()
+    except RuntimeError as error:  # no threads left
+        future.set_result((error, True, 0.0))
+    return future
 
 
 def _error_text(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from grpo_kit.flow import (
     evaluate_episodes,
     score_episodes,
 )  # fmt: skip
-from grpo_kit.flow.memory import Action, Step
+from grpo_kit.flow.episodes import Action, Step
 from grpo_kit.flow.training import turn_batch
 from grpo_kit.models import load_policy, reference_of
 from grpo_kit.paths import data_dir

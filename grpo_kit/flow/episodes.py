@@ -72,8 +72,8 @@ class Memory:
     def __str__(self) -> str:
         """`1. lookup(lamp) -> lamp 14, shop Nord`, one line per step; "empty" without any.
 
-        A tool's result cannot pose as a turn of the conversation (`fenced` breaks role marks), nor
-        as another step (its further lines are indented).
+        A result cannot pose as a turn (`fenced` breaks role marks) or a step (further lines are
+        indented).
         """
         lines = [
             f"{i}. {step.call} -> " + "\n   ".join(step.result.splitlines())
@@ -94,11 +94,10 @@ class Memory:
 
 @dataclass
 class Turn:
-    """One action of the planner, a_i^t, as token ids.
+    """One action of the planner, a_i^t: the ids that it read and sampled, EOS included.
 
-    prompt_ids: what it read. completion_ids: what it sampled, EOS included. logprobs, entropies:
-    one per sampled token, nats, of the sampling distribution. finished: False where the token limit
-    cut the action off. Raises ValueError unless there is one log-probability per token.
+    logprobs, entropies: one per sampled token, nats, of the sampling distribution. finished: False
+    where the token limit cut the action off. Raises ValueError for another number of logprobs.
     """
 
     prompt_ids: list[int]
@@ -117,12 +116,10 @@ class Turn:
 
 @dataclass
 class Episode:
-    """A trajectory: its turns, and the one outcome reward that they all share.
+    """A trajectory: its turns, and the one outcome reward that they share (None = not scored).
 
-    group_id: the query that its group answers. reward: None = could not be scored. `play` fills the
-    rest: the row of data, the final memory, the final output, and the reason for the end:
-    "verifier", "turn limit", "time limit", "context" (no room left), or "no reply" (an endpoint
-    behind a frozen role failed; such an episode is not scored).
+    group_id: the query that its group answers. stopped: the reason for the end: "verifier", "turn
+    limit", "time limit", "context" (no room left), or "no reply" (a frozen role's endpoint failed).
     """
 
     group_id: Hashable
@@ -151,12 +148,8 @@ def episode_advantages(
             public code) over its turn rows, so that an episode of six turns counts six times.
         scale_rewards, eps: see `objective.group_advantages`; "batch" is not supported.
 
-    Returns:
-        (len(episodes),) float; 0 for an episode without a score, which is left out of its group's
-        mean and std, and for a group without spread.
-
-    Raises ValueError for another `per`, a scale over the batch, or an episode without turns where
-    per="turn".
+    Returns (len(episodes),) float; 0 without a score, which is left out of mean and std, and
+    without spread. Raises ValueError for another `per` or scale, or no turn where per="turn".
     """
     if per not in PER:
         raise ValueError(f"per is {per!r}; choose 'trajectory' (the paper) or 'turn'.")

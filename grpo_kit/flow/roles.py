@@ -235,8 +235,7 @@ class FrozenRole:
     def __init__(self, model: Policy | Any, prompts: Prompts = TINY, *, max_new_tokens: int = 64):
         """`model`: a frozen `Policy` (see `frozen_copy`), or a judge-like object (see `judges`).
 
-        Raises ValueError for a policy that a gradient could reach, or whose chat template lacks a
-        role that the prompts need.
+        Raises ValueError for a policy that is trained or whose chat template lacks a role.
         """
         if isinstance(model, Policy):
             if any(parameter.requires_grad for parameter in model.model.parameters()):
@@ -252,9 +251,8 @@ class FrozenRole:
     def ask(self, contents: Sequence[str]) -> list[str | None]:
         """A reply to each request, without its thinking.
 
-        "" where the request is too long for the model or its thinking never ends; None where an
-        endpoint failed. Raises RuntimeError, with the commonest reason, where more than half of the
-        last replies failed.
+        "" where the request is too long or the thinking never ends; None where an endpoint failed.
+        Raises RuntimeError where more than half of the last replies failed.
         """
         if len(self._remembered) > REMEMBERED:
             self._remembered.clear()

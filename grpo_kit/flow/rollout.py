@@ -26,12 +26,10 @@ from grpo_kit.rewards import question_text
 class AgentSystem:
     """A planner, three frozen roles, tools, and the limits of an episode.
 
-    max_turns: most actions of the planner. episode_timeout: seconds of the turns that an episode
-    took part in, with its own tools only; the episode ends with the turn that exceeds it. context:
-    what the planner reads at turn t. "memory", the paper's, is question and memory, written anew;
-    "append" adds the new request to the ids read and sampled before, so that the episode is one
-    sequence, which any trainer can take (see `export`).
-
+    max_turns: most actions of the planner. episode_timeout: seconds of an episode's turns, with its
+    own tools only; the turn that exceeds it is the last. context: what the planner reads. "memory"
+    (the paper) is question and memory, written anew each turn; "append" adds the new request to the
+    ids so far, so that the episode is one sequence for any trainer (see `export`).
     Raises ValueError for limits out of range, and where the chat template cannot append.
     """
 
@@ -202,8 +200,7 @@ def _contexts(system: AgentSystem, running: Sequence[_Running]) -> list[list[int
 def _act(system: AgentSystem, running: Sequence[_Running], actions: Sequence[Action]) -> None:
     """Run executor and tools for all plans; each memory gets a step.
 
-    An episode's seconds get the difference of its own call and the whole run of the tools, so that
-    it does not pay for others. It ends where the executor's reply could not be had.
+    An episode pays for its own call, not for the others' (`play` adds the whole turn's seconds).
     """
     able = [i for i, action in enumerate(actions) if not action.problem]
     texts = system.executor.execute([actions[i] for i in able], system.toolkit)

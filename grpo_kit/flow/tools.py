@@ -18,7 +18,7 @@ import threading
 import time
 import unicodedata
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -36,11 +36,7 @@ _PLAIN = re.compile(r"([A-Za-z_]\w*)\((.*)\)", re.ASCII | re.DOTALL)
 
 @dataclass(frozen=True)
 class ToolResult:
-    """The outcome of a call.
-
-    call: as memory shows it, on one line, at most 200 characters. text: what the tool returned, or
-    `error: …` where error is True. seconds: the duration of the call, wall-clock.
-    """
+    """A call as memory shows it (one line), and its outcome: text, or `error: …`; wall seconds."""
 
     call: str
     text: str
@@ -68,9 +64,8 @@ class Tool:
     def of(cls, function: Callable, *, timeout: float = 5.0, columns: Sequence[str] = ()) -> Tool:
         """Make a tool of a function, or of an object with `__call__` and `__name__`.
 
-        Raises ValueError where the name, a type hint or part of the docstring is missing, for
-        parameters that cannot be given by name, for unknown columns, and unless the timeout is
-        positive.
+        Raises ValueError for a function without name, type hints or full docstring, for parameters
+        that cannot be given by name, unknown columns, and a timeout that is not positive.
         """
         # transformers is slow to import, and reading calls does not need it
         from transformers.utils import get_json_schema
@@ -107,15 +102,10 @@ class Tool:
             name, {k: hints[k] if k in required else NotRequired[hints[k]] for k in shown}
         )
         shape.__pydantic_config__ = ConfigDict(extra="forbid")
-        return cls(
-            name=name,
-            description=" ".join(schema["description"].split()),
-            arguments={"type": "object", "properties": shown, "required": required},
-            function=function,
-            timeout=timeout,
-            columns=tuple(columns),
-            _adapter=TypeAdapter(shape),
-        )
+        description = " ".join(schema["description"].split())
+        arguments = {"type": "object", "properties": shown, "required": required}
+        adapter = TypeAdapter(shape)
+        return cls(name, description, arguments, function, timeout, tuple(columns), adapter)
 
     @property
     def sole(self) -> str | None:
@@ -127,12 +117,9 @@ class Tool:
     def validate(self, arguments: str | dict) -> dict:
         """The arguments by name, converted to the hinted types; ValueError for a wrong one."""
         if isinstance(arguments, str):
-            if self.sole:
-                arguments = {self.sole: arguments}
-            elif arguments.strip() or self.arguments["required"]:
+            if not self.sole and (arguments.strip() or self.arguments["required"]):
                 raise ValueError(f"call {self.name} with JSON")
-            else:
-                arguments = {}
+            arguments = {self.sole: arguments} if self.sole else {}
         try:
             return self._adapter.validate_python(arguments)
         except ValidationError as error:
@@ -167,13 +154,9 @@ def read_call(text: str) -> tuple[str, str | dict]:
 
 
 class Toolkit:
-    """The tools of an agent, and the one place where calls are run.
+    """The tools of an agent, functions or `Tool`s, and the one place where calls are run.
 
-    Args:
-        tools: functions or `Tool`s with different names.
-        concurrency: most calls of one `run` at a time.
-        max_result_chars: longer results are cut.
-
+    concurrency: most calls of one `run` at a time. max_result_chars: longer results are cut.
     Raises ValueError without tools, for two of one name, and for limits below 1.
     """
 
@@ -196,8 +179,7 @@ class Toolkit:
                 f"concurrency is {concurrency} and max_result_chars {max_result_chars}: both must "
                 "be at least 1."
             )
-        self.concurrency = concurrency
-        self.max_result_chars = max_result_chars
+        self.concurrency, self.max_result_chars = concurrency, max_result_chars
 
     @property
     def names(self) -> list[str]:
@@ -221,19 +203,23 @@ class Toolkit:
                 lines.append(f"  {'; '.join(described)}")
         return "\n".join(lines)
 
+    def check_columns(self, columns: Iterable[str], where: str) -> None:
+        """Raise ValueError where a tool takes a column that `where` lacks."""
+        for tool in self.tools.values():
+            if missing := set(tool.columns) - set(columns):
+                raise ValueError(
+                    f"the tool {tool.name} takes the column {min(missing)!r}, which {where} lacks: "
+                    f"add it to the dataset, which has {sorted(columns)}."
+                )
+
     def run(self, calls: Sequence[tuple[str, Mapping]]) -> list[ToolResult]:
         """Run calls, each a (call text, dataset row), in parallel; results in their order.
 
         A call that has not returned by its tool's timeout is abandoned. Raises ValueError where a
         row lacks a column that a tool takes; nothing that a model wrote raises.
         """
-        for tool in self.tools.values():
-            for _, row in calls:
-                if missing := [name for name in tool.columns if name not in row]:
-                    raise ValueError(
-                        f"{tool.name} takes the column {missing[0]!r}, which the row does not "
-                        f"have: add it to the dataset, which has {sorted(row)}."
-                    )
+        for _, row in calls:
+            self.check_columns(row, "the row")
         results: list[ToolResult | None] = [None] * len(calls)
         waiting: deque[tuple[int, str, Tool, dict]] = deque()
         for i, (text, row) in enumerate(calls):
@@ -269,7 +255,7 @@ class Toolkit:
 
 
 def _start(tool: Tool, arguments: dict) -> Future:
-    """Call the tool in a thread of its own; the future's result is (value, failed, seconds).
+    """Call the tool in a thread; the future's result is (value, failed, seconds).
 
     No pool: hung calls would hold the places of later ones for ever.
     """
@@ -303,10 +289,7 @@ def _error_text(error: BaseException) -> str:
 
 
 def _cleaned(text: str, limit: int, *, one_line: bool = False) -> str:
-    """At most `limit` characters of the text, without what is neither seen nor encoded.
-
-    These are control and format characters, lone surrogates and unassigned ones.
-    """
+    """At most `limit` characters, without control, format, surrogate and unassigned ones."""
     kept = (c for c in text if c in "\n\t" or unicodedata.category(c)[0] != "C")
     text = "".join(islice(kept, limit + 1))
     if one_line:

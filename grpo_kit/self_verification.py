@@ -98,8 +98,7 @@ def _by_query(items: Sequence[VerificationItem]) -> dict[Hashable, list[Verifica
 def filter_queries(items: Sequence[VerificationItem], seed: int = 0) -> list[VerificationItem]:
     """Drop queries whose answers are all wrong, and all but one of those that are all right.
 
-    An always wrong query has nothing to tell wrong answers from; the single item of an always right
-    one is filler for `diversify`.
+    The single item of an always right query is filler for `diversify`.
     """
     rng = random.Random(f"filter-{seed}")
     kept: list[VerificationItem] = []
@@ -393,10 +392,7 @@ def evaluate_verdicts(
     Names begin with `verdicts/`. Raises ValueError for no items.
     """
     if not items:
-        raise ValueError(
-            "there are no items to grade: collect answers to more prompts, or from a policy that "
-            "is neither always right nor always wrong."
-        )
+        raise ValueError("there are no items to grade: collect answers to more prompts.")
     prompts = [verification_prompt(item) for item in items]
     texts, lengths = _replies(policy, prompts, samples, config, seed)
     labels = [item.correct for item in items for _ in range(samples)]

@@ -50,12 +50,8 @@ def one_sequence(episode: Episode) -> dict[str, list]:
         ids = list(turn.prompt_ids) + list(turn.completion_ids)
         mask += [0] * between + [1] * len(turn.completion_ids)
         logprobs += [0.0] * between + list(turn.logprobs)
-    return {
-        "prompt_ids": start,
-        "completion_ids": ids[len(start) :],
-        "logprobs": logprobs,
-        "env_mask": mask,
-    }
+    sampled = {"completion_ids": ids[len(start) :], "logprobs": logprobs, "env_mask": mask}
+    return {"prompt_ids": start, **sampled}
 
 
 def trl_dataset(dataset: datasets.Dataset) -> datasets.Dataset:
@@ -79,10 +75,8 @@ def trl_rollout(
     not a row of `dataset` (an `eval_dataset` must be that very dataset).
     """
     if system.context != "append":
-        raise ValueError(
-            f"context is {system.context!r}: TRL trains one sequence per completion; give the "
-            "system context='append'."
-        )
+        one = "TRL trains one sequence per completion; give the system context='append'."
+        raise ValueError(f"context is {system.context!r}: {one}")
 
     def rollout(prompts: list[list[dict]], trainer: Any) -> dict[str, list]:
         model = trainer.accelerator.unwrap_model(trainer.model)
@@ -94,12 +88,9 @@ def trl_rollout(
                     f"the prompt {question_text(prompt)!r} is none of the dataset's rows: make the "
                     "trainer's dataset by trl_dataset from the one that trl_rollout was given."
                 )
-        episodes = play(  # TRL repeats each prompt once per completion
-            system.with_planner(policy),
-            rows,
-            temperature=trainer.args.temperature,
-            max_new_tokens=max_new_tokens,
-        )
+        options = {"temperature": trainer.args.temperature, "max_new_tokens": max_new_tokens}
+        # TRL repeats each prompt once per completion
+        episodes = play(system.with_planner(policy), rows, **options)
         sequences = [one_sequence(episode) for episode in episodes]
         return {
             **{name: [sequence[name] for sequence in sequences] for name in sequences[0]},

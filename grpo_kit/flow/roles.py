@@ -150,10 +150,8 @@ def check_chat_roles(policy: Policy, prompts: Prompts) -> None:
             [m | {"content": f"{m['role']} {PLACEHOLDER}"} for m in prompts.messages("")]
         )
     except ValueError as error:
-        raise ValueError(
-            f"{error} If it lacks the system role, take prompts without one: "
-            "`dataclasses.replace(prompts, system='')`."
-        ) from error
+        remedy = "If it lacks the system role: `dataclasses.replace(prompts, system='')`."
+        raise ValueError(f"{error} {remedy}") from error
 
 
 class Planner:
@@ -172,13 +170,12 @@ class Planner:
         prompt_ids: Sequence[Sequence[int]],
         generator: torch.Generator | None = None,
         *,
-        temperature: float = 1.0,
         max_new_tokens: int = 64,
-        do_sample: bool = True,
+        **options,
     ) -> tuple[Rollouts, list[Action]]:
-        """Sample one action for each of N prompts; rows are in the order of the prompts.
+        """Sample one action for each of N prompts, in their order; equal prompts are run once.
 
-        Equal prompts, such as those of a group at its first turn, are run once.
+        options: of `generate`, such as `temperature` and `do_sample`.
         """
         places: dict[tuple[int, ...], list[int]] = {}
         for i, ids in enumerate(prompt_ids):
@@ -192,9 +189,8 @@ class Planner:
                 max_new_tokens=max_new_tokens,
                 eos_token_ids=policy.eos_token_ids,
                 pad_token_id=policy.pad_token_id,
-                temperature=temperature,
-                do_sample=do_sample,
                 generator=generator,
+                **options,
             )
         order = torch.tensor([i for rows in places.values() for i in rows]).argsort()
         rollouts = rollouts.select(order.to(rollouts.mask.device))
@@ -221,11 +217,10 @@ def read_action(text: str, names: Sequence[str] | None = None) -> Action:
     }
     context, goal, tool = (lines.get(name, "") for name in ("context", "goal", "tool"))
     missing = [name for name in ("context", "goal", "tool") if not lines.get(name)]
-    problem = ""
+    unknown = names is not None and tool not in names
+    problem = f'error: no tool "{tool[:40]}"' if unknown else ""
     if missing:
         problem = f"error: no {missing[0]}"
-    elif names is not None and tool not in names:
-        problem = f'error: no tool "{tool[:40]}"'
     return Action(thought.rpartition("<think>")[2].strip(), context, goal, tool, problem)
 
 
@@ -258,11 +253,9 @@ class FrozenRole:
             self._remembered.clear()
         new = [c for c in dict.fromkeys(contents) if c not in self._remembered]
         replies = self._replies([self.prompts.messages(content) for content in new])
-        self._remembered |= {
-            c: _without_thinking(text)
-            for c, text in zip(new, replies, strict=True)
-            if text is not None
-        }
+        for content, text in zip(new, replies, strict=True):
+            if text is not None:
+                self._remembered[content] = _without_thinking(text)
         return [self._remembered.get(content) for content in contents]
 
     def _replies(self, conversations: list[list[dict]]) -> list[str | None]:

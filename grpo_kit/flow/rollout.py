@@ -44,10 +44,8 @@ class AgentSystem:
 
     def __post_init__(self) -> None:
         if self.max_turns < 1 or self.episode_timeout <= 0:
-            raise ValueError(
-                f"max_turns is {self.max_turns} and episode_timeout {self.episode_timeout}; give "
-                "at least 1 turn and more than 0 seconds."
-            )
+            limits = f"max_turns is {self.max_turns} and episode_timeout {self.episode_timeout}"
+            raise ValueError(f"{limits}; give at least 1 turn and more than 0 seconds.")
         if self.context not in ("memory", "append"):
             raise ValueError(f"context is {self.context!r}; choose 'memory' or 'append'.")
         if self.context == "append":
@@ -176,9 +174,8 @@ def _plan(
             return [], []
     rollouts, actions = system.planner.plan(prompt_ids, **sampling)
     columns = (rollouts.logps.tolist(), rollouts.entropies.tolist(), rollouts.finished.tolist())
-    for one, prompt, ids, logps, entropies, finished in zip(
-        running, prompt_ids, rollouts.completion_lists(), *columns, strict=True
-    ):
+    rows = zip(prompt_ids, rollouts.completion_lists(), *columns, strict=True)
+    for one, (prompt, ids, logps, entropies, finished) in zip(running, rows, strict=True):
         turn = Turn(list(prompt), ids, logps[: len(ids)], finished, entropies[: len(ids)])
         one.episode.turns.append(turn)
         one.ids = turn.prompt_ids + turn.completion_ids
@@ -233,10 +230,7 @@ def continuation_ids(policy: Policy, ids: Sequence[int], content: str) -> list[i
     text = policy.tokenizer.apply_chat_template(example, tokenize=False, add_generation_prompt=True)
     _, answered, rest = text.partition(PLACEHOLDER)
     if not answered:
-        raise ValueError(
-            "the chat template leaves out earlier answers, which context='append' needs: take "
-            "context='memory'."
-        )
+        raise ValueError("the chat template leaves out earlier answers: take context='memory'.")
     marks = {policy.tokenizer.convert_ids_to_tokens(i): i for i in policy.eos_token_ids}
     mark = next((mark for mark in marks if rest.lstrip().startswith(mark)), None)
     if mark is not None:

@@ -86,14 +86,10 @@ class Tool:
         except Exception as error:  # AttributeError, NameError, and two of transformers' own
             raise ValueError(
                 f"{name} is no tool yet ({error}): write a plain function with a name, a type hint "
-                "for every parameter, and a Google-style docstring that describes each under "
-                "'Args:'."
+                "for every parameter, and a Google-style docstring that describes each."
             ) from error
-        if unknown := set(columns) - set(parameters):
-            raise ValueError(
-                f"columns names {sorted(unknown)}, which {name} does not take: it takes "
-                f"{sorted(parameters)}."
-            )
+        if unknown := sorted(set(columns) - set(parameters)):
+            raise ValueError(f"columns names {unknown}, which {name} does not take: drop them.")
         arguments = schema["parameters"]
         shown = {k: v for k, v in arguments["properties"].items() if k not in columns}
         required = [k for k in arguments.get("required", []) if k in shown]
@@ -169,16 +165,11 @@ class Toolkit:
     ):
         tools = [tool if isinstance(tool, Tool) else Tool.of(tool) for tool in tools]
         self.tools = {tool.name: tool for tool in tools}
+        names = [tool.name for tool in tools]
         if not tools or len(self.tools) < len(tools):
-            raise ValueError(
-                f"the tools are {[tool.name for tool in tools]}: give at least one, and each "
-                "another name."
-            )
+            raise ValueError(f"the tools are {names}: give at least one, and each another name.")
         if concurrency < 1 or max_result_chars < 1:
-            raise ValueError(
-                f"concurrency is {concurrency} and max_result_chars {max_result_chars}: both must "
-                "be at least 1."
-            )
+            raise ValueError(f"concurrency is {concurrency}, {max_result_chars=}: give at least 1.")
         self.concurrency, self.max_result_chars = concurrency, max_result_chars
 
     @property
@@ -190,12 +181,10 @@ class Toolkit:
         lines = []
         for tool in self.tools.values():
             properties = tool.arguments["properties"]
-            typed = [
-                f"{name}: {_type_text(schema)}"
-                + " (optional)" * (name not in tool.arguments["required"])
-                for name, schema in properties.items()
-            ]
-            lines.append(f"{tool.name}({', '.join(typed)}): {tool.description}")
+            typed = {name: f"{name}: {_type_text(schema)}" for name, schema in properties.items()}
+            for name in set(properties) - set(tool.arguments["required"]):
+                typed[name] += " (optional)"
+            lines.append(f"{tool.name}({', '.join(typed.values())}): {tool.description}")
             if properties:
                 described = (
                     f"{name}: {schema['description']}" for name, schema in properties.items()

@@ -87,10 +87,12 @@ def test_the_planner_learns_and_no_gradient_reaches_a_frozen_module(base, task, 
 
 def test_only_what_the_planner_sampled_is_in_a_batch(base, task, system):
     """Every trained token is a sampled one, every prompt is the request of its turn."""
-    prompts = PromptCollector(base, task, [accuracy_reward], CONFIG, seed=0)
+    config = dataclasses.replace(CONFIG, generation_batch_size=16)
+    prompts = PromptCollector(base, task, [accuracy_reward], config, seed=0)
     flow = FlowGRPO(prompts, system)
-    episodes, table, _ = flow.episodes(torch.Generator().manual_seed(0))
-    batch = flow.batch(episodes, table)
+    episodes, rewards_per_func, _ = flow.episodes(torch.Generator().manual_seed(0))
+    batch = flow.batch(episodes, rewards_per_func)
+    assert batch.advantages.any()
     turns = [(i, turn) for i, episode in enumerate(episodes) for turn in episode.turns]
     assert batch.rollouts.completion_lists() == [turn.completion_ids for _, turn in turns]
     assert batch.generated_tokens == sum(len(turn.completion_ids) for _, turn in turns)

@@ -4,11 +4,9 @@ Source: "Learning to Self-Verify Makes Language Models Better Reasoners" (arXiv 
 code. Its three parts, in order:
 
 (a) On-policy collection: `collect_items` labels the policy's own answers by the rule verifier.
-(b) Post-processing: `filter_queries`, `diversify` and `balance` reduce many answers to few items of
-    many queries, half of them right. `post_process` chains them.
+(b) Post-processing: `post_process` reduces many answers to few items of many queries, half right.
 (c) Self-verification: the policy samples a group of verdicts on each item, and `VerificationReward`
-    compares each verdict with the label. `SelfVerification` gives `train` the batches, by one of
-    five `STRATEGIES`.
+    compares them with the label. `SelfVerification` gives `train` the batches, by a strategy.
 """
 
 from __future__ import annotations
@@ -71,11 +69,12 @@ def collect_items(
     rule verifier, such as `accuracy_reward`; 1 is correct, None (no reference) gives no item.
     Raises ValueError where the three differ in length.
     """
-    if not len(prompts) == len(completions) == len(rewards):
-        raise ValueError(
-            f"there are {len(prompts)} prompts, {len(completions)} completions and {len(rewards)} "
-            "rewards; give one of each for every answer."
+    sizes = len(prompts), len(completions), len(rewards)
+    if len(set(sizes)) > 1:
+        message = (
+            "there are {} prompts, {} completions and {} rewards; give one of each per answer."
         )
+        raise ValueError(message.format(*sizes))
     items = []
     for prompt, completion, reward in zip(prompts, completions, rewards, strict=True):
         answer = extract_answer(completion_text(completion))
@@ -96,10 +95,7 @@ def _by_query(items: Sequence[VerificationItem]) -> dict[Hashable, list[Verifica
 
 
 def filter_queries(items: Sequence[VerificationItem], seed: int = 0) -> list[VerificationItem]:
-    """Drop queries whose answers are all wrong, and all but one of those that are all right.
-
-    The single item of an always right query is filler for `diversify`.
-    """
+    """Drop queries whose answers are all wrong, and all but one item of those all right."""
     rng = random.Random(f"filter-{seed}")
     kept: list[VerificationItem] = []
     for own in _by_query(items).values():
@@ -114,10 +110,9 @@ def filter_queries(items: Sequence[VerificationItem], seed: int = 0) -> list[Ver
 def diversify(
     items: Sequence[VerificationItem], seed: int = 0
 ) -> tuple[list[VerificationItem], list[VerificationItem]]:
-    """Take one right and one wrong answer of each mixed query: many queries, few items of each.
+    """Take one right and one wrong answer of each mixed query; returns them, and the filler.
 
-    Returns them, and the filler: at most one more of each label from a mixed query, and one item
-    of a query that has one label only.
+    Filler is at most one more of each label from a mixed query, and one item of any other query.
     """
     rng = random.Random(f"diversify-{seed}")
     chosen: list[VerificationItem] = []
@@ -139,9 +134,8 @@ def balance(
 ) -> list[VerificationItem]:
     """Shuffle together n // 2 right and n // 2 wrong items.
 
-    Each half comes from `chosen`, then from `filler`, first without, then with replacement (without
-    filler of a label, from `chosen` again). Empty where one label is missing: items of the other
-    alone would teach one constant verdict.
+    Each half comes from `chosen`, then from `filler`, then from either again. Empty where one label
+    is missing: items of the other alone would teach a constant verdict.
     """
     rng = random.Random(f"balance-{seed}")
     half = n // 2
@@ -205,8 +199,7 @@ class SelfVerification:
 
     Every step samples answers to the next prompts and puts their items into a buffer. A step that
     learns verification post-processes the buffer to at most one item per group of a batch, samples
-    a group of verdicts on each, and empties it. Where that yields no items, since one label is
-    missing, the step goes without and keeps the buffer.
+    a group of verdicts on each, and empties it; without any item it keeps the buffer.
 
     Strategies: `generate` (the baseline), `self-verify` (verdicts only), `mixed` (half a batch of
     each in one update), `verify-init` (verdicts for 40 % of the run, then answers), `verify-alter`
@@ -214,9 +207,8 @@ class SelfVerification:
     tokens per step: compare them with `max_generated_tokens`, which progress then follows.
 
     reward: of verdicts; gets the columns `correct` and `pass_rate`. verifier: labels answers, a
-    reward; 1 is correct. Metrics of verdicts, and the numbers of items `collected`, used (`items`)
-    and `too_long`, are logged as `verification/…`. Raises ValueError for an unknown strategy, a
-    reward whose columns are missing, and fewer than two groups of verdicts.
+    reward; 1 is correct. Raises ValueError for an unknown strategy, a reward whose columns are
+    missing, and fewer than two groups of verdicts.
     """
 
     def __init__(
@@ -310,10 +302,8 @@ class SelfVerification:
         return [batch]
 
     def state_dict(self) -> dict:
-        return {
-            "prompts": self.prompts.state_dict(),
-            "buffer": [dataclasses.astuple(item) for item in self.buffer],
-        }
+        buffer = [dataclasses.astuple(item) for item in self.buffer]
+        return {"prompts": self.prompts.state_dict(), "buffer": buffer}
 
     def load_state_dict(self, state: dict) -> None:
         self.prompts.load_state_dict(state["prompts"])
@@ -323,10 +313,8 @@ class SelfVerification:
 
 def pass_rates(items: Sequence[VerificationItem]) -> dict[Hashable, float]:
     """The share of right answers to each query."""
-    return {
-        query: sum(item.correct for item in own) / len(own)
-        for query, own in _by_query(items).items()
-    }
+    queries = _by_query(items)
+    return {q: sum(item.correct for item in own) / len(own) for q, own in queries.items()}
 
 
 def _labelled(
@@ -368,10 +356,7 @@ def _replies(
 def held_out_items(
     policy: Policy, dataset, config: GRPOConfig, *, prompts: int = 128, seed: int = 0
 ) -> list[VerificationItem]:
-    """Balanced items from `policy`'s `config.num_generations` answers to each of the first rows.
-
-    `policy` is not the one that grades them, so that all who are compared grade the same items.
-    """
+    """Balanced items from `policy`'s answers, `config.num_generations` to each first row."""
     rows = list(dataset.select(range(min(prompts, len(dataset)))))
     n = config.num_generations
     texts, _ = _replies(policy, [row["prompt"] for row in rows], n, config, seed)
@@ -387,10 +372,7 @@ def evaluate_verdicts(
     samples: int = 2,
     seed: int = 0,
 ) -> dict[str, float]:
-    """`verdict_stats` of sampled verdicts on `items`, and their `mean_length` in tokens.
-
-    Names begin with `verdicts/`. Raises ValueError for no items.
-    """
+    """`verdict_stats` and `mean_length` (tokens) of verdicts on `items`, as `verdicts/…`."""
     if not items:
         raise ValueError("there are no items to grade: collect answers to more prompts.")
     prompts = [verification_prompt(item) for item in items]
@@ -431,8 +413,8 @@ def best_of_n(
     by_verdict = by_vote = oracle = 0.0
     for own in filter(None, answers):
         votes = Counter(own)
-        by_verdict += _expected(list(votes), [yes.get(item, -1) for item in votes])
-        by_vote += _expected(list(votes), list(votes.values()))
+        by_verdict += _expected({item: yes.get(item, -1) for item in votes})
+        by_vote += _expected(votes)
         oracle += any(item.correct for item in own)
     return {
         "of_n/random": sum(item.correct for own in answers for item in own) / len(texts),
@@ -442,7 +424,7 @@ def best_of_n(
     }
 
 
-def _expected(items: Sequence[VerificationItem], scores: Sequence[float]) -> float:
+def _expected(scores: dict[VerificationItem, int]) -> float:
     """The chance of a right answer where one of the best scored is taken."""
-    best = [item for item, s in zip(items, scores, strict=True) if s == max(scores)]
+    best = [item for item, score in scores.items() if score == max(scores.values())]
     return sum(item.correct for item in best) / len(best)

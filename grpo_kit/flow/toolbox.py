@@ -114,6 +114,8 @@ SELECT text FROM facts WHERE facts MATCH :words AND rowid BETWEEN :first AND :la
 AND (:catalogue IS NULL OR catalogue = :catalogue)
 ORDER BY bm25(facts, 100.0, 1.0), rowid LIMIT :limit
 """
+_TABLE = "CREATE VIRTUAL TABLE facts USING fts5(name, text, catalogue UNINDEXED)"
+_INSERT = "INSERT INTO facts (catalogue, name, text) VALUES (?, ?, ?)"
 _RANGES = "SELECT catalogue, min(rowid), max(rowid) FROM facts GROUP BY catalogue"
 
 
@@ -129,14 +131,10 @@ def make_catalogue(path: str | Path, facts: Iterable[tuple[int, str, str]]) -> N
         with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode=OFF")  # a failed file is deleted, not repaired
             connection.execute("BEGIN")
-            connection.execute(
-                "CREATE VIRTUAL TABLE facts USING fts5(name, text, catalogue UNINDEXED)"
-            )
-            insert = "INSERT INTO facts (catalogue, name, text) VALUES (?, ?, ?)"
-            connection.executemany(insert, facts)
-            connection.execute("INSERT INTO facts (facts) VALUES ('optimize')")
-            connection.execute("COMMIT")
-            connection.execute("VACUUM")
+            connection.execute(_TABLE)
+            connection.executemany(_INSERT, facts)
+            for statement in ("INSERT INTO facts (facts) VALUES ('optimize')", "COMMIT", "VACUUM"):
+                connection.execute(statement)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -269,11 +267,9 @@ class WikipediaSearch:
             "action": "query", "list": "search", "srsearch": query, "srlimit": self.limit,
             "format": "json", "utf8": 1,
         }  # fmt: skip
-        headers = {
-            "User-Agent": f"grpo-kit (a course on GRPO) python-httpx/{httpx.__version__}",
-            # a small compressed answer could be a large one, and httpx unpacks before we count
-            "Accept-Encoding": "identity",
-        }
+        agent = f"grpo-kit (a course on GRPO) python-httpx/{httpx.__version__}"
+        # a small compressed answer could be a large one, and httpx unpacks before we count
+        headers = {"User-Agent": agent, "Accept-Encoding": "identity"}
         answer = b""
         end = time.monotonic() + self.timeout
         try:

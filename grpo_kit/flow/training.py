@@ -181,8 +181,7 @@ def turn_batch(
 ) -> Batch:
     """All turns as a `Batch`, one row each, with reward and advantage of its episode.
 
-    names: of the R rewards; rewards_per_func: (N, R). With credit "final" only an episode's last
-    turn keeps the advantage; the others get 0.
+    With credit "final" only an episode's last turn keeps the advantage; the others get 0.
     """
     rollouts, index = turn_rows(episodes, policy.pad_token_id, policy.device)
     index = index.cpu()
@@ -202,11 +201,9 @@ class OfflineTraces:
 
     The first step plays the episodes of all steps with the untrained policy and keeps the
     successful ones. Every step learns from the next `generation_batch_size` of them with advantage
-    1: the gradient is that of the log-likelihood of their actions. It never plays again, so it
-    never sees where its own errors lead.
-
-    Raises ValueError for a config with several updates per step, a KL term or a limit of tokens;
-    RuntimeError where no episode succeeds.
+    1: the gradient of their log-likelihood. It never sees where its own errors lead.
+    Raises ValueError for several updates per step, a KL term or a limit of tokens; RuntimeError
+    where no episode succeeds.
     """
 
     def __init__(self, prompts: PromptCollector, system: AgentSystem) -> None:

@@ -75,6 +75,25 @@ class Scripted:
                 for q, m in states]  # fmt: skip
 
 
+@pytest.fixture(scope="session")
+def text_tool():
+    """Make a tool of one text argument."""
+
+    def make(name, function):
+        def tool(text: str) -> str:
+            """Do it.
+
+            Args:
+                text: anything
+            """
+            return function(text)
+
+        tool.__name__ = name
+        return tool
+
+    return make
+
+
 @pytest.fixture
 def world(tmp_path):
     """Two questions, of one call and of four, their rows, and a toolkit over their catalogues."""

@@ -1,17 +1,7 @@
 """The experiments by name: what each asks, its arms, and what is measured of a trained policy.
 
-basic       plain GRPO, for the curve of the README
-variants    the notebooks' ways to train on word problems side by side (notebook 07)
-diversity   a reward for being unlike the group (notebook 02): as published, and two remedies
-judge       a judge's scores (notebook 03): added as published, as the only reward, and cures for
-            what the policy then does to its judge
-verification  the five strategies of self-verification and its post-processing (notebook 04)
-meta        P("Yes") in place of labels (notebook 05): the paper's recipe, ours, and cures for the
-            collapse of long runs
-engines     plain GRPO by the kit's trainer and by TRL's (notebook 08)
-published   plain GRPO on real models, as other codes print it (notebook 08)
-flow        a planner in a system of agents (notebook 06): the paper's advantage and its reward at
-            every turn, what differs from them, and fine-tuning on traces
+A stored run is matched with its arm by the arm's config and `options` (see `Experiment.identity`):
+changing one of them, or renaming a function that is named in the options, makes its runs outdated.
 """
 
 from __future__ import annotations
@@ -69,7 +59,7 @@ from grpo_kit.training import Run, evaluate
 
 
 def _answers(
-    policy: Policy, task: Task, config: GRPOConfig, prompts: int, samples: int, seed: int
+    policy: Policy, task: Task, config: GRPOConfig, prompts: int = 32, samples: int = 8, seed=0
 ) -> tuple[list[dict], list[str]]:
     """Rows of the first held-out prompts and `samples` sampled answers to each, in groups."""
     rows = list(task.test.select(range(min(prompts, len(task.test)))))
@@ -85,45 +75,64 @@ def _answers(
     return [row for row in rows for _ in range(samples)], texts
 
 
+def _to_read(row: dict, completion: str, right: bool) -> dict:
+    return {"prompt": question_text(row["prompt"]), "completion": completion, "right": right}
+
+
 def answers_to_read(t: Trained) -> list[dict]:
     """One sampled answer to each of the first three held-out problems."""
     rows, texts = _answers(t.policy, t.task, t.config, prompts=3, samples=1, seed=t.run.seed)
     return [
-        {
-            "prompt": question_text(row["prompt"]),
-            "completion": text,
-            "right": is_correct(extract_answer(text), row["answer"]),
-        }
+        _to_read(row, text, is_correct(extract_answer(text), row["answer"]))
         for row, text in zip(rows, texts, strict=True)
     ]
+
+
+def _gained(t: Trained, **metrics: str) -> dict[str, float]:
+    """How much the run changed each held-out metric, as `gained/<name>`."""
+    first, last = t.run.history[0], t.run.history[-1]
+    return {f"gained/{name}": last[metric] - first[metric] for name, metric in metrics.items()}
+
+
+def _arm(extra: Callable, changes: Mapping[str, object] | None = None, **options: object) -> Arm:
+    """Rewards for accuracy and format, and those that `extra(profile, config, policy)` makes."""
+
+    def rewards(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
+        return [accuracy_reward, format_reward, *extra(profile, config, policy)]
+
+    return Arm(rewards, changes or {}, options)
+
+
+PLAIN = _arm(lambda *given: [], rewards="plain")
+
+
+def _trained_by_trl(*arguments, **options) -> Run:
+    from grpo_kit import trl_bridge  # takes seconds, and the other arms do not need it
+
+    return trl_bridge.train(*arguments, **options)
 
 
 # --- diversity ------------------------------------------------------------------------------------
 
 
 def diversity_of(
-    policy: Policy,
-    task: Task,
-    embedder,
-    config: GRPOConfig,
-    *,
-    prompts: int = 32,
-    samples: int = 8,
-    seed: int = 0,
+    policy: Policy, task: Task, embedder, config: GRPOConfig, prompts: int = 32, samples: int = 8
 ) -> dict[str, float]:
-    """How unlike the sampled answers to one held-out prompt are, the mean over `prompts` prompts.
+    """How different the sampled answers to a held-out prompt are, the mean over `prompts` prompts.
 
-    Returns `distinct` (share of different texts), `styles` (effective number of solution styles of
-    the tiny world, the exponential of the entropy of their shares over all answers) and `distance`
+    Returns `distinct` (share of different texts), `styles` (effective number of the tiny world's
+    solution styles: the exponential of the entropy of their shares over all answers) and `distance`
     (mean of 1 - cosine over the pairs of a group's embeddings).
     """
-    _, texts = _answers(policy, task, config, prompts, samples, seed)
+    _, texts = _answers(policy, task, config, prompts, samples)
     groups = [texts[i : i + samples] for i in range(0, len(texts), samples)]
-    vectors = torch.as_tensor(embedder.encode(list(dict.fromkeys(texts))))
-    vectors = torch.nn.functional.normalize(vectors.float(), dim=1)
-    row_of = dict(zip(dict.fromkeys(texts), vectors, strict=True))
+    unique = list(dict.fromkeys(texts))
+    vectors = torch.as_tensor(embedder.encode(unique)).float()
+    vector_of = dict(zip(unique, torch.nn.functional.normalize(vectors, dim=1), strict=True))
     distances = [
-        1 - float(row_of[a] @ row_of[b]) for group in groups for a, b in combinations(group, 2)
+        1 - float(vector_of[a] @ vector_of[b])
+        for group in groups
+        for a, b in combinations(group, 2)
     ]
     shares = [n / len(texts) for n in Counter(map(solution_style, texts)).values()]
     return {
@@ -133,49 +142,25 @@ def diversity_of(
     }
 
 
-def _plain(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
-    return [accuracy_reward, format_reward]
-
-
-PLAIN = Arm(_plain, options={"rewards": "plain"})
-
-
-def _trained_by_trl(*arguments, **options) -> Run:
-    from grpo_kit import trl_bridge  # seconds, and not needed for the other arms
-
-    return trl_bridge.train(*arguments, **options)
-
-
 def _diverse(changes: Mapping[str, object] | None = None, **options) -> Arm:
-    def rewards(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
-        embedder = load_embedder(profile.embedder)
-        diversity = DiversityReward(config.num_generations, embedder, **options)
-        return [accuracy_reward, format_reward, diversity]
+    def extra(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
+        return [DiversityReward(config.num_generations, load_embedder(profile.embedder), **options)]
 
-    return Arm(rewards, changes or {}, {"rewards": "plain and diversity", **options})
+    return _arm(extra, changes, rewards="plain and diversity", **options)
 
 
 # --- judge ----------------------------------------------------------------------------------------
 
 
-def quality_of(
-    judge,
-    policy: Policy,
-    task: Task,
-    config: GRPOConfig,
-    *,
-    prompts: int = 32,
-    samples: int = 8,
-    seed: int = 0,
-) -> dict[str, float]:
-    """What the judge thinks of sampled answers to held-out prompts, and what they are.
+def quality_of(t: Trained) -> dict[str, float]:
+    """What the judge thinks of sampled answers to held-out prompts.
 
     Returns `judged` (its mean score, 1 to 5, of the answers that it could judge) and `assured` (the
     share of answers in the tiny world's style that claims to be checked).
     """
-    rows, texts = _answers(policy, task, config, prompts, samples, seed)
+    rows, texts = _answers(t.policy, t.task, t.config)
     judged = partial(
-        QualityJudgeReward(judge),
+        QualityJudgeReward(t.profile.load_judge(t.base)),
         prompts=[row["prompt"] for row in rows],
         completions=texts,
         completion_ids=[[]] * len(texts),
@@ -193,72 +178,56 @@ def quality_of(
 
 
 def _judged(*weights: float, only_correct: bool = False, **changes) -> Arm:
-    """Accuracy, format and judge, in this order; a weight of 0 leaves a reward to be watched."""
+    """Accuracy, format and judge, in this order; a reward of weight 0 is only logged."""
 
-    def rewards(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
-        quality = QualityJudgeReward(profile.load_judge(policy), only_correct=only_correct)
-        return [accuracy_reward, format_reward, quality]
+    def extra(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
+        return [QualityJudgeReward(profile.load_judge(policy), only_correct=only_correct)]
 
-    told = {"rewards": "plain and judge", "only_correct": only_correct}
-    return Arm(rewards, {"reward_weights": weights, **changes}, told)
+    changes = {"reward_weights": weights, **changes}
+    return _arm(extra, changes, rewards="plain and judge", only_correct=only_correct)
 
 
 def _two_judges(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
-    quality = QualityJudgeReward(profile.load_judge(policy))
     second = MetaEvaluationReward(frozen_copy(policy), STEPS_QUESTION, transform="p")
-    return [accuracy_reward, format_reward, quality, second]
+    return [QualityJudgeReward(profile.load_judge(policy)), second]
 
 
 # --- meta-evaluation ------------------------------------------------------------------------------
 
 PAPER = {"loss_type": "cispo", "epsilon_high": 5.0, "scale_rewards": "none"}  # RLME's
-FEW_LABELS = 32  # training problems with a label, to stop early by
+FEW_LABELS = 32  # training problems with a label, for early stopping
 
 
 def few_labels(
     profile: Profile, base: Policy, task: Task, config: GRPOConfig
 ) -> Callable[[Policy], dict[str, float]]:
-    """Measure `few/pass@1`, on the last training problems: all the labels of early stopping.
+    """Measure `few/pass@1` on the last training problems: all the labels of early stopping.
 
-    Their prompts may come up in training; without labels that gives nothing away.
+    Training may use their prompts, too; it does not see the labels.
     """
     rows = task.train.select(range(len(task.train) - FEW_LABELS, len(task.train)))
     config = dataclasses.replace(config, eval_prompts=FEW_LABELS)
     return lambda policy: {"few/pass@1": evaluate(policy, rows, config)["eval/pass@1"]}
 
 
-def overrated(
-    evaluator: Policy,
-    policy: Policy,
-    task: Task,
-    config: GRPOConfig,
-    *,
-    prompts: int = 32,
-    samples: int = 8,
-    seed: int = 0,
-) -> dict[str, float]:
-    """What the evaluator thinks of sampled answers to held-out prompts, and what they are.
+def overrated(t: Trained) -> dict[str, float]:
+    """What the untrained policy as evaluator thinks of sampled answers to held-out prompts.
 
     Returns `p_yes`, its mean P("Yes"), and `overrated`, that minus the share of right answers.
     """
-    rows, texts = _answers(policy, task, config, prompts, samples, seed)
-    prompts_of, golds = [row["prompt"] for row in rows], [row["answer"] for row in rows]
+    rows, texts = _answers(t.policy, t.task, t.config)
+    prompts, golds = [row["prompt"] for row in rows], [row["answer"] for row in rows]
     ids: list[list[int]] = [[]] * len(texts)
-    p_yes = MetaEvaluationReward(evaluator, transform="p")(prompts_of, texts, ids)
-    right = accuracy_reward(prompts_of, texts, ids, answer=golds)
+    p_yes = MetaEvaluationReward(t.base, transform="p")(prompts, texts, ids)
+    right = accuracy_reward(prompts, texts, ids, answer=golds)
     mean = fmean(p for p in p_yes if p is not None)
     return {"p_yes": mean, "overrated": mean - fmean(value == 1 for value in right)}
 
 
 def stopped_early(run: Run) -> float:
-    """Held-out pass@1 at the evaluation, the first of equals, with the best on the few labels."""
+    """Held-out pass@1 at the first evaluation that is best on the few labels."""
     rows = [row for row in run.history if "few/pass@1" in row]
     return max(rows, key=lambda row: row["few/pass@1"])["eval/pass@1"]
-
-
-def read_truth(text: str, answer: str) -> float:
-    """P("Yes") of an evaluator that compares with the reference as `accuracy_reward` does."""
-    return 0.98 if is_correct(extract_answer(text), answer) else 0.02
 
 
 def fell(run: Run) -> float:
@@ -267,27 +236,37 @@ def fell(run: Run) -> float:
     return max(accuracies) - accuracies[-1]
 
 
-def _asked(question: str = META_QUESTION, *, evaluators=None, **options) -> Arm:
-    """Accuracy, only watched, format, P("Yes"); `evaluators(profile, policy)`, or a frozen copy.
+def read_truth(text: str, answer: str) -> float:
+    """P("Yes") of an evaluator that compares with the reference as `accuracy_reward` does."""
+    return 0.98 if is_correct(extract_answer(text), answer) else 0.02
 
-    `options` are those of the reward, `changes` those of the config. A shown truth is read by the
-    evaluator, but for the tiny world's, which cannot compare two answers: there by `read_truth`.
+
+def _asked(
+    question: str = META_QUESTION,
+    *,
+    evaluators: Callable | None = None,
+    changes: Mapping[str, object] | None = None,
+    **options,
+) -> Arm:
+    """Accuracy, only logged, format, and P("Yes") of `evaluators(profile, policy)` or a frozen copy.
+
+    `options` are the reward's. The evaluator reads a shown truth itself, but the tiny world's cannot
+    compare two answers: there `read_truth` does.
     """
-    changes = options.pop("changes", {})
-    told = {
-        "rewards": "plain and P(Yes)",
-        "question": question,
-        "evaluators": getattr(evaluators, "__name__", "frozen"),
-        **options,
-    }
 
-    def rewards(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
-        asked = evaluators(profile, policy) if evaluators else frozen_copy(policy)
+    def extra(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
+        chosen = evaluators(profile, policy) if evaluators else frozen_copy(policy)
         reader = read_truth if profile.judge == "tiny" else None
-        meta = MetaEvaluationReward(asked, question, truth_reader=reader, **options)
-        return [accuracy_reward, format_reward, meta]
+        return [MetaEvaluationReward(chosen, question, truth_reader=reader, **options)]
 
-    return Arm(rewards, {"reward_weights": (0, 1, 1), **changes}, told)
+    return _arm(
+        extra,
+        {"reward_weights": (0, 1, 1), **(changes or {})},
+        rewards="plain and P(Yes)",
+        question=question,
+        evaluators=getattr(evaluators, "__name__", "frozen"),
+        **options,
+    )
 
 
 def _ensemble(profile: Profile, policy: Policy) -> list[Policy]:
@@ -309,7 +288,7 @@ def _other_tiny_models(profile: Profile) -> list[Policy]:
 
 
 def unfiltered(items: Sequence[VerificationItem], seed: int, n: int) -> list[VerificationItem]:
-    """`post_process` without `filter_queries`: wrong answers also of queries never answered."""
+    """`post_process` without `filter_queries`: also wrong answers to queries never answered."""
     return balance(*diversify(items, seed), n, seed)
 
 
@@ -326,30 +305,25 @@ def unbalanced(items: Sequence[VerificationItem], seed: int, n: int) -> list[Ver
 
 
 def _verified(strategy: str, process: Callable = post_process) -> Arm:
-    return Arm(
-        _plain,
-        options={"strategy": strategy, "post_process": process.__name__},
-        collector=lambda profile: partial(
-            SelfVerification, strategy=strategy, post_process=process
-        ),
-    )
+    source = partial(SelfVerification, strategy=strategy, post_process=process)
+    options = {"strategy": strategy, "post_process": process.__name__}
+    return dataclasses.replace(PLAIN, options=options, collector=lambda profile: source)
 
 
 def graded_items(
     profile: Profile, base: Policy, task: Task, config: GRPOConfig
 ) -> Callable[[Policy], dict[str, float]]:
-    """Measure verdicts on one set of held-out items, balanced, of the base's own answers."""
+    """Measure verdicts on one balanced set of held-out items, of the base's own answers."""
     items = held_out_items(base, task.test, config, prompts=config.eval_prompts)
     return lambda policy: evaluate_verdicts(policy, items, config, samples=1)
 
 
 def self_verified(t: Trained) -> dict[str, float]:
     """Verdicts at the end, what the run gained in them and in answers, and the choice among n."""
-    first, last = (t.run.history[i] for i in (0, -1))
+    last = t.run.history[-1]
     return {
         **{name: value for name, value in last.items() if name.startswith("verdicts/")},
-        "gained/generation": last["eval/pass@1"] - first["eval/pass@1"],
-        "gained/verification": last["verdicts/accuracy"] - first["verdicts/accuracy"],
+        **_gained(t, generation="eval/pass@1", verification="verdicts/accuracy"),
         **best_of_n(t.policy, t.task.test, t.config),
         "steps": float(last["step"]),
     }
@@ -361,13 +335,11 @@ def self_verified(t: Trained) -> dict[str, float]:
 def _played(collector: Callable = FlowGRPO, **options) -> Arm:
     """Episodes of tool questions, rewarded by their outcome."""
 
-    def rewards(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
-        return [accuracy_reward]
-
     def of_profile(profile: Profile) -> Callable:
         return lambda prompts: collector(prompts, profile.load_agents(prompts.policy), **options)
 
-    return Arm(rewards, options={"collector": collector.__name__, **options}, collector=of_profile)
+    options_to_hash = {"collector": collector.__name__, **options}
+    return Arm(lambda *given: [accuracy_reward], options=options_to_hash, collector=of_profile)
 
 
 def held_out_episodes(
@@ -380,35 +352,15 @@ def held_out_episodes(
 
 def episodes_to_read(t: Trained) -> list[dict]:
     """One sampled episode of each of the first two held-out questions."""
-    system = t.profile.load_agents(t.base).with_planner(t.policy)
     episodes = play(
-        system,
+        t.profile.load_agents(t.base).with_planner(t.policy),
         list(t.task.test.select(range(2))),
         generator=torch.Generator().manual_seed(t.run.seed),
         temperature=t.config.temperature,
         max_new_tokens=t.config.max_completion_length,
     )
     score_episodes(episodes, [accuracy_reward])
-    return [
-        {
-            "prompt": question_text(episode.row["prompt"]),
-            "completion": f"{episode.memory}\n{episode.output}",
-            "right": episode.reward == 1,
-        }
-        for episode in episodes
-    ]
-
-
-def gained(t: Trained) -> dict[str, float]:
-    """What the run changed on held-out questions: in success, turns and tool errors."""
-    first, last = (t.run.history[i] for i in (0, -1))
-    names = {"success": "eval/pass@1", "turns": "eval/turns", "tool_errors": "eval/tool_errors"}
-    return {f"gained/{name}": last[metric] - first[metric] for name, metric in names.items()}
-
-
-def _small(**changes: object) -> dict[str, dict]:
-    """Sizes of the reported runs: steps of 64 answers, which two cores make in a second."""
-    return {"tiny": {"generation_batch_size": 64, **changes}}
+    return [_to_read(e.row, f"{e.memory}\n{e.output}", e.reward == 1) for e in episodes]
 
 
 # --- real models ----------------------------------------------------------------------------------
@@ -431,17 +383,18 @@ TWO_EPOCHS = {
 
 def _real(model: str, lora_rank: int = 0, task: str = "gsm8k", **changes: object) -> Arm:
     """Plain GRPO of a Qwen, all weights unless a rank is given."""
-    policy = {"policy": f"Qwen/{model}", "revision": REVISIONS[model], "lora_rank": lora_rank}
+    maths = task != "gsm8k"
     return Arm(
-        _plain if task == "gsm8k" else _right_maths,
+        (lambda *given: [maths_reward, format_reward]) if maths else PLAIN.rewards,
         {"per_device_train_batch_size": 8, "max_completion_length": 1024, **changes},
-        {"rewards": "plain" if task == "gsm8k" else "maths"},
-        profile={**policy, "task": task},
+        {"rewards": "maths" if maths else "plain"},
+        profile={
+            "policy": f"Qwen/{model}",
+            "revision": REVISIONS[model],
+            "lora_rank": lora_rank,
+            "task": task,
+        },
     )
-
-
-def _right_maths(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
-    return [maths_reward, format_reward]
 
 
 def examined(t: Trained, *, max_new_tokens: int = 2048) -> dict[str, float]:
@@ -458,8 +411,16 @@ def examined(t: Trained, *, max_new_tokens: int = 2048) -> dict[str, float]:
     return {f"exam/{name}": value for name, value in after.items()} | gained
 
 
+# --- the experiments ------------------------------------------------------------------------------
+
 # Trinity-RFT's runs (arXiv 2505.17826, section 3.4.2): 36 steps of 96 prompts x 8, lr 1e-5.
 TRINITY = {"max_steps": 36, "learning_rate": 1e-5, "lr_scheduler_type": "constant", "beta": 1e-3}
+
+
+def _small(**changes: object) -> dict[str, dict]:
+    """Sizes of the reported runs: steps of 64 answers, which two cores make in a second."""
+    return {"tiny": {"generation_batch_size": 64, **changes}}
+
 
 EXPERIMENTS = {
     "basic": Experiment(
@@ -504,12 +465,12 @@ EXPERIMENTS = {
             "judge x 8": _judged(1, 1, 8),
             "judge only": _judged(0, 0, 1),
             "only correct": _judged(0, 0, 1, only_correct=True),
-            "two judges": Arm(
-                _two_judges, {"reward_weights": (0, 0, 1, 1)}, {"rewards": "plain, judge, P(Yes)"}
+            "two judges": _arm(
+                _two_judges, {"reward_weights": (0, 0, 1, 1)}, rewards="plain, judge, P(Yes)"
             ),
             "KL": _judged(0, 0, 1, beta=1.0),
         },
-        lambda t: quality_of(t.profile.load_judge(t.base), t.policy, t.task, t.config),
+        quality_of,
         sizes=_small(max_steps=80) | {"paper": TRINITY},
         curves=(
             "rewards/quality_judge_reward/mean",
@@ -567,7 +528,7 @@ EXPERIMENTS = {
             "other question": _asked(STEPS_QUESTION),
         },
         lambda t: {
-            **overrated(t.base, t.policy, t.task, t.config),
+            **overrated(t),
             "fell": fell(t.run),
             "stopped early": stopped_early(t.run),
             "gained/stopped early": stopped_early(t.run) - t.run.history[0]["eval/pass@1"],
@@ -584,7 +545,7 @@ EXPERIMENTS = {
         {
             "kit": PLAIN,
             "TRL": Arm(
-                _plain, options={"rewards": "plain", "engine": "TRL"}, train=_trained_by_trl
+                PLAIN.rewards, options={**PLAIN.options, "engine": "TRL"}, train=_trained_by_trl
             ),
         },
         sizes=_small(max_steps=40),
@@ -631,7 +592,7 @@ EXPERIMENTS = {
             "final turn only": _played(credit="final"),
             "offline traces": _played(OfflineTraces),
         },
-        gained,
+        partial(_gained, success="eval/pass@1", turns="eval/turns", tool_errors="eval/tool_errors"),
         sizes={
             "smoke": {"max_completion_length": 48},
             **_small(max_steps=24, learning_rate=3e-4, max_completion_length=48),
@@ -661,21 +622,21 @@ def load_current(
 
     A sentence says what is different, once for the runs of an arm.
     """
-    found, problems = load(results, profile, experiment)
-    current, differences = [], {}
-    for record in found:
+    records, problems = load(results, profile, experiment)
+    current, left_out = [], {}
+    for record in records:
         if record.experiment == NOTEBOOKS:
             continue
         why = "there is no such experiment or profile any more."
         if record.experiment in EXPERIMENTS and record.profile in PROFILES:
             why = outdated(record, EXPERIMENTS[record.experiment], PROFILES[record.profile])
         if why:
-            differences[record.profile, record.experiment, record.arm, why] = None
+            left_out[record.profile, record.experiment, record.arm, why] = None
         else:
             current.append(record)
     problems += [
         f"runs of {name!r}, {arm!r}, profile {profile!r}, are left out: {why} "
         f"`grpo-kit run {name} --profile {profile}` makes them again."
-        for profile, name, arm, why in differences
+        for profile, name, arm, why in left_out
     ]
     return current, problems

@@ -20,6 +20,7 @@ from statistics import fmean
 import torch
 from anyio.from_thread import start_blocking_portal
 
+from grpo_kit import self_verification as verification
 from grpo_kit.config import GRPOConfig
 from grpo_kit.flow import FlowGRPO, OfflineTraces, evaluate_episodes, play, score_episodes
 from grpo_kit.lab.evaluation import GRADES, exam
@@ -40,17 +41,6 @@ from grpo_kit.rewards import (
     question_text,
 )
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION
-from grpo_kit.self_verification import (
-    SelfVerification,
-    VerificationItem,
-    balance,
-    best_of_n,
-    diversify,
-    evaluate_verdicts,
-    filter_queries,
-    held_out_items,
-    post_process,
-)
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.tiny.card import texts_of
@@ -94,25 +84,39 @@ def _gained(t: Trained, **metrics: str) -> dict[str, float]:
     return {f"gained/{name}": last[metric] - first[metric] for name, metric in metrics.items()}
 
 
-def _arm(extra: Callable, changes: Mapping[str, object] | None = None, **options: object) -> Arm:
-    """Rewards for accuracy and format, and those that `extra(profile, config, policy)` makes."""
+def _rewards(
+    kind: str, options: Mapping, profile: Profile, config: GRPOConfig, policy: Policy
+) -> list[Callable]:
+    """Rewards for accuracy and format, and those that the arms of this kind add."""
+    match kind:
+        case "plain and diversity":
+            embedder = load_embedder(profile.embedder)
+            extra = [DiversityReward(config.num_generations, embedder, **options)]
+        case "plain and judge":
+            extra = [QualityJudgeReward(profile.load_judge(policy), **options)]
+        case "plain, judge, P(Yes)":
+            second = MetaEvaluationReward(frozen_copy(policy), STEPS_QUESTION, transform="p")
+            extra = [QualityJudgeReward(profile.load_judge(policy)), second]
+        case "plain and P(Yes)":
+            extra = [_meta_evaluation(profile, policy, **options)]
+        case "maths":
+            return [maths_reward, format_reward]
+        case _:
+            extra = []
+    return [accuracy_reward, format_reward, *extra]
 
-    def rewards(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
-        return [accuracy_reward, format_reward, *extra(profile, config, policy)]
 
-    return Arm(rewards, changes or {}, options)
+def _arm(kind: str, changes: Mapping[str, object] | None = None, **options: object) -> Arm:
+    return Arm(partial(_rewards, kind, options), changes or {}, {"rewards": kind, **options})
 
 
-PLAIN = _arm(lambda *given: [], rewards="plain")
+PLAIN = _arm("plain")
 
 
 def _trained_by_trl(*arguments, **options) -> Run:
     from grpo_kit import trl_bridge  # takes seconds, and the other arms do not need it
 
     return trl_bridge.train(*arguments, **options)
-
-
-# --- diversity ------------------------------------------------------------------------------------
 
 
 def diversity_of(
@@ -142,16 +146,6 @@ def diversity_of(
     }
 
 
-def _diverse(changes: Mapping[str, object] | None = None, **options) -> Arm:
-    def extra(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
-        return [DiversityReward(config.num_generations, load_embedder(profile.embedder), **options)]
-
-    return _arm(extra, changes, rewards="plain and diversity", **options)
-
-
-# --- judge ----------------------------------------------------------------------------------------
-
-
 def quality_of(t: Trained) -> dict[str, float]:
     """What the judge thinks of sampled answers to held-out prompts.
 
@@ -179,17 +173,9 @@ def quality_of(t: Trained) -> dict[str, float]:
 
 def _judged(*weights: float, only_correct: bool = False, **changes) -> Arm:
     """Accuracy, format and judge, in this order; a reward of weight 0 is only logged."""
-
-    def extra(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
-        return [QualityJudgeReward(profile.load_judge(policy), only_correct=only_correct)]
-
-    changes = {"reward_weights": weights, **changes}
-    return _arm(extra, changes, rewards="plain and judge", only_correct=only_correct)
-
-
-def _two_judges(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
-    second = MetaEvaluationReward(frozen_copy(policy), STEPS_QUESTION, transform="p")
-    return [QualityJudgeReward(profile.load_judge(policy)), second]
+    return _arm(
+        "plain and judge", {"reward_weights": weights, **changes}, only_correct=only_correct
+    )
 
 
 # --- meta-evaluation ------------------------------------------------------------------------------
@@ -224,16 +210,20 @@ def overrated(t: Trained) -> dict[str, float]:
     return {"p_yes": mean, "overrated": mean - fmean(value == 1 for value in right)}
 
 
-def stopped_early(run: Run) -> float:
-    """Held-out pass@1 at the first evaluation that is best on the few labels."""
-    rows = [row for row in run.history if "few/pass@1" in row]
-    return max(rows, key=lambda row: row["few/pass@1"])["eval/pass@1"]
+def without_labels(run: Run) -> dict[str, float]:
+    """What became of held-out pass@1 in a run without labels.
 
-
-def fell(run: Run) -> float:
-    """How far held-out pass@1 ended below its highest value of the run."""
+    `fell`: how far it ended below its highest value; `stopped early`: its value at the first
+    evaluation that is best on the few labels, also as the difference from the start.
+    """
     accuracies = run.series("eval/pass@1")[1]
-    return max(accuracies) - accuracies[-1]
+    labelled = [row for row in run.history if "few/pass@1" in row]
+    early = max(labelled, key=lambda row: row["few/pass@1"])["eval/pass@1"]
+    return {
+        "fell": max(accuracies) - accuracies[-1],
+        "stopped early": early,
+        "gained/stopped early": early - accuracies[0],
+    }
 
 
 def read_truth(text: str, answer: str) -> float:
@@ -241,32 +231,19 @@ def read_truth(text: str, answer: str) -> float:
     return 0.98 if is_correct(extract_answer(text), answer) else 0.02
 
 
-def _asked(
-    question: str = META_QUESTION,
-    *,
-    evaluators: Callable | None = None,
-    changes: Mapping[str, object] | None = None,
-    **options,
-) -> Arm:
-    """Accuracy, only logged, format, and P("Yes") of `evaluators(profile, policy)` or a frozen copy.
+def _asked(question: str = META_QUESTION, changes: Mapping | None = None, **options) -> Arm:
+    """Accuracy, only logged, format, and P("Yes"); `options` are the reward's and `evaluators`."""
+    options = {"question": question, "evaluators": "frozen", **options}
+    return _arm("plain and P(Yes)", {"reward_weights": (0, 1, 1), **(changes or {})}, **options)
 
-    `options` are the reward's. The evaluator reads a shown truth itself, but the tiny world's cannot
-    compare two answers: there `read_truth` does.
-    """
 
-    def extra(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
-        chosen = evaluators(profile, policy) if evaluators else frozen_copy(policy)
-        reader = read_truth if profile.judge == "tiny" else None
-        return [MetaEvaluationReward(chosen, question, truth_reader=reader, **options)]
-
-    return _arm(
-        extra,
-        {"reward_weights": (0, 1, 1), **(changes or {})},
-        rewards="plain and P(Yes)",
-        question=question,
-        evaluators=getattr(evaluators, "__name__", "frozen"),
-        **options,
-    )
+def _meta_evaluation(
+    profile: Profile, policy: Policy, *, question: str, evaluators: str, **options
+) -> MetaEvaluationReward:
+    """Shown a truth, the evaluator reads it; the tiny world's needs `read_truth` to compare it."""
+    chosen = _ensemble(profile, policy) if evaluators == "_ensemble" else frozen_copy(policy)
+    reader = read_truth if profile.judge == "tiny" else None
+    return MetaEvaluationReward(chosen, question, truth_reader=reader, **options)
 
 
 def _ensemble(profile: Profile, policy: Policy) -> list[Policy]:
@@ -287,35 +264,30 @@ def _other_tiny_models(profile: Profile) -> list[Policy]:
 # --- self-verification ----------------------------------------------------------------------------
 
 
-def unfiltered(items: Sequence[VerificationItem], seed: int, n: int) -> list[VerificationItem]:
+Items = Sequence[verification.VerificationItem]
+
+
+def unfiltered(items: Items, seed: int, n: int) -> Items:
     """`post_process` without `filter_queries`: also wrong answers to queries never answered."""
-    return balance(*diversify(items, seed), n, seed)
+    return verification.balance(*verification.diversify(items, seed), n, seed)
 
 
-def undiversified(items: Sequence[VerificationItem], seed: int, n: int) -> list[VerificationItem]:
+def undiversified(items: Items, seed: int, n: int) -> Items:
     """`post_process` without `diversify`: all answers to a mixed query may come in."""
-    return balance(filter_queries(items, seed), [], n, seed)
+    return verification.balance(verification.filter_queries(items, seed), [], n, seed)
 
 
-def unbalanced(items: Sequence[VerificationItem], seed: int, n: int) -> list[VerificationItem]:
+def unbalanced(items: Items, seed: int, n: int) -> Items:
     """`post_process` without `balance`: right and wrong as often as they come."""
-    chosen, filler = diversify(filter_queries(items, seed), seed)
+    chosen, filler = verification.diversify(verification.filter_queries(items, seed), seed)
     pool = chosen + filler
     return random.Random(seed).sample(pool, min(n, len(pool)))
 
 
-def _verified(strategy: str, process: Callable = post_process) -> Arm:
-    source = partial(SelfVerification, strategy=strategy, post_process=process)
+def _verified(strategy: str, process: Callable = verification.post_process) -> Arm:
+    source = partial(verification.SelfVerification, strategy=strategy, post_process=process)
     options = {"strategy": strategy, "post_process": process.__name__}
     return dataclasses.replace(PLAIN, options=options, collector=lambda profile: source)
-
-
-def graded_items(
-    profile: Profile, base: Policy, task: Task, config: GRPOConfig
-) -> Callable[[Policy], dict[str, float]]:
-    """Measure verdicts on one balanced set of held-out items, of the base's own answers."""
-    items = held_out_items(base, task.test, config, prompts=config.eval_prompts)
-    return lambda policy: evaluate_verdicts(policy, items, config, samples=1)
 
 
 def self_verified(t: Trained) -> dict[str, float]:
@@ -324,7 +296,7 @@ def self_verified(t: Trained) -> dict[str, float]:
     return {
         **{name: value for name, value in last.items() if name.startswith("verdicts/")},
         **_gained(t, generation="eval/pass@1", verification="verdicts/accuracy"),
-        **best_of_n(t.policy, t.task.test, t.config),
+        **verification.best_of_n(t.policy, t.task.test, t.config),
         "steps": float(last["step"]),
     }
 
@@ -340,14 +312,6 @@ def _played(collector: Callable = FlowGRPO, **options) -> Arm:
 
     options_to_hash = {"collector": collector.__name__, **options}
     return Arm(lambda *given: [accuracy_reward], options=options_to_hash, collector=of_profile)
-
-
-def held_out_episodes(
-    profile: Profile, base: Policy, task: Task, config: GRPOConfig
-) -> Callable[[Policy], dict[str, float]]:
-    """Measure success on held-out questions, with the base in the frozen roles."""
-    system = profile.load_agents(base)
-    return partial(evaluate_episodes, system=system, dataset=task.test, config=config, questions=64)
 
 
 def episodes_to_read(t: Trained) -> list[dict]:
@@ -372,29 +336,19 @@ REVISIONS = {  # commits on the Hub
 }
 # Of GSM8K's 7,473 problems, 64 a step.
 TWO_EPOCHS = {
-    "max_steps": 233,
-    "generation_batch_size": 512,
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 128,
-    "max_completion_length": 512,
-    "learning_rate": 1e-5,
-}
+    "max_steps": 233, "generation_batch_size": 512, "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 128, "max_completion_length": 512, "learning_rate": 1e-5,
+}  # fmt: skip
 
 
 def _real(model: str, lora_rank: int = 0, task: str = "gsm8k", **changes: object) -> Arm:
     """Plain GRPO of a Qwen, all weights unless a rank is given."""
-    maths = task != "gsm8k"
-    return Arm(
-        (lambda *given: [maths_reward, format_reward]) if maths else PLAIN.rewards,
+    arm = _arm(
+        "plain" if task == "gsm8k" else "maths",
         {"per_device_train_batch_size": 8, "max_completion_length": 1024, **changes},
-        {"rewards": "maths" if maths else "plain"},
-        profile={
-            "policy": f"Qwen/{model}",
-            "revision": REVISIONS[model],
-            "lora_rank": lora_rank,
-            "task": task,
-        },
     )
+    policy = {"policy": f"Qwen/{model}", "revision": REVISIONS[model], "lora_rank": lora_rank}
+    return dataclasses.replace(arm, profile={**policy, "task": task})
 
 
 def examined(t: Trained, *, max_new_tokens: int = 2048) -> dict[str, float]:
@@ -415,6 +369,27 @@ def examined(t: Trained, *, max_new_tokens: int = 2048) -> dict[str, float]:
 
 # Trinity-RFT's runs (arXiv 2505.17826, section 3.4.2): 36 steps of 96 prompts x 8, lr 1e-5.
 TRINITY = {"max_steps": 36, "learning_rate": 1e-5, "lr_scheduler_type": "constant", "beta": 1e-3}
+# arXiv 2602.07594, but for its dual clip: 1,000 steps of 128 x 8 answers.
+SELF_VERIFICATION = {
+    "generation_batch_size": 1024, "gradient_accumulation_steps": 64, "max_steps": 1000,
+    "max_generated_tokens": 1_600_000_000, "lr_scheduler_type": "constant_with_warmup",
+    "warmup_steps": 10, "weight_decay": 0.1, "epsilon_high": 0.28,
+}  # fmt: skip
+# AgentFlow (arXiv 2510.05592): 32 x 8 trajectories.
+AGENTFLOW = {
+    "generation_batch_size": 256, "gradient_accumulation_steps": 16, "temperature": 0.5,
+    "max_completion_length": 2048, "beta": 1e-3,
+}  # fmt: skip
+# Qwen3 on MATH: one problem a step and the plain sum over tokens; its top_p of 0.9 is 1 here.
+ONE_PROBLEM = {
+    "max_steps": 50, "generation_batch_size": 8, "gradient_accumulation_steps": 1,
+    "learning_rate": 1e-5, "weight_decay": 0.01, "temperature": 0.8, "loss_type": "dr_grpo",
+    "max_completion_length": 512,
+}  # fmt: skip
+TWENTY_STEPS = {
+    "max_steps": 20, "generation_batch_size": 800, "gradient_accumulation_steps": 100,
+    "learning_rate": 1e-6,
+}  # fmt: skip
 
 
 def _small(**changes: object) -> dict[str, dict]:
@@ -422,19 +397,20 @@ def _small(**changes: object) -> dict[str, dict]:
     return {"tiny": {"generation_batch_size": 64, **changes}}
 
 
+_experiment = partial(Experiment, show=answers_to_read)
+
 EXPERIMENTS = {
-    "basic": Experiment(
+    "basic": _experiment(
         "What does plain GRPO make of the base?",
         {"plain": PLAIN},
         sizes={"tiny": {"max_steps": 50}},
         evaluations=2,
-        show=answers_to_read,
     ),
-    "variants": Experiment(
+    "variants": _experiment(
         "From one base, on the same prompts: what does each variant make of it, at what cost?",
         {
             "plain": PLAIN,
-            "diversity": _diverse(),
+            "diversity": _arm("plain and diversity"),
             "judge": _judged(1, 1, 1),
             "self-verification": _verified("mixed"),
             "P(Yes), no labels": _asked(changes=PAPER),
@@ -442,21 +418,21 @@ EXPERIMENTS = {
         sizes=_small(max_steps=80),
         curves=("eval/pass@1", "eval/pass@8", "entropy", "eval/mean_length"),
         evaluations=8,
-        show=answers_to_read,
     ),
-    "diversity": Experiment(
+    "diversity": _experiment(
         "Does a reward for being unlike the group keep ways of answering alive, and at what cost?",
         {
             "plain": PLAIN,
-            "diversity": _diverse(),
-            "only correct": _diverse(only_correct=True),
-            "normalised first": _diverse({"multi_objective_aggregation": "normalize_then_sum"}),
+            "diversity": _arm("plain and diversity"),
+            "only correct": _arm("plain and diversity", only_correct=True),
+            "normalised first": _arm(
+                "plain and diversity", {"multi_objective_aggregation": "normalize_then_sum"}
+            ),
         },
         lambda t: diversity_of(t.policy, t.task, load_embedder(t.profile.embedder), t.config),
         sizes=_small(max_steps=80) | {"paper": TRINITY},
-        show=answers_to_read,
     ),
-    "judge": Experiment(
+    "judge": _experiment(
         "Does a judge's score help, what does a policy do to a judge that it is left alone with, "
         "and what prevents that?",
         {
@@ -465,9 +441,7 @@ EXPERIMENTS = {
             "judge x 8": _judged(1, 1, 8),
             "judge only": _judged(0, 0, 1),
             "only correct": _judged(0, 0, 1, only_correct=True),
-            "two judges": _arm(
-                _two_judges, {"reward_weights": (0, 0, 1, 1)}, rewards="plain, judge, P(Yes)"
-            ),
+            "two judges": _arm("plain, judge, P(Yes)", {"reward_weights": (0, 0, 1, 1)}),
             "KL": _judged(0, 0, 1, beta=1.0),
         },
         quality_of,
@@ -478,9 +452,8 @@ EXPERIMENTS = {
             "eval/pass@1",
             "completions/mean_length",
         ),
-        show=answers_to_read,
     ),
-    "verification": Experiment(
+    "verification": _experiment(
         "Does learning to verify teach to answer, learning to answer to verify, and what is each "
         "stage of the post-processing for? All arms generate as many tokens.",
         {
@@ -497,26 +470,21 @@ EXPERIMENTS = {
         sizes=_small(max_steps=200, max_generated_tokens=130_000)
         | {
             "smoke": {"max_generated_tokens": 2_000},
-            # arXiv 2602.07594, but for its dual clip; 1,000 steps of 128 x 8 answers
-            "paper": {
-                "generation_batch_size": 1024,
-                "gradient_accumulation_steps": 64,
-                "max_steps": 1000,
-                "max_generated_tokens": 1_600_000_000,
-                "lr_scheduler_type": "constant_with_warmup",
-                "warmup_steps": 10,
-                "weight_decay": 0.1,
-                "epsilon_high": 0.28,
-            },
+            "paper": SELF_VERIFICATION,
         },
         changes={"num_generations_eval": 4},
         curves=("eval/pass@1", "verdicts/accuracy", "verdicts/yes_rate", "eval/mean_length"),
-        watch=graded_items,
+        # verdicts on one balanced set of the untrained policy's answers to held-out problems
+        watch=lambda profile, base, task, config: partial(
+            verification.evaluate_verdicts,
+            items=verification.held_out_items(base, task.test, config, prompts=config.eval_prompts),
+            config=config,
+            samples=1,
+        ),
         evaluations=20,
         x="num_generated_tokens",
-        show=answers_to_read,
     ),
-    "meta": Experiment(
+    "meta": _experiment(
         "Can P(Yes) stand in for labels, what becomes of that in a long run, and what prevents it?",
         {
             "labels": PLAIN,
@@ -524,66 +492,38 @@ EXPERIMENTS = {
             "our defaults": _asked(),
             "truth 1 %": _asked(truth_fraction=0.01),
             "truth 10 %": _asked(truth_fraction=0.1),
-            "ensemble": _asked(evaluators=_ensemble),
+            "ensemble": _asked(evaluators="_ensemble"),
             "other question": _asked(STEPS_QUESTION),
         },
-        lambda t: {
-            **overrated(t),
-            "fell": fell(t.run),
-            "stopped early": stopped_early(t.run),
-            "gained/stopped early": stopped_early(t.run) - t.run.history[0]["eval/pass@1"],
-        },
+        lambda t: overrated(t) | without_labels(t.run),
         sizes=_small(max_steps=120),
         changes={"num_generations_eval": 4},
         curves=("meta/p_yes", "eval/pass@1"),
         watch=few_labels,
         evaluations=10,
-        show=answers_to_read,
     ),
-    "engines": Experiment(
+    "engines": _experiment(
         "Does TRL's trainer, given the same config, learn as much as the kit's?",
         {
             "kit": PLAIN,
-            "TRL": Arm(
-                PLAIN.rewards, options={**PLAIN.options, "engine": "TRL"}, train=_trained_by_trl
-            ),
+            "TRL": dataclasses.replace(_arm("plain", engine="TRL"), train=_trained_by_trl),
         },
         sizes=_small(max_steps=40),
         evaluations=4,
-        show=answers_to_read,
     ),
-    "published": Experiment(
+    "published": _experiment(
         "Does plain GRPO do for a real model what other codes print of it?",
         {
-            "0.5B": _real(
-                "Qwen2.5-0.5B-Instruct",
-                max_steps=20,
-                generation_batch_size=800,
-                gradient_accumulation_steps=100,
-                learning_rate=1e-6,
-            ),
+            "0.5B": _real("Qwen2.5-0.5B-Instruct", **TWENTY_STEPS),
             "0.5B, LoRA": _real("Qwen2.5-0.5B-Instruct", 32, **TWO_EPOCHS),
             "1.5B, LoRA": _real("Qwen2.5-1.5B-Instruct", 32, **TWO_EPOCHS),
-            # One problem a step and the plain sum over tokens; its top_p of 0.9 is 1 here.
-            "Qwen3 0.6B, MATH": _real(
-                "Qwen3-0.6B-Base",
-                task="competition_math",
-                max_steps=50,
-                generation_batch_size=8,
-                gradient_accumulation_steps=1,
-                learning_rate=1e-5,
-                weight_decay=0.01,
-                temperature=0.8,
-                loss_type="dr_grpo",
-                max_completion_length=512,
-            ),
+            "Qwen3 0.6B, MATH": _real("Qwen3-0.6B-Base", task="competition_math", **ONE_PROBLEM),
         },
         examined,
         changes={"lr_scheduler_type": "constant", "eval_prompts": 200},
         evaluations=4,
-        show=answers_to_read,
     ),
-    "flow": Experiment(
+    "flow": _experiment(
         "Does training a planner in the flow raise success, and does it need the advantage of "
         "trajectories, the reward at every turn, and play of its own?",
         {
@@ -596,18 +536,17 @@ EXPERIMENTS = {
         sizes={
             "smoke": {"max_completion_length": 48},
             **_small(max_steps=24, learning_rate=3e-4, max_completion_length=48),
-            # AgentFlow (arXiv 2510.05592): 32 x 8 trajectories, T 0.5, 2,048 tokens
-            "paper": {
-                "generation_batch_size": 256,
-                "gradient_accumulation_steps": 16,
-                "max_completion_length": 2048,
-                "temperature": 0.5,
-                "beta": 1e-3,
-            },
+            "paper": AGENTFLOW,
         },
         changes={"loss_type": "grpo", "eval_prompts": 0},
         curves=("reward", "eval/pass@1", "eval/turns", "eval/tool_errors"),
-        watch=held_out_episodes,
+        watch=lambda profile, base, task, config: partial(
+            evaluate_episodes,
+            system=profile.load_agents(base),  # the frozen roles are the untrained policy's
+            dataset=task.test,
+            config=config,
+            questions=64,
+        ),
         evaluations=3,
         task=tool_questions,
         show=episodes_to_read,

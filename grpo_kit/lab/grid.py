@@ -1,9 +1,8 @@
 """How the runs of an experiment are made: arms times seeds, several at a time, each run once.
 
-Seeds differ more than rewards do, so one run of each of two rewards says next to nothing. An
-experiment trains every arm from the same weights with the same seeds, hence on the same prompts in
-the same order, and differences are taken seed by seed. A finished run is a file (see `records`) and
-is made again only if its config has changed; a killed run goes on from its last checkpoint.
+Seeds differ more than rewards do, so an experiment trains every arm from the same weights with the
+same seeds, hence on the same prompts in the same order. A finished run is a file (see `records`)
+and is made again only if its config has changed; a killed run goes on from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -65,10 +64,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A question, its arms by name, the baseline first, and how they are run and measured.
-
-    Raises ValueError for two arms whose names would be one folder's.
-    """
+    """A question, its arms by name, the baseline first, and how they are run and measured."""
 
     question: str
     arms: Mapping[str, Arm]
@@ -82,23 +78,14 @@ class Experiment:
     task: Callable[[], Task] | None = None  # in place of the profile's
     show: Callable[[Trained], list[dict]] = lambda trained: []  # a few held-out answers to read
 
-    def __post_init__(self) -> None:
-        folders: dict[str, str] = {}
-        for arm in self.arms:
-            if (other := folders.setdefault(slug(arm), arm)) != arm:
-                raise ValueError(
-                    f"arms {other!r} and {arm!r} would share the folder {slug(arm)!r}: "
-                    "give one another name."
-                )
-
     def config(self, profile: Profile, arm: str) -> GRPOConfig:
         """The config of an arm's runs. Raises ValueError where the budget of tokens is missing."""
         config = dataclasses.replace(profile.config, **self.sizes.get(profile.name, {}))
         if self.x == "num_generated_tokens" and config.max_generated_tokens is None:
             raise ValueError(
-                "this experiment compares arms that have generated the same number of tokens, "
-                f"and has no such number for profile {profile.name!r}: choose another profile, or "
-                "give max_generated_tokens in the experiment's sizes."
+                "this experiment compares arms at the same number of generated tokens, and has no "
+                f"such number for profile {profile.name!r}: choose another profile, or give "
+                "max_generated_tokens in its sizes."
             )
         every = max(1, config.max_steps // self.evaluations)
         config = dataclasses.replace(config, **{"eval_steps": every, **self.changes})
@@ -156,7 +143,7 @@ class Job:
     def __str__(self) -> str:
         return f"{self.arm}, seed {self.seed}"
 
-    @functools.cached_property
+    @property
     def path(self) -> Path:
         """The file of the finished run."""
         return path_of(self.results, self.profile.name, self.name, self.arm, self.seed)
@@ -324,9 +311,8 @@ def run_grid(
 ) -> list[Record]:
     """Make the runs that are missing among `arms` times `seeds`; return the records of all.
 
-    With one process the runs are made here, one after the other. With more, each is a process of
-    its own: `command` with `--arm`, `--seeds` and `--processes 1`, its output in `log.txt` of the
-    run's folder. A run that fails does not stop the others.
+    With several processes each run is one: `command` with `--arm`, `--seeds` and `--processes 1`,
+    its output in `log.txt` of the run's folder. A run that fails does not stop the others.
 
     Raises ValueError for no seed, seeds or arms that repeat, and an unknown arm; RuntimeError,
     naming them, where runs have failed.
@@ -339,11 +325,12 @@ def run_grid(
         )
     _check_given("seeds", seeds)
     _check_given("arms", arms)
+    _check_given("folders of arms", [slug(arm) for arm in experiment.arms])
     results = make_output_dir(results or results_dir())
-    here = Path(results), Path(work)
-    jobs = [Job(name, experiment, profile, arm, seed, *here) for seed in seeds for arm in arms]
+    where = Path(results), Path(work)
+    jobs = [Job(name, experiment, profile, arm, seed, *where) for seed in seeds for arm in arms]
     for arm in arms:
-        experiment.config(profile, arm)  # raises before any run where a setting is missing
+        experiment.identity(profile, arm)  # raises before any run where a setting is missing
     missing = [job for job in jobs if not job.is_finished()]
     if len(missing) < len(jobs):
         print(f"{name}: {len(jobs) - len(missing)} of {len(jobs)} runs are finished", flush=True)
@@ -360,7 +347,7 @@ def run_grid(
 
 
 def _run_here(name: str, jobs: list[Job]) -> list[str]:
-    """Make the runs one after the other; return a sentence for each of several that failed."""
+    """Make one run after the other; return a sentence for each of several that failed."""
     failed = []
     for i, job in enumerate(jobs, 1):
         print(f"[{i}/{len(jobs)}] {name}, {job}", flush=True)
@@ -374,11 +361,10 @@ def _run_here(name: str, jobs: list[Job]) -> list[str]:
 
 
 def _run_processes(name: str, jobs: list[Job], processes: int, command: Sequence[str]) -> list[str]:
-    """Run `command` for each job, `processes` at a time, with a bar over all of their steps.
+    """Run `command` for each job, `processes` at a time; return a sentence for each that failed.
 
-    Returns a sentence for each that failed. Whatever ends this function, SIGTERM too, ends the
-    processes; they lose at most the `save_steps` steps after a checkpoint. Threads only wait for
-    processes: in a `ProcessPoolExecutor` one killed process would end the others.
+    Whatever ends this function, SIGTERM too, ends the processes. The pool has threads that wait for
+    them: a `ProcessPoolExecutor` would end all runs when one process is killed.
     """
     environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
     children: list[subprocess.Popen] = []
@@ -391,7 +377,11 @@ def _run_processes(name: str, jobs: list[Job], processes: int, command: Sequence
                 [*command, *options], stdout=log, stderr=subprocess.STDOUT, env=environment
             )
         children.append(child)
-        return f"{job}: {_last_line(job.folder, child.returncode)}" if child.wait() else ""
+        if not child.wait():
+            return ""
+        output = (job.folder / "log.txt").read_text(errors="replace").strip()
+        last_line = re.split(r"[\r\n]+", output)[-1].strip()
+        return f"{job}: {last_line} (exit code {child.returncode}, {log.name})"
 
     pool, futures = ThreadPoolExecutor(processes), {}
     share = "{percentage:3.0f}% |{bar}| {desc} [{elapsed}<{remaining}]"
@@ -417,9 +407,3 @@ def _run_processes(name: str, jobs: list[Job], processes: int, command: Sequence
         bar.close()
         signal.signal(signal.SIGTERM, before)
     return [failure for future in futures if (failure := future.result())]
-
-
-def _last_line(folder: Path, code: int) -> str:
-    lines = (folder / "log.txt").read_text(errors="replace").replace("\r", "\n").splitlines()
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
-    return f"{last} (exit code {code}, {folder / 'log.txt'})"

@@ -10,12 +10,10 @@ A claim says where the mean of a metric's values lies, one value per seed: above
   lies wholly beyond one bound;
 - *inconclusive* otherwise.
 
-If no claim of a table is true, the chance that any is "reproduced" is at most 5 %, and the same
-holds for "contradicted". This assumes normally spread values. In simulations it also held for heavy
-tails and for differences of skewed values; it failed for evenly spread values (10 %) and for skewed
-ones (exponential: 42 %). Differences paired by seed of equal arms are symmetric; a metric's own
-values need not be. The interval alone is not enough: five values without an effect have one sign in
-1 of 16 claims.
+If no claim of a table is true, the chance that any is "reproduced" is at most 5 %; the same holds
+for "contradicted". This assumes normally spread values. In simulations it also held for heavy tails
+and for differences of skewed values, but not for evenly spread values (10 %) and skewed ones
+(exponential: 42 %). Differences of equal arms are symmetric; a metric's own values need not be.
 """
 
 from __future__ import annotations
@@ -92,12 +90,11 @@ def region(expects: Expects) -> tuple[float, float]:
 
 
 def p_values(values: Sequence[float], expects: Expects) -> tuple[float, float]:
-    """(inside, outside), the p-values for and against a claim by Student's one-sample t-test.
+    """(inside, outside): p-values that the mean lies in the region, or not, by Student's t-test.
 
-    inside: the chance of values at least this far inside the region if the mean lies outside; with
-    two bounds the larger of two one-sided tests (TOST, Schuirmann 1987). outside: the reverse; with
-    two bounds twice the smaller, at most 1. Equal values have no spread: their p is 2^-n on their
-    side (sign test), else 1. (1, 1) for fewer than two values, or if one is not finite.
+    Of a region with two bounds inside is the larger of two one-sided tests (TOST, Schuirmann 1987),
+    outside twice the smaller. Equal values have no spread: their p is 2^-n on their side (sign
+    test), else 1. (1, 1) for fewer than two values, or if one is not finite.
     """
     low, high = region(expects)
     if len(values) < 2:
@@ -131,9 +128,8 @@ def _t_tests(values: np.ndarray, low, high) -> tuple[np.ndarray, np.ndarray]:
 def holm(p_values: Sequence[float]) -> np.ndarray:
     """Holm's adjusted p-values (..., m): the k-th smallest times m - k + 1, rising, at most 1.
 
-    Calling all those at most alpha true errs at all with a chance of at most alpha, however the
-    claims depend on each other. Source: Holm 1979, A simple sequentially rejective multiple test
-    procedure.
+    However the claims depend on each other, calling those at most alpha true errs with a chance of
+    at most alpha. Source: Holm 1979, A simple sequentially rejective multiple test procedure.
     """
     p = np.asarray(p_values, dtype=float)
     order = np.argsort(p, axis=-1)
@@ -228,10 +224,9 @@ def prediction_band(
 ) -> tuple[float, float]:
     """Where one more run's value is expected, given those of n runs alike: (low, high).
 
-    mean ± t(1 - alpha / (2 · comparisons); n - 1) · max(sd, floor) · sqrt(1 + 1/n). A normally
-    spread run leaves any of `comparisons` bands with a chance of at most `alpha` (Bonferroni).
-    `floor`, in the metric's unit: the least spread that few runs are taken to have. One value gives
-    (-inf, inf). Raises ValueError for none.
+    mean ± t(1 - alpha / (2 · comparisons); n - 1) · max(sd, floor) · sqrt(1 + 1/n): a normally
+    spread run leaves any of `comparisons` bands with a chance of at most `alpha` (Bonferroni). One
+    value gives (-inf, inf). Raises ValueError for none.
     """
     values = np.asarray(values, dtype=float)
     n = len(values)

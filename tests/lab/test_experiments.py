@@ -10,28 +10,11 @@ import pytest
 import torch
 
 from grpo_kit.lab import experiments
-from grpo_kit.lab.experiments import (
-    EXPERIMENTS,
-    diversity_of,
-    examined,
-    overrated,
-    quality_of,
-    read_truth,
-    unbalanced,
-    undiversified,
-    unfiltered,
-    without_labels,
-)
+from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.grid import Trained, run_grid
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards.judge import Reply
-from grpo_kit.self_verification import (
-    VerificationItem,
-    balance,
-    diversify,
-    filter_queries,
-    post_process,
-)
+from grpo_kit.self_verification import VerificationItem, diversify, filter_queries, post_process
 from grpo_kit.tasks import Task
 from grpo_kit.training import PromptCollector, Run, check_task
 
@@ -68,7 +51,8 @@ def test_alike_answers_have_no_diversity(task, monkeypatch):
     other = "<think>first 1 + 2 = 3.</think><answer>3</answer>"
     say(monkeypatch, [alike] * 16, [alike, other] * 8)
     first, second = (
-        diversity_of(None, task, Letters(), SMOKE.config, prompts=2, samples=8) for _ in range(2)
+        experiments.diversity_of(None, task, Letters(), SMOKE.config, prompts=2, samples=8)
+        for _ in range(2)
     )
     assert first == pytest.approx({"distinct": 1 / 8, "styles": 1.0, "distance": 0.0}, abs=1e-6)
     assert second["distinct"] == 2 / 8 and second["styles"] == pytest.approx(2.0)
@@ -79,7 +63,7 @@ def test_the_few_labels_choose_the_first_of_the_best():
     few_labels, held_out = [0.2, 0.9, 0.9, 0.4], [0.3, 0.8, 0.7, 0.5]
     history = [{"step": i, "few/pass@1": f, "eval/pass@1": e}
                for i, (f, e) in enumerate(zip(few_labels, held_out, strict=True))]  # fmt: skip
-    measured = without_labels(Run(Path(), None, 0, [*history, {"step": 9}]))
+    measured = experiments.without_labels(Run(Path(), None, 0, [*history, {"step": 9}]))
     assert measured == pytest.approx(
         {"fell": 0.8 - 0.5, "stopped early": 0.8, "gained/stopped early": 0.8 - 0.3}
     )
@@ -90,7 +74,9 @@ def test_an_answer_is_overrated_by_what_the_evaluator_thinks_beyond_the_truth(
 ):
     right = f"<think>first 1 + 2 = 3.</think><answer>{task.test[0]['answer']}</answer>"
     say(monkeypatch, [right] * 8)
-    measured = overrated(Trained(None, tiny_base, tiny_base, few(task, 1), SMOKE, SMOKE.config))
+    measured = experiments.overrated(
+        Trained(None, tiny_base, tiny_base, few(task, 1), SMOKE, SMOKE.config)
+    )
     assert 0 < measured["p_yes"] < 1
     assert measured["overrated"] == pytest.approx(measured["p_yes"] - 1)
 
@@ -123,7 +109,12 @@ def test_the_truth_is_read_by_rule_in_the_tiny_world_only(policy):
     for profile, ruled in ((SMOKE, True), (dataclasses.replace(SMOKE, judge="self"), False)):
         reward = arm.rewards(profile, profile.config, policy)[-1]
         assert (reward.truth_reader is not None) == ruled
-    assert read_truth("<answer>12.0</answer>", "12") > 0.9 > 0.1 > read_truth("12", "13")
+    assert (
+        experiments.read_truth("<answer>12.0</answer>", "12")
+        > 0.9
+        > 0.1
+        > experiments.read_truth("12", "13")
+    )
 
 
 def test_ablations_leave_out_one_stage_each():
@@ -132,13 +123,15 @@ def test_ablations_leave_out_one_stage_each():
 
     hard, easy, mixed = items("hard", 0, 6), items("easy", 6, 0), items("mixed", 3, 3)
     every = hard + easy + mixed
-    assert any(item.query_id == "hard" for item in unfiltered(every, 0, 6))
+    assert any(item.query_id == "hard" for item in experiments.unfiltered(every, 0, 6))
     assert all(item.query_id != "hard" for item in post_process(every, 0, 6))
-    assert len({i.answer for i in undiversified(mixed, 0, 6) if i.correct}) == 3
-    whole = balance(*diversify(filter_queries(mixed)), 6)
-    assert len({i.answer for i in whole if i.correct}) == 2
+    assert len({i.answer for i in experiments.undiversified(mixed, 0, 6) if i.correct}) == 3
+    chosen, filler = diversify(filter_queries(mixed))
+    assert len({i.answer for i in chosen + filler if i.correct}) == 2
     crowd = [item for i in range(9) for item in items(f"easy {i}", 6, 0)] + mixed
-    counts = [sum(i.correct for i in f(crowd, 0, 8)) for f in (unbalanced, post_process)]
+    counts = [
+        sum(i.correct for i in f(crowd, 0, 8)) for f in (experiments.unbalanced, post_process)
+    ]
     assert counts[0] > 4 == counts[1]
 
 
@@ -160,10 +153,10 @@ def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(task, m
     assured = "<think>Surely 3, checked twice.</think><answer>3</answer>"
     answers = [assured, "<think>Maybe 3.</think><answer>3</answer>"] * 8
     say(monkeypatch, answers, answers)
-    assert quality_of(trained) == {"judged": pytest.approx(3.5), "assured": 0.5}
+    assert experiments.quality_of(trained) == {"judged": pytest.approx(3.5), "assured": 0.5}
     monkeypatch.setattr(Generous, "name", "silent")
     with pytest.raises(RuntimeError, match="none of 16 answers"):
-        quality_of(trained)
+        experiments.quality_of(trained)
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "published"])
@@ -207,9 +200,13 @@ def test_arms_of_real_models_name_the_model_a_commit_and_the_gpu_that_they_want(
 
 def test_a_policy_is_examined_before_and_after(policy, tiny_base, task):
     six = few(task, 6)
-    after = examined(Trained(None, policy, tiny_base, six, None, None), max_new_tokens=32)
+    after = experiments.examined(
+        Trained(None, policy, tiny_base, six, None, None), max_new_tokens=32
+    )
     assert after["exam/n"] == 6 and 0 <= after["exam/strict"] <= after["exam/lenient"] <= 1
-    before = examined(Trained(None, tiny_base, tiny_base, six, None, None), max_new_tokens=32)
+    before = experiments.examined(
+        Trained(None, tiny_base, tiny_base, six, None, None), max_new_tokens=32
+    )
     assert before["gained/strict"] == before["gained/lenient"] == 0
     lost = after["exam/lenient"] - before["exam/lenient"]
     assert after["gained/lenient"] == pytest.approx(lost)

@@ -19,7 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from grpo_kit.paths import results_dir, write_atomic
 
@@ -28,7 +29,8 @@ NOTEBOOKS = "notebooks"  # the "experiment" of what notebooks measured, see `ban
 PACKAGES = ("grpo-kit", "torch", "transformers", "numpy", "sentence-transformers", "trl")
 
 
-class Record(BaseModel, frozen=True):
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(populate_by_name=True))
+class Record:
     """A finished run, with the fields of its file in their order."""
 
     version: Literal[1] = Field(1, alias="schema")
@@ -45,7 +47,7 @@ class Record(BaseModel, frozen=True):
     seconds: float  # wall time of its steps, without evaluations
     evaluation: dict  # metric -> value at the end, on "eval/n" held-out rows
     history: list[dict]  # the rows that `train` logged
-    samples: list[dict] = []  # a few held-out answers to read
+    samples: list[dict] = Field(default_factory=list)  # a few held-out answers to read
 
     @property
     def config_hash(self) -> str:
@@ -67,7 +69,8 @@ class Record(BaseModel, frozen=True):
 
     def write(self, results: str | Path) -> Path:
         """Write the file under `results`, whole or not at all; return its path."""
-        content = rounded(self.model_dump(by_alias=True) | {"config_hash": self.config_hash})
+        fields = STORED.dump_python(self, by_alias=True)
+        content = rounded(fields | {"config_hash": self.config_hash})
         content["checksum"] = fingerprint(content)
         # one line per row of the history: short enough to store, and a diff can be read
         rows = ",\n  ".join(json.dumps(row) for row in content.pop("history"))
@@ -76,6 +79,9 @@ class Record(BaseModel, frozen=True):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, f'{head[:-2]},\n "history": [\n  {rows}\n ]\n}}\n')
         return path
+
+
+STORED = TypeAdapter(Record)
 
 
 def path_of(results: str | Path, profile: str, experiment: str, arm: str, seed: int) -> Path:
@@ -154,7 +160,7 @@ def read(path: str | Path) -> Record:
     path = Path(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        record = Record.model_validate(content)
+        record = STORED.validate_python(content)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "the file"

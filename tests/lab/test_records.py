@@ -64,7 +64,7 @@ def edit(change, sign=False):
         (lambda path: path.write_text(""), "is no whole result file"),
         (lambda path: path.write_text("[" * 100_000), "is no whole result file"),
         (lambda path: path.write_bytes(b"\xff"), "is no whole result file"),
-        (lambda path: path.write_text("[1]"), "the file: Input should be a valid dictionary"),
+        (lambda path: path.write_text("[1]"), "the file: Input should be a dictionary"),
         (edit(lambda c: c.update(schema=99)), "schema: Input should be 1"),
         (edit(lambda c: c.pop("machine")), "machine: Field required"),
         (edit(lambda c: c.update(seed="first")), "seed: Input should be a valid integer"),

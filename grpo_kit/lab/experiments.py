@@ -41,11 +41,12 @@ from grpo_kit.rewards import (
     question_text,
 )
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION
+from grpo_kit.runs import Run
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.tiny.card import texts_of
 from grpo_kit.tiny.problems import solution_style
-from grpo_kit.training import Run, evaluate
+from grpo_kit.training import evaluate
 
 
 def _answers(
@@ -287,7 +288,7 @@ def unbalanced(items: Items, seed: int, n: int) -> Items:
 def _verified(strategy: str, process: Callable = verification.post_process) -> Arm:
     source = partial(verification.SelfVerification, strategy=strategy, post_process=process)
     options = {"strategy": strategy, "post_process": process.__name__}
-    return dataclasses.replace(PLAIN, options=options, collector=lambda profile: source)
+    return dataclasses.replace(PLAIN, options=options, batch_source=lambda profile: source)
 
 
 def self_verified(t: Trained) -> dict[str, float]:
@@ -304,14 +305,14 @@ def self_verified(t: Trained) -> dict[str, float]:
 # --- Flow-GRPO ------------------------------------------------------------------------------------
 
 
-def _played(collector: Callable = FlowGRPO, **options) -> Arm:
+def _played(source: Callable = FlowGRPO, **options) -> Arm:
     """Episodes of tool questions, rewarded by their outcome."""
 
     def of_profile(profile: Profile) -> Callable:
-        return lambda prompts: collector(prompts, profile.load_agents(prompts.policy), **options)
+        return lambda prompts: source(prompts, profile.load_agents(prompts.policy), **options)
 
-    options_to_hash = {"collector": collector.__name__, **options}
-    return Arm(lambda *given: [accuracy_reward], options=options_to_hash, collector=of_profile)
+    options_to_hash = {"collector": source.__name__, **options}  # its name in stored hashes
+    return Arm(lambda *given: [accuracy_reward], options=options_to_hash, batch_source=of_profile)
 
 
 def episodes_to_read(t: Trained) -> list[dict]:

@@ -32,8 +32,9 @@ from grpo_kit.lab.records import Record, fingerprint, path_of, read, rounded, sl
 from grpo_kit.models import Policy
 from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
 from grpo_kit.profiles import Profile
+from grpo_kit.runs import CHECKPOINT, HISTORY, Run
 from grpo_kit.tasks import Task
-from grpo_kit.training import CHECKPOINT, HISTORY, Run, train
+from grpo_kit.training import train
 
 WORK = Path("runs/grid")  # checkpoints and logs of runs under way
 
@@ -56,8 +57,10 @@ class Arm:
 
     rewards: Callable[[Profile, GRPOConfig, Policy], list[Callable]]  # called anew for each run
     changes: Mapping[str, object] = field(default_factory=dict)  # to the config
-    options: Mapping[str, object] = field(default_factory=dict)  # of rewards and collector: hashed
-    collector: Callable[[Profile], Callable] | None = None  # makes what `train` takes
+    options: Mapping[str, object] = field(
+        default_factory=dict
+    )  # of rewards and batch source: hashed
+    batch_source: Callable[[Profile], Callable] | None = None  # makes what `train` takes
     train: Callable[..., Run] = train  # or `trl_bridge.train`
     profile: Mapping[str, object] = field(default_factory=dict)  # changes to the profile
 
@@ -229,7 +232,7 @@ class Job:
             seed=self.seed,
             resume=True,
             measure=experiment.watch and experiment.watch(profile, base, task, config),
-            **({"collector": arm.collector(profile)} if arm.collector else {}),
+            **({"batch_source": arm.batch_source(profile)} if arm.batch_source else {}),
         )
         return Trained(run, policy, base, task, profile, config)
 

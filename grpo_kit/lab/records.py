@@ -39,7 +39,7 @@ class Record:
     profile: str
     seed: int
     config: dict  # all that decides what the run does and is not code
-    start: dict  # collector, rewards, hashes of prompts and first weights
+    start: dict  # batch source, rewards, hashes of prompts and first weights
     versions: dict[str, str]
     commit: str
     machine: dict

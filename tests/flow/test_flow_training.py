@@ -21,13 +21,13 @@ from grpo_kit.flow import (
 )  # fmt: skip
 from grpo_kit.flow.episodes import Action, Step
 from grpo_kit.flow.training import turn_batch
-from grpo_kit.models import load_policy, reference_of
+from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import OutcomeJudgeReward, accuracy_reward
 from grpo_kit.rewards.judge import Reply
 from grpo_kit.tasks.tool_questions import tool_questions
-from grpo_kit.training import PromptBatches, train
+from grpo_kit.training import Learner, PromptBatches, train
 
 CONFIG = GRPOConfig(
     max_steps=2, learning_rate=1e-3, lr_scheduler_type="constant", num_generations=4,
@@ -120,9 +120,10 @@ def assert_gradient(got, policy, objective):
 
 
 def gradient_of(policy, batch, config):
-    optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)
+    learner = Learner(policy, config)
+    learner.optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)
     before = weights(policy)
-    update(policy, None, optimizer, None, batch, config)
+    learner.update(batch, scheduled=False)
     change = [b - a for a, b in zip(before, weights(policy), strict=True)]
     for parameter, was in zip(policy.model.parameters(), before, strict=True):
         parameter.data.copy_(was)
@@ -213,9 +214,9 @@ def test_several_updates_of_a_step_take_whole_episodes_and_one_old_policy(
     policy = new_policy()
     start = flat(policy)
     batch = turn_batch(policy, episodes, ["accuracy_reward"], torch.ones(4, 1), advantages)
-    reference = reference_of(policy) if config.beta else None
-    optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
-    assert update(policy, reference, optimizer, None, batch, config)["finite"]
+    learner = Learner(policy, config)
+    learner.optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
+    learner.update(batch, scheduled=False)
     assert (flat(policy) - expected).norm() < 1e-3 * (expected - start).norm()
 
 
@@ -260,9 +261,7 @@ def test_offline_traces_are_successes_of_the_first_policy_kept_for_all_steps(
     assert all((batch.advantages == 1).all() and (batch.rewards == 1).all() for batch in seen)
 
 
-@pytest.mark.parametrize(
-    "source", [FlowGRPO, pytest.param(OfflineTraces, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("source", [FlowGRPO, pytest.param(OfflineTraces, marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_with_the_same_numbers(base, task, tmp_path, source):
     """PITFALLS 23; nothing that frozen roles remember is needed."""
 

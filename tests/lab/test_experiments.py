@@ -14,9 +14,10 @@ from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.grid import Trained, run_grid
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards.judge import Reply
+from grpo_kit.runs import Run
 from grpo_kit.self_verification import VerificationItem, diversify, filter_queries, post_process
 from grpo_kit.tasks import Task
-from grpo_kit.training import PromptCollector, Run, check_task
+from grpo_kit.training import PromptBatches, check_task
 
 SMOKE = PROFILES["smoke"]
 
@@ -175,8 +176,8 @@ def test_every_arm_makes_a_batch_and_the_first_is_plain_grpo(name, tiny_base, ta
         assert len(rewards) == len(usual) or arm_name != plain
         check_task(task, rewards, config)
         eight = Task(task.name, task.train.select(range(8)), task.test)
-        source = PromptCollector(tiny_base, eight, rewards, config, 0)
-        source = arm.collector(SMOKE)(source) if arm.collector else source
+        source = PromptBatches(tiny_base, eight, rewards, config, 0)
+        source = arm.batch_source(SMOKE)(source) if arm.batch_source else source
         state = SimpleNamespace(global_step=0, max_steps=1, progress=0.0)
         (batch,) = source(torch.Generator().manual_seed(0), state, {})
         assert not batch.rewards.isnan().any() and batch.advantages.abs().max() > 0

@@ -9,7 +9,6 @@ reset. Then come the rewards with a model of their own, and episodes of several 
 from __future__ import annotations
 
 import json
-import platform
 import re
 import resource
 import sys
@@ -29,7 +28,7 @@ from tqdm import tqdm
 from grpo_kit import training
 from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import token_logps
-from grpo_kit.lab.records import processor
+from grpo_kit.lab.records import where_it_ran
 from grpo_kit.models import Policy, load_policy
 from grpo_kit.paths import make_output_dir, write_atomic
 from grpo_kit.profiles import PROFILES
@@ -76,17 +75,10 @@ def write(path: Path, result: dict, text: str, drawing: Any) -> None:
     drawing.savefig(path.with_suffix(".png"), dpi=120)
 
 
-def machine() -> dict[str, str]:
-    """What the numbers were measured on."""
-    import trl
-
-    return {
-        "processor": processor(),
-        "accelerator": "none" if DEVICE == "cpu" else torch.cuda.get_device_name(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "trl": trl.__version__,
-    }
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on: processor, accelerator, versions."""
+    where = where_it_ran(DEVICE)
+    return where["machine"] | where["versions"]
 
 
 def now() -> float:

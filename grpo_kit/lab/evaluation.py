@@ -47,7 +47,9 @@ def load_test_set(name: str, folder: Path | None = None) -> Sequence[dict]:
     """Rows of word_problems, gsm8k or math500, from a folder or the Hub; ValueError for others."""
     source = [folder] if folder else []
     if name == "word_problems" and folder:
-        raise ValueError(f"--data is {folder}, but the word problems come with the kit: drop it.")
+        raise ValueError(
+            f"--data is {folder}, but the word problems come with the kit: leave it out."
+        )
     if name == "math500":
         return math500(*source)
     if name in ("word_problems", "gsm8k"):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from grpo_kit import cli, training, trl_bridge
 from grpo_kit.generation import reply
-from grpo_kit.lab.evaluation import exam, grade_number
+from grpo_kit.lab.evaluation import evaluate_test_set, grade_number
 from grpo_kit.models import load_policy, save_policy
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward, format_reward
@@ -207,18 +207,19 @@ def test_merged_weights_are_served(profile, served, tmp_path):
     assert told.choices[0].message.content.strip() == text.strip()
 
 
-def test_it_is_examined_on_real_rows(profile, tmp_path):
+def test_it_is_evaluated_on_real_rows(profile):
     policy, rows = profile.load_policy(), profile.load_task().test.select(range(6))
-    found = exam(policy, rows, grade_number, max_new_tokens=16, batch_size=4, progress=False)
-    assert found["n"] == 6 and found["strict"] == 0 and 0 <= found["lenient"] <= 1
-    assert found["strict/low"] == 0 and 0.3 < found["strict/high"] < 0.5
+    options = {"max_new_tokens": 16, "batch_size": 4, "progress": False}
+    accuracy = evaluate_test_set(policy, rows, grade_number, **options)
+    assert accuracy["n"] == 6 and accuracy["strict"] == 0 and 0 <= accuracy["lenient"] <= 1
+    assert accuracy["strict/low"] == 0 and 0.3 < accuracy["strict/high"] < 0.5
 
 
 def test_the_command_line_takes_a_local_folder_for_model_and_data(folder, gsm8k_folder, tmp_path):
-    told = CliRunner().invoke(cli.app, [
+    done = CliRunner().invoke(cli.app, [
         "evaluate", "--policy", str(folder), "--task", "gsm8k", "--data", str(gsm8k_folder),
         "--rows", "4", "--max-new-tokens", "8", "--output", str(tmp_path / "out.json"),
     ])  # fmt: skip
-    assert told.exit_code == 0, told.output
+    assert done.exit_code == 0, done.output
     assert json.loads((tmp_path / "out.json").read_text())["n"] == 4
-    assert "strict" in told.output and "n 4" in told.output
+    assert "strict" in done.output and "n 4" in done.output

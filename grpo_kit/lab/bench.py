@@ -184,47 +184,43 @@ def trl_steps(
 
 
 def compare_steps(policy_dir: str | Path, output_dir: Path, config: GRPOConfig) -> dict:
-    """Median seconds of generation and update of both trainers in turn, and MiB of each alone.
+    """Median seconds of both trainers, in turn, and the MiB that a process with each one takes."""
+    step = time_steps(policy_dir, output_dir, config)
+    arguments = (policy_dir, output_dir, replace(config, max_steps=3))
+    peaks = {name: _in_a_process(step_peak, name, *arguments) for name in TRAINERS}
+    return {**step, "peak_mib": peaks}
 
-    A kit step follows every TRL step; of each trainer the first is not counted.
-    """
-    policy, lengths, seconds = load_policy(policy_dir, device=DEVICE), [], {}
-    steps, seconds["kit"] = kit_steps(policy, config), []
+
+def time_steps(policy_dir: str | Path, output_dir: Path, config: GRPOConfig) -> dict:
+    """Median seconds of generation and update, a kit step after every TRL step."""
+    policy, other = (load_policy(policy_dir, device=DEVICE) for _ in TRAINERS)
+    steps, kit, lengths = kit_steps(policy, config), [], []
 
     def kit_step() -> None:
-        *taken, batch = next(steps)
-        seconds["kit"].append(taken)
+        *seconds, batch = next(steps)
+        kit.append(seconds)
         lengths.append(batch.rollouts.lengths.float().mean().item())
 
-    other = load_policy(policy_dir, device=DEVICE)
-    seconds["trl"] = trl_steps(other, config, output_dir, kit_step)
     median = {}
-    for name in TRAINERS:
-        generation, step = np.array(seconds[name]).T
-        median[name] = medians(
-            {"generation": generation, "step": step, "update": step - generation}
-        )
+    for name, pairs in (("trl", trl_steps(other, config, output_dir, kit_step)), ("kit", kit)):
+        scored, step = np.array(pairs).T
+        median[name] = medians({"generation": scored, "step": step, "update": step - scored})
+    prompt_ids = policy.encode(word_problems().train["prompt"])
     return {
         "completions": config.generation_batch_size,
         "max_completion_length": config.max_completion_length,
         "mean_length": float(np.mean(lengths[1:])),
-        "prompt_length": float(
-            np.mean([*map(len, policy.encode(word_problems().train["prompt"]))])
-        ),
+        "prompt_length": float(np.mean([len(ids) for ids in prompt_ids])),
         "steps": config.max_steps - 1,
         "threads": torch.get_num_threads(),
         "median_seconds": median,
         "trl_over_kit": {part: median["trl"][part] / median["kit"][part] for part in median["kit"]},
-        "peak_mib": {
-            name: _in_a_process(step_peak, name, policy_dir, output_dir, config)
-            for name in TRAINERS
-        },
     }
 
 
 def step_peak(trainer: str, policy_dir: str | Path, output_dir: Path, config: GRPOConfig) -> float:
-    """MiB that this process has held at most, imports included, after three steps of a trainer."""
-    policy, config = load_policy(policy_dir, device=DEVICE), replace(config, max_steps=3)
+    """MiB that this process has held at most, imports included, after the steps of a trainer."""
+    policy = load_policy(policy_dir, device=DEVICE)
     if trainer == "trl":
         trl_steps(policy, config, output_dir, after_step=lambda: None)
     else:

@@ -47,9 +47,7 @@ def load_test_set(name: str, folder: Path | None = None) -> Sequence[dict]:
     """Rows of word_problems, gsm8k or math500, from a folder or the Hub; ValueError for others."""
     source = [folder] if folder else []
     if name == "word_problems" and folder:
-        raise ValueError(
-            f"--data is {folder}, but the word problems come with the kit: leave it out."
-        )
+        raise ValueError(f"the word problems come with the kit: leave out --data {folder}.")
     if name == "math500":
         return math500(*source)
     if name in ("word_problems", "gsm8k"):

@@ -283,12 +283,10 @@ def advice(profile: Profile, needed: Plan) -> str:
     batch = f"lower per_device_train_batch_size ({rows}) and raise gradient_accumulation_steps"
     remedies = {
         "weights": f"{lora} or take a smaller model",
-        "gradients": lora,
+        **dict.fromkeys(("gradients", "16-bit weights"), lora),
+        **dict.fromkeys(("activations", "logits"), batch),
         "optimiser": f"{lora}, or spread it over GPUs (--sharded)",
         "reference": "leave out the KL term (beta=0)",
-        "activations": batch,
-        "logits": batch,
-        "16-bit weights": lora,
         "cache of sampling": "lower generation_batch_size or max_completion_length, or raise "
         "rollout_chunks",
         "vLLM": "lower vLLM's share (--vllm-share), or give vLLM a GPU of its own",

@@ -23,7 +23,7 @@ from anyio.from_thread import start_blocking_portal
 from grpo_kit import self_verification as verification
 from grpo_kit.config import GRPOConfig
 from grpo_kit.flow import FlowGRPO, OfflineTraces, evaluate_episodes, play, score_episodes
-from grpo_kit.lab.evaluation import GRADES, exam
+from grpo_kit.lab.evaluation import GRADES, evaluate_test_set
 from grpo_kit.lab.grid import Arm, Experiment, Trained, outdated
 from grpo_kit.lab.records import NOTEBOOKS, Record, load
 from grpo_kit.models import Policy, frozen_copy
@@ -355,11 +355,11 @@ def _real(model: str, lora_rank: int = 0, task: str = "gsm8k", **changes: object
 def examined(t: Trained, *, max_new_tokens: int = 2048) -> dict[str, float]:
     """Greedy accuracy on the whole test set, as papers report it: at the end, and what was gained.
 
-    Returns `exam`'s numbers as `exam/…`, and the change of `strict` and `lenient` from the
-    untrained policy as `gained/…`.
+    Returns the numbers of `evaluate_test_set` as `exam/…`, and the change of `strict` and `lenient`
+    from the untrained policy as `gained/…`.
     """
     before, after = (
-        exam(policy, t.task.test, GRADES[t.task.name], max_new_tokens=max_new_tokens)
+        evaluate_test_set(policy, t.task.test, GRADES[t.task.name], max_new_tokens=max_new_tokens)
         for policy in (t.base, t.policy)
     )
     gained = {f"gained/{name}": after[name] - before[name] for name in ("strict", "lenient")}

@@ -137,15 +137,14 @@ def step_config(steps: int, group: int, rows: int, length: int) -> GRPOConfig:
 
 def kit_steps(policy: Policy, config: GRPOConfig) -> Iterator[tuple[float, float, training.Batch]]:
     """Train by the kit; of each step the seconds until it is scored, those in all, the batch."""
-    prompts = training.PromptCollector(policy, word_problems(), [even_share], config, seed=0)
-    optimizer, schedule = training.make_optimizer(policy, config)
-    scaler = training.make_scaler(policy)
+    prompts = training.PromptBatches(policy, word_problems(), [even_share], config, seed=0)
+    learner = training.Learner(policy, config)
     generator = torch.Generator().manual_seed(0)
     for _ in range(config.max_steps):
         started = now()
-        batch = prompts.batch(generator, None)
+        (batch,) = prompts(generator, None, {})
         scored = now()
-        training.update(policy, None, optimizer, schedule, batch, config, scaler)
+        learner.update(batch)
         yield scored - started, now() - started, batch
 
 

@@ -321,7 +321,6 @@ def report(
     """Judge the claims by the stored results; a Markdown file and an HTML page."""
     from grpo_kit.lab.report import write_report
 
-    make_output_dir(output)
     typer.echo(f"report: {write_report(output, results=results, claims=claims)}")
 
 
@@ -345,10 +344,9 @@ def skill_runs(
     output: Output = Path("runs/skills"),
 ) -> None:
     """Try GRPO on each skill of a tiny base, before and after."""
-    make_output_dir(output)
-    chosen = _chosen(profile, policy, steps)
     from grpo_kit.lab.skill_runs import SKILLS, run_skills, skills_text
 
+    chosen = _chosen(profile, policy, steps)
     typer.echo(skills_text(run_skills(chosen, chosen.config, output, names=skill or SKILLS)))
 
 
@@ -362,7 +360,6 @@ def pretrain(
     problems: Annotated[int, Option(min=2, help="Test problems a skill is measured on.")] = 256,
 ) -> None:
     """Rebuild the tiny base model and measure its skills."""
-    make_output_dir(output)
     from grpo_kit.models import load_policy
     from grpo_kit.tiny import pretrain as recipe
     from grpo_kit.tiny.card import card_text, measure

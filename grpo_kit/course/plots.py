@@ -1,16 +1,12 @@
-"""Figures of a run, drawn from `Run.history` rows alone; every axis is labelled.
-
-Each function returns a matplotlib figure and changes no global state, so that a notebook shows it
-and a script saves it.
-"""
+"""Figures of runs; each is returned and changes no global state: a notebook shows it, a script
+saves it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 
+import numpy as np
 from matplotlib import colormaps
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -23,16 +19,29 @@ HEALTH = (
     ("frac_reward_zero_std", "groups without spread", "share of groups"),
     ("grad_norm", "gradient norm", "before clipping"),
 )
+CURVE_LABELS = {
+    "reward": ("reward", "mean of a step"),
+    "eval/pass@1": ("accuracy", "held-out pass@1"),
+    "entropy": ("entropy", "nats a token"),
+    "completions/mean_length": ("length", "tokens a completion"),
+    "eval/mean_length": ("length", "tokens an answer, held-out"),
+    "rewards/accuracy_reward/mean": ("accuracy in training", "mean of a step"),
+    "rewards/quality_judge_reward/mean": ("the judge's reward", "mean of a step"),
+    "meta/p_yes": ("the evaluator's P(Yes)", "mean of a step"),
+    "verdicts/accuracy": ("verification accuracy", "held-out items"),
+    "verdicts/yes_rate": ("share of Yes", "held-out items"),
+    "eval/pass@8": ("pass@8", "held-out, of eight answers"),
+    "eval/turns": ("turns", "an episode, held-out"),
+    "eval/tool_errors": ("turns that brought nothing", "share, held-out"),
+}
+X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of training steps"}
 
 
 def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
     """Is my run healthy? Six panels over the steps, a line a run.
 
-    Args:
-        runs: label -> history, the rows that `train` returns. A metric that a row lacks is left
-            out there; a panel that no run has anything for says so.
-
-    Raises ValueError for no run.
+    `runs`: label -> history, the rows that `train` returns; a row may lack a metric. Raises
+    ValueError for no run.
     """
     if not runs:
         raise ValueError("there is no run to draw; give at least one history.")
@@ -68,15 +77,10 @@ def episode_grid(
 ) -> Figure:
     """One group of episodes: a row an episode, a cell a turn, coloured by the advantage it gets.
 
-    Args:
-        lengths: turns of each of the G episodes; the grid is ragged.
-        rewards: G rewards, written at the end of a row; None = not scored.
-        advantages: G advantages, which all turns of a row share.
-        marks: optional short texts, one a turn, e.g. the tool that was called.
-
-    Raises ValueError for no episode, or lists of different lengths.
+    `lengths`: turns of each of the G episodes. A reward of None was not scored. `marks`: a short
+    text a turn, e.g. the tool that was called. Raises ValueError for lists of different lengths.
     """
-    if not len(lengths) or not len(lengths) == len(rewards) == len(advantages):
+    if not len(lengths) == len(rewards) == len(advantages) > 0:
         raise ValueError(
             f"{len(lengths)} lengths, {len(rewards)} rewards and {len(advantages)} advantages: "
             "give one of each for at least one episode."
@@ -84,55 +88,30 @@ def episode_grid(
     n, width = len(lengths), max(lengths)
     figure = Figure(figsize=(1.35 * width + 3.2, 0.42 * n + 1.1), layout="constrained")
     axes = figure.subplots()
-    norm = Normalize(-1, 1)
-    largest = max(abs(a) for a in advantages) or 1.0
-    colours = colormaps["RdYlGn"]
+    largest = max(map(abs, advantages)) or 1.0
     for i, (turns, reward, advantage) in enumerate(zip(lengths, rewards, advantages, strict=True)):
+        colour = colormaps["RdYlGn"](0.5 + 0.375 * advantage / largest)
         for t in range(turns):
-            colour = colours(norm(0.75 * advantage / largest))
             axes.add_patch(Rectangle((t + 0.53, i - 0.42), 0.94, 0.84, color=colour))
             text = marks[i][t] if marks else f"$a_{{{i + 1}}}^{{{t + 1}}}$"
             axes.text(t + 1, i, text, ha="center", va="center", fontsize=8)
-        told = "not scored" if reward is None else f"r = {reward:g}"
-        label = f"{told}   A = {advantage:+.2f}"
+        label = "not scored" if reward is None else f"r = {reward:g}"
+        label += f"   A = {advantage:+.2f}"
         axes.text(turns + 0.6, i, label, ha="left", va="center", fontsize=9)
     axes.set(
         xlim=(0.4, width + 2.2), ylim=(n - 0.4, -0.6), xlabel="turn", ylabel="episode",
         xticks=range(1, width + 1), yticks=range(n), yticklabels=range(1, n + 1),
     )  # fmt: skip
-    for side in ("top", "right", "left", "bottom"):
-        axes.spines[side].set_visible(False)
+    axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     return figure
-
-
-CURVE_LABELS = {
-    "reward": ("reward", "mean of a step"),
-    "eval/pass@1": ("accuracy", "held-out pass@1"),
-    "entropy": ("entropy", "nats a token"),
-    "completions/mean_length": ("length", "tokens a completion"),
-    "eval/mean_length": ("length", "tokens an answer, held-out"),
-    "rewards/accuracy_reward/mean": ("accuracy in training", "mean of a step"),
-    "rewards/quality_judge_reward/mean": ("the judge's reward", "mean of a step"),
-    "meta/p_yes": ("the evaluator's P(Yes)", "mean of a step"),
-    "verdicts/accuracy": ("verification accuracy", "held-out items"),
-    "verdicts/yes_rate": ("share of Yes", "held-out items"),
-    "eval/pass@8": ("pass@8", "held-out, of eight answers"),
-    "eval/turns": ("turns", "an episode, held-out"),
-    "eval/tool_errors": ("turns that brought nothing", "share, held-out"),
-}
-X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of training steps"}
 
 
 def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figure:
     """Arms of an experiment, a panel a metric: median over seeds, band from lowest to highest.
 
-    Args:
-        curves: metric -> arm -> `steps` and `values`, one list a seed, as `summarise` returns them;
-            an arm may lack a metric.
-        x: what `steps` are.
-
-    Raises ValueError for no metric.
+    `curves`: metric -> arm -> `steps` and `values`, one list a seed, as `summarise` returns them;
+    an arm may lack a metric. `x`: what `steps` are. Raises ValueError for no metric.
     """
     if not curves:
         raise ValueError("there is no metric to draw; give at least one.")
@@ -140,21 +119,19 @@ def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figu
     names = list(dict.fromkeys(name for arms in fullest for name in arms))
     figure = Figure(figsize=(3.6 * len(curves), 3.4), layout="constrained")
     panels = figure.subplots(1, len(curves), squeeze=False)[0]
-    drawn = {}
+    lines = {}
     for axes, (metric, arms) in zip(panels, curves.items(), strict=True):
         for name, curve in arms.items():
-            colour = f"C{names.index(name)}"
-            columns = list(zip(*curve["values"], strict=True))
-            low, high = [min(c) for c in columns], [max(c) for c in columns]
+            colour, values = f"C{names.index(name)}", np.array(curve["values"])
+            low, middle, high = values.min(0), np.median(values, 0), values.max(0)
             axes.fill_between(curve["steps"], low, high, color=colour, alpha=0.2, linewidth=0)
-            (drawn[name],) = axes.plot(curve["steps"], [median(c) for c in columns], color=colour)
+            (lines[name],) = axes.plot(curve["steps"], middle, color=colour)
         title, unit = CURVE_LABELS.get(metric, (metric, metric))
         axes.set(title=title, xlabel=X_LABELS.get(x, x), ylabel=unit)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 120k
         axes.grid(alpha=0.3)
         axes.margins(x=0.02)
-    figure.legend(
-        [drawn[name] for name in names], names, loc="outside lower center", ncols=len(names)
-    )
+    handles = [lines[name] for name in names]
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names))
     return figure

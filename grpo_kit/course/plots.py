@@ -1,5 +1,4 @@
-"""Figures of runs; each is returned and changes no global state: a notebook shows it, a script
-saves it."""
+"""Figures of runs, returned for a notebook to show and a script to save."""
 
 from __future__ import annotations
 
@@ -11,14 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-HEALTH = (
-    ("reward", "reward", "mean of a step"),
-    ("eval/pass@1", "accuracy", "held-out pass@1"),
-    ("entropy", "entropy", "nats a token"),
-    ("completions/mean_length", "length", "tokens a completion"),
-    ("frac_reward_zero_std", "groups without spread", "share of groups"),
-    ("grad_norm", "gradient norm", "before clipping"),
-)
+HEALTH = ("reward", "eval/pass@1", "entropy", "completions/mean_length", "frac_reward_zero_std",
+          "grad_norm")  # fmt: skip
 CURVE_LABELS = {
     "reward": ("reward", "mean of a step"),
     "eval/pass@1": ("accuracy", "held-out pass@1"),
@@ -33,6 +26,8 @@ CURVE_LABELS = {
     "eval/pass@8": ("pass@8", "held-out, of eight answers"),
     "eval/turns": ("turns", "an episode, held-out"),
     "eval/tool_errors": ("turns that brought nothing", "share, held-out"),
+    "frac_reward_zero_std": ("groups without spread", "share of groups"),
+    "grad_norm": ("gradient norm", "before clipping"),
 }
 X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of training steps"}
 
@@ -48,12 +43,13 @@ def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
     figure = Figure(figsize=(11, 6), layout="constrained")
     steps = [row["step"] for history in runs.values() for row in history] or [0]
     room = max(0.02 * (max(steps) - min(steps)), 0.1)
-    for axes, (metric, title, unit) in zip(figure.subplots(2, 3).flat, HEALTH, strict=True):
+    for axes, metric in zip(figure.subplots(2, 3).flat, HEALTH, strict=True):
         for label, history in runs.items():
             points = [(row["step"], row[metric]) for row in history if metric in row]
             if points:
                 marker = "o" if len(points) < 12 else None
                 axes.plot(*zip(*points, strict=True), label=label, marker=marker, markersize=4)
+        title, unit = CURVE_LABELS[metric]
         axes.set(title=title, xlabel="step", ylabel=unit)
         axes.grid(alpha=0.3)
         axes.set_xlim(min(steps) - room, max(steps) + room)  # the same where a metric is rare
@@ -64,8 +60,8 @@ def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
         if not axes.lines:
             axes.text(0.5, 0.5, "not logged", ha="center", transform=axes.transAxes)
     if len(runs) > 1:
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center",
+                      ncols=len(runs))  # fmt: skip
     return figure
 
 
@@ -81,10 +77,8 @@ def episode_grid(
     text a turn, e.g. the tool that was called. Raises ValueError for lists of different lengths.
     """
     if not len(lengths) == len(rewards) == len(advantages) > 0:
-        raise ValueError(
-            f"{len(lengths)} lengths, {len(rewards)} rewards and {len(advantages)} advantages: "
-            "give one of each for at least one episode."
-        )
+        counts = f"{len(lengths)} lengths, {len(rewards)} rewards, {len(advantages)} advantages"
+        raise ValueError(f"{counts}: give one of each for at least one episode.")
     n, width = len(lengths), max(lengths)
     figure = Figure(figsize=(1.35 * width + 3.2, 0.42 * n + 1.1), layout="constrained")
     axes = figure.subplots()
@@ -95,9 +89,8 @@ def episode_grid(
             axes.add_patch(Rectangle((t + 0.53, i - 0.42), 0.94, 0.84, color=colour))
             text = marks[i][t] if marks else f"$a_{{{i + 1}}}^{{{t + 1}}}$"
             axes.text(t + 1, i, text, ha="center", va="center", fontsize=8)
-        label = "not scored" if reward is None else f"r = {reward:g}"
-        label += f"   A = {advantage:+.2f}"
-        axes.text(turns + 0.6, i, label, ha="left", va="center", fontsize=9)
+        earned = "not scored" if reward is None else f"r = {reward:g}"
+        axes.text(turns + 0.6, i, f"{earned}   A = {advantage:+.2f}", va="center", fontsize=9)
     axes.set(
         xlim=(0.4, width + 2.2), ylim=(n - 0.4, -0.6), xlabel="turn", ylabel="episode",
         xticks=range(1, width + 1), yticks=range(n), yticklabels=range(1, n + 1),
@@ -116,13 +109,12 @@ def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figu
     if not curves:
         raise ValueError("there is no metric to draw; give at least one.")
     fullest = sorted(curves.values(), key=len, reverse=True)  # for the order of the arms
-    names = list(dict.fromkeys(name for arms in fullest for name in arms))
+    lines = dict.fromkeys(name for arms in fullest for name in arms)
     figure = Figure(figsize=(3.6 * len(curves), 3.4), layout="constrained")
     panels = figure.subplots(1, len(curves), squeeze=False)[0]
-    lines = {}
     for axes, (metric, arms) in zip(panels, curves.items(), strict=True):
         for name, curve in arms.items():
-            colour, values = f"C{names.index(name)}", np.array(curve["values"])
+            colour, values = f"C{[*lines].index(name)}", np.array(curve["values"])
             low, middle, high = values.min(0), np.median(values, 0), values.max(0)
             axes.fill_between(curve["steps"], low, high, color=colour, alpha=0.2, linewidth=0)
             (lines[name],) = axes.plot(curve["steps"], middle, color=colour)
@@ -132,6 +124,5 @@ def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figu
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 120k
         axes.grid(alpha=0.3)
         axes.margins(x=0.02)
-    handles = [lines[name] for name in names]
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names))
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=len(lines))
     return figure

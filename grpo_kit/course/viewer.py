@@ -35,9 +35,8 @@ def group_html(
             f'<td style="{CELL}text-align:right">{advantages[i]:+.2f}</td>'
             f'<td style="{CELL}text-align:left;font-family:monospace">{spans}</td></tr>'
         )
-    head = _row(["reward", "advantage", "completion"], "th")
-    table = f'<table style="border-collapse:collapse">{head}{"".join(rows)}</table>'
-    return _titled(prompt, table)
+    body = _row(["reward", "advantage", "completion"], "th") + "".join(rows)
+    return _titled(prompt, f'<table style="border-collapse:collapse">{body}</table>')
 
 
 def episodes_html(
@@ -70,14 +69,8 @@ def episodes_html(
     return _titled(question, "".join(blocks))
 
 
-def episodes_text(
-    question: str,
-    episodes: Sequence[Sequence[dict[str, str]]],
-    endings: Sequence[str],
-    rewards: Sequence[float | None],
-    advantages: Sequence[float],
-) -> str:
-    """The same as plain text, for where HTML is not shown: a line a turn."""
+def episodes_text(question, episodes, endings, rewards, advantages) -> str:
+    """What `episodes_html` shows as plain text, a line a turn; takes the same arguments."""
     lines = [question]
     groups = zip(episodes, endings, rewards, advantages, strict=True)
     for i, (turns, ending, reward, advantage) in enumerate(groups, 1):
@@ -93,11 +86,10 @@ def _colours(**lists: Sequence) -> list[str]:
         lengths = ", ".join(f"{len(values)} {name}" for name, values in lists.items())
         raise ValueError(f"{lengths}: give one of each for every row.")
     largest = max(map(abs, lists["advantages"]), default=0.0) or 1.0
-    colours = []
-    for advantage in lists["advantages"]:
-        rgb = "46,160,67" if advantage > 0 else "218,54,51"
-        colours.append(f"rgba({rgb},{abs(advantage) / largest * 0.6:.2f})")
-    return colours
+    return [
+        f"rgba({'46,160,67' if a > 0 else '218,54,51'},{abs(a) / largest * 0.6:.2f})"
+        for a in lists["advantages"]
+    ]
 
 
 def _row(texts: Iterable[str], tag: str) -> str:

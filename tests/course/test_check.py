@@ -1,6 +1,5 @@
 """The exercises' checks: what they say to right, wrong, missing and broken answers."""
 
-import math
 import re
 from itertools import accumulate
 from statistics import median
@@ -12,12 +11,8 @@ from grpo_kit.course import check
 from grpo_kit.objective import group_advantages
 from grpo_kit.rewards import group_similarities
 
-EXERCISES = [check.pass_at_k, check.near_miss_reward, check.leave_one_out, check.clipped_away,
-             check.token_weights, check.leave_one_out_similarity, check.rarity,
-             check.gated_advantage, check.judgement_rewards, check.fence,
-             check.gated_quality, check.verdict_rewards, check.balanced, check.pick, check.p_yes,
-             check.meta_rewards, check.stop_early, check.paired_median, check.any_false,
-             check.holm, check.training_bytes, check.decode_floor, check.split_groups]  # fmt: skip
+EXERCISES = {name: one for name, one in vars(check).items() if isinstance(one, check.Exercise)}
+each = pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
 
 
 def unfinished(*args, **kwargs): ...
@@ -31,20 +26,20 @@ def broken(*args, **kwargs):
     raise KeyError("x")
 
 
-@pytest.mark.parametrize("exercise", EXERCISES)
+@each
 @pytest.mark.parametrize("stub", [unfinished, refusing, lambda *a, **k: ...])
 def test_a_stub_is_not_done(exercise, stub):
     verdict = exercise(stub)
     assert verdict.state == "not done" and not verdict and repr(verdict).startswith("…")
 
 
-@pytest.mark.parametrize("exercise", EXERCISES)
+@each
 def test_a_function_that_raises_is_wrong_and_named(exercise):
     verdict = exercise(broken)
     assert verdict.state == "wrong" and "KeyError" in verdict.message
 
 
-@pytest.mark.parametrize("exercise", EXERCISES)
+@each
 @pytest.mark.parametrize("answer", ["text", 3.0, [1.0], object(), torch.zeros(7), [[None]]])
 def test_any_other_answer_is_wrong_and_nothing_is_raised(exercise, answer):
     assert exercise(lambda *a, **k: answer).state == "wrong"
@@ -106,7 +101,7 @@ def test_any_other_answer_is_wrong_and_nothing_is_raised(exercise, answer):
         (check.split_groups, lambda rows, processes, size: processes - 1, "no group is split"),
         (check.split_groups, lambda rows, processes, size: int(rows % size > 0), "fill two"),
         (check.leave_one_out_similarity, group_similarities, "others"),
-        (check.rarity, lambda s, n: [1 - s.count(x) / len(s) for x in s], "within the group"),
+        (check.rarity, lambda s, n: [1 - s.count(x) / len(s) for x in s], "within each group"),
         (check.gated_advantage, lambda a, b, w, n: group_advantages(a + w * b, n), "mean bonus"),
         (
             check.gated_advantage,
@@ -156,7 +151,7 @@ def test_any_other_answer_is_wrong_and_nothing_is_raised(exercise, answer):
                 float(t.lower().rstrip(".").endswith("yes") == c)
                 for t, c in zip(texts, correct, strict=True)
             ],
-            "before </think>|holds no No",
+            "<think>|holds no No",
         ),
         (check.balanced, lambda right, wrong, n: [right[:n], wrong[:n]], "n // 2 of each"),
         (check.balanced, lambda right, wrong, n: [right[: n // 2], wrong[: n // 2]], "start again"),
@@ -206,6 +201,20 @@ def test_an_unread_answer_must_be_paid_0():
     assert verdict.state == "wrong" and "pay 0" in verdict.message
 
 
-def test_right_is_true():
-    verdict = check.pass_at_k(lambda n, c, k: 1 - math.comb(n - c, k) / math.comb(n, k))
+def test_a_wrong_answer_is_told_with_its_input_and_what_was_expected():
+    def holm(p_values):
+        return [p * len(p_values) for p in p_values]
+
+    said = check.holm(holm).message
+    assert said.startswith("holm([0.01, 0.04]): value 1: expected 0.04, got 0.08. The smallest")
+
+
+def test_a_solution_that_changes_its_arguments_spoils_no_later_check():
+    def solution(rewards, num_generations):
+        others = (rewards.view(-1, num_generations).sum(1, keepdim=True) - rewards.view(
+            -1, num_generations)) / (num_generations - 1)  # fmt: skip
+        return rewards - others.view(-1)
+
+    check.leave_one_out(lambda rewards, num_generations: rewards.zero_())
+    verdict = check.leave_one_out(solution)
     assert verdict and repr(verdict).startswith("✔ right")

@@ -7,12 +7,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from grpo_kit.course import runner as runner
+from grpo_kit.course import runner
 from grpo_kit.course.runner import execute, find_notebooks, scrub
 from grpo_kit.paths import write_atomic
 
@@ -40,14 +41,11 @@ def printed(path: Path) -> str:
     return "".join(output.text for output in outputs if output.output_type == "stream")
 
 
-@pytest.mark.slow
 def test_a_failure_is_reported_and_the_next_notebook_still_runs(tmp_path, capsys):
-    good = "print(PROFILE, OUTPUT_DIR)\nopen(OUTPUT_DIR + '/made', 'w').close()"
-    folder = tmp_path / "notebooks"
+    folder, done = tmp_path / "notebooks", []
     make_notebook(folder, "00_bad", "print('before')", "raise KeyError('no reward')", "print('x')")
-    make_notebook(folder, "01_good", good)
+    make_notebook(folder, "01_good", "print(PROFILE, OUTPUT_DIR); open(OUTPUT_DIR + '/made', 'w')")
 
-    done = []
     results = execute(find_notebooks(folder), tmp_path / "runs", "smoke", on_done=done.append)
 
     assert [(r.notebook, r.status) for r in results] == [("00_bad", "failed"), ("01_good", "ok")]
@@ -67,9 +65,8 @@ def test_a_failure_is_reported_and_the_next_notebook_still_runs(tmp_path, capsys
 
 
 def test_in_place_leaves_nothing_of_the_machine_and_does_not_change_when_repeated(tmp_path):
-    folder = tmp_path / "notebooks"
     path = make_notebook(
-        folder,
+        tmp_path / "notebooks",
         "00_start",
         "import os, sys, tempfile\nprint(os.getcwd(), os.path.expanduser('~/x'), sys.prefix)",
         "object()",
@@ -95,16 +92,30 @@ def test_in_place_leaves_nothing_of_the_machine_and_does_not_change_when_repeate
     assert path.read_text(encoding="utf-8") == first
 
 
-@pytest.mark.slow
 def test_a_failed_run_in_place_leaves_the_notebook_untouched(tmp_path):
     path = make_notebook(tmp_path / "notebooks", "00_bad", "print(1)", "assert 1 > 2")
     before = path.read_bytes()
-
     (result,) = execute([path], tmp_path / "runs", in_place=True)
-
     assert result.status == "failed" and "AssertionError" in result.error
-    assert path.read_bytes() == before
-    assert [entry.name for entry in path.parent.iterdir()] == ["00_bad.ipynb"]
+    assert path.read_bytes() == before and [*path.parent.iterdir()] == [path]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_is_ended_leaves_the_old_notebook_whole(ending, tmp_path):
+    wait = f"open({str(tmp_path / 'begun')!r}, 'w'); import time; time.sleep(60)"
+    path = make_notebook(tmp_path / "notebooks", "00_long", "print(1)", wait)
+    before = path.read_bytes()
+    code = (
+        f"from {execute.__module__} import execute; execute({[str(path)]}, 'runs', in_place=True)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+    while not (tmp_path / "begun").exists():
+        assert process.poll() is None, "it ended by itself"
+        time.sleep(0.1)
+    process.send_signal(ending)
+    assert process.wait(timeout=60) != 0
+    assert path.read_bytes() == before and [*path.parent.iterdir()] == [path]
 
 
 def scrubbed_outputs(outputs, checkout="/srv/kit"):
@@ -135,27 +146,20 @@ def test_a_stream_keeps_what_is_said_and_loses_the_machine(text, expected):
     assert output.text == expected
 
 
-def test_how_a_stream_was_cut_into_messages_does_not_show():
-    pieces = [new_output("stream", name="stdout", text=text) for text in ("a\nb", "c\n", "d")]
-    (output,) = scrubbed_outputs(pieces)
-    assert output.text == "a\nbc\nd"
-
-
-def test_widget_views_go_and_figures_stay():
+def test_streams_are_joined_widgets_go_and_figures_tables_and_tracebacks_lose_the_machine():
     figure = {"image/png": "aGk=", "text/plain": "<Figure at 0x7f00deadbeef>"}
     widget = {runner.WIDGET: {"model_id": "1"}, "text/plain": "  0%| | 0/3"}
-    (output,) = scrubbed_outputs(
-        [new_output("display_data", data=widget), new_output("display_data", data=figure)]
-    )
-    assert output.data == {"image/png": "aGk=", "text/plain": "<Figure at 0x…>"}
-
-
-def test_a_path_that_is_told_from_its_end_is_made_relative_in_html_and_tracebacks():
-    table = new_output("display_data", data={"text/html": "<td>/srv/kit/data/base</td>"})
+    table = {"text/html": "<td>/srv/kit/data/base</td>"}
     error = new_output("error", ename="E", evalue="/srv/kit/a", traceback=["/srv/kit/b.py"])
-    shown, raised = scrubbed_outputs([table, error])
-    assert shown.data["text/html"] == "<td>data/base</td>"
-    assert (raised.evalue, raised.traceback) == ("a", ["b.py"])
+    streams = [new_output("stream", name="stdout", text=text) for text in ("a\nb", "c\n", "d")]
+    shown = [new_output("display_data", data=data) for data in (widget, figure, table)]
+    stream, *data, error = scrubbed_outputs([*streams, *shown, error])
+    assert stream.text == "a\nbc\nd"
+    assert [output.data for output in data] == [
+        {"image/png": "aGk=", "text/plain": "<Figure at 0x…>"},
+        {"text/html": "<td>data/base</td>"},
+    ]
+    assert (error.evalue, error.traceback) == ("a", ["b.py"])
 
 
 def test_notebooks_are_found_in_order_by_name_and_by_number(tmp_path):
@@ -173,105 +177,65 @@ def test_notebooks_are_found_in_order_by_name_and_by_number(tmp_path):
         find_notebooks(tmp_path)
 
 
-def not_a_notebook(path):
-    path.write_text("hello")
-
-
-def without_parameters(path):
-    nbformat.write(new_notebook(cells=[new_code_cell(PARAMETERS)]), path)
-
-
-def already_injected(path):
-    cell = new_code_cell("SEED = 1", metadata={"tags": ["injected-parameters"]})
-    notebook = nbformat.read(path, as_version=4)
-    notebook.cells.append(cell)
-    nbformat.write(notebook, path)
+def broken(path: Path, kind: str) -> None:
+    if kind == "missing":
+        path.unlink()
+    elif kind == "no notebook":
+        path.write_text("hello")
+    elif kind:  # a cell with that tag instead of the one for parameters
+        cell = new_code_cell(PARAMETERS, metadata={"tags": [kind]})
+        nbformat.write(new_notebook(cells=[cell]), path)
 
 
 @pytest.mark.parametrize(
-    ("prepare", "options", "match"),
+    ("kind", "options", "match"),
     [
-        (Path.touch, {"profile": "huge"}, "unknown profile 'huge': choose one of .*smoke.*tiny"),
-        (Path.unlink, {}, "00_start.ipynb cannot be read as a notebook: FileNotFoundError"),
-        (not_a_notebook, {}, "00_start.ipynb cannot be read as a notebook"),
-        (without_parameters, {}, "00_start.ipynb needs one cell tagged `parameters`"),
-        (already_injected, {"in_place": True}, "00_start.ipynb needs one cell .*injected"),
-        (Path.touch, {"parameters": {"SEED": 1}, "in_place": True}, "SEED.*in_place: edit"),
+        ("missing", {}, "00_start.ipynb cannot be read as a notebook: FileNotFoundError"),
+        ("no notebook", {}, "00_start.ipynb cannot be read as a notebook"),
+        ("nbval-skip", {}, "00_start.ipynb needs one cell tagged `parameters`"),
+        ("injected-parameters", {"in_place": True}, "00_start.ipynb needs one cell .*injected"),
+        ("", {"profile": "huge"}, "unknown profile 'huge': choose one of .*smoke.*tiny"),
+        ("", {"parameters": {"SEED": 1}, "in_place": True}, "SEED.*in_place: edit"),
+        ("", {"output_dir": __file__}, "cannot write to the output folder .*choose"),
+        ("papermill", {}, "papermill is not installed: pip install"),
     ],
 )
-def test_bad_input_is_refused_before_anything_runs(prepare, options, match, tmp_path, monkeypatch):
+def test_bad_input_is_refused_before_anything_runs(kind, options, match, tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "_run", lambda *_: pytest.fail("something was executed"))
     path = make_notebook(tmp_path / "notebooks", "00_start")
-    prepare(path)
-    with pytest.raises(ValueError, match=match):
-        execute([path], tmp_path / "runs", **options)
-
-
-def test_a_missing_papermill_or_an_unwritable_folder_is_told_before_anything_runs(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(runner, "_run", lambda *_: pytest.fail("something was executed"))
-    path = make_notebook(tmp_path / "notebooks", "00_start")
-    (tmp_path / "runs").write_text("a file, where a folder should go")
-    with pytest.raises(RuntimeError, match="cannot write to the output folder .*runs.*choose"):
-        execute([path], tmp_path / "runs")
-    monkeypatch.setitem(sys.modules, "papermill", None)
-    with pytest.raises(RuntimeError, match="papermill is not installed: pip install"):
-        execute([path], tmp_path / "runs")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
-def test_a_run_that_is_ended_leaves_the_old_notebook_whole(kill, tmp_path):
-    path = make_notebook(tmp_path / "notebooks", "00_long", "print('begun')", "input_never = 1",
-                         f"open({str(tmp_path / 'sign')!r}, 'w').close()\n"
-                         "import time; time.sleep(60)")  # fmt: skip
-    before = path.read_bytes()
-    code = "import sys; from grpo_kit.course.runner import execute; " \
-           "execute(sys.argv[1:2], sys.argv[2], in_place=True)"  # fmt: skip
-    process = subprocess.Popen([sys.executable, "-c", code, str(path), str(tmp_path / "runs")])
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "sign").exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.1)
-    process.send_signal(kill)
-    assert process.wait(timeout=60) != 0
-    assert path.read_bytes() == before
-    assert [entry.name for entry in path.parent.iterdir()] == ["00_long.ipynb"]
+    broken(path, kind)
+    if kind == "papermill":
+        monkeypatch.setitem(sys.modules, "papermill", None)
+    with pytest.raises((ValueError, RuntimeError), match=match):
+        execute([path], **{"output_dir": tmp_path / "runs", **options})
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
-    path = tmp_path / "notebooks.md"
+    path = tmp_path / "00_start.ipynb"
     path.write_text("old")
-
-    def full_disk(_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full_disk)
+    monkeypatch.setattr("os.fsync", mock.Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space left"):
         write_atomic(path, "new")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_text() == "old" and [*tmp_path.iterdir()] == [path]
 
 
 def test_badges_and_install_cells_lead_to_the_repository_that_pyproject_names(tmp_path):
     checkout = Path(__file__).parents[2]
     repository = runner.repository_of(checkout)
-    copies = []
-    for path in sorted((checkout / "notebooks").glob("*.ipynb")):
+    copies = {}
+    for path in find_notebooks(checkout / "notebooks"):
         text = path.read_text(encoding="utf-8")
-        found = [match["repository"] for match in runner.ADDRESSES.finditer(text)]
-        assert found == [repository] * 2, (path.name, found)
-        copies.append(tmp_path / path.name)
-        copies[-1].write_text(text, encoding="utf-8")
-    changed = runner.set_repository(copies, "some-one/a.fork")
-    assert changed == [path.stem for path in copies]
-    text = copies[0].read_text(encoding="utf-8")
-    assert f"github/some-one/a.fork/blob/main/notebooks/{copies[0].name}" in text
-    assert "git+https://github.com/some-one/a.fork" in text and repository not in text
-    nbformat.read(copies[0], as_version=4)
-    runner.set_repository(copies, repository)
-    assert copies[0].read_text() == (checkout / "notebooks" / copies[0].name).read_text()
+        addresses = [match["repository"] for match in runner.ADDRESSES.finditer(text)]
+        assert addresses == [repository] * 2, (path.name, addresses)
+        copies[tmp_path / path.name] = text
+        (tmp_path / path.name).write_text(text, encoding="utf-8")
+    assert runner.set_repository([*copies], "some-one/a.fork") == [path.stem for path in copies]
+    for path in copies:
+        text = path.read_text(encoding="utf-8")
+        assert f"github/some-one/a.fork/blob/main/notebooks/{path.name}" in text
+        assert "git+https://github.com/some-one/a.fork" in text and repository not in text
+    runner.set_repository([*copies], repository)
+    assert {path: path.read_text(encoding="utf-8") for path in copies} == copies
 
 
 def test_a_checkout_that_names_no_repository_is_told(tmp_path):

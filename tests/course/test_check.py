@@ -2,6 +2,7 @@
 
 import re
 from itertools import accumulate, cycle, islice
+from operator import sub
 from statistics import median
 
 import pytest
@@ -79,9 +80,7 @@ MISTAKES = {  # those that are typical
     ],
     "gated_quality": [
         lambda accuracy, quality: quality,
-        lambda accuracy, quality: [
-            q if a else -0.5 for a, q in zip(accuracy, quality, strict=True)
-        ],
+        lambda right, quality: [q if a else -0.5 for a, q in zip(right, quality, strict=True)],
     ],
     "verdict_rewards": [
         reward_by(lambda text: "yes" in text),
@@ -105,11 +104,7 @@ MISTAKES = {  # those that are typical
     "paired_median": [
         lambda there, here: median(there.values()) - median(here.values()),
         lambda there, here: median(there.get(s, 0) - here.get(s, 0) for s in there | here),
-        lambda there, here: (
-            median(a - b for a, b in zip(there.values(), here.values(), strict=True))
-            if there.keys() == here.keys()
-            else 0.2
-        ),
+        lambda there, here: median(map(sub, there.values(), here.values())) if 0 in here else 0.2,
     ],
     "any_false": [lambda alpha, m: min(1, alpha * m), lambda alpha, m: alpha],
     "holm": [
@@ -143,10 +138,8 @@ def test_a_typical_mistake_is_wrong_and_gets_the_hint_of_its_case(name, mistake)
 def test_an_unread_answer_must_be_paid_0():
     def skip(completions, answer, **columns):
         numbers = [c[0]["content"].removeprefix("<answer>")[:-9] for c in completions]
-        return [
-            max(0.0, 1 - abs(int(n) - int(a)) / 10) if n.isdigit() else None
-            for n, a in zip(numbers, answer, strict=True)
-        ]
+        errors = [abs(int(n) - 12) if n.isdigit() else None for n in numbers]
+        return [None if error is None else max(0.0, 1 - error / 10) for error in errors]
 
     verdict = check.near_miss_reward(skip)
     assert verdict.state == "wrong" and "pay 0" in verdict.message
@@ -161,11 +154,8 @@ def test_a_wrong_answer_is_told_with_its_input_and_what_was_expected():
 
 
 def test_a_solution_that_changes_its_arguments_spoils_no_later_check():
-    def solution(rewards, num_generations):
-        others = (rewards.view(-1, num_generations).sum(1, keepdim=True) - rewards.view(
-            -1, num_generations)) / (num_generations - 1)  # fmt: skip
-        return rewards - others.view(-1)
-
-    check.leave_one_out(lambda rewards, num_generations: rewards.zero_())
-    verdict = check.leave_one_out(solution)
+    check.leave_one_out(lambda rewards, n: rewards.zero_())
+    verdict = check.leave_one_out(
+        lambda rewards, n: group_advantages(rewards, n, "none") * n / (n - 1)
+    )
     assert verdict and repr(verdict).startswith("✔ right")

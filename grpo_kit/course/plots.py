@@ -33,10 +33,9 @@ X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of t
 
 
 def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
-    """Is my run healthy? Six panels over the steps, a line a run.
+    """Is my run healthy? Six panels over the steps, a line a run; ValueError for no run.
 
-    `runs`: label -> history, the rows that `train` returns; a row may lack a metric. Raises
-    ValueError for no run.
+    `runs`: label -> history, the rows that `train` returns; a row may lack a metric.
     """
     if not runs:
         raise ValueError("there is no run to draw; give at least one history.")
@@ -60,16 +59,13 @@ def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
         if not axes.lines:
             axes.text(0.5, 0.5, "not logged", ha="center", transform=axes.transAxes)
     if len(runs) > 1:
-        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center",
-                      ncols=len(runs))  # fmt: skip
+        lines = figure.axes[0].get_legend_handles_labels()
+        figure.legend(*lines, loc="outside lower center", ncols=len(runs))
     return figure
 
 
 def episode_grid(
-    lengths: Sequence[int],
-    rewards: Sequence[float | None],
-    advantages: Sequence[float],
-    marks: Sequence[Sequence[str]] | None = None,
+    lengths: Sequence, rewards: Sequence, advantages: Sequence, marks: Sequence | None = None
 ) -> Figure:
     """One group of episodes: a row an episode, a cell a turn, coloured by the advantage it gets.
 
@@ -103,8 +99,8 @@ def episode_grid(
 def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figure:
     """Arms of an experiment, a panel a metric: median over seeds, band from lowest to highest.
 
-    `curves`: metric -> arm -> `steps` and `values`, one list a seed, as `summarise` returns them;
-    an arm may lack a metric. `x`: what `steps` are. Raises ValueError for no metric.
+    `curves`: metric -> arm -> `steps`, which are of `x`, and `values`, one list a seed, as
+    `summarise` returns them; an arm may lack a metric. Raises ValueError for no metric.
     """
     if not curves:
         raise ValueError("there is no metric to draw; give at least one.")

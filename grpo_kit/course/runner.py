@@ -25,8 +25,7 @@ KERNEL_ENV = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "TOKENIZERS_PARALLE
 METADATA = {  # of every committed notebook
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python",
-                      "pygments_lexer": "ipython3"},
-}  # fmt: skip
+                      "pygments_lexer": "ipython3"}}  # fmt: skip
 WIDGET = "application/vnd.jupyter.widget-view+json"
 # tqdm's "[00:34<00:10,  1.23it/s": the elapsed and the remaining time, the rate.
 TIMES = r" ?\[\d+(?::\d\d)+(?:<[^,\]]+(?:, *[^,\]]*/[^,\]]*)?|, *[^,\]]*/[^,\]]*)"
@@ -66,8 +65,10 @@ def find_notebooks(folder: str | Path, names: Sequence[str] = ()) -> list[Path]:
         stem = Path(name).stem
         matches = [path for path in paths if stem in (path.stem, path.stem.split("_")[0])]
         if len(matches) != 1:
-            known = ", ".join(path.stem for path in paths)
-            raise ValueError(f"{name!r} names {len(matches)} notebooks; there are: {known}")
+            known = [path.stem for path in paths]
+            raise ValueError(
+                f"{name!r} names {len(matches)} notebooks, it must name one of {known}"
+            )
         chosen += matches
     return list(dict.fromkeys(chosen)) or paths
 
@@ -82,17 +83,16 @@ def execute(
 ) -> list[Result]:
     """Execute `notebooks` one after the other; a failure does not stop the rest.
 
-    The executed copy is `output_dir/<name>.ipynb`, of a failed one up to the failure; its own files
-    go to `output_dir/<name>/`. `profile` and `parameters` are injected after the cell tagged
-    `parameters`. With `in_place` nothing is injected, and a notebook that succeeded is replaced by
-    what `scrub` leaves. After each, `output_dir/notebooks.json` is renewed and `on_done` called.
+    Copies are executed into `output_dir/<name>.ipynb`, with `profile` and `parameters` injected;
+    their own files go to `output_dir/<name>/`. With `in_place` nothing is injected, and a notebook
+    that succeeded is replaced by what `scrub` leaves. After each one `on_done` gets its result.
     Raises ValueError or RuntimeError before anything runs, if anything given cannot be used.
     """
     from grpo_kit.profiles import PROFILES
 
     if in_place and parameters:
         raise ValueError(f"{sorted(parameters)} cannot be set in_place: edit the parameters cells")
-    if not in_place and profile not in PROFILES:
+    if profile not in PROFILES:
         raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
     if find_spec("papermill") is None:
         raise RuntimeError('papermill is not installed: pip install "grpo-kit[notebooks]"')
@@ -107,20 +107,18 @@ def execute(
         progress = f"[{number}/{len(paths)}] {path.stem}"
         print(f"{progress} ...", flush=True)
         # A relative path tells nothing of the machine.
-        folder = os.path.relpath(make_output_dir(output_dir / path.stem), path.parent)
-        injected = {"PROFILE": profile, "OUTPUT_DIR": folder, **(parameters or {})}
+        own_dir = os.path.relpath(make_output_dir(output_dir / path.stem), path.parent)
+        injected = {"PROFILE": profile, "OUTPUT_DIR": own_dir} | (parameters or {})
         start = time.perf_counter()
         try:
             executed = _run(source, path, output_dir / path.name, {} if in_place else injected)
             if in_place:
-                text = nbformat.writes(scrub(executed, path.parents[1]))
-                write_atomic(path, text.rstrip("\n") + "\n")
+                write_atomic(path, nbformat.writes(scrub(executed, path.parents[1])) + "\n")
         except Exception as error:  # a failed cell, a full disk: the next one gets its turn
             result.error = _one_line(error)
         result.seconds = round(time.perf_counter() - start, 1)
         result.status = "failed" if result.error else "ok"
-        line = f"{progress} {result.status}, {result.seconds} s"
-        print(": ".join(filter(None, [line, result.error])), flush=True)
+        print(f"{progress} {result.status}, {result.seconds} s {result.error}".rstrip(), flush=True)
         report = {"profile": profile, "in_place": in_place, "notebooks": list(map(asdict, results))}
         write_atomic(output_dir / "notebooks.json", json.dumps(report, indent=1) + "\n")
         on_done(result)
@@ -128,7 +126,6 @@ def execute(
 
 
 def _read(path: Path) -> Any:
-    """A notebook that parameters can be injected into, and that none have been injected into."""
     import nbformat
 
     try:
@@ -233,11 +230,10 @@ def repository_of(folder: str | Path) -> str:
     """`owner/name` of the repository that a checkout's `pyproject.toml` names; else ValueError."""
     path = Path(folder) / "pyproject.toml"
     pattern = r'^Repository = "https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?"'
-    match = re.search(pattern, path.read_text(), re.M)
-    if match is None:
-        remedy = 'under [project.urls] write Repository = "https://github.com/OWNER/NAME"'
-        raise ValueError(f"{path} names no repository: {remedy}")
-    return match[1]
+    if match := re.search(pattern, path.read_text(), re.M):
+        return match[1]
+    remedy = 'under [project.urls] write Repository = "https://github.com/OWNER/NAME"'
+    raise ValueError(f"{path} names no repository: {remedy}")
 
 
 def set_repository(notebooks: Sequence[str | Path], repository: str) -> list[str]:
@@ -245,8 +241,7 @@ def set_repository(notebooks: Sequence[str | Path], repository: str) -> list[str
     changed = []
     for path in map(Path, notebooks):
         text = path.read_text(encoding="utf-8")
-        new = ADDRESSES.sub(rf"\g<before>{repository}", text)
-        if new != text:
+        if (new := ADDRESSES.sub(rf"\g<before>{repository}", text)) != text:
             write_atomic(path, new)
             changed.append(path.stem)
     return changed

@@ -12,12 +12,7 @@ from collections.abc import Iterable, Sequence
 CELL = "padding:2px 8px;vertical-align:top;"
 
 
-def group_html(
-    prompt: str,
-    tokens: Sequence[Sequence[str]],
-    rewards: Sequence[float | None],
-    advantages: Sequence[float],
-) -> str:
+def group_html(prompt: str, tokens: Sequence, rewards: Sequence, advantages: Sequence) -> str:
     """A prompt and its G completions (lists of decoded tokens), best first.
 
     A reward of None was not scored. Green is an advantage above 0, red one below, deeper where
@@ -40,16 +35,12 @@ def group_html(
 
 
 def episodes_html(
-    question: str,
-    episodes: Sequence[Sequence[dict[str, str]]],
-    endings: Sequence[str],
-    rewards: Sequence[float | None],
-    advantages: Sequence[float],
+    question: str, episodes: Sequence, endings: Sequence, rewards: Sequence, advantages: Sequence
 ) -> str:
     """A question and its G episodes, each to be opened: a row a turn, coloured by the advantage.
 
-    A turn is a dict of column -> text, an ending says what came out and why it ended. Opening works
-    without a script (`<details>`). Raises ValueError if the lists do not have the same lengths.
+    An episode is a list of turns, each a dict of column -> text; an ending says what came out and
+    why. Opening works without a script. Raises ValueError if the lists differ in length.
     """
     colours = _colours(episodes=episodes, endings=endings, rewards=rewards, advantages=advantages)
     blocks = []

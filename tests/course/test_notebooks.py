@@ -20,6 +20,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.testing import assert_close
 
 from grpo_kit import objective
 from grpo_kit import self_verification as sv
@@ -197,17 +198,18 @@ def defined_in(number: str) -> SimpleNamespace:
     return SimpleNamespace(**namespace)
 
 
-def gradient(loss, logps, *others, **options) -> torch.Tensor:
+def with_gradient(loss, logps, *others, **options) -> tuple[torch.Tensor, torch.Tensor]:
     variable = logps.clone().requires_grad_()
-    loss(variable, *others, **options).backward()
-    return variable.grad
+    value = loss(variable, *others, **options)
+    value.backward()
+    return value.detach(), variable.grad
 
 
 @given(st.integers(0, 10_000), st.sampled_from([2, 3, 8]), st.booleans())
 def test_advantages_of_the_notebook_equal_the_package(seed, size, binary):
     rewards = torch.rand(4 * size, generator=torch.Generator().manual_seed(seed))
     rewards = rewards.round() if binary else rewards
-    torch.testing.assert_close(
+    assert_close(
         defined_in("01").advantages(rewards, size), objective.group_advantages(rewards, size)
     )
 
@@ -218,42 +220,32 @@ def test_loss_and_kl_of_the_notebook_equal_the_package(seed, beta, epsilon):
     logps, old, ref = -torch.rand((3, 4, 6), generator=generator) * 3
     mask = torch.arange(6)[None] < torch.randint(1, 7, (4, 1), generator=generator)
     advantages = torch.randn(4, generator=generator)
-    torch.testing.assert_close(
-        defined_in("01").kl(logps, ref), objective.kl_estimate(logps, ref, "k3")
-    )
-    arguments = (logps, old, advantages, mask)
+    assert_close(defined_in("01").kl(logps, ref), objective.kl_estimate(logps, ref, "k3"))
     given = {"epsilon": epsilon, "beta": beta, "ref_logps": ref}
-    mine, packaged = (
-        defined_in("01").grpo_loss,
-        functools.partial(objective.policy_loss, loss_type="grpo", use_bias_correction_kl=False),
-    )
-    for view in (lambda loss, *a, **k: loss(*a, **k), gradient):
-        torch.testing.assert_close(
-            view(mine, *arguments, **given), view(packaged, *arguments, **given)
-        )
+    packaged = {"loss_type": "grpo", "use_bias_correction_kl": False, **given}
+    mine = with_gradient(defined_in("01").grpo_loss, logps, old, advantages, mask, **given)
+    theirs = with_gradient(objective.policy_loss, logps, old, advantages, mask, **packaged)
+    assert_close(mine, theirs)
 
 
 @given(st.integers(0, 10_000), st.sampled_from([2, 3, 8]), st.floats(0, 1))
 def test_similarities_and_weight_of_the_notebook_equal_the_package(seed, size, progress):
     embeddings = torch.randn(4 * size, 5, generator=torch.Generator().manual_seed(seed))
-    torch.testing.assert_close(
+    assert_close(
         defined_in("02").similarities(embeddings, size),
         group_similarities(embeddings, size),
     )
     assert defined_in("02").weight(progress) == pytest.approx(linear_weight(progress))
 
 
+WORDS = ["yes", "No", "YES.", "<think>", "</think>", "\\boxed{no}", "know", "so"]
 values = st.one_of(st.integers(-1, 7), st.just(4.5), st.just(5.0), st.just("5"), st.booleans())
+whole = st.fixed_dictionaries({name: st.integers(1, 5) for name in CRITERIA})
+partial = st.fixed_dictionaries({}, optional={name: values for name in CRITERIA})
 
 
 @settings(max_examples=200)
-@given(
-    st.one_of(
-        st.fixed_dictionaries({name: st.integers(1, 5) for name in CRITERIA}),
-        st.fixed_dictionaries({}, optional={name: values for name in CRITERIA}),
-    ),
-    st.integers(0, 3),
-)
+@given(st.one_of(whole, partial), st.integers(0, 3))
 def test_the_quality_of_the_notebook_equals_the_package(scores, cut):
     reply = json.dumps(scores)
     reply = reply[: len(reply) - cut]
@@ -271,12 +263,7 @@ def test_the_judge_is_asked_as_in_the_package(question, response):
 
 
 @settings(max_examples=300)
-@given(
-    st.lists(
-        st.sampled_from(["yes", "No", "YES.", "<think>", "</think>", "\\boxed{no}", "know", "so"]),
-        max_size=7,
-    )
-)
+@given(st.lists(st.sampled_from(WORDS), max_size=7))
 def test_the_verdict_of_the_notebook_equals_the_package(words):
     text = " ".join(words)
     assert defined_in("04").verdict(text) is parse_verdict(text)
@@ -309,34 +296,32 @@ def test_reward_advantage_and_loss_of_05_equal_the_package(seed, size):
     assert rewards.tolist() == pytest.approx(by_hand, rel=1e-4)
     advantages = defined_in("05").centred(rewards, size)
     expected = objective.group_advantages(rewards, size, scale_rewards="none")
-    torch.testing.assert_close(advantages, expected)
+    assert_close(advantages, expected)
     logps, old = -torch.rand((2, 8, 6), generator=generator) * 4
     mask = torch.arange(6)[None] < torch.randint(1, 7, (8, 1), generator=generator)
-    packaged = functools.partial(objective.policy_loss, loss_type="cispo", epsilon_high=5.0)
-    arguments = (logps, old, advantages, mask)
-    torch.testing.assert_close(
-        gradient(defined_in("05").cispo, *arguments), gradient(packaged, *arguments)
-    )
+    options = {"loss_type": "cispo", "epsilon_high": 5.0}
+    _, mine = with_gradient(defined_in("05").cispo, logps, old, advantages, mask)
+    _, theirs = with_gradient(objective.policy_loss, logps, old, advantages, mask, **options)
+    assert_close(mine, theirs)
 
 
 def test_the_probability_of_05_is_the_one_that_the_package_reads(policy):
     conversation = [{"role": "user", "content": "Is 12 + 7 = 19 correct?"}]
     ((reading,),) = read_yes(policy, [[conversation]])
-    assert defined_in("05").probability(policy, conversation) == pytest.approx(
-        tuple(reading), rel=1e-4
-    )
+    mine = defined_in("05").probability(policy, conversation)
+    assert mine == pytest.approx(tuple(reading), rel=1e-4)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 5)), min_size=2, max_size=8))
 def test_the_advantages_of_06_equal_the_package(outcomes):
     episodes = [defined_in("06").toy_episode(float(right), turns) for right, turns in outcomes]
-    torch.testing.assert_close(defined_in("06").advantages(episodes), episode_advantages(episodes))
+    assert_close(defined_in("06").advantages(episodes), episode_advantages(episodes))
 
 
-@given(
-    st.integers(0, 10_000),
-    st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=4),
-)
+turn_lengths = st.lists(st.integers(1, 4), min_size=1, max_size=4)
+
+
+@given(st.integers(0, 10_000), st.lists(turn_lengths, min_size=1, max_size=4))
 def test_the_loss_of_06_equals_the_package(seed, lengths):
     generator = torch.Generator().manual_seed(seed)
     rows = [(i, n) for i, turns in enumerate(lengths) for n in turns]
@@ -352,7 +337,7 @@ def test_the_loss_of_06_equals_the_package(seed, lengths):
         logps, old, advantages[index], mask, loss_type="grpo",
         turn_weights=(1 / index.bincount())[index], num_sequences_in_batch=len(lengths),
     )  # fmt: skip
-    torch.testing.assert_close(-defined_in("06").eq_10(*nested, advantages), packaged)
+    assert_close(-defined_in("06").eq_10(*nested, advantages), packaged)
 
 
 @given(st.lists(st.integers(-9, 9), min_size=2, max_size=10).filter(lambda v: len(set(v)) > 1))

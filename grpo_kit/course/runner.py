@@ -59,15 +59,14 @@ def find_notebooks(folder: str | Path, names: Sequence[str] = ()) -> list[Path]:
     """
     paths = sorted(Path(folder).glob("*.ipynb"))
     if not paths:
-        raise ValueError(f"no notebooks in {folder}: go to the top of a checkout or name a folder")
+        raise ValueError(f"there are no notebooks in {folder}: name their folder (--notebooks)")
     chosen = []
     for name in names:
         stem = Path(name).stem
-        matches = [path for path in paths if stem in (path.stem, path.stem.split("_")[0])]
+        matches = [path for path in paths if stem in (path.stem, path.stem[:2])]
         if len(matches) != 1:
-            known = [path.stem for path in paths]
             raise ValueError(
-                f"{name!r} names {len(matches)} notebooks, it must name one of {known}"
+                f"{name!r} names {len(matches)}, not one, of {[p.stem for p in paths]}"
             )
         chosen += matches
     return list(dict.fromkeys(chosen)) or paths
@@ -101,7 +100,6 @@ def execute(
     paths = [Path(path).resolve() for path in notebooks]
     sources = [_read(path) for path in paths]
     output_dir = make_output_dir(output_dir).resolve()
-
     results = [Result(path.stem) for path in paths]
     for number, (path, source, result) in enumerate(zip(paths, sources, results, strict=True), 1):
         progress = f"[{number}/{len(paths)}] {path.stem}"
@@ -118,7 +116,7 @@ def execute(
             result.error = _one_line(error)
         result.seconds = round(time.perf_counter() - start, 1)
         result.status = "failed" if result.error else "ok"
-        print(f"{progress} {result.status}, {result.seconds} s {result.error}".rstrip(), flush=True)
+        print(f"{progress} {result.status}, {result.seconds} s", result.error, flush=True)
         report = {"profile": profile, "in_place": in_place, "notebooks": list(map(asdict, results))}
         write_atomic(output_dir / "notebooks.json", json.dumps(report, indent=1) + "\n")
         on_done(result)
@@ -140,7 +138,7 @@ def _read(path: Path) -> Any:
 
 def _run(source: Any, path: Path, output: Path, parameters: Mapping[str, Any]) -> Any:
     """Execute a notebook into `output`; when a cell fails, or on Ctrl-C, up to there."""
-    import papermill
+    import papermill  # takes seconds
 
     # Written after each cell, so under another name: a killed run leaves the old copy whole.
     partial = output.with_name(f".{output.stem}.partial.ipynb")
@@ -165,12 +163,10 @@ def _run(source: Any, path: Path, output: Path, parameters: Mapping[str, Any]) -
 
 
 def _one_line(error: Exception, width: int = 200) -> str:
-    """What went wrong, and in which cell, without colours."""
     name, text = type(error).__name__, str(error)
     if hasattr(error, "exec_count"):  # papermill's error, which holds that of the cell
         name, text = f"cell [{error.exec_count}] {error.ename}", error.evalue
-    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text).strip()
-    return ": ".join([name, *text.splitlines()[:1]])[:width]
+    return ": ".join([name, *text.strip().splitlines()[:1]])[:width]
 
 
 def scrub(executed: Any, checkout: Path) -> Any:
@@ -228,12 +224,11 @@ def _places(checkout: Path) -> list[tuple[str, str]]:
 
 def repository_of(folder: str | Path) -> str:
     """`owner/name` of the repository that a checkout's `pyproject.toml` names; else ValueError."""
-    path = Path(folder) / "pyproject.toml"
+    path = Path(folder, "pyproject.toml")
     pattern = r'^Repository = "https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?"'
     if match := re.search(pattern, path.read_text(), re.M):
         return match[1]
-    remedy = 'under [project.urls] write Repository = "https://github.com/OWNER/NAME"'
-    raise ValueError(f"{path} names no repository: {remedy}")
+    raise ValueError(f'{path} lacks [project.urls] Repository = "https://github.com/OWNER/NAME"')
 
 
 def set_repository(notebooks: Sequence[str | Path], repository: str) -> list[str]:

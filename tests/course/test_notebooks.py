@@ -73,9 +73,6 @@ def assert_figures_are_shown(notebook) -> None:
         assert not data.get("text/plain", "").startswith("<Figure") or "image/png" in data
 
 
-# --- the course -----------------------------------------------------------------------------------
-
-
 def test_the_notebooks_are_numbered_without_a_gap():
     assert [name[:2] for name in NOTEBOOKS] == [f"{i:02}" for i in range(len(NOTEBOOKS))]
 
@@ -104,16 +101,14 @@ def test_what_a_notebook_takes_from_the_package_exists(name):
             assert not any(alias.name.startswith("grpo_kit") for alias in node.names), "use from"
         elif isinstance(node, ast.ImportFrom) and node.module.startswith("grpo_kit"):
             for alias in node.names:
-                value = getattr(importlib.import_module(node.module), alias.name, None)
-                value = value or importlib.import_module(f"{node.module}.{alias.name}")
-                if isinstance(value, ModuleType):
-                    modules[alias.asname or alias.name] = value
+                module = importlib.import_module(node.module)
+                if not hasattr(module, alias.name):
+                    importlib.import_module(f"{node.module}.{alias.name}")
+                if isinstance(getattr(module, alias.name), ModuleType):
+                    modules[alias.asname or alias.name] = getattr(module, alias.name)
     for node in nodes:
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in modules:
             assert hasattr(modules[ast.unparse(node.value)], node.attr), ast.unparse(node)
-
-
-# --- form -----------------------------------------------------------------------------------------
 
 
 @each
@@ -152,8 +147,8 @@ def test_cells_fit_a_screen_and_packages_are_only_installed_in_colab(name):
 
 @each
 def test_solutions_pass_their_checks_and_stubs_are_not_done(name):
-    cells = code_cells(name)
-    checks = re.findall(r"check\.(\w+)\(\1\)", "\n".join(cell.source for cell in cells))
+    code = [cell.source for cell in code_cells(name)]
+    checks = re.findall(r"check\.(\w+)\(\1\)", "\n".join(code))
     solutions = SOLUTION.findall(markdown(name))
     assert 2 <= len(checks) == len(solutions) <= 4
     for exercise, solution in zip(checks, solutions, strict=True):
@@ -161,7 +156,7 @@ def test_solutions_pass_their_checks_and_stubs_are_not_done(name):
         exec(solution, namespace)
         verdict = getattr(check, exercise)(namespace[exercise])
         assert verdict, (exercise, verdict)
-        stub = next(cell.source for cell in cells if f"def {exercise}(" in cell.source)
+        stub = next(source for source in code if f"def {exercise}(" in source)
         exec(stub, {**namespace, "check": check})  # shows its line, never raises
         exec(stub.replace(f"check.{exercise}({exercise})", ""), namespace)
         assert getattr(check, exercise)(namespace[exercise]).state == "not done"
@@ -291,8 +286,7 @@ def test_reward_advantage_and_loss_of_05_equal_the_package(seed, size):
     generator = torch.Generator().manual_seed(seed)
     p = torch.rand((8, 2), generator=generator).round(decimals=1)
     rewards = defined_in("05").meta_reward(p, [0.5, 2.0])
-    by_hand = [sum(w * math.log(max(x, 1e-4)) for w, x in zip((0.5, 2.0), row, strict=True))
-               for row in p.tolist()]  # fmt: skip
+    by_hand = [0.5 * math.log(max(x, 1e-4)) + 2 * math.log(max(y, 1e-4)) for x, y in p.tolist()]
     assert rewards.tolist() == pytest.approx(by_hand, rel=1e-4)
     advantages = defined_in("05").centred(rewards, size)
     expected = objective.group_advantages(rewards, size, scale_rewards="none")
@@ -349,9 +343,6 @@ def test_the_p_value_of_07_is_the_one_that_the_package_computes(values):
 @given(st.lists(st.floats(0, 1), max_size=12))
 def test_the_correction_of_07_equals_the_package(p_values):
     assert defined_in("07").adjusted(p_values) == pytest.approx(statistics.holm(p_values))
-
-
-# --- a run of each, and its exact outputs ---------------------------------------------------------
 
 
 @pytest.mark.slow

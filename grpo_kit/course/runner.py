@@ -65,9 +65,7 @@ def find_notebooks(folder: str | Path, names: Sequence[str] = ()) -> list[Path]:
         stem = Path(name).stem
         matches = [path for path in paths if stem in (path.stem, path.stem[:2])]
         if len(matches) != 1:
-            raise ValueError(
-                f"{name!r} names {len(matches)}, not one, of {[p.stem for p in paths]}"
-            )
+            raise ValueError(f"{len(matches)} notebooks match {name!r}: {[p.stem for p in paths]}")
         chosen += matches
     return list(dict.fromkeys(chosen)) or paths
 

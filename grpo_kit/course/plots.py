@@ -29,6 +29,8 @@ CURVE_LABELS = {
     "frac_reward_zero_std": ("groups without spread", "share of groups"),
     "grad_norm": ("gradient norm", "before clipping"),
 }
+# Okabe and Ito's colours, grey for what others are compared with
+COLOUR_BLIND_SAFE = ("#555555", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of training steps"}
 
 
@@ -121,4 +123,33 @@ def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figu
         axes.grid(alpha=0.3)
         axes.margins(x=0.02)
     figure.legend(lines.values(), lines, loc="outside lower center", ncols=len(lines))
+    return figure
+
+
+def labelled_curves(curves: Mapping[str, dict], xlabel: str, ylabel: str) -> Figure:
+    """One panel, each curve named at its end: median over seeds, band from lowest to highest.
+
+    curves: name -> `steps` and `values`, one list a seed, as `arm_bands` takes them.
+    """
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    axes = figure.subplots()
+    ends = []
+    for (name, curve), colour in zip(curves.items(), COLOUR_BLIND_SAFE, strict=False):
+        values = np.array(curve["values"])
+        low, middle, high = values.min(0), np.median(values, 0), values.max(0)
+        axes.fill_between(curve["steps"], low, high, color=colour, alpha=0.12, linewidth=0)
+        axes.plot(curve["steps"], middle, color=colour, linewidth=2)
+        ends.append([middle[-1], curve["steps"][-1], middle[-1], name, colour])
+    ends.sort(reverse=True, key=lambda end: end[0])
+    for above, below in zip(ends, ends[1:], strict=False):
+        below[0] = min(below[0], above[0] - 0.05)  # labels do not overlap
+    right = max(end[1] for end in ends)
+    for height, step, value, name, colour in ends:
+        axes.annotate(
+            name, (step, value), (right * 1.03, height), color=colour, fontsize=10, va="center",
+            arrowprops={"arrowstyle": "-", "color": colour, "alpha": 0.4, "linewidth": 0.8},
+        )  # fmt: skip
+    axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 1))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.3)
     return figure

@@ -7,6 +7,7 @@ false verdicts than a table of one.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,25 +101,23 @@ class Claim(BaseModel):
         ]
 
     def _of(self, record: Record) -> float:
-        return self._end(record, self.metric) - (
-            self._end(record, self.minus) if self.minus else 0.0
-        )
-
-    def _end(self, record: Record, metric: str) -> float:
-        try:
-            value = record.change(metric) if self.of == "change" else record.evaluation[metric]
-        except KeyError:
-            known = {key for row in record.history for key in row} | set(record.evaluation)
-            raise ValueError(
-                f"claim {self.id!r} is about the metric {metric!r}, which runs of "
-                f"{self.experiment!r} do not have; they have {', '.join(sorted(known))}."
-            ) from None
-        if value is None:
-            raise ValueError(
-                f"claim {self.id!r} is about the metric {metric!r}, which was not a number in "
-                f"{record.arm!r}, seed {record.seed}."
-            )
-        return value
+        values = []
+        for metric in filter(None, (self.metric, self.minus)):
+            try:
+                change = self.of == "change"
+                values.append(record.change(metric) if change else record.evaluation[metric])
+            except KeyError:
+                known = {key for row in record.history for key in row} | set(record.evaluation)
+                raise ValueError(
+                    f"claim {self.id!r} is about the metric {metric!r}, which runs of "
+                    f"{self.experiment!r} do not have; they have {', '.join(sorted(known))}."
+                ) from None
+            if values[-1] is None:
+                raise ValueError(
+                    f"claim {self.id!r} is about the metric {metric!r}, which was not a number in "
+                    f"{record.arm!r}, seed {record.seed}."
+                )
+        return values[0] - sum(values[1:])
 
 
 @dataclass(frozen=True)
@@ -156,8 +155,7 @@ def load_claims(path: str | Path | None = None) -> tuple[list[Claim], list[str]]
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        first = str(error).splitlines()[0]
-        raise ValueError(f"{path} cannot be read as YAML: {first}.") from None
+        raise ValueError(f"{path} cannot be read as YAML: {error}".splitlines()[0]) from None
     if not isinstance(entries, list):
         raise ValueError(f"{path} holds no list of claims; each begins with `- id:`.")
     claims: dict[str, Claim] = {}
@@ -170,30 +168,24 @@ def load_claims(path: str | Path | None = None) -> tuple[list[Claim], list[str]]
             if claim.id in claims:
                 raise ValueError("there is another claim of this id.")
             claims[claim.id] = claim
-        except ValidationError as error:
-            wrong = error.errors()[0]
-            place = ".".join(map(str, wrong["loc"])) or "the entry"
-            problems.append(f"claim {name!r} in {path.name}: {place}: {wrong['msg']}.")
         except ValueError as error:
+            if isinstance(error, ValidationError):
+                wrong = error.errors()[0]
+                error = f"{'.'.join(map(str, wrong['loc'])) or 'the entry'}: {wrong['msg']}."
             problems.append(f"claim {name!r} in {path.name}: {error}")
     return list(claims.values()), problems
 
 
 def _check(claim: Claim) -> None:
-    """Raise ValueError if experiment, profile or arm is unknown."""
-    for kind, name, known in (
-        ("experiment", claim.experiment, EXPERIMENTS), ("profile", claim.profile, PROFILES)
-    ):  # fmt: skip
+    """Raise ValueError if experiment, profile or arm is unknown, or an arm its own baseline."""
+    experiment = EXPERIMENTS.get(claim.experiment)
+    named = [("experiment", claim.experiment, EXPERIMENTS), ("profile", claim.profile, PROFILES)]
+    named += [("arm", arm, experiment.arms) for arm in claim.arms if experiment]
+    for kind, name, known in named:
         if name not in known:
             raise ValueError(f"there is no {kind} {name!r}: choose among {', '.join(known)}.")
     if claim.arm == claim.against:
         raise ValueError(f"it compares {claim.arm!r} with itself: name another arm as `against`.")
-    arms = EXPERIMENTS[claim.experiment].arms
-    if unknown := [arm for arm in claim.arms if arm not in arms]:
-        raise ValueError(
-            f"experiment {claim.experiment!r} has no arm {unknown[-1]!r}: choose among "
-            f"{', '.join(arms)}."
-        )
 
 
 def arms_with_claims(experiment: str, profile: str) -> list[str]:
@@ -215,20 +207,19 @@ def judge_claims(
 
     The published claims of a profile are one table of `judge`; the reader's own are another.
     """
-    runs: dict[tuple[str, str], list[Record]] = {}
+    runs, tables = defaultdict(list), defaultdict(list)
     for record in records:
-        runs.setdefault((record.profile, record.experiment), []).append(record)
-    tables: dict[tuple[str, bool], list[tuple[Claim, list[float]]]] = {}
+        runs[record.profile, record.experiment].append(record)
     problems, judged = [], {}
     for claim in claims:
         try:
-            values = claim.values(runs.get((claim.profile, claim.experiment), []))
+            values = claim.values(runs[claim.profile, claim.experiment])
         except ValueError as error:
             problems.append(str(error))
             continue
         judged[claim.id] = Judged(claim, "not run here")
         if values:
-            tables.setdefault((claim.profile, claim.source == OWN), []).append((claim, values))
+            tables[claim.profile, claim.source == OWN].append((claim, values))
     for table in tables.values():
         judgements = judge([(values, claim.expects) for claim, values in table])
         for (claim, _), judgement in zip(table, judgements, strict=True):
@@ -239,13 +230,8 @@ def judge_claims(
 
 def hardware(records: Iterable[Record]) -> str:
     """The accelerators of runs, or their processors where they had none."""
-    machines = [record.machine for record in records]
-    return ", ".join(sorted({
-        machine.get("processor", "not known")
-        if machine.get("accelerator", "none") == "none"
-        else machine["accelerator"]
-        for machine in machines
-    }))  # fmt: skip
+    machines = [(r.machine["accelerator"], r.machine["processor"]) for r in records]
+    return ", ".join(sorted({cpu if gpu == "none" else gpu for gpu, cpu in machines}))
 
 
 def reported_claims(

@@ -50,7 +50,7 @@ INK = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.
 STYLE = dict.fromkeys(INK, "#22262b") | {
     "axes.facecolor": "none", "savefig.facecolor": "none", "axes.spines.top": False,
     "axes.spines.right": False, "legend.frameon": False, "svg.fonttype": "none",
-    "svg.hashsalt": "grpo-kit",  # else ids differ from one drawing to the next
+    "svg.hashsalt": "grpo-kit",  # without it, ids differ from one drawing to the next
 }  # fmt: skip
 
 
@@ -131,18 +131,13 @@ def context(
     outside, inside = ([row for row in notebooks if row.inside == of] for of in (False, True))
     folds = {"": outside, f"{len(inside)} inside their bands": inside}
     return {
-        "problems": problems,
-        "runs": len(records),
+        "problems": problems, "runs": len(records), "groups": groups, "panels": panels,
         "origin": origin(records) if records else {},
         "counts": {verdict: counts[verdict] for verdict in VERDICTS},
-        "groups": groups,
-        "evidence": EVIDENCE,
         "machines": len({one.hardware for one in judged if one.hardware}),
-        "panels": panels,
         "notebooks": {title: rows for title, rows in folds.items() if rows},
-        "min_seeds": MIN_SEEDS,
-        "margin": MARGIN,
-    }
+        "evidence": EVIDENCE, "min_seeds": MIN_SEEDS, "margin": MARGIN,
+    }  # fmt: skip
 
 
 def panel(name: str, profile: str, records: Sequence[Record]) -> dict:
@@ -170,28 +165,22 @@ def panel(name: str, profile: str, records: Sequence[Record]) -> dict:
     ends = {x: "" if x == axes[0] else f"-{x}" for x in axes}
     figures = [figure(f"{profile}-{name}{ends[x]}", summaries[x], x) for x in axes]
     return {
-        "id": f"{profile}-{name}",
-        "name": name,
-        "profile": profile,
-        "heading": HEADINGS[name],
-        "question": experiment.question,
+        "id": f"{profile}-{name}", "name": name, "profile": profile, "heading": HEADINGS[name],
+        "question": experiment.question, "baseline": next(iter(experiment.arms)),
+        "arms": list(first), "differing": differing, "origin": origin(records),
         "seeds": "; ".join(
             format_seeds(of) + f" ({' · '.join(arms)})" * several for of, arms in seeds.items()
         ),
-        "arms": list(first),
         "figures": [figure for figure in figures if figure],
         "final": {metric: row for metric, row in final.items() if metric not in COST},
         "cost": {title: final[metric] for metric, title in COST.items() if metric in final},
-        "baseline": next(iter(experiment.arms)),
         "difference": {COST.get(metric, metric): row for metric, row in difference.items()},
         "samples": {f"{a}, seed {r.seed}": r.samples for a, r in first.items() if r.samples},
         "common": {k: configs[next(iter(first))].get(k) for k in settings if k not in differing},
-        "differing": differing,
         "commands": [
             command_of(name, profile, of, arms if several else ()) for of, arms in seeds.items()
         ],
-        "origin": origin(records),
-    }
+    }  # fmt: skip
 
 
 def _difference(values: dict | None) -> str:
@@ -205,16 +194,15 @@ def origin(records: Sequence[Record]) -> dict[str, str]:
         return " / ".join(sorted({str(value) for value in values}))
 
     commits = [re.sub(r"^(\w{7})\w*", r"\1", r.commit) or "not known" for r in records]
-    packages = dict.fromkeys(name for record in records for name in record.versions)
-    days = sorted({record.finished for record in records})
+    versions = {name: [] for record in records for name in record.versions}
+    for name, version in (pair for record in records for pair in record.versions.items()):
+        versions[name].append(version)
+    days = sorted(record.finished for record in records)
     return {
         "machine": hardware(records),
         "threads": all_of(record.machine["threads"] for record in records),
         "commit": all_of(commits),
-        "versions": ", ".join(
-            f"{name} {all_of(r.versions[name] for r in records if name in r.versions)}"
-            for name in packages
-        ),
+        "versions": ", ".join(f"{name} {all_of(of)}" for name, of in versions.items()),
         "finished": " to ".join(dict.fromkeys((days[0], days[-1]))),
     }
 

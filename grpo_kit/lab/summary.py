@@ -40,12 +40,10 @@ def summarise(records: Iterable[Record], experiment: Experiment, x: str | None =
 
     `x`: what curves are over, "step", "num_generated_tokens" or "seconds"; by default the
     experiment's own. Returns `question`, `profile`, `config` (of the first arm), `seeds` (arm ->
-    its seeds), `x`, and
-
-    `final`: arm -> metric -> `values`, one a seed, with their `median`, `low`, `high`, `n`;
-    `difference`: other arm -> metric -> interval of its differences from the first arm, over the
-    seeds of both; `curves`: metric -> arm -> `steps`, places on the axis, and `values`, one list a
-    seed. Arms without a record are left out; raises ValueError if that leaves none.
+    its seeds), `x`; `final`: arm -> metric -> `values`, one a seed, with `median`, `low`, `high`,
+    `n`; `difference`: the same of other arms minus the first, over the seeds of both; `curves`:
+    metric -> arm -> `steps`, places on the axis, and `values`, one list a seed. Raises ValueError
+    if no arm has a record.
     """
     recorded = by_arm(records)
     arms = {arm: recorded[arm] for arm in experiment.arms if arm in recorded}
@@ -79,15 +77,10 @@ def summarise(records: Iterable[Record], experiment: Experiment, x: str | None =
     }
     first = next(iter(next(iter(arms.values())).values()))
     return {
-        "question": experiment.question,
-        "profile": first.profile,
-        "config": first.config,
+        "question": experiment.question, "profile": first.profile, "config": first.config,
         "seeds": {arm: sorted(by_seed) for arm, by_seed in arms.items()},
-        "final": final,
-        "difference": difference,
-        "curves": curves,
-        "x": x,
-    }
+        "final": final, "difference": difference, "curves": curves, "x": x,
+    }  # fmt: skip
 
 
 def _row(record: Record) -> dict[str, float]:

@@ -102,7 +102,7 @@ def test_numbers_printed_in_the_sources_are_as_the_sources_have_them():
     ("line", "sentence"),
     [
         ("experiment: dance", "there is no experiment 'dance': choose among basic"),
-        ("arm: waltz", "experiment 'diversity' has no arm 'waltz': choose among plain"),
+        ("arm: waltz", "no arm 'waltz': choose among plain"),
         ("profile: moon", "there is no profile 'moon'"),
         ("expects: higher", "expects: Value error, a claim expects 'higher'; say rises"),
         ("colour: red", "colour: Extra inputs are not permitted"),

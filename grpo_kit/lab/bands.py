@@ -93,8 +93,9 @@ def store(folder: str | Path, seconds: Mapping[str, float], results: str | Path)
         if measured := numbers(result):
             plain = {k: v for k, v in result.items() if isinstance(v, (int, float, str))}
             record = Record(
-                NOTEBOOKS, notebook, result["profile"], result["seed"], plain, start={},
-                seconds=time, evaluation=measured, history=[], **where_it_ran(),
+                experiment=NOTEBOOKS, arm=notebook, profile=result["profile"], seed=result["seed"],
+                config=plain, start={}, seconds=time, evaluation=measured, history=[],
+                **where_it_ran(),
             )  # fmt: skip
             paths.append(record.write(results))
     return paths

@@ -94,13 +94,8 @@ def write_report(
     return folder / "report.html"
 
 
-def context(
-    results: str | Path | None = None,
-    claims: str | Path | None = None,
-    notebooks: Sequence[Row] = (),
-    problems: Iterable[str] = (),
-) -> dict:
-    """All that the templates show; `problems` has a sentence for each thing that is missing."""
+def context(results=None, claims=None, notebooks=(), problems=()) -> dict:
+    """All that the templates show, from the arguments of `write_report`."""
     records, broken = load_current(results)
     problems = [*problems, *broken]
     if not records:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +101,14 @@ def _curve(records: Sequence[Record], metric: str, x: str) -> dict:
     Tokens and seconds differ from seed to seed: there, values are interpolated linearly at `GRID`
     places that all seeds reach.
     """
-    points = [_points(record.history, metric, x) for record in records]
+    points = []  # place -> value, of each seed
+    for history in (record.history for record in records):
+        seconds = accumulate(row.get("step_time", 0.0) for row in history)
+        points.append({
+            passed if x == "seconds" else row[x]: row[metric]
+            for row, passed in zip(history, seconds, strict=True)
+            if row.get(metric) is not None
+        })  # fmt: skip
     if x == "step":
         places = sorted(set.intersection(*map(set, points)))
         return {"steps": places, "values": [[round(v[s], 4) for s in places] for v in points]}
@@ -109,15 +117,6 @@ def _curve(records: Sequence[Record], metric: str, x: str) -> dict:
     places = np.linspace(max(map(min, points)), min(map(max, points)), GRID).round().tolist()
     values = [np.interp(places, list(v), list(v.values())).round(4).tolist() for v in points]
     return {"steps": places, "values": values}
-
-
-def _points(history: Sequence[dict], metric: str, x: str) -> dict[float, float]:
-    points, seconds = {}, 0.0
-    for row in history:
-        seconds += row.get("step_time", 0.0)
-        if row.get(metric) is not None:
-            points[seconds if x == "seconds" else row[x]] = row[metric]
-    return points
 
 
 def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:

@@ -139,17 +139,17 @@ def labelled_curves(curves: Mapping[str, dict], xlabel: str, ylabel: str) -> Fig
         low, middle, high = values.min(0), np.median(values, 0), values.max(0)
         axes.fill_between(curve["steps"], low, high, color=colour, alpha=0.12, linewidth=0)
         axes.plot(curve["steps"], middle, color=colour, linewidth=2)
-        ends.append([middle[-1], curve["steps"][-1], middle[-1], name, colour])
-    ends.sort(reverse=True, key=lambda end: end[0])
-    for above, below in zip(ends, ends[1:], strict=False):
-        below[0] = min(below[0], above[0] - 0.05)  # labels do not overlap
-    right = max(end[1] for end in ends)
-    for height, step, value, name, colour in ends:
-        axes.annotate(
-            name, (step, value), (right * 1.03, height), color=colour, fontsize=10, va="center",
-            arrowprops={"arrowstyle": "-", "color": colour, "alpha": 0.4, "linewidth": 0.8},
-        )  # fmt: skip
-    axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 1))
+        ends.append((middle[-1], curve["steps"][-1], name, colour))
+    placed: list[tuple[float, float]] = []
+    for value, step, name, colour in sorted(ends):
+        height = value + 0.05  # a label stands above its line and those of its neighbours
+        while any(abs(step - x) < 30 and abs(height - y) < 0.05 for x, y in placed):
+            height += 0.01
+        placed.append((step, height))
+        axes.text(step + 1.5, height, name, color=colour, fontsize=11, va="center")
+    axes.margins(x=0.02)
+    axes.set_yticks(np.linspace(0, 1, 6))
+    axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 1.17))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3)
     return figure

@@ -9,15 +9,27 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
+from grpo_kit.course.plots import labelled_curves
 from grpo_kit.lab import bench, scaling
 from grpo_kit.lab.claims import claims_text, reported_claims
+from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.records import CHECKOUT
 from grpo_kit.lab.report import VERDICTS, write_report
 from grpo_kit.lab.skill_runs import skills_text
 from grpo_kit.lab.statistics import power
-from grpo_kit.lab.summary import markdown_table, reported, summary_text
+from grpo_kit.lab.summary import markdown_table, reported, summarise, summary_text
 from grpo_kit.paths import write_atomic
 
+METHODS = {  # curve of the README's picture -> experiment and arm, each with 64 answers a step
+    "plain GRPO": ("diversity", "plain"),
+    "diversity reward": ("diversity", "diversity"),
+    "LLM judge": ("judge", "judge added"),
+    "self-verification": ("verification", "mixed"),
+    'P("Yes"), no labels': ("meta", "paper"),
+    "Flow-GRPO (tool questions)": ("flow", "trajectory"),
+}
 MEASURES = ("eval/pass@1", "eval/greedy", "eval/pass@8", "eval/mean_length", "seconds")
 
 
@@ -29,6 +41,7 @@ def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
     """
     texts, results = pages(checkout), Path(checkout) / "data" / "results"
     report = write_report(results, results, page=False)
+    methods_figure(results).savefig(results / "figures" / "methods.png", dpi=130)
     for page, text in texts.items():
         write_atomic(page, text)
     return [*texts, report]
@@ -48,6 +61,16 @@ def pages(checkout: str | Path = CHECKOUT) -> dict[Path, str]:
     return {
         page: with_parts(page.read_text(encoding="utf-8"), parts) for page, parts in tables.items()
     }
+
+
+def methods_figure(results: Path) -> Figure:
+    """The methods' learning curves, one panel."""
+    records = {name: load_current(results, "tiny", name)[0] for name, _ in METHODS.values()}
+    curves = {
+        label: summarise(records[name], EXPERIMENTS[name], "step")["curves"]["eval/pass@1"][arm]
+        for label, (name, arm) in METHODS.items()
+    }
+    return labelled_curves(curves, "steps of 64 answers", "held-out success (pass@1)")
 
 
 def measured(results: Path) -> dict[str, str]:

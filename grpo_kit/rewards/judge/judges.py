@@ -15,8 +15,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import weakref
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,6 +30,8 @@ from grpo_kit.rewards.judge.texts import quality_prompt, tiny_prompt
 
 if TYPE_CHECKING:
     from grpo_kit.models import Policy
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,60 @@ class Failure:
     kind: str
     reason: str
     hopeless: bool = False
+
+
+def commonest_reason(failures: Sequence[Failure]) -> str:
+    """The reason that most of the failures give."""
+    return Counter(failure.reason for failure in failures).most_common(1)[0][0]
+
+
+class FailureWindow:
+    """Ends a run when more than half of the last replies failed.
+
+    It counts whole batches: within one the failures come last, since they take retries' time.
+
+    Args:
+        size: replies to count over, rounded up to whole batches.
+        what: the plural that names the replies in messages.
+
+    Raises ValueError for a size below 1.
+    """
+
+    def __init__(self, size: int, what: str = "judgements"):
+        if size < 1:
+            raise ValueError(f"failure_window is {size}; count over 1 reply or more.")
+        self.size, self.what = size, what
+        self._batches: deque[tuple[int, Counter[str]]] = deque(maxlen=size)
+
+    def check(self, failures: Sequence[Failure], total: int) -> None:
+        """Raise RuntimeError if, with these of a batch of `total`, most of the window failed."""
+        kinds = Counter(failure.kind for failure in failures)
+        for earlier_total, earlier_kinds in reversed(self._batches):
+            if total >= self.size:
+                break
+            total += earlier_total
+            kinds += earlier_kinds
+        if total >= self.size and 2 * kinds.total() > total:
+            raise RuntimeError(
+                f"more than half of the last {total} {self.what} failed ({_counts(kinds)}): "
+                f"{commonest_reason(failures)} No failure was scored 0; correct the cause and "
+                "resume the run."
+            )
+
+    def add(self, failures: Sequence[Failure], total: int) -> None:
+        """Add a batch of `total` replies, with a warning about its failures; raises as `check`."""
+        kinds = Counter(failure.kind for failure in failures)
+        if failures:
+            logger.warning(
+                "%d of %d %s failed (%s): %s",
+                len(failures), total, self.what, _counts(kinds), commonest_reason(failures),
+            )  # fmt: skip
+            self.check(failures, total)
+        self._batches.append((total, kinds))
+
+
+def _counts(kinds: Counter[str]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
 
 
 _CUT_OFF = Failure(

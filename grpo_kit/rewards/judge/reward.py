@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -12,11 +11,9 @@ from typing import Any
 
 from grpo_kit.rewards.accuracy import correctness
 from grpo_kit.rewards.judge.cache import JudgementCache, cache_key
-from grpo_kit.rewards.judge.judges import Failure, Reply
+from grpo_kit.rewards.judge.judges import Failure, FailureWindow, Reply, commonest_reason
 from grpo_kit.rewards.judge.texts import Judgement, Outcome, outcome_prompt, parse_judgement
 from grpo_kit.rewards.text import completion_text, question_text
-
-logger = logging.getLogger(__name__)
 
 LEAST = -0.5  # the reward of the lowest scores
 HOPELESS = 8  # failures of that sort, before anything has been judged, that end a run at once
@@ -63,15 +60,12 @@ class QualityJudgeReward:
         failure_window: int = 64,
         price: tuple[float, float] | None = None,
     ):
-        if failure_window < 1:
-            raise ValueError(f"failure_window is {failure_window}; count over 1 judgement or more.")
         self.judge = judge
         self.cache = None if cache_dir is None else JudgementCache(cache_dir)
         self.only_correct = only_correct
-        self.failure_window = failure_window
+        self.window = FailureWindow(failure_window)
         self.price = price
         self.totals: Counter[str] = Counter()
-        self._batches: deque[tuple[int, Counter[str]]] = deque(maxlen=failure_window)
         self._has_judged = False
 
     async def __call__(
@@ -149,15 +143,10 @@ class QualityJudgeReward:
                 elif self.cache is not None:
                     self.cache.write(keys[i], outcome.text)
                 self._has_judged |= bool(judgements)
-        kinds = Counter(failure.kind for failure in failures)
         if failures:
             stats["failed"] = len(failures)
-            stats.update({f"failed/{kind}": count for kind, count in kinds.items()})
-            logger.warning(
-                "%d of %d judgements failed (%s): %s",
-                len(failures), len(keys), _told(kinds), _commonest(failures),
-            )  # fmt: skip
-        self._batches.append((len(keys), kinds))
+            stats.update(f"failed/{failure.kind}" for failure in failures)
+        self.window.add(failures, len(keys))
         return judgements
 
     def _count_tokens(self, reply: Reply, stats: Counter) -> None:
@@ -168,25 +157,11 @@ class QualityJudgeReward:
             stats["cost"] += cost / 1e6
 
     def _stop_if_most_fail(self, failures: list[Failure], asked: int) -> None:
-        """Raise as soon as it is certain that more than half of the window will have failed.
-
-        Whole batches, since within one the failures come last: they take their retries' time.
-        """
+        """Raise as soon as it is certain that most of the window will have failed."""
         hopeless = [failure for failure in failures if failure.hopeless]
         if not self._has_judged and len(hopeless) >= min(HOPELESS, asked):
-            raise RuntimeError(f"there is no judge: {_commonest(hopeless)}")
-        kinds = Counter(failure.kind for failure in failures)
-        for before, kinds_before in reversed(self._batches):
-            if asked >= self.failure_window:
-                break
-            asked += before
-            kinds += kinds_before
-        if asked >= self.failure_window and 2 * kinds.total() > asked:
-            raise RuntimeError(
-                f"more than half of the last {asked} judgements failed ({_told(kinds)}): "
-                f"{_commonest(failures)} Nothing was scored 0 for it; put the judge right and "
-                "resume the run."
-            )
+            raise RuntimeError(f"there is no judge: {commonest_reason(hopeless)}")
+        self.window.check(failures, asked)
 
 
 class OutcomeJudgeReward(QualityJudgeReward):
@@ -214,11 +189,3 @@ class OutcomeJudgeReward(QualityJudgeReward):
 
     def _parsed(self, reply: str) -> Outcome:
         return parse_judgement(reply, Outcome)
-
-
-def _told(kinds: Counter[str]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-
-
-def _commonest(failures: list[Failure]) -> str:
-    return Counter(failure.reason for failure in failures).most_common(1)[0][0]

@@ -310,7 +310,7 @@ def test_bad_arguments_are_named(options, told):
 
 
 def test_incomplete_groups_are_refused():
-    with pytest.raises(ValueError, match="5 completions, no multiple of num_generations=4"):
+    with pytest.raises(ValueError, match="5 embeddings .* groups of num_generations=4"):
         call(toy_reward(4), ["x"] * 5)
 
 
@@ -331,9 +331,9 @@ def test_groups_of_another_size_or_in_pieces_are_refused(prompts):
         ([[], []], r"shape \(2, 0\) for 2 texts"),
         ([[1.0, 0.0], [math.nan, 1.0]], "NaN or infinity"),
         ([[1.0, math.inf], [1.0, 1.0]], "NaN or infinity"),
-        ([[1.0, 0.0], [1.0]], r"no \(n, d\) array of numbers"),
-        (["a", "b"], r"no \(n, d\) array of numbers"),
-        (None, r"no \(n, d\) array of numbers"),
+        ([[1.0, 0.0], [1.0]], "no array of numbers"),
+        (["a", "b"], "no array of numbers"),
+        (None, "no array of numbers"),
     ],
 )
 def test_embeddings_that_cannot_be_used_are_refused(result, told):
@@ -354,8 +354,8 @@ def test_embeddings_may_be_lists_tensors_or_arrays(convert):
     [
         (torch.ones(4), 2, "give .N, d. floats"),
         (torch.ones(4, 1, dtype=torch.long), 2, "torch.int64"),
-        (torch.ones(4, 1), 3, "4 embeddings cannot be split into groups of num_generations=3"),
-        (torch.ones(4, 1), 1, "num_generations=1; it must be 2 or more"),
+        (torch.ones(4, 1), 3, "4 embeddings .* groups of num_generations=3"),
+        (torch.ones(4, 1), 1, "num_generations=1; give .* 2 or more"),
     ],
 )
 def test_embeddings_that_make_no_groups_are_refused(embeddings, size, told):

@@ -385,9 +385,7 @@ def test_half_a_window_may_fail_and_more_ends_the_run_with_the_reason():
     half = QualityJudgeReward(FakeJudge(failing(*responses[:4])), failure_window=8)
     assert rewards_of(half, responses) == [None] * 4 + [0.5] * 4
     most = QualityJudgeReward(FakeJudge(failing(*responses[:5])), failure_window=8)
-    with pytest.raises(
-        RuntimeError, match=r"the last 8 judgements failed \(5 timeout\): timeout: "
-    ):
+    with pytest.raises(RuntimeError, match=r"the last 8 judgements failed \(5\): timeout: "):
         rewards_of(most, responses)
 
 

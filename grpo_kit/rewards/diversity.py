@@ -43,10 +43,7 @@ class DiversityReward:
 
     def __post_init__(self):
         if not isinstance(self.num_generations, int) or self.num_generations < 2:
-            raise ValueError(
-                f"num_generations={self.num_generations!r} must be a whole number, 2 or more: a "
-                "response alone is its own average"
-            )
+            raise ValueError(f"num_generations={self.num_generations!r} must be 2 or more, an int")
         for name in ("weight_start", "weight_end"):
             if not 0 <= (weight := getattr(self, name)) < math.inf:
                 raise ValueError(f"{name}={weight!r} must be 0 or more, or it would pay likeness")
@@ -55,10 +52,7 @@ class DiversityReward:
         if isinstance(self.embedder, (str, Path)):
             self.embedder = load_embedder(self.embedder)
         if not callable(getattr(self.embedder, "encode", None)):
-            raise ValueError(
-                f"embedder={self.embedder!r} has no method encode(list of texts): give 'minilm', a "
-                "sentence-transformers model or its name"
-            )
+            raise ValueError(f"embedder={self.embedder!r} has no method encode: give 'minilm'")
         self._warned = False
 
     def __call__(
@@ -79,7 +73,7 @@ class DiversityReward:
             if any(prompt != prompts[start] for prompt in prompts[start : start + size]):
                 raise ValueError(
                     f"the completions {start} to {start + size - 1} have different prompts: give "
-                    f"diversity_reward the trainer's num_generations, not {size}, and whole groups"
+                    f"the trainer's num_generations, not {size}, and complete groups"
                 )
         correct = [1.0] * len(completions)
         if self.only_correct:
@@ -126,10 +120,8 @@ class DiversityReward:
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"the embedder returned no array of numbers: {error}") from error
         if vectors.ndim != 2 or len(vectors) != len(distinct) or not vectors.shape[1]:
-            raise ValueError(
-                f"the embedder returned shape {tuple(vectors.shape)} for {len(distinct)} texts; it "
-                f"must be ({len(distinct)}, d), one row a text"
-            )
+            shape, n = tuple(vectors.shape), len(distinct)
+            raise ValueError(f"the embedder returned shape {shape} for {n} texts, not ({n}, d)")
         if not vectors.isfinite().all():
             raise ValueError("the embedder returned NaN or infinity: use another, or float32")
         row_of = dict(zip(distinct, vectors, strict=True))
@@ -164,15 +156,13 @@ def group_similarities(
 
     embeddings = torch.as_tensor(embeddings)
     if embeddings.ndim != 2 or not embeddings.is_floating_point():
-        raise ValueError(
-            f"embeddings are {embeddings.dtype} of shape {tuple(embeddings.shape)}; give (N, d) "
-            "floats, a row a response"
-        )
+        shape = tuple(embeddings.shape)
+        raise ValueError(f"embeddings are {embeddings.dtype} of shape {shape}; give (N, d) floats")
     n, d = embeddings.shape
     if num_generations < 2 or n % num_generations:
         raise ValueError(
-            f"{n} embeddings cannot be split into groups of num_generations={num_generations}; "
-            "give the trainer's num_generations, 2 or more, and complete groups"
+            f"{n} embeddings make no groups of num_generations={num_generations}; give the "
+            "trainer's num_generations, 2 or more, and complete groups"
         )
     groups = embeddings.reshape(n // num_generations, num_generations, d)
     means = groups.mean(1, keepdim=True)

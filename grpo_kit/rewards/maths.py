@@ -15,7 +15,7 @@ MAX_CHARS = 10_000  # of an answer that is read as mathematics
 
 
 def maths_reward(
-    prompts: list, completions: list, completion_ids: list[list[int]], *, answer: list, **columns
+    prompts: list, completions: list, completion_ids: list, *, answer: list, **columns
 ) -> list[float]:
     """Return 1.0 for each completion whose last `<answer>…</answer>` means what `answer` does."""
     return [
@@ -27,21 +27,15 @@ def maths_reward(
 def means_the_same(answer: str | None, gold: str, prose: bool = False) -> bool:
     """Does all of `answer` mean what `gold` means, both in LaTeX? "7 or 8" is not 8.
 
-    With `prose`, math-verify looks for the answer in a text. Raises RuntimeError if math-verify is
-    missing, and outside the main thread: its time limit of five seconds is a signal, and without
-    it one 9^{9^{9^9}} would hold up a run for ever.
+    With `prose`, math-verify looks for the answer in a text. Raises RuntimeError without it, and
+    outside the main thread, where no time limit would stop a 9^{9^{9^9}}.
     """
     try:
         from math_verify import parse, verify
     except ModuleNotFoundError as error:
-        raise RuntimeError(
-            'comparing mathematical answers needs math-verify: pip install "grpo-kit[math]"'
-        ) from error
+        raise RuntimeError('it needs math-verify: pip install "grpo-kit[math]"') from error
     if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError(
-            "mathematical answers are compared in the main thread only, since the time limit of "
-            "math-verify needs a signal: call the reward there."
-        )
+        raise RuntimeError("math-verify's time limit is a signal: call this in the main thread.")
     if not answer or len(answer) > MAX_CHARS:
         return False
     return verify(parse(f"${gold}$"), parse(answer if prose else f"${answer.strip('$')}$"))

@@ -1,9 +1,9 @@
 """The meta-evaluation reward: ask a model whether the answer is right, take P("Yes") as the reward.
 
-Source: RLME, "Reinforcement Learning from Meta-Evaluation" (arXiv 2601.21268), from summaries of
-the paper. After prompt and completion each meta-question is asked, and the probability of "Yes" is
-read at the next token: no label is used, no verdict sampled. The paper's own cure against a policy
-that learns to please its evaluator: show the evaluator the truth on a small share of the samples.
+Source: RLME (arXiv 2601.21268), from summaries of the paper. After prompt and completion each
+meta-question is asked, and the probability of "Yes" is read at the next token. No label is used.
+The paper's cure for a policy that learns to please its evaluator: show the evaluator the truth
+on a small share of the samples.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ def yes_no_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     yes, no = tokens("Yes"), tokens("No")
     if not yes or not no or set(yes) & set(no):
         raise ValueError(
-            "Yes and No begin with the same token in this tokenizer, or it cannot write them, so "
-            "that the next token does not tell them apart: take an evaluator with another "
-            "tokenizer, or ask for A and B and read those."
+            "Yes and No begin with the same token in this tokenizer, or it cannot write them: take "
+            "an evaluator with another tokenizer."
         )
     return yes, no
 
@@ -66,8 +65,7 @@ def yes_no_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
 def as_turns(prompt: str | list[dict], completion: str, question: str) -> list[dict]:
     """The meta-question as the user's next turn after the completion.
 
-    Here and in `as_one_message` the completion is fenced: a policy that is paid for a Yes must not
-    be able to end its turn and go on as somebody else.
+    The completion is fenced, lest a policy end its turn and say Yes as somebody else.
     """
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     answer = {"role": "assistant", "content": fenced(completion)}
@@ -92,9 +90,8 @@ def read_yes(
 ) -> list[list[Reading] | None]:
     """What the evaluator would say next to each of K conversations of N rows, without gradient.
 
-    Returns K readings for each row, `batch_size` rows at a time, and None for a row that is longer
-    than the evaluator's context. The conversations of a row differ in their last question: what
-    they have in common is run once. Raises ValueError as `yes_no_tokens`.
+    The beginning that a row's conversations share is run once. A row that is longer than the
+    evaluator's context gives None. `batch_size` is in rows. Raises ValueError as `yes_no_tokens`.
     """
     import torch
 
@@ -164,8 +161,8 @@ def _encode(evaluator: Policy, conversations: list[list[dict]]) -> list[list[int
         return evaluator.encode(conversations)
     except Exception as error:  # whatever a chat template raises
         raise ValueError(
-            f"the evaluator's chat template does not take a question after an answer ({error}): "
-            "give conversation=as_one_message, which asks in one message."
+            f"the evaluator's chat template takes no question after an answer ({error}): give "
+            "conversation=as_one_message."
         ) from error
 
 
@@ -179,16 +176,12 @@ def _common_prefix(row: Sequence[list[int]]) -> int:
 class MetaEvaluationReward:
     """sum_k w_k log P_k("Yes"), or of P itself: what the evaluator thinks of each completion.
 
-    P is normalised over the spellings of Yes and No (`yes_no_tokens`). None where a conversation is
-    longer than an evaluator's context. With the policy itself as the evaluator the reward moves
-    with its training; a frozen copy is `models.frozen_copy(policy)`. Under TRL the former is
-    `Policy(trainer.model, tokenizer)`, on one process only: one rank cannot run sharded weights.
-
-    TRL's `log_metric` gets `meta/p_yes`, `meta/mass` (share of the next token on Yes and No; a low
-    one means that the evaluator does not answer the question) and `meta/shown`.
-
-    Raises ValueError for arguments out of range, an evaluator whose chat template leaves out a part
-    of the answer, and as `yes_no_tokens`.
+    P is normalised over the spellings of Yes and No. None where a conversation is longer than an
+    evaluator's context. The policy itself as evaluator makes the reward move with its training;
+    under TRL it is `Policy(trainer.model, tokenizer)`, on one process, as a rank cannot run sharded
+    weights. `log_metric` gets `meta/p_yes`, `meta/mass` (of the next token on Yes and No) and
+    `meta/shown`. Raises ValueError for arguments out of range, a chat template that leaves out a
+    part of the answer, and as `yes_no_tokens`.
     """
 
     evaluator: Policy | Sequence[Policy]  # the probabilities of several are averaged
@@ -197,8 +190,7 @@ class MetaEvaluationReward:
     transform: str = "log"  # as in the paper, bounded below by log 1e-4; or "p"
     truth_fraction: float = 0.0  # share of samples on which the column `answer` is shown
     _: KW_ONLY
-    # Called with the text and the answer, gives P("Yes") on these samples; None asks the evaluator.
-    # A rule does what a larger evaluator would, where this one cannot compare two answers.
+    # P("Yes") from text and answer on these samples, where the evaluator cannot compare the two
     truth_reader: Callable[[str, str], float] | None = None
     conversation: Callable[[Any, str, str], list[dict]] = as_turns  # or `as_one_message`
     seed: int = 0  # with the texts, it decides which samples are shown the truth
@@ -209,25 +201,22 @@ class MetaEvaluationReward:
     def __post_init__(self):
         several = isinstance(self.evaluator, (list, tuple))
         self.evaluators: list[Policy] = list(self.evaluator) if several else [self.evaluator]
-        one_question = isinstance(self.questions, str)
-        self.questions = [self.questions] if one_question else list(self.questions)
-        if not self.evaluators or not self.questions:
+        one = isinstance(self.questions, str)
+        self.questions = [self.questions] if one else list(self.questions)
+        n = len(self.questions)
+        if not self.evaluators or not n:
             raise ValueError("give at least one evaluator and one question.")
-        if self.weights is None:
-            self.weights = [1 / len(self.questions)] * len(self.questions)
-        if len(self.weights) != len(self.questions):
-            raise ValueError(
-                f"there are {len(self.weights)} weights for {len(self.questions)} questions; give "
-                "one a question."
-            )
+        self.weights = [1 / n] * n if self.weights is None else list(self.weights)
+        if len(self.weights) != n:
+            raise ValueError(f"there are {len(self.weights)} weights for {n} questions; give {n}.")
         if self.transform not in ("log", "p"):
             raise ValueError(f"transform is {self.transform!r}; choose 'log' or 'p'.")
         if not 0 <= self.truth_fraction <= 1:
             raise ValueError(f"truth_fraction is {self.truth_fraction}; give a share, from 0 to 1.")
         self._warned = False
-        for one in self.evaluators:
-            yes_no_tokens(one.tokenizer)
-            self._check_template(one)
+        for evaluator in self.evaluators:
+            yes_no_tokens(evaluator.tokenizer)
+            self._check_template(evaluator)
 
     def __call__(
         self, prompts: list, completions: list, completion_ids: list, *,
@@ -294,10 +283,7 @@ class MetaEvaluationReward:
         if not self.truth_fraction:
             return [None] * len(texts)
         if "answer" not in columns:
-            raise ValueError(
-                "meta_evaluation_reward is to show the truth, but the data has no column `answer`: "
-                "add one, or set truth_fraction=0."
-            )
+            raise ValueError("there is no column `answer` to show: add it, or truth_fraction=0.")
         rng = random.Random(json.dumps([self.seed, prompts, texts]))
         return [
             answer if rng.random() < self.truth_fraction else None for answer in columns["answer"]
@@ -310,18 +296,16 @@ class MetaEvaluationReward:
         text = evaluator.tokenizer.decode(_encode(evaluator, [messages])[0])
         if "one and one" not in " ".join(text.split()):
             raise ValueError(
-                "the evaluator's chat template leaves out a part of the answer (those of thinking "
-                "models drop earlier reasoning), so that it would judge what it has not seen: give "
-                "conversation=as_one_message."
+                "the evaluator's chat template leaves out a part of the answer (thinking models "
+                "drop earlier reasoning): give conversation=as_one_message."
             )
 
     def _warn_of_low(self, masses: list[float]) -> None:
         if masses and fmean(masses) < LEAST_MASS and not self._warned:
             self._warned = True
             logger.warning(
-                "the evaluator puts only %.0f %% of its next token on Yes or No: it does not "
-                "answer the question, and P(Yes) says little; word the question otherwise, or take "
-                "another evaluator.",
+                "the evaluator does not answer the question: %.0f %% of its next token is Yes or "
+                "No; word the question otherwise, or take another evaluator.",
                 100 * fmean(masses),
             )
 

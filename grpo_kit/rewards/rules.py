@@ -31,10 +31,8 @@ def completion_text(completion: str | list[dict]) -> str:
     if isinstance(completion, str):
         return completion
     if not isinstance(completion, list) or not all(isinstance(m, dict) for m in completion):
-        raise TypeError(
-            f"a completion is a string or a list of messages, not {type(completion).__name__}: "
-            "decode token ids before calling the reward"
-        )
+        kind = type(completion).__name__
+        raise TypeError(f"a completion is a string or messages, not {kind}: decode token ids first")
     own = (m for m in completion if m.get("role", "assistant") == "assistant")
     return "\n".join(_content_text(m.get("content")) for m in own)
 
@@ -57,7 +55,7 @@ def _content_text(content: str | list[dict] | None) -> str:
 
 
 def accuracy_reward(
-    prompts: list, completions: list, completion_ids: list[list[int]], *, answer: list, **columns
+    prompts: list, completions: list, completion_ids: list, *, answer: list, **columns
 ) -> list[float | None]:
     """Return 1.0 for each completion whose last `<answer>…</answer>` is correct, else 0.0.
 
@@ -66,8 +64,8 @@ def accuracy_reward(
     """
     if len(answer) != len(completions):
         raise ValueError(
-            f"accuracy_reward got {len(answer)} gold answers for {len(completions)} completions: "
-            "repeat the column `answer` for every completion of its prompt"
+            f"there are {len(answer)} gold answers for {len(completions)} completions: repeat the "
+            "column `answer` for every completion of its prompt"
         )
     golds = [_gold_text(gold) for gold in answer]
     return [
@@ -80,19 +78,14 @@ def _gold_text(gold: object) -> str | None:
     if gold is None or isinstance(gold, float) and math.isnan(gold):
         return None
     if not isinstance(gold, str | numbers.Number):
-        raise TypeError(
-            f"the column `answer` holds {gold!r}; accuracy_reward needs text, a number or None"
-        )
+        raise TypeError(f"the column `answer` holds {gold!r}; give text, a number or None")
     return str(gold).strip() or None
 
 
 def correctness(reward: str, completions: list, columns: dict) -> list[float | None]:
     """Score by `accuracy_reward` for the `reward` of that name; ValueError without `answer`."""
     if "answer" not in columns:
-        raise ValueError(
-            f"{reward} with only_correct=True needs the gold answers, but the data has no column "
-            "`answer`: add one, or pay every response with only_correct=False"
-        )
+        raise ValueError(f"{reward} with only_correct=True needs the column `answer`: add it")
     return accuracy_reward([], completions, [], answer=columns["answer"])
 
 
@@ -107,9 +100,7 @@ def has_format(text: str) -> bool:
     return match is not None and all(part.strip() for part in match.groups())
 
 
-def format_reward(
-    prompts: list, completions: list, completion_ids: list[list[int]], **columns
-) -> list[float]:
+def format_reward(prompts: list, completions: list, completion_ids: list, **columns) -> list[float]:
     """Return +0.1 for each completion that `has_format`, else -0.1 (arXiv 2505.17826, GSM8K)."""
     return [0.1 if has_format(completion_text(c)) else -0.1 for c in completions]
 
@@ -133,14 +124,9 @@ class OverlongPenalty:
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name}={value!r} must be a whole number of tokens, 1 or more")
         if self.cache_length > self.max_completion_length:
-            raise ValueError(
-                f"cache_length={self.cache_length} must not exceed max_completion_length="
-                f"{self.max_completion_length}: choose a shorter cache_length"
-            )
+            raise ValueError(f"cache_length={self.cache_length} exceeds max_completion_length")
 
-    def __call__(
-        self, prompts: list, completions: list, completion_ids: list[list[int]], **columns
-    ) -> list[float]:
+    def __call__(self, prompts: list, completions: list, completion_ids: list, **columns) -> list:
         """Return a penalty for each completion; rows of `completion_ids` carry no padding."""
         start = self.max_completion_length - self.cache_length
         shares = [(len(ids) - start) / self.cache_length for ids in completion_ids]
@@ -203,10 +189,8 @@ class VerificationReward:
         rates = columns.get("pass_rate", []) if self.pass_rate_factor else [1.0] * len(correct)
         for name, column in (("correct", correct), ("pass_rate", rates)):
             if len(column) != len(completions):
-                raise ValueError(
-                    f"verification_reward got {len(column)} values of the column {name!r} for "
-                    f"{len(completions)} completions: give every verification item one."
-                )
+                counts = f"{len(column)} values for {len(completions)} completions"
+                raise ValueError(f"the column {name!r} has {counts}: give each completion one.")
         labels = [None if label is None else bool(label) for label in correct]
         verdicts = [parse_verdict(completion_text(completion)) for completion in completions]
         graded = [pair for pair in zip(verdicts, labels, strict=True) if pair[1] is not None]

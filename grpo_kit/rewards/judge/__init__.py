@@ -1,10 +1,5 @@
 """The LLM-judge reward: another model scores each completion's quality, 1 to 5 on four criteria.
 
-texts    the judge's prompt, with the response fenced in, and how its reply is read
-judges   a local model, or any OpenAI-compatible endpoint
-cache    judgements on disk, shared by runs and processes
-reward   `QualityJudgeReward`, and `OutcomeJudgeReward` for right or wrong
-
 Sources: Trinity-RFT's report (arXiv 2505.17826, Figs 10-11), where Qwen3-32B's score, normalised to
 [-0.5, 0.5], is added to the rule-based rewards; Data-Juicer's LLM quality scorer for the criteria.
 Our reading: the report does not print the normalisation; (mean - 1) / 4 - 0.5 uses the whole range.

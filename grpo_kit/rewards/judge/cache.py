@@ -1,7 +1,5 @@
 """Judges' replies on disk, so that a judgement is paid for once."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sqlite3
@@ -13,7 +11,7 @@ from grpo_kit.paths import make_output_dir
 from grpo_kit.rewards.judge.texts import PROMPT_VERSION
 
 FILE = "judgements.sqlite"
-TIMEOUT = 60.0  # seconds that one process lets another finish writing
+CREATE = "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)"
 
 
 def cache_key(judge: str, messages: list[dict]) -> str:
@@ -34,18 +32,15 @@ class JudgementCache:
             self.read([])
         except sqlite3.Error as error:
             raise RuntimeError(
-                f"cannot use {self.path} as the judge's cache ({error}): delete the file or choose "
-                "another cache_dir."
+                f"cannot use {self.path} ({error}): delete it or choose another cache_dir."
             ) from error
 
     def _open(self) -> closing[sqlite3.Connection]:
         # No write-ahead log: processes that created one together met "database is locked".
-        connection = sqlite3.connect(self.path, timeout=TIMEOUT, isolation_level=None)
+        connection = sqlite3.connect(self.path, timeout=60.0, isolation_level=None)
         # A sync to disk takes 4 ms a reply and guards against power cuts only, not against kills.
         connection.execute("PRAGMA synchronous = OFF")
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)"
-        )
+        connection.execute(CREATE)
         return closing(connection)
 
     def read(self, keys: Iterable[str]) -> dict[str, str]:

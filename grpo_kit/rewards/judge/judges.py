@@ -1,13 +1,9 @@
 """Who judges: `LocalJudge`, a model in this process, or `EndpointJudge`, a model behind HTTP.
 
-A judge is any object with three things:
-
-name      of the model, by which its judgements are cached
-prompt    `prompt(question, response)` -> the messages that ask for a judgement
-__call__  `judge(conversations)` -> an async iterator of (index, `Reply` or `Failure`), one for
-          each conversation, in any order
-
-A `Failure` stands for a missing judgement; an exception would end the run.
+A judge is any object with a `name`, by which its judgements are cached; a `prompt(question,
+response)`, which gives the messages that ask for a judgement; and `judge(conversations)`, which
+yields (index, `Reply` or `Failure`) for each conversation, in any order. It raises no exception for
+a missing judgement, which would end the run.
 """
 
 from __future__ import annotations
@@ -45,19 +41,14 @@ class Reply:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no judgement: a word or two to count by, and a sentence with the remedy.
-
-    hopeless: every further call would fail in the same way (no server, wrong key, unknown model).
-    """
+    """Why there is no judgement: a word or two to count by, and a sentence with the remedy."""
 
     kind: str
     reason: str
-    hopeless: bool = False
+    hopeless: bool = False  # every further call would fail in the same way
 
 
-_CUT_OFF = Failure(
-    "cut off", "the reply reached its limit of tokens: raise it, or keep the judge from thinking."
-)
+_CUT_OFF = Failure("cut off", "the reply reached its limit of tokens: raise it, or stop thinking.")
 
 
 def commonest_reason(failures: Sequence[Failure]) -> str:
@@ -76,7 +67,7 @@ class FailureWindow:
         if size < 1:
             raise ValueError(f"failure_window is {size}; count over 1 reply or more.")
         self.size, self.what = size, what
-        self._batches: deque[tuple[int, int]] = deque(maxlen=size)
+        self._batches: deque[tuple[int, int]] = deque(maxlen=size)  # (replies, failures)
 
     def check(self, failures: Sequence[Failure], total: int) -> None:
         """Raise RuntimeError if, with these of a batch of `total`, most of the window failed."""
@@ -89,8 +80,7 @@ class FailureWindow:
         if total >= self.size and 2 * failed > total:
             raise RuntimeError(
                 f"more than half of the last {total} {self.what} failed ({failed}): "
-                f"{commonest_reason(failures)} No failure was scored 0; correct the cause and "
-                "resume the run."
+                f"{commonest_reason(failures)} None was scored 0; correct that and resume the run."
             )
 
     def add(self, failures: Sequence[Failure], total: int) -> None:
@@ -147,10 +137,8 @@ class LocalJudge:
         """Text, whether it came to its end, and number of tokens of each reply."""
         from grpo_kit.generation import reply
 
-        rollouts = reply(
-            self.policy, conversations, max_new_tokens=self.max_new_tokens,
-            batch_size=self.batch_size, do_sample=False,
-        )  # fmt: skip
+        limits = {"max_new_tokens": self.max_new_tokens, "batch_size": self.batch_size}
+        rollouts = reply(self.policy, conversations, **limits, do_sample=False)
         ids = rollouts.completion_lists()
         texts, ended = self.policy.decode(ids), rollouts.finished.tolist()
         return list(zip(texts, ended, map(len, ids), strict=True))
@@ -187,10 +175,7 @@ class EndpointJudge:
     def __post_init__(self):
         url = urlsplit(self.base_url or "")
         if url.scheme not in ("http", "https") or not url.hostname:
-            raise ValueError(
-                "base_url is missing or no address: give that of an OpenAI-compatible endpoint, "
-                "such as http://127.0.0.1:8000/v1."
-            )
+            raise ValueError("base_url is missing or no address, such as http://127.0.0.1:8000/v1.")
         if url.username or url.password or url.query:
             raise ValueError(
                 f"the base_url at {url.hostname} carries a user, password or query: keys come from "
@@ -198,11 +183,9 @@ class EndpointJudge:
             )
         if not self.model:
             raise ValueError(f"model is {self.model!r}: name one that {self.base_url} serves.")
-        if self.concurrency < 1 or self.timeout <= 0 or self.max_retries < 0:
-            raise ValueError(
-                f"concurrency is {self.concurrency}, timeout {self.timeout}, max_retries "
-                f"{self.max_retries}: give at least 1, more than 0 and at least 0."
-            )
+        for name, least in (("concurrency", 1), ("timeout", 1e-3), ("max_retries", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}: give {least} or more.")
         self._key()
         self.request = dict(REQUEST if self.request is None else self.request)
         # the request changes replies; hashed, as somebody may put a header with a key there
@@ -215,9 +198,8 @@ class EndpointJudge:
         key = os.environ.get(self.api_key_env, "").strip()
         if not key or not (key.isascii() and key.isprintable()) or " " in key:
             raise ValueError(
-                f"the environment variable {self.api_key_env} holds no key for {self.base_url} "
-                "(printable ASCII without spaces): set it, or give api_key_env=None for an "
-                "endpoint that wants no key."
+                f"the environment variable {self.api_key_env} holds no key (ASCII without spaces): "
+                "set it, or give api_key_env=None for an endpoint that wants no key."
             )
         return key
 
@@ -226,17 +208,14 @@ class EndpointJudge:
     ) -> AsyncIterator[tuple[int, Reply | Failure]]:
         try:
             from openai import AsyncOpenAI
-        except ImportError:
-            raise RuntimeError(
-                "a judge behind an endpoint needs the openai client: pip install 'grpo-kit[judge]'."
-            ) from None
+        except ImportError as error:
+            raise RuntimeError("the judge needs openai: pip install 'grpo-kit[judge]'.") from error
         key = self._key()
         gates = _GATES.setdefault(self, weakref.WeakKeyDictionary())
         gate = gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
         # A client belongs to one event loop, and the kit's training has one a step.
-        async with AsyncOpenAI(
-            api_key=key, base_url=self.base_url, timeout=self.timeout, max_retries=self.max_retries
-        ) as client:
+        options = {"timeout": self.timeout, "max_retries": self.max_retries}
+        async with AsyncOpenAI(api_key=key, base_url=self.base_url, **options) as client:
 
             async def judged(i: int, messages: list[dict]) -> tuple[int, Reply | Failure]:
                 async with gate:
@@ -256,58 +235,51 @@ class EndpointJudge:
 
         limit = self.timeout * (self.max_retries + 1) + 8 * self.max_retries
         create = client.chat.completions.with_raw_response.create
+        call = create(model=self.model, messages=messages, **self.request)
         try:
-            answer = await asyncio.wait_for(
-                create(model=self.model, messages=messages, **self.request), limit
-            )
+            answer = await asyncio.wait_for(call, limit)
             completion = _Completion.model_validate_json(answer.content)
         except ValidationError:
-            return Failure(
-                "no completion",
-                f"{self.base_url} answered, but not with a chat completion: is it the address of "
-                "an OpenAI-compatible endpoint, with its /v1?",
-            )
+            reason = f"{self.base_url} answered with no chat completion: does it end in /v1?"
+            return Failure("no completion", reason)
         except (asyncio.TimeoutError, openai.OpenAIError) as error:
             return self._failure(error, key)
         choice = completion.choices[0]
-        text = choice.message.content or ""
         if choice.finish_reason == "length":
             return _CUT_OFF
+        text = choice.message.content or ""
         if not text.strip():
-            return Failure(
-                "empty",
-                f"{self.model} replied with no text (it ended by {choice.finish_reason!r}): ask it "
-                "by hand, and if it thinks, switch thinking off.",
-            )
+            reason = f"{self.model} replied with no text (it ended by {choice.finish_reason!r}): "
+            return Failure("empty", reason + "if it thinks, switch thinking off.")
         return Reply(text.replace(key, "[key]"), **dict(completion.usage or {}))
 
     def _failure(self, error: Exception, key: str) -> Failure:
-        """The kind of error, with a remedy and the server's own message, but without the key."""
+        """The error's kind, remedy and the server's own message, but without the key."""
         import openai
 
         url, status = self.base_url, getattr(error, "status_code", None)
-        message = " ".join(str(error).replace(key, "[key]").split())[:200]
         if isinstance(error, asyncio.TimeoutError | openai.APITimeoutError):
-            attempts = self.max_retries + 1
-            reason = f"{url} did not answer within {self.timeout} s, {attempts} time(s): raise "
-            return Failure("timeout", reason + "timeout or lower concurrency.")
-        if status in (401, 403):
-            reason = f"{url} refuses the key (HTTP {status}): set the environment variable "
-            variable = self.api_key_env or "that you name as api_key_env"
-            return Failure("key refused", f"{reason}{variable} to a valid one. {message}", True)
-        if status == 404:
-            reason = f"{url} does not serve {self.model} (HTTP 404); {url}/models lists what it "
-            return Failure("not served", f"{reason}serves. {message}", hopeless=True)
-        if status == 429:
-            return Failure("rate limit", f"lower concurrency or raise max_retries. {message}")
-        if status is not None:
-            kind = "server error" if status >= 500 else "refused"
-            return Failure(kind, f"{url} answered HTTP {status}. {message}")
+            reason = f"{url} did not answer within {self.timeout} s: raise timeout or lower "
+            return Failure("timeout", reason + "concurrency.")
         # by name, since the openai client changed its HTTP library between versions
         if type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout"):
             reason = f"no server can be reached at {url}: start it or correct base_url."
             return Failure("unreachable", reason, hopeless=True)
-        return Failure("connection", f"the connection to {url} broke off. {message}")
+        message = " ".join(str(error).replace(key, "[key]").split())[:200]
+        if status is None:
+            return Failure("connection", f"the connection to {url} broke off. {message}")
+        if status in (401, 403):
+            variable = self.api_key_env or "that you name as api_key_env"
+            kind, remedy = "key refused", f"set the environment variable {variable} to a valid key"
+        elif status == 404:
+            kind, remedy = "not served", f"it does not serve {self.model}; {url}/models lists names"
+        elif status == 429:
+            kind, remedy = "rate limit", "lower concurrency or raise max_retries"
+        else:
+            kind = "server error" if status >= 500 else "refused"
+            remedy = "read the server's log"
+        reason = f"{url} answered HTTP {status}: {remedy}. {message}"
+        return Failure(kind, reason, hopeless=status in (401, 403, 404))
 
 
 class _Completion(BaseModel):

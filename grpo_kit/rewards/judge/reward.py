@@ -23,17 +23,13 @@ HOPELESS = 8  # hopeless failures before the first judgement that end a run at o
 class QualityJudgeReward:
     """The quality of each completion as a judge sees it, in [-0.5, 0.5]; None if it was not judged.
 
-    Add it to `accuracy_reward` and `format_reward`. The judge sees only the question (the last user
-    message) and the response, equal ones of a batch once. The call is a coroutine: other rewards,
-    and with `rollout_chunks` the sampling of the batch's next part, go on meanwhile.
+    The judge sees only the question (the last user message) and the response, equal ones once. The
+    call is a coroutine: other rewards, and with `rollout_chunks` the sampling of the batch's next
+    part, go on meanwhile. A failed judgement is not cached, and not retried here: the endpoint
+    judge already retries transient errors. TRL 1.16 counts a None as 0, the middle of this scale.
 
-    A failed judgement is None and not cached. It is not retried here: the endpoint judge already
-    retries transient errors. In the kit's loop a completion with a None leaves its group; TRL 1.16
-    adds up its other rewards, so that a None counts as 0 there, the middle of this scale.
-
-    `totals` counts calls, cached, failed, `failed/<kind>`, tokens and cost over all calls; TRL's
-    `log_metric` gets those of each call as `judge/…`. Raises ValueError for a failure_window below
-    1, RuntimeError for an unusable cache_dir.
+    `totals` counts calls, cached, failed, `failed/<kind>`, tokens and cost; TRL's `log_metric` gets
+    those of each call as `judge/…`. Raises ValueError or RuntimeError for unusable arguments.
     """
 
     judge: Any  # a `LocalJudge`, an `EndpointJudge`, or anything like them (see `judges`)
@@ -124,11 +120,10 @@ class QualityJudgeReward:
         return judgements
 
     def _count_tokens(self, reply: Reply, stats: Counter) -> None:
-        stats["tokens"] += reply.prompt_tokens + reply.completion_tokens
+        read, written = reply.prompt_tokens, reply.completion_tokens
+        stats["tokens"] += read + written
         if self.price is not None:
-            read, written = self.price
-            cost = reply.prompt_tokens * read + reply.completion_tokens * written
-            stats["cost"] += cost / 1e6
+            stats["cost"] += (read * self.price[0] + written * self.price[1]) / 1e6
 
 
 class OutcomeJudgeReward(QualityJudgeReward):
@@ -149,7 +144,5 @@ class OutcomeJudgeReward(QualityJudgeReward):
 
     def _conversation(self, question: str, response: str, columns: dict, i: int) -> list[dict]:
         if "answer" not in columns:
-            raise ValueError(
-                f"{self.__name__} compares with the column `answer`, which the data lacks: add one."
-            )
+            raise ValueError(f"{self.__name__} compares with the column `answer`: add it.")
         return outcome_prompt(question, str(columns["answer"][i]), response)

@@ -1,9 +1,8 @@
 """A judge's prompt and how its reply is read: the two places where a response could cheat.
 
-Going in, the response stands between tags that it cannot close (`fenced`). It may still talk the
-judge round: no prompt prevents that, and notebook 03 shows it. Coming out, only the *beginning* of
-the reply counts (`parse_judgement`), so that a forged judgement which the judge quotes is never
-taken for its own.
+Going in, the response stands between tags that it cannot close (`fenced`); it may still talk the
+judge round, as notebook 03 shows. Coming out, only the *beginning* of the reply counts, so that a
+forged judgement which the judge quotes is never taken for its own.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def means_the_same(answer: str | None, gold: str, prose: bool = False) -> bool:
     except ModuleNotFoundError as error:
         raise RuntimeError('it needs math-verify: pip install "grpo-kit[math]"') from error
     if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("math-verify's time limit is a signal: call this in the main thread.")
+        raise RuntimeError("math-verify's time limit is a signal: call it in the main thread only.")
     if not answer or len(answer) > MAX_CHARS:
         return False
     return verify(parse(f"${gold}$"), parse(answer if prose else f"${answer.strip('$')}$"))

@@ -48,7 +48,9 @@ class Failure:
     hopeless: bool = False  # every further call would fail in the same way
 
 
-_CUT_OFF = Failure("cut off", "the reply reached its limit of tokens: raise it, or stop thinking.")
+_CUT_OFF = Failure(
+    "cut off", "the reply reached its limit of tokens: raise it, or keep the judge from thinking."
+)
 
 
 def commonest_reason(failures: Sequence[Failure]) -> str:
@@ -198,8 +200,8 @@ class EndpointJudge:
         key = os.environ.get(self.api_key_env, "").strip()
         if not key or not (key.isascii() and key.isprintable()) or " " in key:
             raise ValueError(
-                f"the environment variable {self.api_key_env} holds no key (ASCII without spaces): "
-                "set it, or give api_key_env=None for an endpoint that wants no key."
+                f"the environment variable {self.api_key_env} with the key is not set, or not ASCII "
+                "without spaces: set it, or give api_key_env=None for an endpoint without keys."
             )
         return key
 

@@ -309,9 +309,7 @@ def test_a_missing_key_is_named_before_any_call(monkeypatch):
         EndpointJudge("m", base_url="http://127.0.0.1:1/v1")
     for wrong in (" \n", "two words", "two\nlines", "schlüssel"):
         monkeypatch.setenv("JUDGE_KEY", wrong)
-        with pytest.raises(
-            ValueError, match="JUDGE_KEY with the key is not set, or not ASCII"
-        ) as caught:
+        with pytest.raises(ValueError, match="JUDGE_KEY .* not set, or no plain ASCII") as caught:
             judge_at("http://127.0.0.1:1/v1")
         assert not wrong.strip() or wrong not in str(caught.value)
 

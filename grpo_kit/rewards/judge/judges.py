@@ -200,8 +200,8 @@ class EndpointJudge:
         key = os.environ.get(self.api_key_env, "").strip()
         if not key or not (key.isascii() and key.isprintable()) or " " in key:
             raise ValueError(
-                f"the environment variable {self.api_key_env} with the key is not set, or not plain "
-                "ASCII without spaces: set it, or give api_key_env=None where no key is wanted."
+                f"the environment variable {self.api_key_env} with the key is not set, or no plain "
+                "ASCII word: set it, or give api_key_env=None where no key is wanted."
             )
         return key
 

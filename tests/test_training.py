@@ -11,18 +11,19 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset
 
-from grpo_kit import backends, objective, training
+from grpo_kit import objective, training
 from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import completion_logps, generate
 from grpo_kit.models import Policy, load_policy
 from grpo_kit.rewards import accuracy_reward, format_reward
 from grpo_kit.tasks import Task
-from grpo_kit.training import Cursor, evaluate, pass_at_k, score, train
+from grpo_kit.training import Learner, PromptBatches, PromptOrder, evaluate, pass_at_k, score, train
 
 CONFIG = GRPOConfig(
     max_steps=3,
@@ -127,11 +128,11 @@ def test_micro_batches_make_the_same_update(new_policy, task, tmp_path, loss_typ
 
 
 def batch_of(policy, task, reward, config, seed: int = 0, *others):
-    cursor = Cursor(len(task.train), seed)
-    prompt_ids = policy.encode(task.train["prompt"])
+    prompts = PromptBatches(policy, task, [reward, *others], config, seed)
     generator = torch.Generator().manual_seed(seed)
-    rewards = [reward, *others]
-    return training.collect(policy, task, prompt_ids, rewards, config, cursor, generator, None)
+    state = SimpleNamespace(global_step=0, max_steps=config.max_steps)
+    (batch,) = prompts(generator, state, {})
+    return batch
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo", "cispo"])
@@ -163,8 +164,7 @@ def test_leaving_out_groups_without_spread_changes_no_gradient(new_policy, task,
     loss.backward()
     wanted = torch.cat([p.grad.flatten() for p in policy.model.parameters()]).norm().item()
     fresh = new_policy()
-    optimizer, schedule = training.make_optimizer(fresh, config)
-    stats = training.update(fresh, None, optimizer, schedule, batch, config)
+    stats = Learner(fresh, config).update(batch)
     assert stats["grad_norm"] == pytest.approx(wanted, rel=1e-4)
     assert stats["loss"] == pytest.approx(loss.item(), abs=1e-6)
 
@@ -183,8 +183,7 @@ def test_optimiser_steps_of_one_batch_divide_by_an_even_share_of_its_tokens(
     config = configure(per_device_train_batch_size=4)
     policy = new_policy()
     batch = batch_of(policy, task, vowels, config)
-    optimizer, schedule = training.make_optimizer(policy, config)
-    training.update(policy, None, optimizer, schedule, batch, config)
+    Learner(policy, config).update(batch)
     assert divisors == [batch.rollouts.mask.sum().item() / 2] * 2
 
 
@@ -195,8 +194,7 @@ def test_training_takes_log_probabilities_at_the_sampler_s_temperature(new_polic
         config = configure(temperature=0.6, importance_sampling_cap=cap, max_grad_norm=0.0)
         policy = new_policy()
         batch = batch_of(policy, task, vowels, config)
-        optimizer, schedule = training.make_optimizer(policy, config)
-        norms.append(training.update(policy, None, optimizer, schedule, batch, config)["grad_norm"])
+        norms.append(Learner(policy, config).update(batch)["grad_norm"])
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
 
 
@@ -207,8 +205,7 @@ def test_truncated_importance_weights_reach_the_loss(new_policy, task):
         policy = new_policy()
         batch = batch_of(policy, task, vowels, config)
         batch.rollouts.logps.sub_(shift)  # e times less likely to the sampler: capped at 2
-        optimizer, schedule = training.make_optimizer(policy, config)
-        norms.append(training.update(policy, None, optimizer, schedule, batch, config)["grad_norm"])
+        norms.append(Learner(policy, config).update(batch)["grad_norm"])
     assert norms[1] == pytest.approx(2 * norms[0], rel=1e-4)
 
 
@@ -217,12 +214,11 @@ def test_completions_cut_off_at_the_limit_can_be_left_out(new_policy, task):
     policy = new_policy()
     batch = batch_of(policy, task, vowels, config)
     assert not batch.rollouts.finished.any()  # so nothing at all is learnt from
-    optimizer, schedule = training.make_optimizer(policy, config)
     before = weights_of(policy)
-    assert training.update(policy, None, optimizer, schedule, batch, config)["grad_norm"] == 0.0
+    assert Learner(policy, config).update(batch)["grad_norm"] == 0.0
     assert torch.equal(before, weights_of(policy))
     batch.rollouts.finished[:] = True
-    assert training.update(policy, None, optimizer, schedule, batch, config)["grad_norm"] > 0.0
+    assert Learner(policy, config).update(batch)["grad_norm"] > 0.0
 
 
 def test_groups_without_spread_change_nothing(policy, task, tmp_path):
@@ -239,16 +235,16 @@ def test_groups_without_spread_change_nothing(policy, task, tmp_path):
 
 def test_fresh_rollouts_come_from_the_updated_weights(policy, task, tmp_path, monkeypatch):
     """What the sampler noted in each step is what the weights of that moment say."""
-    real, moments = training.update, []
+    real, moments = Learner.update, []
 
-    def spy(policy, reference, optimizer, schedule, batch, *rest):
+    def spy(learner, batch, **options):
         with torch.no_grad():
             logps, _ = completion_logps(policy.model, batch.rollouts, pad_token_id=0)
         torch.testing.assert_close(logps, batch.rollouts.logps, atol=1e-4, rtol=1e-4)
         moments.append(weights_of(policy))
-        return real(policy, reference, optimizer, schedule, batch, *rest)
+        return real(learner, batch, **options)
 
-    monkeypatch.setattr(training, "update", spy)
+    monkeypatch.setattr(Learner, "update", spy)
     config = configure(learning_rate=3e-2, eval_prompts=0)
     train(policy, task, [vowels], config, output_dir=tmp_path, seed=0)
     assert len(moments) == 3 and not torch.equal(moments[0], moments[1])
@@ -263,16 +259,15 @@ def test_what_is_left_out_is_not_in_the_divisor_either(new_policy, task):
         batch = batch_of(policy, task, vowels, config)
         batch.rollouts.finished[:] = torch.arange(8) % 2 == 0
         batch.rollouts.mask[1::2, length:] = False
-        optimizer, schedule = training.make_optimizer(policy, config)
-        norms.append(training.update(policy, None, optimizer, schedule, batch, config)["grad_norm"])
+        norms.append(Learner(policy, config).update(batch)["grad_norm"])
     assert norms[1] == pytest.approx(norms[0], rel=1e-4) and norms[0] > 0
 
 
 def test_the_reward_of_a_batch_is_the_weighted_sum_of_its_columns(policy, task):
     batch = batch_of(policy, task, vowels, configure(reward_weights=(0.5,)))
-    assert batch.rewards.tolist() == pytest.approx((0.5 * batch.table[:, 0]).tolist())
-    assert batch.metrics()["reward"] == pytest.approx(0.5 * batch.table.mean().item())
-    assert batch.table.max() > batch.table.min()
+    assert batch.rewards.tolist() == pytest.approx((0.5 * batch.rewards_per_func[:, 0]).tolist())
+    assert batch.metrics()["reward"] == pytest.approx(0.5 * batch.rewards_per_func.mean().item())
+    assert batch.rewards_per_func.max() > batch.rewards_per_func.min()
 
 
 def test_second_update_from_one_batch_has_a_ratio(policy, task, tmp_path):
@@ -349,12 +344,12 @@ def test_resuming_another_configuration_lists_the_differences(policy, task, tmp_
         train(policy, task, [vowels], other, output_dir=tmp_path, seed=0, resume=True)
 
 
-def test_the_cursor_visits_every_row_once_an_epoch_in_changing_order():
-    cursor = Cursor(5, seed=0)
-    epochs = [cursor.take(5) for _ in range(3)]
+def test_the_prompt_order_visits_every_row_once_an_epoch_in_changing_order():
+    order = PromptOrder(5, seed=0)
+    epochs = [order.take(5) for _ in range(3)]
     assert all(sorted(epoch) == list(range(5)) for epoch in epochs)
     assert epochs[0] != epochs[1] or epochs[1] != epochs[2]
-    later = Cursor(5, seed=0)
+    later = PromptOrder(5, seed=0)
     later.taken = 7
     assert later.take(3) == epochs[1][2:]
 
@@ -382,7 +377,7 @@ def test_every_completion_meets_the_columns_of_its_own_prompt(
     policy, task, monkeypatch, rounds, chunks
 ):
     """A sampler that answers with the prompt itself: what is scored must belong to the row."""
-    real = backends.generate
+    real = training.generate
 
     def parrot(model, prompt_ids, *arguments, **options):
         rollouts = real(model, prompt_ids, *arguments, **options)
@@ -401,7 +396,7 @@ def test_every_completion_meets_the_columns_of_its_own_prompt(
         seen.extend(row)
         return [(i % 2) * float(number % 2) for i, number in enumerate(row)]
 
-    monkeypatch.setattr(backends, "generate", parrot)
+    monkeypatch.setattr(training, "generate", parrot)
     batch_of(
         policy, task, compare, configure(dynamic_sampling_rounds=rounds, rollout_chunks=chunks)
     )
@@ -457,14 +452,14 @@ def test_a_part_is_judged_while_the_next_is_sampled(policy, task, monkeypatch):
     def first_token(prompts, completions, completion_ids, **columns):
         return [float(ids[0]) for ids in completion_ids]
 
-    monkeypatch.setattr(backends, "generate", generate_and_tell)
+    monkeypatch.setattr(training, "generate", generate_and_tell)
     config = configure(rollout_chunks=3)
     batch = batch_of(policy, task, judge, config, 0, first_token)
     assert len(calls) > 1 and sum(calls) == config.generation_batch_size
     assert all(n % config.num_generations == 0 for n in calls), "complete groups"
     expected = [[ids[-1], ids[0]] for ids in batch.rollouts.completion_lists()]
-    assert batch.table.tolist() == expected
-    assert len(set(batch.table[:, 0].tolist())) > 1, "or their order would not matter"
+    assert batch.rewards_per_func.tolist() == expected
+    assert len(set(batch.rewards_per_func[:, 0].tolist())) > 1, "or their order would not matter"
 
 
 def test_a_function_that_returns_an_awaitable_is_awaited_too(policy, task):
@@ -652,7 +647,7 @@ def test_a_checkpoint_older_than_the_history_beside_it_is_refused(
     def deadly(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "update", deadly)
+    monkeypatch.setattr(Learner, "update", deadly)
     with pytest.raises(KeyboardInterrupt):
         train(new_policy(), task, [vowels], config, output_dir=tmp_path, seed=0)
     monkeypatch.undo()
@@ -684,7 +679,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_good(policy, task, tmp_path, mon
         path.write_bytes(b"half a check")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(training.torch, "save", full)
+    monkeypatch.setattr(torch, "save", full)
     with pytest.raises(OSError, match="No space left"):
         train(policy, task, [vowels], CONFIG, output_dir=tmp_path, seed=0)
     assert (tmp_path / "checkpoint.pt").read_bytes() == good
@@ -697,7 +692,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(policy, task, tmp_pat
     monkeypatch.setattr(
         training.objective, "policy_loss", lambda *a, **k: real(*a, **k) * float("nan")
     )
-    with pytest.raises(RuntimeError, match="not finite at step 1"):
+    with pytest.raises(RuntimeError, match="not finite.* lower learning_rate.* at step 1"):
         train(policy, task, [vowels], CONFIG, output_dir=tmp_path, seed=0)
     assert torch.equal(before, weights_of(policy))
 
@@ -706,10 +701,13 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(policy, task, tmp_pat
     ("changes", "message"),
     [
         ({"num_generations": 1}, "num_generations is 1; a group of one"),
-        ({"loss_type": "ppo"}, "loss_type is 'ppo'; choose one of 'grpo', 'bnpo'"),
+        ({"loss_type": "ppo"}, "loss_type is 'ppo'; it should be 'grpo', 'bnpo'"),
         ({"loss_type": "cispo"}, "'cispo' needs epsilon_high"),
-        ({"importance_sampling_level": "x"}, "choose one of 'token', 'sequence'"),
-        ({"scale_rewards": "std"}, "choose one of 'group', 'batch', 'none'"),
+        (
+            {"importance_sampling_level": "x"},
+            "importance_sampling_level is 'x'; .*'token' or 'sequence'",
+        ),
+        ({"scale_rewards": "std"}, "scale_rewards is 'std'; .*'group', 'batch', 'none'"),
         ({"reward_weights": (0.0, 0.0)}, "nothing would be learnt"),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps is 0"),
         ({"per_device_train_batch_size": 0}, "per_device_train_batch_size is 0"),
@@ -717,8 +715,8 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(policy, task, tmp_pat
         ({"dynamic_sampling_rounds": -1}, "dynamic_sampling_rounds is -1"),
         ({"generation_batch_size": 10}, "must be a multiple of num_generations"),
         ({"per_device_train_batch_size": 3}, "is not a multiple of"),
-        ({"top_p": 0.9}, "top_p is 0.9 .* whole distribution"),
-        ({"top_k": 5}, "top_k is 5; training samples"),
+        ({"top_p": 0.9}, "top_p is 0.9 .* use top_p=1.0"),
+        ({"top_k": 5}, "top_k is 5; .* top_k=0"),
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"max_steps": 0}, "max_steps is 0"),
     ],
@@ -774,8 +772,8 @@ def test_a_step_whose_gradient_overflows_is_skipped_and_the_next_is_scaled_less(
 ):
     monkeypatch.setattr(Policy, "half", torch.float16)
     policy = new_policy()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
-    monkeypatch.setattr(training, "make_scaler", lambda policy: scaler)
+    real = torch.amp.GradScaler
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, _, enabled: real(device, 2.0**40))
     before = weights_of(policy)
     run = train(policy, task, [vowels], configure(max_steps=1), output_dir=tmp_path, seed=0)
     assert run.history[-1]["loss_scale"] == 2.0**39 and "grad_norm" not in run.history[-1]

@@ -19,13 +19,12 @@ from two_processes import Letters
 
 from grpo_kit import trl_bridge
 from grpo_kit.config import GRPOConfig
-from grpo_kit.lab.grid import Arm, Experiment, run_grid
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import DiversityReward, accuracy_reward, format_reward
+from grpo_kit.runs import HISTORY, RUN
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.word_problems import word_problems
-from grpo_kit.training import HISTORY, RUN
 
 SMALL = GRPOConfig(
     max_steps=2,
@@ -161,7 +160,7 @@ def test_history_and_run_file_have_the_form_of_the_kits(run):
     assert told["history"] == run.history and told["seed"] == 1 and told["start"] == run.start
     assert told["config"] == json.loads(json.dumps(dataclasses.asdict(run.config)))
     assert run.start["rewards"] == ["accuracy_reward", "format_reward"]
-    assert run.start["collector"].startswith("TRL 1.")
+    assert run.start["batch_source"].startswith("TRL 1.")
     for row in run.history:
         assert {"eval/greedy", "eval/pass@1", "eval/pass@2", "meta/p_yes"} <= set(row)
         assert all(isinstance(value, (int, float)) for value in row.values())
@@ -229,11 +228,15 @@ def test_another_run_is_not_resumed_and_a_new_one_begins_with_an_empty_folder(ne
     with pytest.raises(ValueError, match="another configuration .*learning_rate 0.001 there"):
         trained(new_policy(), tmp_path, resume=True, learning_rate=0.002)
     history = tmp_path / HISTORY
-    kept = history.read_text()
-    history.unlink()
-    with pytest.raises(ValueError, match="checkpoint-3, but not the files of its run"):
-        trained(new_policy(), tmp_path, resume=True)
-    history.write_text(kept)
+    for name, message in (
+        (HISTORY, "holds a checkpoint of step 3 and the history of another run"),
+        (trl_bridge.STARTED, "checkpoint-3, but not the files of its run"),
+    ):
+        kept = (tmp_path / name).read_text()
+        (tmp_path / name).unlink()
+        with pytest.raises(ValueError, match=message):
+            trained(new_policy(), tmp_path, resume=True)
+        (tmp_path / name).write_text(kept)
     with pytest.raises(KeyboardInterrupt):
         trained(new_policy(), tmp_path, breaks=1)
     assert trl_bridge.last_checkpoint(tmp_path) is None
@@ -246,7 +249,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_a_sentence(policy, tmp_path
     )
     whole = trainer.compute_loss
     trainer.compute_loss = lambda *a, **k: whole(*a, **k) * float("nan")
-    with pytest.raises(RuntimeError, match=r"not finite at step 1: lower learning_rate; start ag"):
+    with pytest.raises(
+        RuntimeError, match="not finite at step 1: lower learning_rate; no checkpoint"
+    ):
         trainer.train()
 
 
@@ -352,6 +357,8 @@ def test_policy_task_rewards_and_config_are_checked_first(policy, tmp_path):
 
 def test_a_grid_makes_runs_by_trl_beside_the_kits(saved_policy, tmp_path):
     """They are records of the same form, and their checkpoints do not stay."""
+    from grpo_kit.lab.grid import Arm, Experiment, run_grid
+
     profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy), config=SMALL)
     rewards = lambda *given: [format_reward]  # noqa: E731
     arms = {
@@ -362,7 +369,7 @@ def test_a_grid_makes_runs_by_trl_beside_the_kits(saved_policy, tmp_path):
     where = {"results": tmp_path / "results", "work": tmp_path / "work"}
     kit, by_trl = run_grid("both", experiment, profile, [0], **where)
     assert set(kit.evaluation) <= set(by_trl.evaluation)
-    assert by_trl.start["collector"].startswith("TRL") and by_trl.seconds > 0
+    assert by_trl.start["batch_source"].startswith("TRL") and by_trl.seconds > 0
     assert not list((tmp_path / "work").rglob("checkpoint*"))
 
 

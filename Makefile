@@ -1,7 +1,8 @@
 # The kit's commands. Each makes the virtual environment first where it is missing or out of date.
 #
 #   make reproduce   execute every notebook into runs/ and compare with the reported results (the main job)
-#   make test        the tests
+#   make test        the tests, without the slow ones: five minutes on two cores
+#   make test-all    all tests, as CI runs them
 #   make lab         JupyterLab on the notebooks
 #   make notebooks   execute the notebooks in place, outputs to be committed
 #   make smoke       every notebook in seconds, into runs/smoke
@@ -34,7 +35,7 @@ OMP_NUM_THREADS ?= 1
 export OMP_NUM_THREADS
 
 .DEFAULT_GOAL := help
-.PHONY: help venv reproduce test lab notebooks smoke experiments report results bench pretrain \
+.PHONY: help venv reproduce test test-all lab notebooks smoke experiments report results bench pretrain \
   lint constraints clean
 
 help:
@@ -56,8 +57,13 @@ $(STAMP): pyproject.toml constraints.txt
 reproduce: $(STAMP)
 	$(BIN)/grpo-kit reproduce --profile $(PROFILE) --output runs
 
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
+
 test: $(STAMP)
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+test-all: $(STAMP)
+	$(PYTEST) $(PYTEST_ARGS)
 
 lab: $(STAMP)
 	$(BIN)/jupyter lab --notebook-dir notebooks

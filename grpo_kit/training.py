@@ -343,7 +343,19 @@ class PromptBatches:
                 kept.append(_selected(*scored, chosen))
             missing = missing - len(chosen) // size
             rounds -= 1
-        batch = self._compared(*_joined(kept), config, logged, generated_tokens)
+        rollouts, rewards_per_func, examples = _joined(kept)
+        rewards = objective.combine_rewards(rewards_per_func, config.reward_weights)
+        if config.multi_objective_aggregation == "normalize_then_sum":
+            advantages = objective.decoupled_advantages(
+                rewards_per_func, size, config.reward_weights
+            )
+        else:
+            advantages = objective.group_advantages(rewards, size, config.scale_rewards)
+        names = [reward_name(reward) for reward in self.rewards]
+        batch = Batch(
+            rollouts, names, rewards_per_func, rewards, advantages, size, examples, logged,
+            generated_tokens,
+        )  # fmt: skip
         metrics |= batch.metrics() | {"generated_tokens": generated_tokens}
         yield batch
 
@@ -358,28 +370,6 @@ class PromptBatches:
             return partial(backends.sample, policy, backend=backend, **limits)
         ids = {"eos_token_ids": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
         return partial(generate, policy.model, **limits, **ids)
-
-    def _compared(
-        self,
-        rollouts: Rollouts,
-        rewards_per_func: Tensor,
-        examples: list[dict],
-        config: GRPOConfig,
-        logged: dict[str, list[float]],
-        generated_tokens: int,
-    ) -> Batch:
-        """Rewards become advantages."""
-        size, weights = config.num_generations, config.reward_weights
-        rewards = objective.combine_rewards(rewards_per_func, weights)
-        if config.multi_objective_aggregation == "normalize_then_sum":
-            advantages = objective.decoupled_advantages(rewards_per_func, size, weights)
-        else:
-            advantages = objective.group_advantages(rewards, size, config.scale_rewards)
-        names = [reward_name(reward) for reward in self.rewards]
-        return Batch(
-            rollouts, names, rewards_per_func, rewards, advantages, size, examples, logged,
-            generated_tokens,
-        )  # fmt: skip
 
     def state_dict(self) -> dict:
         return {"taken": self.order.taken}
@@ -457,6 +447,10 @@ def score(
 
 # --- update ---------------------------------------------------------------------------------------
 
+LOSS_OPTIONS = ("loss_type", "epsilon", "epsilon_high", "importance_sampling_level", "beta",
+                "use_bias_correction_kl", "max_completion_length")  # fmt: skip
+STATS_OPTIONS = ("old_logps", "advantages", "mask", "ref_logps", *LOSS_OPTIONS[:4])
+
 
 class Learner:
     """What learns from batches: AdamW over the trained weights, its schedule, the reference.
@@ -492,6 +486,7 @@ class Learner:
         in_float16 = policy.half == torch.float16
         self.scaler = torch.amp.GradScaler(policy.device.type, 2.0**12, enabled=in_float16)
         self.reference = reference_of(policy) if config.beta else None
+        self.loss_options = {name: getattr(config, name) for name in LOSS_OPTIONS}
 
     def update(self, batch: Batch, *, scheduled: bool = True) -> dict[str, float]:
         """All optimiser steps of one generation batch; returns TRL's metrics.
@@ -502,30 +497,53 @@ class Learner:
 
         Raises FloatingPointError, and leaves the weights alone, where the loss is not finite.
         """
-        config, mask = self.config, _trained_tokens(batch, self.config)
-        # Turns of one episode stay together: an optimiser step takes whole episodes.
-        index = batch.episode_index
-        episode = torch.arange(len(mask)) if index is None else index.cpu()
-        episodes, size = int(episode[-1]) + 1, config.optimizer_batch_size
-        given = self._loss_inputs(batch, mask, episode)
+        given = self._loss_inputs(batch)
         stats: dict[str, float] = {}
-        for _ in range(config.num_iterations):
+        for micro_batches, divisors in self._optimizer_batches(batch, given["mask"]):
+            loss = 0.0
+            for rows in micro_batches:
+                logps = self._logps(self.policy.model, batch, rows)
+                inputs = {name: _cut(values, rows, logps) for name, values in given.items()}
+                part = objective.policy_loss(logps, **inputs, **self.loss_options, **divisors)
+                if self.config.loss_type == "bnpo":  # local by definition: the mean of its parts
+                    part = part / len(micro_batches)
+                self.scaler.scale(part).backward()
+                loss += part.item()
+                share = self._share(inputs["mask"], given["mask"])
+                options = {**inputs, **self.loss_options}
+                ratios = objective.policy_loss_stats(
+                    logps, **{name: options[name] for name in STATS_OPTIONS}
+                )
+                for name, value in ratios.items():
+                    stats[name] = stats.get(name, 0.0) + value * share
+            step = self._optimizer_step(batch, loss, bool(micro_batches), scheduled)
+        return {**step, **stats}
+
+    def _optimizer_batches(self, batch: Batch, mask: Tensor) -> Iterator[tuple[list[Tensor], dict]]:
+        """The micro-batches of each optimiser step, and what its loss is divided by."""
+        # Turns of one episode stay together: an optimiser step takes whole episodes.
+        episode, active = _episodes(batch), self._active(batch)
+        episodes, size = int(episode[-1]) + 1, self.config.optimizer_batch_size
+        for _ in range(self.config.num_iterations):
             for start in range(0, episodes, size):
                 rows = ((start <= episode) & (episode < start + size)).nonzero()[:, 0]
                 sequences = min(start + size, episodes) - start
-                divisors = {
-                    # each optimiser step gets an even share of the batch's tokens, as in TRL
-                    "num_items_in_batch": mask.sum() * sequences / episodes,
-                    "num_sequences_in_batch": sequences,
-                }
-                micro_batches = self._micro_batches(rows[self._active(batch)[rows]], batch)
-                loss = 0.0
-                for part in micro_batches:
-                    # bnpo is local by definition: the mean of micro-batches
-                    scale = len(micro_batches) if config.loss_type == "bnpo" else 1
-                    loss += self._backward(batch, part, given, divisors, scale, stats)
-                step = self._optimizer_step(batch, loss, bool(micro_batches), scheduled)
-        return {**step, **stats}
+                yield (
+                    self._micro_batches(rows[active[rows]], batch),
+                    {
+                        # each optimiser step gets an even share of the batch's tokens, as in TRL
+                        "num_items_in_batch": mask.sum() * sequences / episodes,
+                        "num_sequences_in_batch": sequences,
+                    },
+                )
+
+    def _share(self, mask: Tensor, whole: Tensor) -> float:
+        """How much the stats of rows with `mask` count in the mean over the batch."""
+        if self.config.importance_sampling_level == "sequence":
+            share = len(mask) / len(whole)
+        else:
+            share = mask.sum().item() / max(whole.sum().item(), 1)
+        return share / self.config.num_iterations
 
     def _active(self, batch: Batch) -> Tensor:
         """(N,) bool: rows with a gradient. A KL term gives one to all; bnpo counts all tokens."""
@@ -553,9 +571,11 @@ class Learner:
             result[part, : logps.shape[1]] = logps
         return result
 
-    def _loss_inputs(self, batch: Batch, mask: Tensor, episode: Tensor) -> dict[str, Tensor | None]:
+    def _loss_inputs(self, batch: Batch) -> dict[str, Tensor | None]:
         """Arguments of `policy_loss` for all N rows, None for those that the config leaves out."""
-        config = self.config
+        config, mask = self.config, batch.rollouts.mask
+        if config.mask_truncated_completions:
+            mask = mask & batch.rollouts.finished[:, None]
         ref_logps = old_logps = weights = turn_weights = None
         if self.reference is not None:
             with self.reference() as model:
@@ -566,6 +586,7 @@ class Learner:
         if cap is not None:
             weights = objective.truncated_importance_weights(old_logps, batch.rollouts.logps, cap)
         if batch.episode_index is not None and config.loss_type == "grpo":
+            episode = _episodes(batch)
             turn_weights = (1 / episode.bincount()[episode]).to(mask.device)
         return {
             "old_logps": old_logps,
@@ -575,42 +596,6 @@ class Learner:
             "truncated_importance_weights": weights,
             "turn_weights": turn_weights,
         }
-
-    def _backward(
-        self, batch: Batch, part: Tensor, given: dict, divisors: dict, scale: int, stats: dict
-    ) -> float:
-        """Add the gradient of one micro-batch, and its share of the stats; its loss."""
-        config = self.config
-        logps = self._logps(self.policy.model, batch, part)
-        inputs = {
-            name: None if value is None else value[part][..., : logps.shape[1]]
-            if value.dim() > 1 else value[part]
-            for name, value in given.items()
-        }  # fmt: skip
-        ratio_of = {
-            name: getattr(config, name)
-            for name in ("loss_type", "epsilon", "epsilon_high", "importance_sampling_level")
-        }
-        loss = (
-            objective.policy_loss(
-                logps,
-                **inputs,
-                **ratio_of,
-                **divisors,
-                beta=config.beta,
-                use_bias_correction_kl=config.use_bias_correction_kl,
-                max_completion_length=config.max_completion_length,
-            )
-            / scale
-        )
-        self.scaler.scale(loss).backward()
-        share = inputs["mask"].sum().item() / max(given["mask"].sum().item(), 1)
-        if config.importance_sampling_level == "sequence":
-            share = len(part) / len(given["mask"])
-        del inputs["truncated_importance_weights"], inputs["turn_weights"]
-        for name, value in objective.policy_loss_stats(logps, **inputs, **ratio_of).items():
-            stats[name] = stats.get(name, 0.0) + value * share / config.num_iterations
-        return loss.item()
 
     def _optimizer_step(
         self, batch: Batch, loss: float, has_gradient: bool, scheduled: bool
@@ -674,10 +659,17 @@ class Learner:
             getattr(self, name).load_state_dict(state[name])
 
 
-def _trained_tokens(batch: Batch, config: GRPOConfig) -> Tensor:
-    """(N, T) bool."""
-    mask = batch.rollouts.mask
-    return mask & batch.rollouts.finished[:, None] if config.mask_truncated_completions else mask
+def _episodes(batch: Batch) -> Tensor:
+    """(N,) long: the episode of each row; without episodes each row is its own."""
+    rows = torch.arange(len(batch.advantages))
+    return rows if batch.episode_index is None else batch.episode_index.cpu()
+
+
+def _cut(values: Tensor | None, rows: Tensor, logps: Tensor) -> Tensor | None:
+    """The given rows, trimmed to the width of `logps` where there is a value a token."""
+    if values is None:
+        return None
+    return values[rows, : logps.shape[1]] if values.dim() == 2 else values[rows]
 
 
 # --- evaluate -------------------------------------------------------------------------------------

@@ -3,29 +3,35 @@
 Most are bugs that public implementations of GRPO have had. None of them stops a run: it goes on and
 logs numbers, which is why a test has to tell.
 
-    python tests/mutants.py    break a copy of the checkout in each of these ways, run the test, and
+    python tests/mutants.py    break the package in each of these ways, in memory, run the test, and
                                write the table to data/results/mutants.json
 
 `test_mutants.py` does the same as tests. A mutant replaces a snippet in one file of the package;
-where that snippet changes, the list here has to follow.
+where that snippet changes, the list here has to follow. One process imports what is heavy and is
+forked for each mutant, so that a mutant costs its test and little more.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
-import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib.machinery import SourceFileLoader
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 RESULTS = CHECKOUT / "data" / "results" / "mutants.json"
 TIMEOUT = 600  # seconds that a run of tests may take
+HEAVY = "torch transformers datasets pandas scipy.stats pydantic anyio hypothesis pytest".split()
 
 
 @dataclass(frozen=True)
@@ -65,17 +71,16 @@ MUTANTS = (
         "none-is-0",
         "A reward that is missing (None) counts as 0, which moves the advantages of its siblings.",
         "grpo_kit/objective.py",
-        "return (table[:, used] * weights[used]).sum(dim=1)",
-        "return (table[:, used].nan_to_num(0.0) * weights[used]).sum(dim=1)",
+        "return (rewards_per_func[:, used] * weights[used]).sum(dim=1)",
+        "return (rewards_per_func[:, used].nan_to_num(0.0) * weights[used]).sum(dim=1)",
         "tests/test_objective.py::test_one_unscored_reward_leaves_siblings_alone",
     ),
     Mutant(
         "group-constant",
         "A constant is added to the rewards of one group, which centring hides from the update.",
         "grpo_kit/training.py",
-        "    combined = objective.combine_rewards(table, config.reward_weights)\n    size =",
-        "    combined = objective.combine_rewards(table, config.reward_weights)\n"
-        "    combined[: config.num_generations] += 0.25\n    size =",
+        "        if config.multi_objective_aggregation ==",
+        "        rewards[:size] += 0.25\n        if config.multi_objective_aggregation ==",
         "tests/test_training.py::test_the_reward_of_a_batch_is_the_weighted_sum_of_its_columns",
     ),
     Mutant(
@@ -83,8 +88,8 @@ MUTANTS = (
         "Completions are scored by other prompts' answers: they stand prompt by prompt, the data's "
         "columns round by round.",
         "grpo_kit/training.py",
-        "return [example for group in repeated for example in group]",
-        "return [example for group in zip(*repeated, strict=True) for example in group]",
+        "[example for row in chunk for example in [self.rows[row]] * size]",
+        "[self.rows[row] for row in chunk] * size",
         "tests/test_training.py::test_every_completion_meets_the_columns_of_its_own_prompt[1-0]",
     ),
     # --- the loss ---------------------------------------------------------------------------------
@@ -108,8 +113,8 @@ MUTANTS = (
         "truncated-in-the-divisor",
         "Truncated completions are left out of the loss, and their tokens still divide it.",
         "grpo_kit/training.py",
-        "tokens = mask.sum() * sequences / episodes",
-        "tokens = rollouts.mask.sum() * sequences / episodes",
+        '"num_items_in_batch": mask.sum() * sequences / episodes',
+        '"num_items_in_batch": batch.rollouts.mask.sum() * sequences / episodes',
         "tests/test_training.py::test_what_is_left_out_is_not_in_the_divisor_either",
     ),
     Mutant(
@@ -125,16 +130,16 @@ MUTANTS = (
         "micro-batches-averaged",
         "Losses of micro-batches are averaged, though each is already its share of the whole.",
         "grpo_kit/training.py",
-        'if config.loss_type == "bnpo":  # local by definition: the mean of micro-batches',
-        "if True:",
+        'if self.config.loss_type == "bnpo":  # local',
+        "if True:  # local",
         "tests/test_training.py::test_micro_batches_make_the_same_update[dapo]",
     ),
     Mutant(
         "old-logps-anew",
         "Old log-probabilities are computed anew at every update, so that the ratio is always 1.",
         "grpo_kit/training.py",
-        "old_logps=None if old_logps is None else old_logps[cut],",
-        "old_logps=logps.detach(),",
+        "part = objective.policy_loss(logps, **inputs,",
+        'part = objective.policy_loss(logps, **inputs | {"old_logps": logps.detach()},',
         "tests/test_training.py::test_second_update_from_one_batch_has_a_ratio",
     ),
     # --- sampling and scoring tokens --------------------------------------------------------------
@@ -183,8 +188,8 @@ MUTANTS = (
         "temperature-forgotten",
         "The temperature is used in sampling and left out of the trainer's log-probabilities.",
         "grpo_kit/training.py",
-        "model, part, temperature=config.temperature, pad_token_id=policy.pad_token_id",
-        "model, part, pad_token_id=policy.pad_token_id",
+        "temperature=self.config.temperature,\n                pad_token_id",
+        "pad_token_id",
         "tests/test_training.py::"
         "test_training_takes_log_probabilities_at_the_sampler_s_temperature",
     ),
@@ -193,8 +198,8 @@ MUTANTS = (
         "resume-repeats-prompts",
         "A resumed run forgets which prompts it has had and begins with the first ones anew.",
         "grpo_kit/training.py",
-        'self.cursor.taken = state["taken"]',
-        "self.cursor.taken = 0",
+        'self.order.taken = state["taken"]',
+        "self.order.taken = 0",
         "tests/test_training.py::test_a_killed_and_resumed_run_equals_an_unbroken_one[3]",
     ),
     Mutant(
@@ -296,36 +301,13 @@ MUTANTS = (
     ),
 )
 
-# pytest reads it before any test: no other grpo_kit, such as an installed one, may be imported.
-ROOT_CONFTEST = """\
-from pathlib import Path
 
-import grpo_kit
-
-HERE = Path(__file__).resolve().parent
-assert Path(grpo_kit.__file__).resolve().parent.parent == HERE, f"{grpo_kit} is not of {HERE}"
-"""
-
-
-def copy_of_the_kit(folder: Path) -> Path:
-    """A copy of package and tests in the new `folder`, whose tests import the copy; data linked."""
-    folder.mkdir()
-    for name in ("grpo_kit", "tests"):
-        shutil.copytree(
-            CHECKOUT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    shutil.copy(CHECKOUT / "pyproject.toml", folder)
-    (folder / "data").symlink_to(CHECKOUT / "data", target_is_directory=True)
-    (folder / "conftest.py").write_text(ROOT_CONFTEST)
-    return folder
-
-
-def broken(mutant: Mutant, root: Path = CHECKOUT) -> str:
+def broken(mutant: Mutant) -> str:
     """The text of the mutant's file with the break in it.
 
-    Raises ValueError where the file under `root` is no longer the one that the mutant was made for.
+    Raises ValueError where the file is no longer the one that the mutant was made for.
     """
-    text = (root / mutant.file).read_text()
+    text = (CHECKOUT / mutant.file).read_text()
     if (count := text.count(mutant.old)) != 1:
         raise ValueError(
             f"mutant {mutant.name}: {mutant.old!r} occurs {count} times in {mutant.file}, where it "
@@ -334,65 +316,123 @@ def broken(mutant: Mutant, root: Path = CHECKOUT) -> str:
     return text.replace(mutant.old, mutant.new)
 
 
-def run_tests(folder: Path, *nodes: str) -> subprocess.CompletedProcess:
-    """pytest on some tests of a copy, in a process of its own."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    environment |= {
-        "PYTHONPATH": str(folder),
-        "COLUMNS": "400",  # no line of the summary is cut
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # nbval's imports take longer than torch's
-    }
+class BrokenModule(SourceFileLoader):
+    """Finds and loads one module of the package with the break in it."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        name = mutant.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        super().__init__(name, str(CHECKOUT / mutant.file))
+        self.source = broken(mutant)
+
+    def find_spec(self, name, path=None, target=None):
+        if name == self.name:
+            return spec_from_file_location(name, self.path, loader=self)
+        return None
+
+    def get_code(self, fullname):
+        return compile(self.source, self.path, "exec", dont_inherit=True)
+
+
+def forked(run: Callable[[], int]) -> tuple[int, str]:
+    """Exit status (minus the signal, if one ended it) and output of `run`, in a child process."""
+    with tempfile.TemporaryFile() as output:
+        if (child := os.fork()) == 0:
+            status = 99
+            try:
+                os.dup2(output.fileno(), 1)
+                os.dup2(output.fileno(), 2)
+                signal.alarm(TIMEOUT)
+                status = run()
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        output.seek(0)
+        return status, output.read().decode(errors="replace")
+
+
+def run_tests(*nodes: str, mutant: Mutant | None = None) -> int:
+    """pytest on some tests of the checkout, with the package broken if a mutant is given."""
+    import pytest
+
+    finder = mutant and BrokenModule(mutant)
+    if finder:
+        sys.meta_path.insert(0, finder)
     options = "-x -q -rA --tb=short --color=no -p no:cacheprovider".split()
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *nodes, *options, f"--basetemp={folder / '.pytest'}"],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        status = pytest.main([*nodes, *options, f"--basetemp={folder}/t", f"--rootdir={CHECKOUT}"])
+    loaded = finder and sys.modules.get(finder.name)
+    if loaded and loaded.__spec__.loader is not finder:
+        raise RuntimeError(f"{finder.name} was imported from {loaded.__file__}, unbroken")
+    return status
 
 
-def survived(mutant: Mutant, folder: Path) -> str:
-    """Break a copy in the new `folder` and run the test: "" if it killed the mutant, else why not.
+def survived(mutant: Mutant) -> str:
+    """Run the mutant's test on the broken package: "" if it killed the mutant, else why not.
 
-    It has to fail in an assertion. An exception would say that the mutant cannot run at all, or
-    that the copy is not complete.
+    It has to fail in an assertion. An exception would say that the mutant cannot run at all.
     """
-    copy_of_the_kit(folder)
-    (folder / mutant.file).write_text(broken(mutant, folder))
-    try:
-        done = run_tests(folder, mutant.killed_by)
-    except subprocess.TimeoutExpired:
-        return f"mutant {mutant.name}: {mutant.killed_by} took longer than {TIMEOUT} s."
+    status, output = forked(lambda: run_tests(mutant.killed_by, mutant=mutant))
     failed = re.escape(f"FAILED {mutant.killed_by} - ") + "(assert |AssertionError)"
-    if done.returncode == 1 and re.search(f"^{failed}", done.stdout, re.MULTILINE):
+    if status == 1 and re.search(f"^{failed}", output, re.MULTILINE):
         return ""
     return (
         f"mutant {mutant.name} lives: {mutant.killed_by} should fail in an assertion (exit status "
-        f"1), pytest ended with {done.returncode}\n{done.stdout}{done.stderr}"
+        f"1), pytest ended with {status}\n{output}"
     )
+
+
+def unbroken() -> str:
+    """Run what kills mutants on the package as it is: "" if all passes, else the output."""
+    nodes = sorted({mutant.killed_by for mutant in MUTANTS})
+    status, output = forked(lambda: run_tests(*nodes))
+    passed = {line.removeprefix("PASSED ") for line in output.splitlines()} & set(nodes)
+    return "" if status == 0 and passed == set(nodes) else output
+
+
+def warm_up() -> None:
+    """Import what every fork needs, and nothing of the kit."""
+    os.chdir(CHECKOUT)
+    sys.path.insert(0, str(CHECKOUT))
+    for name in [name for name in os.environ if name.startswith("PYTEST_")]:
+        del os.environ[name]
+    os.environ["COLUMNS"] = "400"  # no line of the summary is cut
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # nbval's imports take longer than torch's
+    for name in HEAVY:
+        importlib.import_module(name)
+    assert not any(name.split(".")[0] == "grpo_kit" for name in sys.modules)
+
+
+def serve() -> None:
+    """Answer each line of stdin, a mutant's name or "unbroken", with a line of JSON."""
+    named = {mutant.name: mutant for mutant in MUTANTS}
+    for line in sys.stdin:
+        name = line.strip()
+        print(json.dumps(unbroken() if name == "unbroken" else survived(named[name])), flush=True)
 
 
 def main() -> int:
     """Run all mutants, write the table, print it; 1 if one lives."""
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for mutant in MUTANTS:
-            started = time.perf_counter()
-            why = survived(mutant, Path(folder) / mutant.name)
-            row = asdict(mutant) | {
-                "killed": not why,
-                "seconds": round(time.perf_counter() - started, 1),
-            }
-            rows.append({k: v for k, v in row.items() if k not in ("old", "new")})
-            print(f"{'killed' if not why else 'LIVES'} {row['seconds']:5.1f} s  {mutant.name}")
-            if why:
-                print(why)
+    for mutant in MUTANTS:
+        started = time.perf_counter()
+        why = survived(mutant)
+        row = asdict(mutant) | {
+            "killed": not why,
+            "seconds": round(time.perf_counter() - started, 1),
+        }
+        rows.append({k: v for k, v in row.items() if k not in ("old", "new")})
+        print(f"{'killed' if not why else 'LIVES'} {row['seconds']:5.1f} s  {mutant.name}")
+        if why:
+            print(why)
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"{sum(row['killed'] for row in rows)} of {len(rows)} killed: {RESULTS}")
     return int(not all(row["killed"] for row in rows))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # a thread pool would not live through a fork
+    warm_up()
+    sys.exit(serve() if "--serve" in sys.argv else main())

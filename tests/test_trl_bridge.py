@@ -115,11 +115,7 @@ def test_what_the_config_decides_is_not_overridden(policy, tmp_path, name):
         trl_bridge.trl_config(SMALL, policy, output_dir=str(tmp_path), **{name: 3})
 
 
-@given(
-    processes=st.integers(1, 8),
-    rows=st.integers(1, 32),
-    passes=st.integers(1, 12),
-)
+@given(processes=st.integers(1, 8), rows=st.integers(1, 32), passes=st.integers(1, 12))
 def test_an_optimiser_step_has_as_many_completions_whoever_shares_them(processes, rows, passes):
     config = small(
         num_generations=2,

@@ -103,15 +103,9 @@ def cosine(a, b):
     return torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0).item()
 
 
-# --- the world itself -----------------------------------------------------------------------------
-
-
 def test_every_completion_is_there_once():
     assert N == len(set(COMPLETIONS)) == 15 and len(PREFIXES) == 7
     assert completion_logps(POLICY).exp().sum().item() == pytest.approx(1, abs=1e-12)
-
-
-# --- the estimator against the exact policy gradient ----------------------------------------------
 
 
 @pytest.mark.parametrize("rewards", [BINARY, GRADED], ids=["binary", "graded"])
@@ -182,9 +176,6 @@ def test_token_mean_over_all_pairs(loss_type):
     assert_same(got, gradient(want))
 
 
-# --- each loss's gradient against an independent formula ------------------------------------------
-
-
 def numpy_gradient(loss_type, level, beta, correction, advantages, eps_low=0.2, eps_high=0.3):
     """Gradient in the logits, from the chain rule written out for one token after another."""
     log_pi, log_old, log_ref = (
@@ -245,9 +236,6 @@ def test_gradient_equals_the_chain_rule_written_out(loss_type, level, beta, corr
     )
     oracle = numpy_gradient(loss_type, level, beta, correction, advantages, eps_high=high)
     assert_same(gradient(loss), torch.tensor(oracle), rtol=1e-12)
-
-
-# --- KL estimators --------------------------------------------------------------------------------
 
 
 def finite_differences(f, logits, h=1e-6):

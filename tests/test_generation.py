@@ -35,9 +35,6 @@ def plain_logps(model, prompt, completion, temperature=1.0):
     return logps.gather(1, torch.tensor(completion)[:, None])[:, 0]
 
 
-# --- sampling -------------------------------------------------------------------------------------
-
-
 def test_ragged_greedy_rows_equal_their_single_row_decode(policy):
     together = sample(policy, PROMPTS, 2, do_sample=False)
     assert together.prompt_index.tolist() == [0, 0, 1, 1, 2, 2]
@@ -96,13 +93,6 @@ def test_mask_counts_the_eos_even_where_it_is_the_padding_id(policy):
 def test_a_padding_id_inside_a_completion_keeps_its_mask(policy):
     plain = greedy(policy)
     assert greedy(policy, pad_token_id=plain[1][0]) == plain
-
-
-def test_entropy_is_that_of_the_sampling_distribution(policy):
-    rollouts = sample(policy, PROMPTS[:1])
-    logits = policy.model(torch.tensor(PROMPTS[:1])).logits[0, -1]
-    expected = torch.distributions.Categorical(logits=logits).entropy()
-    torch.testing.assert_close(rollouts.entropies[0, 0], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_sampling_follows_the_distribution(policy):
@@ -190,9 +180,6 @@ def test_a_cache_with_room_holds_what_transformers_own_would(seed):
             break
         for layer in (roomy, own):
             layer.batch_select_indices(kept)
-
-
-# --- scoring --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -14,19 +14,14 @@ PROMPT = [{"role": "user", "content": "Mia has 3 coins."}]
 
 
 @pytest.fixture
-def folder(saved_policy):
-    return saved_policy
-
-
-@pytest.fixture
 def own_tokenizer(policy):
     """The policy's tokenizer, which a test may change."""
     policy.tokenizer = copy.deepcopy(policy.tokenizer)
     return policy.tokenizer
 
 
-def test_a_saved_policy_loads_again_from_its_folder(policy, folder):
-    again = load_policy(folder)
+def test_a_saved_policy_loads_again_from_its_folder(policy, saved_policy):
+    again = load_policy(saved_policy)
     assert again.encode([PROMPT]) == policy.encode([PROMPT])
     ids = torch.tensor(policy.encode([PROMPT]))
     torch.testing.assert_close(again.model(ids).logits, policy.model(ids).logits)
@@ -34,42 +29,26 @@ def test_a_saved_policy_loads_again_from_its_folder(policy, folder):
     assert again.context_length == 512
 
 
-def test_several_eos_ids_of_the_generation_config_are_all_used(policy):
-    policy.model.generation_config.eos_token_id = [9, 7]
-    assert policy.eos_token_ids == sorted({7, 9, policy.tokenizer.eos_token_id})
-
-
-def test_the_token_that_ends_a_turn_ends_a_completion_whatever_the_eos_is(policy, own_tokenizer):
-    """Qwen2.5's base models name another token as EOS."""
-    end, other = own_tokenizer.eos_token_id, own_tokenizer.pad_token_id
+def test_every_eos_and_the_token_that_ends_a_turn_end_a_completion(policy, own_tokenizer):
+    """Qwen2.5's base models end a turn by a token that they do not name as EOS."""
+    end_of_turn = own_tokenizer.eos_token_id
     own_tokenizer.eos_token = own_tokenizer.pad_token
-    policy.model.generation_config.eos_token_id = other
-    assert policy.eos_token_ids == sorted({end, other})
+    policy.model.generation_config.eos_token_id = [9, 7]
+    assert policy.eos_token_ids == sorted({7, 9, end_of_turn, own_tokenizer.pad_token_id})
 
 
-# --- copies and adapters --------------------------------------------------------------------------
-
-
-def test_lora_trains_its_own_weights_alone(folder):
-    policy = load_policy(folder, lora_rank=2)
-    trained = [name for name, p in policy.model.named_parameters() if p.requires_grad]
-    assert trained and all("lora" in name for name in trained)
-
-
-def test_an_adapter_begins_the_same_each_time_and_leaves_the_random_numbers_alone(folder):
-    torch.manual_seed(7)
-    expected = torch.rand(3)
-    torch.manual_seed(7)
-    first = load_policy(folder, lora_rank=2).model.state_dict()
-    assert torch.equal(torch.rand(3), expected)
-    second = load_policy(folder, lora_rank=2).model.state_dict()
-    adapters = [name for name in first if "lora_A" in name]
-    assert adapters and all(torch.equal(first[name], second[name]) for name in adapters)
+def test_lora_trains_its_own_weights_alone_and_begins_the_same_each_time(saved_policy):
+    before = torch.get_rng_state()
+    models = [load_policy(saved_policy, lora_rank=2).model for _ in range(2)]
+    assert torch.equal(torch.get_rng_state(), before), "it leaves the random numbers alone"
+    first, second = ({n: p for n, p in m.named_parameters() if p.requires_grad} for m in models)
+    assert first and all("lora" in name for name in first)
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
-def test_the_reference_stays_what_the_policy_was(folder, lora_rank):
-    policy = load_policy(folder, lora_rank=lora_rank)
+def test_the_reference_stays_what_the_policy_was(saved_policy, lora_rank):
+    policy = load_policy(saved_policy, lora_rank=lora_rank)
     ids = torch.tensor(policy.encode([PROMPT]))
     before = policy.model(ids).logits.detach()
     reference = reference_of(policy)
@@ -93,36 +72,33 @@ def test_a_frozen_copy_is_independent(policy):
     assert hashes[0] == hashes[1] == after[1] != after[0]
 
 
-# --- what cannot be loaded ------------------------------------------------------------------------
-
-
-def test_a_folder_without_safetensors_is_refused(folder):
-    (folder / "model.safetensors").unlink()
-    torch.save({}, folder / "pytorch_model.bin")
+def test_a_folder_without_safetensors_is_refused(saved_policy):
+    (saved_policy / "model.safetensors").unlink()
+    torch.save({}, saved_policy / "pytorch_model.bin")
     with pytest.raises(RuntimeError, match="taken as safetensors only"):
-        load_policy(folder)
+        load_policy(saved_policy)
 
 
-def test_an_interrupted_download_says_so(folder):
-    weights = folder / "model.safetensors"
+def test_an_interrupted_download_says_so(saved_policy):
+    weights = saved_policy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     with pytest.raises(RuntimeError, match="interrupted; delete that file and fetch it again"):
-        load_policy(folder)
+        load_policy(saved_policy)
 
 
-def test_tokenizer_and_model_of_different_revisions_are_refused(folder, own_tokenizer):
+def test_tokenizer_and_model_of_different_revisions_are_refused(saved_policy, own_tokenizer):
     own_tokenizer.add_tokens([f"new {i}" for i in range(500)])
-    own_tokenizer.save_pretrained(folder)
+    own_tokenizer.save_pretrained(saved_policy)
     with pytest.raises(ValueError, match=r"has \d+ tokens and the model \d+: .*fetch both"):
-        load_policy(folder)
+        load_policy(saved_policy)
 
 
-def test_a_tokenizer_without_chat_template_is_refused(folder, own_tokenizer):
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
+def test_a_tokenizer_without_chat_template_is_refused(saved_policy, own_tokenizer):
+    (saved_policy / "chat_template.jinja").unlink(missing_ok=True)
     own_tokenizer.chat_template = None
-    own_tokenizer.save_pretrained(folder)
+    own_tokenizer.save_pretrained(saved_policy)
     with pytest.raises(ValueError, match="has no chat template"):
-        load_policy(folder)
+        load_policy(saved_policy)
 
 
 def test_a_model_that_can_be_had_nowhere_says_how_to_get_it():

@@ -66,9 +66,6 @@ def gradient(loss, logps):
     return grad
 
 
-# --- rewards --------------------------------------------------------------------------------------
-
-
 def test_rewards_are_summed_with_their_weights_where_all_that_count_were_scored():
     rewards = torch.tensor([[1.0, 0.1], [0.0, -0.1], [1.0, NAN], [NAN, NAN]])
     for weights, expected in (
@@ -89,9 +86,6 @@ def test_one_unscored_reward_leaves_siblings_alone():
     torch.testing.assert_close(with_timeout[[0, 1, 3]], without)
     as_zero = group_advantages(combine_rewards(rewards.nan_to_num(0.0)), 4)
     assert not torch.allclose(as_zero[[0, 1, 3]], without)  # counting 0 would have moved them
-
-
-# --- advantages -----------------------------------------------------------------------------------
 
 
 def test_std_has_ddof_one_and_epsilon_1e_4():
@@ -190,9 +184,6 @@ def test_what_is_not_scored_by_one_reward_moves_no_sibling_where_each_is_normali
     assert weighted[0] > 0, "a reward without weight takes nobody out"
 
 
-# --- KL -------------------------------------------------------------------------------------------
-
-
 def test_k3_is_never_negative_and_zero_only_at_the_reference():
     # PITFALLS 20. In float32, exp(d) - d - 1 is negative for many small d.
     d = torch.cat([torch.logspace(-8, 1, 2000), -torch.logspace(-8, 1, 2000)])
@@ -201,8 +192,6 @@ def test_k3_is_never_negative_and_zero_only_at_the_reference():
     assert (kl_estimate(logps, logps) == 0).all()
     assert ((d.exp() - d - 1) < 0).any()  # the trap is real
 
-
-# --- the loss -------------------------------------------------------------------------------------
 
 # Two completions of 2 and 1 tokens; ratios 1.5, 0.5 and 0.9; advantages 1 and -2.
 # Clipped terms: min(1.5, 1.2) = 1.2 · min(0.5, 0.8) = 0.5 · min(-1.8, -1.8) = -1.8.

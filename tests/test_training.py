@@ -48,9 +48,6 @@ def losses(monkeypatch):
     return calls
 
 
-# --- learning -------------------------------------------------------------------------------------
-
-
 def test_a_reward_that_can_be_raised_is_raised(policy, tmp_path):
     config = configure(max_steps=25, generation_batch_size=32, learning_rate=5e-3, eval_prompts=0)
     run = train(policy, TASK, [even_ids], config, output_dir=tmp_path, seed=0)
@@ -83,10 +80,10 @@ def test_micro_batches_make_the_same_update(new_policy, loss_type):
         grad_norm(
             new_policy(),
             loss_type=loss_type,
-            epsilon_high=5.0 if loss_type == "cispo" else None,
+            epsilon_high=5.0,
             per_device_train_batch_size=size,
             gradient_accumulation_steps=8 // size,
-        )
+        )  # fmt: skip
         for size in (8, 4, 2)
     )
     assert parts == pytest.approx([whole] * 2, rel=0.5 if loss_type == "bnpo" else 1e-4)
@@ -94,29 +91,18 @@ def test_micro_batches_make_the_same_update(new_policy, loss_type):
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_leaving_out_groups_without_spread_changes_no_gradient(new_policy, loss_type):
-    """Against a loss over all rows, each run by itself through the model."""
+    """Against a loss over all rows."""
 
     def first_group_only(completion_ids, **columns):
         return [float(i) if i < 4 else 1.0 for i in range(len(completion_ids))]
 
-    config = configure(loss_type=loss_type, epsilon_high=5.0, max_grad_norm=0.0)
-    policy = new_policy()
+    kind = {"loss_type": loss_type, "epsilon_high": 5.0}
+    config, policy = configure(max_grad_norm=0.0, **kind), new_policy()
     batch = batch_of(policy, config, first_group_only)
     assert (batch.advantages != 0).tolist() == [True] * 4 + [False] * 4
-    rollouts = batch.rollouts
-    logps = torch.zeros(rollouts.mask.shape)
-    for i in range(8):
-        own = completion_logps(policy.model, rollouts.select(torch.tensor([i])), pad_token_id=0)[0]
-        logps = logps.index_put((torch.tensor(i), torch.arange(own.shape[1])), own[0])
+    logps, _ = completion_logps(policy.model, batch.rollouts, pad_token_id=0)
     loss = objective.policy_loss(
-        logps,
-        None,
-        batch.advantages,
-        rollouts.mask,
-        loss_type=loss_type,
-        epsilon_high=5.0,
-        max_completion_length=config.max_completion_length,
-        num_items_in_batch=rollouts.mask.sum(),
+        logps, None, batch.advantages, batch.rollouts.mask, max_completion_length=8, **kind
     )
     loss.backward()
     expected = torch.cat([p.grad.flatten() for p in policy.model.parameters()]).norm().item()
@@ -276,9 +262,6 @@ def test_a_step_whose_gradient_overflows_is_skipped_and_the_next_is_scaled_less(
     assert torch.equal(weights_of(policy), before)
 
 
-# --- kill and resume ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("killed_in_step", [0, 1, 3])
 def test_a_killed_and_resumed_run_equals_an_unbroken_one(new_policy, tmp_path, killed_in_step):
     config = configure(max_steps=4, save_steps=2, num_iterations=2, eval_steps=1)
@@ -325,9 +308,6 @@ def test_a_checkpoint_of_another_reward_task_or_model_is_refused(new_policy, tmp
     ):
         with pytest.raises(ValueError, match=message):
             train(policy, task, rewards, **options, resume=True)
-
-
-# --- sampling and scoring -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rounds", [0, 3])
@@ -418,8 +398,6 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(policy, tmp_path, mon
     assert torch.equal(before, weights_of(policy))
 
 
-# --- what does not fit together -------------------------------------------------------------------
-
 LONG = Dataset.from_list(
     [{"prompt": [{"role": "user", "content": "a 1 " * 600}], "answer": "1", "row": 0}]
 )
@@ -450,9 +428,6 @@ def test_what_does_not_fit_together_is_refused_before_the_first_step(
     with pytest.raises(ValueError, match=message):
         train(policy, task, [reward], configure(**changes), output_dir=tmp_path, seed=0)
     assert not (tmp_path / "history.jsonl").exists()
-
-
-# --- evaluation -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,6 @@ def trained(policy, folder, reward, **changes):
     return trl_bridge.train(policy, word_problems(), [reward], config, output_dir=folder, seed=0)
 
 
-# --- the config -----------------------------------------------------------------------------------
-
-
 def test_every_field_is_mapped_or_refused():
     known = (*trl_bridge.SAME, *trl_bridge.REFUSED, *trl_bridge.OURS)
     assert sorted(known) == sorted(field.name for field in dataclasses.fields(GRPOConfig))
@@ -128,9 +125,6 @@ def test_what_has_another_name_arrives_too(trl_config, changes, expected):
 def test_what_trl_cannot_do_or_the_config_decides_is_refused(trl_config, changes, message):
     with pytest.raises(ValueError, match=message):
         trl_config(**changes)
-
-
-# --- a run ----------------------------------------------------------------------------------------
 
 
 def test_history_and_run_file_have_the_form_of_the_kits(policy, tmp_path):
@@ -318,9 +312,6 @@ def test_a_grid_makes_runs_by_trl_beside_the_kits(saved_policy, tmp_path):
     assert not list((tmp_path / "work").rglob("checkpoint*"))
 
 
-# --- several processes ----------------------------------------------------------------------------
-
-
 def launch(*arguments) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port",
@@ -380,9 +371,6 @@ def test_where_one_process_is_killed_the_other_says_so_and_the_run_can_be_resume
     assert process.returncode == 0, output[-2000:]
     rows = [json.loads(line) for line in (tmp_path / "run" / HISTORY).read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(7))
-
-
-# --- launching ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

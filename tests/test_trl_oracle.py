@@ -2,7 +2,7 @@
 
 TRL's side is the real `GRPOTrainer` with a tiny random Qwen2: its `_compute_loss` with its fused LM
 head, and its own generation step for the advantages. Our side is a plain `log_softmax(logits / T)`
-and `grpo_kit.objective`. Nothing is downloaded.
+and `grpo_kit.objective`.
 """
 
 import math
@@ -11,8 +11,6 @@ import pytest
 import torch
 import trl
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_kit.objective import (
     IMPORTANCE_SAMPLING_LEVELS,
@@ -26,33 +24,10 @@ from grpo_kit.objective import (
 )
 
 N, PROMPT, LENGTH = 6, 5, 7  # completions, prompt tokens, completion tokens
-VOCABULARY = 97
-PAD = 0
 TEMPERATURES = (1.0, 0.7)
 WEIGHTS = [1.0, 0.5]
 of_each_loss = pytest.mark.parametrize("loss_type", LOSS_TYPES)
 of_each_level = pytest.mark.parametrize("level", IMPORTANCE_SAMPLING_LEVELS)
-
-
-def tiny_model():
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
-        pad_token_id=PAD, bos_token_id=1, eos_token_id=2, architectures=["Qwen2ForCausalLM"],
-        initializer_range=0.3,  # uneven distributions, so that a temperature shows
-    )  # fmt: skip
-    return Qwen2ForCausalLM(config)
-
-
-def tiny_tokenizer():
-    words = ["<pad>", "<bos>", "<eos>", "<unk>"] + [f"w{i}" for i in range(VOCABULARY - 4)]
-    core = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>",
-        unk_token="<unk>", padding_side="left",
-    )  # fmt: skip
 
 
 SCORES = {"first": [], "second": []}  # what the two rewards below answer next
@@ -67,7 +42,7 @@ def second(completions, **columns):
 
 
 @pytest.fixture(scope="module")
-def trainers(tmp_path_factory):
+def trainers(tmp_path_factory, new_policy):
     """One trainer a temperature, as the fused LM head is patched with it; the rest is set later."""
     trainers = {}
     for temperature in TEMPERATURES:
@@ -77,13 +52,8 @@ def trainers(tmp_path_factory):
             per_device_train_batch_size=N, gradient_accumulation_steps=1, num_generations=3,
             max_completion_length=LENGTH, temperature=temperature, reward_weights=WEIGHTS,
         )  # fmt: skip
-        trainer = trl.GRPOTrainer(
-            model=tiny_model(),
-            reward_funcs=[first, second],
-            args=args,
-            train_dataset=Dataset.from_dict({"prompt": ["w1 w2 w3", "w4 w5"] * 4}),
-            processing_class=tiny_tokenizer(),
-        )
+        policy, data = new_policy(), Dataset.from_dict({"prompt": ["12 coins", "Mia"] * 4})
+        trainer = trl.GRPOTrainer(policy.model, [first, second], args, data, None, policy.tokenizer)
         trainer.current_gradient_accumulation_steps = 1  # the training loop would set it
         trainer.model.train()
         trainers[temperature] = trainer
@@ -91,20 +61,21 @@ def trainers(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def rollouts():
+def rollouts(tokenizer):
     """Ragged completions with left-padded prompts; the pad id also stands *inside* a completion."""
     g = torch.Generator().manual_seed(3)
-    prompt_ids = torch.randint(4, VOCABULARY, (N, PROMPT), generator=g)
-    completion_ids = torch.randint(4, VOCABULARY, (N, LENGTH), generator=g)
+    prompt_ids = torch.randint(10, len(tokenizer), (N, PROMPT), generator=g)
+    completion_ids = torch.randint(10, len(tokenizer), (N, LENGTH), generator=g)
+    pad = tokenizer.pad_token_id
     prompt_mask = torch.ones(N, PROMPT, dtype=torch.long)
     prompt_mask[3:, :2] = 0
     lengths = torch.tensor([7, 4, 1, 6, 2, 5])
     completion_mask = (torch.arange(LENGTH) < lengths[:, None]).long()
-    completion_ids[3, 2] = PAD
+    completion_ids[3, 2] = pad
     return {
-        "prompt_ids": prompt_ids.masked_fill(prompt_mask == 0, PAD),
+        "prompt_ids": prompt_ids.masked_fill(prompt_mask == 0, pad),
         "prompt_mask": prompt_mask,
-        "completion_ids": completion_ids.masked_fill(completion_mask == 0, PAD),
+        "completion_ids": completion_ids.masked_fill(completion_mask == 0, pad),
         "completion_mask": completion_mask,
         "advantages": torch.tensor([1.2, -0.7, -0.5, 0.9, -1.1, 0.2]),
         "num_items_in_batch": completion_mask.sum(),
@@ -177,9 +148,6 @@ def assert_same(trainer, theirs, ours, atol=0.0):
     assert (our_grad - their_grad).norm() <= 1e-5 * their_grad.norm()
 
 
-# --- loss and gradient ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @of_each_level
 @pytest.mark.parametrize(("beta", "correction"), [(0.0, True), (0.05, True), (0.05, False)])
@@ -248,14 +216,11 @@ def test_truncated_importance_sampling_is_trls(trainers, rollouts, loss_type, mo
     assert_same(trainer, theirs, our_loss(trainer, batch, truncated_importance_weights=weights))
 
 
-# --- advantages -----------------------------------------------------------------------------------
-
-
 def trl_advantages(trainer, first_scores, second_scores):
     """Let TRL generate two groups of three, give them these scores, and return its advantages."""
     SCORES.update(first=first_scores, second=second_scores)
     trainer.beta = 0.0  # no reference is needed
-    prompts = [{"prompt": "w1 w2 w3"}] * 3 + [{"prompt": "w4 w5"}] * 3
+    prompts = [{"prompt": "12 coins"}] * 3 + [{"prompt": "Mia"}] * 3
     with torch.no_grad():
         return trainer._generate_and_score_completions(prompts)["advantages"]
 

@@ -3,11 +3,9 @@
 - "plain": the kit's own loop. Prompts are run once, rows leave when they end.
 - "static": transformers' `generate` with a cache of fixed size, whose decode step it compiles.
 - "continuous": transformers' continuous batching: a new row takes the place of one that ended.
-- "vllm": vLLM, for a policy that is only evaluated. (One that is trained is sampled by vLLM under
-  TRL's trainer, which keeps its weights up to date there.)
+- "vllm": vLLM, for a policy that is only evaluated. (It trains under TRL, see `trl_bridge`.)
 
-Whatever sampled, log-probabilities and entropies are those of the model on the very ids, so that
-training need not know.
+With every backend, log-probabilities and entropies are those of the model on the sampled ids.
 """
 
 from __future__ import annotations
@@ -17,10 +15,13 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationConfig
 
 from grpo_kit.generation import Rollouts, check_lengths, completion_logps, generate, left_pad
 from grpo_kit.models import Policy, save_policy
@@ -31,23 +32,21 @@ Lists = list[list[int]]
 
 
 def choose(policy: Policy, wanted: str = "auto", *, trained: bool = True) -> str:
-    """The backend that samples: `wanted`; of "auto" on a CPU the plain one.
+    """The backend that samples: `wanted`, or for "auto" the one that suits the machine.
 
-    On a GPU "auto" is vLLM where it is installed and the policy is not trained, else continuous
-    batching for weights of 16 bits, and the static cache for others (they are computed with in 16
-    bits by autocast, which does not reach the thread that continuous batching runs in).
+    "auto" is the plain one on a CPU. On a GPU it is vLLM where that is installed and the policy is
+    not trained; else continuous batching for 16-bit weights, and the static cache for others (their
+    16-bit arithmetic is autocast, which does not reach the thread of continuous batching).
 
     Raises ValueError for another name, RuntimeError for vLLM where it is not installed.
     """
-    known = BACKENDS if trained else (*BACKENDS, "vllm")
-    if wanted not in ("auto", *known):
-        raise ValueError(f"sampling_backend is {wanted!r}; choose one of auto, {', '.join(known)}.")
+    known = ("auto", *BACKENDS) if trained else ("auto", *BACKENDS, "vllm")
+    if wanted not in known:
+        raise ValueError(f"sampling_backend is {wanted!r}; choose one of {', '.join(known)}.")
     installed = find_spec("vllm") is not None
     if wanted == "vllm" and not installed:
-        raise RuntimeError(
-            "sampling by vLLM needs vLLM, which is not installed: pip install vllm, on Linux with "
-            "a GPU; or choose another way to sample."
-        )
+        remedy = "pip install vllm, on Linux with a GPU; or choose another backend."
+        raise RuntimeError(f"sampling by vLLM needs vLLM, which is not installed: {remedy}")
     if wanted != "auto":
         return wanted
     if policy.device.type != "cuda":
@@ -70,90 +69,68 @@ def sample(
 ) -> Rollouts:
     """`generate` by a backend of `BACKENDS`; arguments and result are those of `generate`.
 
-    Where another one than the plain fails (a kernel that this GPU lacks, say), the plain one takes
-    over, with a warning; not where memory is short, which it would be there, too.
+    Where another backend fails (this GPU lacks a kernel, say), the plain one takes over with a
+    warning. It does not where memory is short: the plain one would need it, too.
     """
-    plain = dict(
-        max_new_tokens=max_new_tokens,
-        eos_token_ids=policy.eos_token_ids,
-        pad_token_id=policy.pad_token_id,
-        do_sample=do_sample,
-        temperature=temperature,
-        generator=generator,
-    )
+    options = {"do_sample": do_sample, "temperature": temperature, "generator": generator}
     if backend != "plain":
         check_lengths(policy.model, prompt_ids, max_new_tokens)
+        rows = [list(ids) for ids in prompt_ids for _ in range(num_generations)]
         try:
-            rows = [list(ids) for ids in prompt_ids for _ in range(num_generations)]
-            found = _by_transformers(
-                policy, rows, backend, max_new_tokens, do_sample, temperature, generator
-            )
+            completions = _by_transformers(policy, rows, backend, max_new_tokens, **options)
         except Exception as error:
             if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
                 raise
+            first_line = str(error).partition("\n")[0][:120]
             warnings.warn(
-                f"sampling by the backend {backend!r} failed ({type(error).__name__}: "
-                f"{str(error).splitlines()[0][:120] if str(error) else ''}): the plain one samples "
-                "instead; sampling_backend='plain' leaves this out.",
+                f"sampling by the backend {backend!r} failed ({type(error).__name__}: {first_line})"
+                ": the plain one samples instead; sampling_backend='plain' leaves this out.",
                 stacklevel=2,
             )
         else:
-            return _as_rollouts(policy, prompt_ids, num_generations, found, temperature)
+            return _as_rollouts(policy, prompt_ids, num_generations, completions, temperature)
+    options |= {"eos_token_ids": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
     with policy.autocast():
-        return generate(policy.model, prompt_ids, num_generations, **plain)
+        return generate(
+            policy.model, prompt_ids, num_generations, max_new_tokens=max_new_tokens, **options
+        )
 
 
 def _by_transformers(
-    policy: Policy,
-    rows: list[list[int]],
-    backend: str,
-    max_new_tokens: int,
-    do_sample: bool,
-    temperature: float,
-    generator: torch.Generator | None,
+    policy: Policy, rows: Lists, backend: str, max_new_tokens: int, generator, **options
 ) -> Lists:
-    """The completions of the rows, each up to its first EOS.
-
-    Raises RuntimeError for rows without one: continuous batching runs in another thread, whose
-    errors it keeps to itself.
-    """
-    from transformers import GenerationConfig
-
-    sampling = {"temperature": temperature, "top_p": 1.0, "top_k": 0} if do_sample else {}
+    """The completions of the rows, each up to its first EOS."""
     config = GenerationConfig(
-        do_sample=do_sample,
         max_new_tokens=max_new_tokens,
         eos_token_id=policy.eos_token_ids,
         pad_token_id=policy.pad_token_id,
-        **({"cache_implementation": "static"} if backend == "static" else {}),
-        **sampling,
+        cache_implementation="static" if backend == "static" else None,
+        **(options | {"top_p": 1.0, "top_k": 0} if options["do_sample"] else {"do_sample": False}),
     )
     device = policy.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         if generator is not None:
             torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
         with torch.no_grad(), policy.autocast(), _undisturbed(policy) as model:
-            if backend == "continuous":
-                outputs = model.generate_batch(
-                    inputs=rows,
-                    generation_config=config,
-                    continuous_batching_config=_cache_for(rows, max_new_tokens, device),
-                    progress_bar=False,
-                )
-                found = [list(output.generated_tokens) for output in outputs.values()]
-                errors = [output.error for output in outputs.values() if output.error]
-            else:
+            if backend == "static":
                 ids, attention = left_pad(rows, policy.pad_token_id, device)
                 output = model.generate(ids, attention_mask=attention, generation_config=config)
-                found, errors = output[:, ids.shape[1] :].tolist(), []
-    return _up_to_the_end(policy, rows, found, errors)
+                return _up_to_the_end(policy, rows, output[:, ids.shape[1] :].tolist())
+            outputs = model.generate_batch(
+                inputs=rows,
+                generation_config=config,
+                continuous_batching_config=_cache_for(rows, max_new_tokens, device),
+                progress_bar=False,
+            ).values()
+    errors = [output.error for output in outputs if output.error]
+    completions = [list(output.generated_tokens) for output in outputs]
+    return _up_to_the_end(policy, rows, completions, errors)
 
 
 def _cache_for(rows: Lists, max_new_tokens: int, device: torch.device) -> Any:
-    """Continuous batching's settings: on a CPU a cache for these rows.
+    """Continuous batching's settings. On a CPU, which is shared, a cache for these rows only.
 
-    By itself it takes nine tenths of the memory that is free. A GPU's is the trainer's alone while
-    it samples, and is handed back; that of a CPU is also others'.
+    By default it takes nine tenths of the free memory.
     """
     from transformers import ContinuousBatchingConfig
 
@@ -165,45 +142,68 @@ def _cache_for(rows: Lists, max_new_tokens: int, device: torch.device) -> Any:
     return config
 
 
-def _up_to_the_end(policy: Policy, rows: Lists, found: Lists, errors: Sequence[str] = ()) -> Lists:
-    """What was found for each row up to its first EOS. Raises RuntimeError where a row has none."""
-    if errors or len(found) != len(rows) or not all(found):
-        answered = sum(map(bool, found))
-        raise RuntimeError(
-            f"{answered} of {len(rows)} rows were answered{': ' if errors else ''}"
-            f"{errors[0] if errors else ''}"
-        )
+def _up_to_the_end(
+    policy: Policy, rows: Lists, completions: Lists, errors: Sequence[str] = ()
+) -> Lists:
+    """Each completion up to its first EOS.
+
+    Raises RuntimeError for rows without one: continuous batching runs in another thread, which
+    keeps its errors to itself.
+    """
+    if errors or len(completions) != len(rows) or not all(completions):
+        answered = f"{sum(map(bool, completions))} of {len(rows)} rows were answered"
+        raise RuntimeError(": ".join([answered, *errors[:1]]))
     eos = set(policy.eos_token_ids)
-    ends = [next((i + 1 for i, t in enumerate(ids) if t in eos), len(ids)) for ids in found]
-    return [ids[:end] for ids, end in zip(found, ends, strict=True)]
+    ends = [next((i + 1 for i, t in enumerate(ids) if t in eos), len(ids)) for ids in completions]
+    return [ids[:end] for ids, end in zip(completions, ends, strict=True)]
 
 
 @contextmanager
 def _undisturbed(policy: Policy) -> Iterator[Any]:
     """The model that generates, in eval mode and without the settings that were saved with it.
 
-    transformers takes what a generation config leaves open from the model's own; that of
-    Qwen2.5-Instruct has a repetition penalty, with which it would be another distribution.
+    transformers fills the gaps of a generation config from the model's own. That of
+    Qwen2.5-Instruct has a repetition penalty, which would make another distribution.
     """
-    from transformers import GenerationConfig
-
     model = policy.model
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    own, was_training = inner.generation_config, model.training
+    saved, was_training = inner.generation_config, model.training
     inner.generation_config = GenerationConfig()
     model.eval()
     try:
         yield inner
     finally:
-        inner.generation_config = own
+        inner.generation_config = saved
         model.train(was_training)
+
+
+def _as_rollouts(policy, prompt_ids, num_generations, completions: Lists, temperature) -> Rollouts:
+    device, eos = policy.device, set(policy.eos_token_ids)
+    ids = [torch.tensor(row, device=device) for row in completions]
+    padded = pad_sequence(ids, batch_first=True, padding_value=policy.pad_token_id)
+    lengths = torch.tensor([len(row) for row in completions], device=device)
+    prompts = torch.arange(len(prompt_ids), device=device)
+    rollouts = Rollouts(
+        prompt_ids=[list(row) for row in prompt_ids],
+        prompt_index=prompts.repeat_interleave(num_generations),
+        completion_ids=padded,
+        mask=torch.arange(padded.shape[1], device=device) < lengths[:, None],
+        logps=torch.zeros(padded.shape, device=device),
+        entropies=torch.zeros(padded.shape, device=device),
+        finished=torch.tensor([row[-1] in eos for row in completions], device=device),
+    )
+    with torch.no_grad(), policy.autocast():
+        logps, entropies = completion_logps(
+            policy.model, rollouts, temperature=temperature, pad_token_id=policy.pad_token_id
+        )
+    return replace(rollouts, logps=logps, entropies=entropies)
 
 
 def greedy(policy: Policy, backend: str, *, max_new_tokens: int, context: int) -> Callable:
     """A function of rows of prompt ids: the most likely completion of each, up to its first EOS.
 
-    `context`: the longest prompt and completion together, in tokens; vLLM makes room for it. It
-    has the policy's weights as they are now.
+    `context`: the longest prompt and completion together, in tokens; vLLM makes room for it. vLLM
+    keeps the policy's weights as they are now.
     """
     if backend != "vllm":
         options = {"backend": backend, "max_new_tokens": max_new_tokens, "do_sample": False}
@@ -215,49 +215,15 @@ def greedy(policy: Policy, backend: str, *, max_new_tokens: int, context: int) -
         engine = LLM(
             model=str(save_policy(policy, folder)),
             dtype=str(policy.half or policy.model.dtype).removeprefix("torch."),
-            generation_config="vllm",  # not what was saved with the model
+            generation_config="vllm",  # not the one that was saved with the model
             gpu_memory_utilization=VLLM_SHARE,
             max_model_len=min(context, policy.context_length),
         )
-    wanted = SamplingParams(
-        temperature=0.0,
-        max_tokens=max_new_tokens,
-        stop_token_ids=policy.eos_token_ids,
-        detokenize=False,
-    )
+    ends = {"max_tokens": max_new_tokens, "stop_token_ids": policy.eos_token_ids}
+    params = SamplingParams(temperature=0.0, detokenize=False, **ends)
 
     def answer(rows: Lists) -> Lists:
-        outputs = engine.generate([{"prompt_token_ids": ids} for ids in rows], wanted)
+        outputs = engine.generate([{"prompt_token_ids": ids} for ids in rows], params)
         return _up_to_the_end(policy, rows, [list(one.outputs[0].token_ids) for one in outputs])
 
     return answer
-
-
-def _as_rollouts(
-    policy: Policy,
-    prompt_ids: Sequence[Sequence[int]],
-    num_generations: int,
-    found: list[list[int]],
-    temperature: float,
-) -> Rollouts:
-    device, width = policy.device, max(map(len, found))
-    lengths = torch.tensor([len(ids) for ids in found], device=device)
-    padded = [ids + [policy.pad_token_id] * (width - len(ids)) for ids in found]
-    mask = torch.arange(width, device=device) < lengths[:, None]
-    eos = set(policy.eos_token_ids)
-    rollouts = Rollouts(
-        [list(ids) for ids in prompt_ids],
-        torch.arange(len(prompt_ids), device=device).repeat_interleave(num_generations),
-        torch.tensor(padded, device=device),
-        mask,
-        torch.zeros(mask.shape, device=device),
-        torch.zeros(mask.shape, device=device),
-        torch.tensor([ids[-1] in eos for ids in found], device=device),
-    )
-    with torch.no_grad(), policy.autocast():
-        logps, entropies = completion_logps(
-            policy.model, rollouts, temperature=temperature, pad_token_id=policy.pad_token_id
-        )
-    rollouts.logps.copy_(logps)
-    rollouts.entropies.copy_(entropies)
-    return rollouts

@@ -1,5 +1,4 @@
-"""`grpo-kit`: the kit's commands. Everything heavy is imported inside a command, so that
-`grpo-kit --help` answers at once.
+"""`grpo-kit`: the kit's commands, which import what is heavy themselves: `--help` answers at once.
 
 A mistake of the user's ends in one sentence on stderr and exit code 2; a notebook that failed in
 exit code 1. GRPO_KIT_DEBUG=1 shows the traceback instead of the sentence.
@@ -7,16 +6,21 @@ exit code 1. GRPO_KIT_DEBUG=1 shows the traceback instead of the sentence.
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import os
 import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-NOTEBOOKS = Path("notebooks")
+from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
+from grpo_kit.profiles import PROFILES, Profile
+
 VARIANTS = {  # of `train`: the arm of the experiment `variants` that has its rewards
     "basic": "plain", "diversity": "diversity", "judge": "judge", "meta": "P(Yes), no labels"
 }  # fmt: skip
@@ -30,10 +34,11 @@ class _Sentences(TyperGroup):
             return super().invoke(ctx)
         except (typer.Exit, typer.Abort):  # these are RuntimeErrors too
             raise
-        except (ValueError, TypeError, RuntimeError, OSError) as error:
+        except (typer.BadParameter, ValueError, TypeError, RuntimeError, OSError) as error:
             if os.environ.get("GRPO_KIT_DEBUG") == "1":
                 raise
-            message = str(error) or type(error).__name__
+            usage = isinstance(error, typer.BadParameter)
+            message = error.format_message() if usage else str(error) or type(error).__name__
             typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
             raise typer.Exit(2) from None
 
@@ -48,28 +53,51 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Names = Annotated[
-    list[str] | None,
-    typer.Argument(help="Notebooks by name or number (01_basic_grpo, 01); all if none is given."),
+
+def _choices(name: str, values: Iterable[str]) -> Any:
+    return Enum(name, {value: value for value in values}, type=str)
+
+
+ProfileName, Variant = _choices("ProfileName", PROFILES), _choices("Variant", VARIANTS)
+Engine, VllmMode = _choices("Engine", ("kit", "trl")), _choices("VllmMode", ("colocate", "server"))
+
+# The options that several commands have.
+Option = typer.Option
+Names = Annotated[list[str] | None, typer.Argument(help="Notebooks, by name or number; else all.")]
+Notebooks = Annotated[Path, Option(help="Folder with the notebooks.")]
+OnProfile = Annotated[ProfileName, Option(help="Machine, with its policy, task and settings.")]
+_folder = Option(exists=True, file_okay=False, help="Folder of a model, instead of the profile's.")
+PolicyFolder = Annotated[Path | None, _folder]
+PolicyName = Annotated[str | None, Option(help="Folder or Hub name, instead of the profile's.")]
+Data = Annotated[Path | None, Option(help="Folder with the task's rows, instead of the Hub.")]
+Output = Annotated[Path, Option(help="Folder for what it writes.")]
+Results = Annotated[Path | None, Option(help="Folder of results, instead of the reported ones.")]
+Steps = Annotated[int | None, Option(min=1, help="Steps, instead of the profile's or recipe's.")]
+Seed = Annotated[int, Option(help="Seed of sampling, weights and the order of data.")]
+VllmShare = Annotated[float, Option(help="Of a GPU, what vLLM takes beside the trainer.")]
+Processes = Annotated[
+    int | None, Option(min=1, help="Processes at a time, instead of the default.")
 ]
-PolicyFolder = Annotated[
-    Path | None, typer.Option(help="Folder of a model, instead of the profile's policy.")
-]
-Folder = Annotated[Path, typer.Option("--notebooks", help="Folder with the notebooks.")]
+
+
+def _chosen(profile: ProfileName, policy: Path | None = None, steps: int | None = None) -> Profile:
+    """The profile of that name, with another policy and number of steps where they are given."""
+    chosen = PROFILES[profile.value]
+    if policy is not None:
+        chosen = replace(chosen, policy=str(policy.resolve()))
+    if steps is not None:
+        chosen = replace(chosen, config=replace(chosen.config, max_steps=steps))
+    return chosen
 
 
 @app.command()
 def reproduce(
     names: Names = None,
-    profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "tiny",
-    output: Annotated[Path, typer.Option(help="Folder for executed notebooks.")] = Path("runs"),
-    notebooks: Folder = NOTEBOOKS,
-    seed: Annotated[
-        int | None, typer.Option(help="SEED of the notebooks, instead of their own.")
-    ] = None,
-    store: Annotated[
-        bool, typer.Option("--store", help="Store the numbers among the reported results.")
-    ] = False,
+    profile: OnProfile = ProfileName.tiny,
+    output: Output = Path("runs"),
+    notebooks: Notebooks = Path("notebooks"),
+    seed: Annotated[int | None, Option(help="SEED of the notebooks, instead of theirs.")] = None,
+    store: Annotated[bool, Option("--store", help="Store the numbers as reported ones.")] = False,
 ) -> None:
     """Execute every notebook and compare what they measured with the reported results.
 
@@ -78,21 +106,19 @@ def reproduce(
     """
     from grpo_kit.course.runner import execute, find_notebooks
 
-    found = find_notebooks(notebooks, names or ())
-    results = execute(found, output, profile, {"SEED": seed} if seed is not None else None)
-    ok = all(result.status == "ok" for result in results)
+    paths = find_notebooks(notebooks, names or ())
+    results = execute(paths, output, profile.value, None if seed is None else {"SEED": seed})
 
     from grpo_kit.lab import bands
     from grpo_kit.lab.report import write_report
-    from grpo_kit.paths import results_dir
 
     executed = {r.notebook: r.seconds for r in results if r.status == "ok"}
     if store:
         for path in bands.store(output, executed, results_dir()):
             typer.echo(f"stored {path}")
-    rows, problems = bands.compare(output, executed, profile)
+    rows, problems = bands.compare(output, executed, profile.value)
     bands.show(rows, problems)
-    ok = ok and not problems and all(row.inside for row in rows)
+    ok = len(executed) == len(results) and not problems and all(row.inside for row in rows)
     problems += [f"notebook {r.notebook} {r.status}: {r.error}" for r in results if r.error]
     typer.echo(f"report: {write_report(output, notebooks=rows, problems=problems)}")
     raise typer.Exit(int(not ok))
@@ -101,8 +127,8 @@ def reproduce(
 @app.command("notebooks")
 def notebooks_in_place(
     names: Names = None,
-    output: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("runs/in_place"),
-    notebooks: Folder = NOTEBOOKS,
+    output: Output = Path("runs/in_place"),
+    notebooks: Notebooks = Path("notebooks"),
 ) -> None:
     """Execute the notebooks in place.
 
@@ -115,302 +141,190 @@ def notebooks_in_place(
 
 
 @app.command()
-def badges(notebooks: Folder = NOTEBOOKS) -> None:
+def badges(notebooks: Notebooks = Path("notebooks")) -> None:
     """Let badges and install cells lead to the repository that pyproject.toml names."""
     from grpo_kit.course.runner import find_notebooks, repository_of, set_repository
 
-    found = find_notebooks(notebooks)
-    repository = repository_of(Path(notebooks).resolve().parent)
-    changed = set_repository(found, repository)
-    typer.echo(f"{repository}: {len(changed)} of {len(found)} notebooks changed")
+    paths = find_notebooks(notebooks)
+    repository = repository_of(notebooks.resolve().parent)
+    changed = set_repository(paths, repository)
+    typer.echo(f"{repository}: {len(changed)} of {len(paths)} notebooks changed")
 
 
 @app.command()
 def train(
-    profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "tiny",
+    profile: OnProfile = ProfileName.tiny,
     policy: PolicyFolder = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder with the task's rows, instead of the Hub.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of sampling and data order.")] = 0,
-    steps: Annotated[int | None, typer.Option(help="Steps, instead of the profile's.")] = None,
-    output: Annotated[Path, typer.Option(help="Folder for history and checkpoints.")] = Path(
-        "runs/train"
-    ),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = (
-        False
-    ),
-    variant: Annotated[str, typer.Option(help=f"The rewards: {', '.join(VARIANTS)}.")] = "basic",
-    engine: Annotated[str, typer.Option(help="Whose trainer: kit or trl.")] = "kit",
-    vllm: Annotated[
-        str | None, typer.Option(help="TRL samples by vLLM: colocate or server.")
-    ] = None,
-    vllm_share: Annotated[
-        float, typer.Option(help="Of a GPU, what vLLM takes beside the trainer (colocate).")
-    ] = 0.3,
+    data: Data = None,
+    seed: Seed = 0,
+    steps: Steps = None,
+    output: Output = Path("runs/train"),
+    resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False,
+    variant: Annotated[Variant, Option(help="The rewards.")] = Variant.basic,
+    engine: Annotated[Engine, Option(help="Whose trainer.")] = Engine.kit,
+    vllm: Annotated[VllmMode | None, Option(help="Where vLLM samples for TRL.")] = None,
+    vllm_share: VllmShare = 0.3,
 ) -> None:
     """Train a policy by GRPO.
 
     The profile names policy and task, the variant the rewards beside accuracy and format. Several
     processes: `torchrun --nproc-per-node 2 -m grpo_kit.cli train --engine trl`.
     """
-    if variant not in VARIANTS:
-        raise ValueError(f"unknown variant {variant!r}: choose one of {', '.join(VARIANTS)}")
-    if engine not in ("kit", "trl"):
-        raise ValueError(f"unknown engine {engine!r}: choose kit or trl")
-    chosen, config = _choose(profile, policy, steps, output)
-
+    make_output_dir(output)  # before the seconds that torch and the model take
+    chosen, kit = _chosen(profile, policy, steps), engine is Engine.kit
     if data is not None and chosen.task == "word_problems":
         raise ValueError(
-            f"--data is {data}, and the word problems of profile {profile!r} come with the kit; "
-            "leave it out, or choose --profile colab or paper"
+            f"--data is {data}, and the word problems of profile {profile.value!r} come with the "
+            "kit; leave it out, or choose --profile colab or paper"
         )
-    chosen = dataclasses.replace(chosen, data=data and str(data))
-    if vllm and engine != "trl":
+    if vllm and kit:
         raise ValueError("--vllm is for TRL's trainer: add --engine trl, or leave it out")
-
-    if engine == "kit" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if kit and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
             "the kit's trainer is one process, and several have been launched: add --engine trl."
         )
-
-    processes, sharded, options = 1, False, {}
-    if engine == "trl":
-        from grpo_kit import trl_bridge
-
-        processes, sharded = trl_bridge.join(chosen.device), trl_bridge.is_sharded()
-        options = trl_bridge.vllm_options(vllm, vllm_share) if vllm else {}
-        made = trl_bridge.train
-    else:
-        from grpo_kit.training import train as made
     from grpo_kit.lab.experiments import EXPERIMENTS
+    from grpo_kit.models import save_policy
 
-    way = EXPERIMENTS["variants"].arms[VARIANTS[variant]]
-    config = dataclasses.replace(config, **way.changes)
-    if vllm and config.importance_sampling_cap is None:  # what vLLM samples, TRL scores otherwise
-        config = dataclasses.replace(config, importance_sampling_cap=2.0)
+    arm = EXPERIMENTS["variants"].arms[VARIANTS[variant.value]]
+    config = replace(chosen.config, **arm.changes)
+    if vllm and config.importance_sampling_cap is None:  # TRL scores what vLLM samples otherwise
+        config = replace(config, importance_sampling_cap=2.0)
+    chosen = replace(chosen, data=data and str(data), config=config)
+    run, processes, sharded, options = _trainer(chosen, kit, vllm and vllm.value, vllm_share)
     if chosen.device == "cuda":
+        sampler = {"colocate": "trl+vllm", "server": "trl+vllm-server"}
         _check_room(
-            dataclasses.replace(chosen, config=config),
-            gpus=processes,
-            engine={"colocate": "trl+vllm", "server": "trl+vllm-server"}.get(vllm, engine),
-            sharded=sharded,
-            vllm_share=vllm_share,
-        )
+            chosen, gpus=processes, sharded=sharded, vllm_share=vllm_share,
+            engine=sampler[vllm.value] if vllm else engine.value,
+        )  # fmt: skip
     trained = chosen.load_policy()
-    made(
-        trained,
-        chosen.load_task(),
-        way.rewards(chosen, config, trained),
-        config,
-        output_dir=output,
-        seed=seed,
-        resume=resume,
-        **options,
-    )
-    if os.environ.get("RANK", "0") == "0":
-        from grpo_kit.models import save_policy
+    rewards = arm.rewards(chosen, config, trained)
+    options |= {"output_dir": output, "seed": seed, "resume": resume}
+    run(trained, chosen.load_task(), rewards, config, **options)
+    if os.environ.get("RANK", "0") != "0":
+        return
+    if sharded:  # no process has all weights; TRL has gathered them for its last checkpoint
+        from grpo_kit.trl_bridge import last_checkpoint
 
-        if sharded:  # no process has all weights; TRL has gathered them for its last checkpoint
-            saved = trl_bridge.last_checkpoint(output)
-        else:
-            saved = save_policy(trained, output / "policy")
-        typer.echo(f"history: {output / 'history.jsonl'}, policy: {saved}")
+        saved = last_checkpoint(output)
+    else:
+        saved = save_policy(trained, output / "policy")
+    typer.echo(f"history: {output / 'history.jsonl'}, policy: {saved}")
 
 
-def _check_room(profile: Any, **how: Any) -> None:
+def _trainer(chosen: Profile, kit: bool, vllm: str | None, vllm_share: float) -> tuple:
+    """Who trains: the function, how many processes, whether sharded, and its further options."""
+    if kit:
+        from grpo_kit import training
+
+        return training.train, 1, False, {}
+    from grpo_kit import trl_bridge
+
+    options = trl_bridge.vllm_options(vllm, vllm_share) if vllm else {}
+    return trl_bridge.train, trl_bridge.join(chosen.device), trl_bridge.is_sharded(), options
+
+
+def _check_room(profile: Profile, **options: Any) -> None:
     """Refuse a run that its GPU has no room for, before anything is loaded."""
     import torch
 
     from grpo_kit.lab.planner import check_room
 
-    if not torch.cuda.is_available():
-        return  # `load_policy` says it
-    gib = torch.cuda.mem_get_info()[0] / 2**30  # what a server on the same GPU has left
-    check_room(profile, gib, **how)
+    if torch.cuda.is_available():  # else `load_policy` says it
+        gib = torch.cuda.mem_get_info()[0] / 2**30  # what a server on the same GPU has left
+        check_room(profile, gib, **options)
 
 
 @app.command()
 def evaluate(
-    policy: Annotated[
-        str | None, typer.Option(help="Folder or Hub name, instead of the profile's policy.")
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(help="word_problems, gsm8k or math500; else the profile's.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder with the task's rows, instead of the Hub.")
-    ] = None,
-    profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "tiny",
-    rows: Annotated[int | None, typer.Option(help="The first so many, instead of all.")] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="Of an answer, instead of the profile's.")
-    ] = None,
-    backend: Annotated[
-        str, typer.Option(help="What samples: auto, plain, static, continuous or vllm.")
-    ] = "auto",
-    output: Annotated[Path, typer.Option(help="File for the numbers.")] = Path(
-        "runs/evaluation.json"
-    ),
+    policy: PolicyName = None,
+    task: Annotated[str | None, Option(help="word_problems, gsm8k or math500.")] = None,
+    data: Data = None,
+    profile: OnProfile = ProfileName.tiny,
+    rows: Annotated[int | None, Option(min=1, help="The first so many, instead of all.")] = None,
+    max_new_tokens: Annotated[int | None, Option(min=1, help="Of an answer.")] = None,
+    backend: Annotated[str, Option(help="auto, plain, static, continuous or vllm.")] = "auto",
+    output: Annotated[Path, Option(help="File for the numbers.")] = Path("runs/evaluation.json"),
 ) -> None:
     """Greedy accuracy on a whole test set, strict and lenient, with n and intervals."""
-    import json
-
-    from grpo_kit.paths import make_output_dir, write_atomic
-    from grpo_kit.profiles import PROFILES
-
-    if profile not in PROFILES:
-        raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
     make_output_dir(output.parent)
-    chosen = PROFILES[profile]
+    chosen = _chosen(profile)
     if policy is not None:
-        here = Path(policy).resolve()
-        name = str(here) if here.is_dir() else policy
-        chosen = dataclasses.replace(chosen, policy=name, revision=None, lora_rank=0)
+        folder = Path(policy).resolve()
+        name = str(folder) if folder.is_dir() else policy
+        chosen = replace(chosen, policy=name, revision=None, lora_rank=0)
 
-    from grpo_kit.lab.evaluation import TESTS, exam
+    from grpo_kit.lab.evaluation import GRADES, evaluate_test_set, load_test_set
 
-    name = task or chosen.task
-    if name not in TESTS:
-        raise ValueError(f"unknown task {name!r}: choose one of {', '.join(TESTS)}")
-    load, grade = TESTS[name]
-    asked = load(data)  # before the model: a missing folder is told at once
-    found = exam(
+    task = task or chosen.task
+    test_set = load_test_set(task, data)  # before the model: a missing folder is told at once
+    accuracy = evaluate_test_set(
         chosen.load_policy(),
-        asked if rows is None else asked.select(range(min(rows, len(asked)))),
-        grade,
+        test_set if rows is None else test_set.select(range(min(rows, len(test_set)))),
+        GRADES[task],
         max_new_tokens=max_new_tokens or chosen.config.max_completion_length,
         backend=backend,
     )
-    told = {"task": name, "policy": policy or chosen.policy, **found}
-    write_atomic(output, json.dumps(told, indent=1) + "\n")
+    content = {"task": task, "policy": policy or chosen.policy, **accuracy}
+    write_atomic(output, json.dumps(content, indent=1) + "\n")
     for reading in ("strict", "lenient"):
-        low, high = found[f"{reading}/low"], found[f"{reading}/high"]
-        typer.echo(f"{reading:8} {found[reading]:.3f} [{low:.3f}, {high:.3f}]")
-    typer.echo(f"n {found['n']}, cut off {found['truncated']:.1%}; {output}")
+        share, low, high = (accuracy[reading + end] for end in ("", "/low", "/high"))
+        typer.echo(f"{reading:8} {share:.3f} [{low:.3f}, {high:.3f}]")
+    typer.echo(f"n {accuracy['n']}, cut off {accuracy['truncated']:.1%}; {output}")
 
 
 @app.command("plan")
 def plan_run(
-    profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "paper",
-    gpus: Annotated[int, typer.Option(help="How many.")] = 1,
-    gpu: Annotated[str, typer.Option(help="T4, L4, A100-40, A100-80, H100 or H200.")] = "H100",
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            help="kit, trl, trl+vllm or trl+vllm-server; by default the kit's on one GPU, else trl."
-        ),
-    ] = None,
-    policy: Annotated[
-        str | None, typer.Option(help="Folder or Hub name, instead of the profile's policy.")
-    ] = None,
-    sharded: Annotated[
-        bool, typer.Option("--sharded", help="Spread the weights over the GPUs (ZeRO-3, FSDP).")
-    ] = False,
-    vllm_share: Annotated[
-        float, typer.Option(help="Of a GPU, what vLLM takes beside the trainer (trl+vllm).")
-    ] = 0.3,
-    price: Annotated[float | None, typer.Option(help="Of an hour of one GPU.")] = None,
-    prompt_length: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 200,
-    mean_share: Annotated[
-        float, typer.Option(help="Mean length of a completion, as a share of the longest.")
-    ] = 0.5,
-    reached: Annotated[
-        float | None, typer.Option(help="Share of the hardware's limits that is reached.")
-    ] = None,
+    profile: OnProfile = ProfileName.paper,
+    gpus: Annotated[int, Option(help="How many.")] = 1,
+    gpu: Annotated[str, Option(help="T4, L4, A100-40, A100-80, H100 or H200.")] = "H100",
+    engine: Annotated[str | None, Option(help="kit, trl, trl+vllm, trl+vllm-server.")] = None,
+    policy: PolicyName = None,
+    sharded: Annotated[bool, Option("--sharded", help="Weights over GPUs (ZeRO-3).")] = False,
+    vllm_share: VllmShare = 0.3,
+    price: Annotated[float | None, Option(help="Of an hour of one GPU.")] = None,
+    prompt_length: Annotated[int, Option(help="Tokens of a prompt.")] = 200,
+    mean_share: Annotated[float, Option(help="Mean completion, as a share of the longest.")] = 0.5,
+    reached: Annotated[float, Option(help="Share of the hardware's limits that is reached.")] = 0.3,
 ) -> None:
     """Count the memory, time and cost of a profile's run, before it is started.
 
-    Exit code 1 where it does not fit.
+    By default the kit's trainer runs on one GPU, TRL's on more. Exit code 1 where it does not fit.
     """
-    from grpo_kit.lab.planner import REACHED, advice, plan, table
-    from grpo_kit.profiles import PROFILES
-
-    if profile not in PROFILES:
-        raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
-    chosen = PROFILES[profile]
-    if policy is not None:
-        chosen = dataclasses.replace(chosen, policy=policy, revision=None)
-    made = plan(
-        chosen,
-        gpus=gpus,
-        gpu=gpu,
-        engine=engine or ("kit" if gpus == 1 else "trl"),
-        sharded=sharded,
-        vllm_share=vllm_share,
-        prompt_length=prompt_length,
-        mean_share=mean_share,
-        reached=REACHED if reached is None else reached,
-    )
     from rich.console import Console
 
-    Console().print(table(made, price))
-    typer.echo(advice(chosen, made))
-    raise typer.Exit(int(made.room < 0))
+    from grpo_kit.lab.planner import advice, plan, table
 
-
-def _choose(profile: str, policy: Path | None, steps: int | None, output: Path) -> tuple:
-    """The profile and config that the options mean; the output folder is made, or refused."""
-    from grpo_kit.paths import make_output_dir
-    from grpo_kit.profiles import PROFILES
-
-    if profile not in PROFILES:
-        raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
-    if steps is not None and steps < 1:
-        raise ValueError(f"--steps is {steps}, it must be at least 1")
-    if policy is not None and not policy.is_dir():
-        raise ValueError(f"--policy is {policy}, which is no folder; give one with a saved model")
-    make_output_dir(output)  # before the seconds that torch and the model take
-
-    chosen = PROFILES[profile]
+    chosen = _chosen(profile)
     if policy is not None:
-        chosen = dataclasses.replace(chosen, policy=str(policy.resolve()))
-    config = chosen.config
-    if steps is not None:
-        config = dataclasses.replace(config, max_steps=steps)
-    return chosen, config
-
-
-def _cores() -> int:
-    """CPU cores that this process may use, which may be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        chosen = replace(chosen, policy=policy, revision=None)
+    needed = plan(
+        chosen, gpus=gpus, gpu=gpu, engine=engine or ("kit" if gpus == 1 else "trl"),
+        sharded=sharded, vllm_share=vllm_share, prompt_length=prompt_length,
+        mean_share=mean_share, reached=reached,
+    )  # fmt: skip
+    Console().print(table(needed, price))
+    typer.echo(advice(chosen, needed))
+    raise typer.Exit(int(needed.room < 0))
 
 
 @app.command()
 def run(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="basic, variants, diversity, judge, verification, meta, flow, engines, or "
-            "published (real models)."
-        ),
-    ],
-    seeds: Annotated[str, typer.Option(help="Seeds: 0-4, or 0,2,5-7.")] = "0-4",
-    profile: Annotated[str, typer.Option(help="smoke, tiny, colab or paper.")] = "tiny",
-    arm: Annotated[
-        list[str] | None, typer.Option(help="Only this arm; may be given again.")
-    ] = None,
-    claims: Annotated[
-        bool, typer.Option("--claims", help="Only the arms whose runs test published claims.")
-    ] = False,
-    processes: Annotated[
-        int | None, typer.Option(help="Runs at a time; one a CPU core, one on a GPU.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder of results, instead of the reported ones.")
-    ] = None,
-    work: Annotated[Path, typer.Option(help="Folder for checkpoints and logs.")] = Path(
-        "runs/grid"
-    ),
-) -> None:
+    name: Annotated[str, typer.Argument(help="basic, variants, diversity, judge, verification, "
+                                        "meta, flow, engines, or published (real models).")],
+    seeds: Annotated[str, Option(help="Seeds: 0-4, or 0,2,5-7.")] = "0-4",
+    profile: OnProfile = ProfileName.tiny,
+    arm: Annotated[list[str] | None, Option(help="Only this arm; may be given again.")] = None,
+    claims: Annotated[bool, Option("--claims", help="Only arms that test claims.")] = False,
+    processes: Processes = None,
+    output: Results = None,
+    work: Annotated[Path, Option(help="Folder for checkpoints and logs.")] = Path("runs/grid"),
+) -> None:  # fmt: skip
     """Make the runs of an experiment, arms by seeds, one result file each.
 
     Finished runs are not made again unless their config has changed, killed ones go on.
     """
-    from grpo_kit.paths import make_output_dir, results_dir
-
     results = make_output_dir(output or results_dir())  # before the seconds that torch takes
     make_output_dir(work)
 
@@ -418,53 +332,36 @@ def run(
     from grpo_kit.lab.experiments import EXPERIMENTS
     from grpo_kit.lab.grid import parse_seeds, run_grid
     from grpo_kit.lab.summary import summarise, summary_text
-    from grpo_kit.profiles import PROFILES
 
     if name not in EXPERIMENTS:
         raise ValueError(f"there is no experiment {name!r}: choose among {', '.join(EXPERIMENTS)}")
-    if profile not in PROFILES:
-        raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
-    if processes is not None and processes < 1:
-        raise ValueError(f"--processes is {processes}, it must be at least 1")
     if claims and arm:
         raise ValueError("--claims chooses the arms: leave out --arm, or --claims.")
-    if claims:
-        arm = arms_with_claims(name, profile)
-    chosen = PROFILES[profile]
-    if processes is None:
-        processes = _cores() if chosen.device == "cpu" else 1
+    chosen = _chosen(profile)
+    if processes is None:  # a process may be allowed fewer cores than the machine has
+        cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+        processes = len(cores) if chosen.device == "cpu" else 1
     if chosen.threads:
         import torch
 
         torch.set_num_threads(chosen.threads)
-    options = ["--profile", profile, "--output", str(results), "--work", str(work)]
+    options = ["--profile", profile.value, "--output", str(results), "--work", str(work)]
     records = run_grid(
-        name,
-        EXPERIMENTS[name],
-        chosen,
-        parse_seeds(seeds),
-        results=results,
-        work=work,
-        arms=arm,
-        processes=processes,
+        name, EXPERIMENTS[name], chosen, parse_seeds(seeds), results=results, work=work,
+        arms=arms_with_claims(name, profile.value) if claims else arm, processes=processes,
         command=[sys.executable, "-m", "grpo_kit.cli", "run", name, *options],
-    )
+    )  # fmt: skip
     typer.echo(summary_text(summarise(records, EXPERIMENTS[name])))
 
 
 @app.command()
 def report(
-    output: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("runs"),
-    results: Annotated[
-        Path | None, typer.Option(help="Folder of results, instead of the reported ones.")
-    ] = None,
-    claims: Annotated[
-        Path | None, typer.Option(help="File of claims, instead of the shipped one.")
-    ] = None,
+    output: Output = Path("runs"),
+    results: Results = None,
+    claims: Annotated[Path | None, Option(help="Claims, instead of the shipped ones.")] = None,
 ) -> None:
     """Judge the claims by the stored results; a Markdown file and an HTML page."""
     from grpo_kit.lab.report import write_report
-    from grpo_kit.paths import make_output_dir
 
     make_output_dir(output)
     typer.echo(f"report: {write_report(output, results=results, claims=claims)}")
@@ -472,9 +369,7 @@ def report(
 
 @app.command()
 def results(
-    readme: Annotated[Path, typer.Option(help="The README to write tables into.")] = Path(
-        "README.md"
-    ),
+    readme: Annotated[Path, Option(help="The README to write tables into.")] = Path("README.md"),
 ) -> None:
     """Renew all that is computed from the reported results.
 
@@ -488,93 +383,66 @@ def results(
 
 @app.command()
 def skill_runs(
-    profile: Annotated[str, typer.Option(help="smoke or tiny.")] = "tiny",
+    profile: OnProfile = ProfileName.tiny,
     policy: PolicyFolder = None,
-    steps: Annotated[int, typer.Option(help="GRPO steps a skill.")] = 40,
-    skill: Annotated[
-        list[str] | None, typer.Option(help="Only this skill; may be given again.")
-    ] = None,
-    output: Annotated[Path, typer.Option(help="Folder for runs and summary.")] = Path(
-        "runs/skills"
-    ),
+    steps: Annotated[int, Option(min=1, help="GRPO steps a skill.")] = 40,
+    skill: Annotated[list[str] | None, Option(help="Only this skill; may be given again.")] = None,
+    output: Output = Path("runs/skills"),
 ) -> None:
     """Try GRPO on each skill of a tiny base, before and after.
 
     What it takes to call a base good; solve, verify, tool plans, label-free P("Yes"), a judge.
     """
-    chosen, config = _choose(profile, policy, steps, output)
+    make_output_dir(output)
+    chosen = _chosen(profile, policy, steps)
 
     from grpo_kit.lab.skill_runs import SKILLS, run_skills, skills_text
 
-    typer.echo(skills_text(run_skills(chosen, config, output, names=skill or SKILLS)))
+    typer.echo(skills_text(run_skills(chosen, chosen.config, output, names=skill or SKILLS)))
 
 
 @app.command()
 def pretrain(
-    output: Annotated[Path, typer.Option(help="Folder for the checkpoint.")] = Path("runs/base"),
-    seed: Annotated[int, typer.Option(help="Seed of weights and texts.")] = 0,
-    steps: Annotated[int | None, typer.Option(help="Steps, instead of the recipe's.")] = None,
-    processes: Annotated[
-        int | None, typer.Option(help="Processes, instead of the recipe's.")
-    ] = None,
-    threads: Annotated[int, typer.Option(help="CPU threads of each process.")] = 1,
-    problems: Annotated[int, typer.Option(help="Test problems a skill is measured on.")] = 256,
+    output: Output = Path("runs/base"),
+    seed: Seed = 0,
+    steps: Steps = None,
+    processes: Processes = None,
+    threads: Annotated[int, Option(min=1, help="CPU threads of each process.")] = 1,
+    problems: Annotated[int, Option(min=2, help="Test problems a skill is measured on.")] = 256,
 ) -> None:
     """Rebuild the tiny base model and measure its skills."""
-    if problems < 2:
-        raise ValueError(f"--problems is {problems}, it must be at least 2")
-    from grpo_kit.paths import make_output_dir
-
     make_output_dir(output)
 
-    from grpo_kit.tiny.pretrain import pretrain as run
-
-    warm_up = run(output, seed=seed, steps=steps, processes=processes, threads=threads)
-
-    import json
-
     from grpo_kit.models import load_policy
-    from grpo_kit.paths import write_atomic
+    from grpo_kit.tiny import pretrain as recipe
     from grpo_kit.tiny.card import card_text, measure
 
+    warm_up = recipe.pretrain(output, seed=seed, steps=steps, processes=processes, threads=threads)
     typer.echo("measuring the skills")
-    table = measure(load_policy(output), n=problems)
-    write_atomic(output / "card.json", json.dumps({"warm_up": warm_up, "skills": table}, indent=1))
-    write_atomic(output / "README.md", card_text(table, warm_up))
+    skills = measure(load_policy(output), n=problems)
+    write_atomic(output / "card.json", json.dumps({"warm_up": warm_up, "skills": skills}, indent=1))
+    write_atomic(output / "README.md", card_text(skills, warm_up))
     typer.echo(f"the model card is {output / 'README.md'}")
 
 
 @app.command()
 def bench(
-    policy: Annotated[
-        Path | None, typer.Option(help="Folder of the model to train, instead of the tiny base.")
-    ] = None,
-    output: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("runs/bench"),
-    steps: Annotated[int, typer.Option(help="Measured steps of each trainer.")] = 10,
-    quick: Annotated[bool, typer.Option("--quick", help="Small batches, for a first look.")] = (
-        False
-    ),
-    scaling: Annotated[
-        bool, typer.Option("--scaling", help="How a step's cost grows: models, groups, lengths.")
-    ] = False,
+    policy: PolicyFolder = None,
+    output: Output = Path("runs/bench"),
+    steps: Annotated[int, Option(min=1, help="Measured steps of each trainer.")] = 10,
+    quick: Annotated[bool, Option("--quick", help="Small batches, for a first look.")] = False,
+    scaling: Annotated[bool, Option("--scaling", help="How a step's cost grows.")] = False,
 ) -> None:
     """Measure the kit's step beside TRL's, and the memory of the loss step."""
-    from grpo_kit.paths import data_dir, make_output_dir
-
-    policy = policy or data_dir() / "tiny-base"
-    if not policy.is_dir():
-        raise ValueError(f"--policy is {policy}, which is no folder; give one with a saved model")
     make_output_dir(output)
+    from grpo_kit.lab import bench
+    from grpo_kit.lab import scaling as growth
 
     if scaling:
-        from grpo_kit.lab.scaling import report, run
-
-        typer.echo(report(run(output, quick)))
-        return
-
-    from grpo_kit.lab.bench import report, run
-
-    typer.echo(report(run(output, policy, steps=steps, quick=quick)))
+        typer.echo(growth.report(growth.run(output, quick)))
+    else:
+        policy = policy or data_dir() / "tiny-base"
+        typer.echo(bench.report(bench.run(output, policy, steps=steps, quick=quick)))
 
 
 if __name__ == "__main__":

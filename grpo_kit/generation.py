@@ -1,14 +1,9 @@
 """Sample complete groups, fast: prefill each prompt once, let finished rows leave.
 
-`generate` is the kit's sampler and works with any transformers causal LM through its key-value
-cache. Three things make it quicker than a plain loop over `model.generate` with the same output:
-each prompt runs once and its cache serves the G completions of its group; a row that has ended
-leaves the batch and the cache; the log-probabilities that training needs come along.
-`completion_logps` is its counterpart: it scores given completions under a model, with gradient, and
-shares the prompt in the same way.
-
-A row's random number at each step is fixed before anybody knows who finishes when, so the order in
-which rows finish does not change what they sample.
+`generate` works with any transformers causal LM. Each prompt runs once and its cache serves the G
+completions of its group; a row that has ended leaves the batch and the cache; the log-probabilities
+that training needs come along. `completion_logps` scores given completions under a model, with
+gradient, and shares the prompt in the same way.
 """
 
 from __future__ import annotations
@@ -16,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -58,24 +53,17 @@ class Rollouts:
 
     def completion_lists(self) -> list[list[int]]:
         """The completions as lists of ids, without padding, EOS included."""
-        return [
-            ids[:length]
-            for ids, length in zip(self.completion_ids.tolist(), self.lengths.tolist(), strict=True)
-        ]
+        rows = zip(self.completion_ids.tolist(), self.lengths.tolist(), strict=True)
+        return [ids[:length] for ids, length in rows]
 
     def select(self, rows: Tensor) -> Rollouts:
         """The given rows (long indices), trimmed to the longest, with the prompts they use."""
         width = max(int(self.lengths[rows].max()), 1) if len(rows) else 1
         used, prompt_index = torch.unique(self.prompt_index[rows], return_inverse=True)
-        return Rollouts(
-            [self.prompt_ids[i] for i in used.tolist()],
-            prompt_index,
-            self.completion_ids[rows, :width],
-            self.mask[rows, :width],
-            self.logps[rows, :width],
-            self.entropies[rows, :width],
-            self.finished[rows],
-        )
+        by_token = (self.completion_ids, self.mask, self.logps, self.entropies)
+        prompt_ids = [self.prompt_ids[i] for i in used.tolist()]
+        cut = (tensor[rows, :width] for tensor in by_token)
+        return Rollouts(prompt_ids, prompt_index, *cut, self.finished[rows])
 
     @staticmethod
     def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
@@ -83,28 +71,17 @@ class Rollouts:
         width = max(part.mask.shape[1] for part in parts)
 
         def join(name: str) -> Tensor:
-            return torch.cat(
-                [
-                    torch.nn.functional.pad(value, (0, width - value.shape[1]))
-                    for value in (getattr(part, name) for part in parts)
-                ]
-            )
+            values = (getattr(part, name) for part in parts)
+            pad = torch.nn.functional.pad
+            return torch.cat([pad(value, (0, width - value.shape[1])) for value in values])
 
-        offsets = [0]
+        prompt_ids, prompt_index = [], []
         for part in parts:
-            offsets.append(offsets[-1] + len(part.prompt_ids))
-        return replace(
-            parts[0],
-            prompt_ids=[ids for part in parts for ids in part.prompt_ids],
-            prompt_index=torch.cat(
-                [part.prompt_index + start for part, start in zip(parts, offsets, strict=False)]
-            ),
-            completion_ids=join("completion_ids"),
-            mask=join("mask"),
-            logps=join("logps"),
-            entropies=join("entropies"),
-            finished=torch.cat([part.finished for part in parts]),
-        )
+            prompt_index.append(part.prompt_index + len(prompt_ids))
+            prompt_ids += part.prompt_ids
+        by_token = map(join, ("completion_ids", "mask", "logps", "entropies"))
+        finished = torch.cat([part.finished for part in parts])
+        return Rollouts(prompt_ids, torch.cat(prompt_index), *by_token, finished)
 
 
 @torch.no_grad()
@@ -128,7 +105,6 @@ def generate(
         model: a transformers causal LM.
         prompt_ids: P lists of token ids, of any lengths.
         num_generations: G, or one number a prompt; the result has N = P * G rows, or their sum.
-        max_new_tokens: limit of a completion, in tokens.
         eos_token_ids: any of these ends a row.
         pad_token_id: fills what is left of a row; may be an EOS, masks do not depend on it.
         do_sample: False takes the most likely token.
@@ -137,9 +113,7 @@ def generate(
             distribution before truncation, so do not train on them).
         generator: source of the random numbers, on the model's device or on the CPU.
 
-    Raises:
-        ValueError: no prompt, an empty prompt, a prompt too long for the model's context, or a
-            temperature of 0.
+    Raises ValueError for no prompt, an empty or too long one, or a temperature of 0.
     """
     check_lengths(model, prompt_ids, max_new_tokens)
     if temperature <= 0:
@@ -263,28 +237,20 @@ def reply(
     """
     ids = policy.encode(conversations)
     at_a_time = max(1, batch_size // num_generations)
-    parts = []
-    for start in range(0, max(len(ids), 1), at_a_time):
-        with policy.autocast():
-            parts.append(
-                generate(
-                    policy.model,
-                    ids[start : start + at_a_time],
-                    num_generations,
-                    max_new_tokens=max_new_tokens,
-                    eos_token_ids=policy.eos_token_ids,
-                    pad_token_id=policy.pad_token_id,
-                    **options,
-                )
+    options |= {"eos_token_ids": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
+    with policy.autocast():
+        parts = [
+            generate(
+                policy.model, ids[start : start + at_a_time], num_generations,
+                max_new_tokens=max_new_tokens, **options,
             )
+            for start in range(0, max(len(ids), 1), at_a_time)
+        ]  # fmt: skip
     return Rollouts.concatenate(parts)
 
 
 def _fill_holes(alive: Tensor) -> Tensor:
-    """Indices of the rows that stay, (M,), each in its place but for the last, which fill holes.
-
-    So that dropping a few rows of many moves a few rows, not all.
-    """
+    """Indices of the rows that stay, (M,): the last fill the holes, so that few rows move."""
     m = int(alive.sum())
     kept = torch.arange(m, device=alive.device)
     kept[~alive[:m]] = alive[m:].nonzero()[:, 0] + m
@@ -332,12 +298,10 @@ def completion_logps(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the completions under `model`, with gradient, and entropies, without.
 
-    Each prompt is run once, with gradient, and its cache is gathered for its completions, which run
-    in parts of similar length. Only unmasked positions meet the vocabulary, a chunk at a time
-    (`token_logps`).
+    Each prompt runs once, with gradient, and its cache serves its completions, in parts of similar
+    length. Only unmasked positions meet the vocabulary, a chunk at a time (`token_logps`).
 
-    Returns:
-        logps, entropies: (N, T) float32, nats, at `temperature`; 0 where masked.
+    Returns logps and entropies, (N, T) float32, nats, at `temperature`; 0 where masked.
     """
     decoder, head = _decoder_and_head(model)
     mask, width = rollouts.mask, rollouts.mask.shape[1]
@@ -379,10 +343,7 @@ def completion_logps(
 
 
 def _length_parts(lengths: Tensor) -> tuple[Tensor, ...]:
-    """Row indices by length, in one to eight parts of about `PART_TOKENS` padded tokens or more.
-
-    A batch of short and long completions is mostly padding; parts of similar length are not.
-    """
+    """Row indices by length, in one to eight parts of about `PART_TOKENS` padded tokens or more."""
     parts = len(lengths) * int(lengths.max()) // PART_TOKENS
     return lengths.argsort(stable=True).tensor_split(min(max(parts, 1), 8, len(lengths)))
 
@@ -459,10 +420,7 @@ class _TokenLogps(torch.autograd.Function):
 
 
 def _logit_chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature, dtype):
-    """For each chunk of rows: its slice, its logits (float32) and a buffer of their shape.
-
-    Both are overwritten by the next chunk and are the caller's to overwrite.
-    """
+    """For each chunk of rows: its slice, its logits (float32) and a buffer, to be overwritten."""
     vocabulary = weight.shape[0]
     size = min(max(1, LOGITS_BUDGET[hidden.device.type != "cpu"] // vocabulary), len(hidden))
     weight = weight.to(dtype)

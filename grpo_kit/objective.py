@@ -1,13 +1,4 @@
-"""Every formula of GRPO, as pure functions on torch tensors: rewards in, one scalar loss out.
-
-Read from top to bottom; it is the order of one training step:
-
-1. `combine_rewards`     several rewards of a completion become one number
-2. `group_advantages`    rewards become advantages, by comparison inside each group
-3. `kl_estimate`         how far the policy is from its reference, at the sampled tokens
-4. `surrogate`           ratio and clip: what each token adds to the loss
-5. `aggregate`           the tokens' losses become one number; `policy_loss` is both
-6. `policy_loss_stats`   what to log about it
+"""Every formula of GRPO, as pure functions on torch tensors, in the order of one training step.
 
 No model, tokenizer or optimiser may enter this file. Names and numbers follow TRL 1.16; where we
 differ on purpose, the docstring says so. Shapes: N completions (complete groups, those of one
@@ -39,32 +30,21 @@ def combine_rewards(
 ) -> Tensor:
     """Weighted sum of the rewards of each completion; NaN where one of them could not be scored.
 
-    A completion with any NaN reward leaves its group's mean and std: counting the missing part as 0
-    (as TRL's default aggregation does) would punish it for a judge's time-out and shift its
-    siblings. A reward of weight 0 is only logged: its NaN excludes nobody.
+    Such a completion leaves its group's mean and std: counting the missing part as 0, as TRL's
+    default does, would punish it for a judge's time-out and shift its siblings. The NaN of a reward
+    of weight 0 excludes nobody.
 
-    Args:
-        rewards_per_func: (N, R) float, NaN = not scored.
-        weights: (R,) one weight per reward; all 1 by default.
-
-    Returns:
-        (N,) float.
-
-    Raises:
-        ValueError: the weights do not fit the rewards, or are all 0.
+    rewards_per_func: (N, R) float, NaN = not scored. weights: (R,), all 1 by default.
+    Returns (N,) float. Raises ValueError for weights that do not fit, or are all 0.
     """
-    if rewards_per_func.ndim != 2:
+    shape = tuple(rewards_per_func.shape)
+    if len(shape) != 2:
+        raise ValueError(f"rewards_per_func has shape {shape}; give (N, R), a row a completion.")
+    weights = rewards_per_func.new_tensor([1.0] * shape[1] if weights is None else weights)
+    if weights.shape != shape[1:]:
         raise ValueError(
-            f"rewards_per_func has shape {tuple(rewards_per_func.shape)}; give (N, R), a row a "
-            "completion."
-        )
-    if weights is None:
-        weights = torch.ones(rewards_per_func.shape[1])
-    weights = torch.as_tensor(weights, dtype=rewards_per_func.dtype, device=rewards_per_func.device)
-    if weights.shape != rewards_per_func.shape[1:]:
-        raise ValueError(
-            f"weights has shape {tuple(weights.shape)} but there are {rewards_per_func.shape[1]} "
-            "rewards; give one weight per reward."
+            f"weights has shape {tuple(weights.shape)} but there are {shape[1]} rewards; "
+            "give one weight per reward."
         )
     if not weights.any():
         raise ValueError("Every reward weight is 0: nothing would be learnt; give one that is not.")
@@ -83,27 +63,20 @@ def group_advantages(
 ) -> Tensor:
     """How much better each completion is than its group: A_i = (R_i - mean(R)) / (std(R) + eps).
 
-    DeepSeekMath (arXiv 2402.03300), section 4.1.2. `scale_rewards="none"` is Dr. GRPO (arXiv
-    2503.20783), which shows that dividing by the std overweights questions that are too easy or
-    too hard. std has ddof 1, as in TRL.
-
-    The advantage is 0 for a completion that was not scored, in a group with fewer than two scored
-    completions, and in a group without spread (exactly 0: rounding in the mean would leave noise
-    there, as it does in TRL).
+    DeepSeekMath (arXiv 2402.03300), section 4.1.2; std with ddof 1. The advantage is exactly 0 in a
+    group without spread (in TRL rounding leaves noise there) or with fewer than two scored
+    completions.
 
     Args:
         rewards: (N,) float, NaN = not scored: advantage 0, left out of mean and std.
         num_generations: G, completions per prompt; those of one prompt stand together.
         scale_rewards: "group" divides by the std of the group, "batch" by that of all N rewards
-            (arXiv 2508.08221), "none" by nothing. True and False are TRL's aliases of "group" and
-            "none".
+            (arXiv 2508.08221), "none" by nothing (Dr. GRPO, arXiv 2503.20783: the std overweights
+            questions that are too easy or too hard). True and False mean "group" and "none".
         eps: added to the std.
 
-    Returns:
-        (N,) float, finite.
-
-    Raises:
-        ValueError: N is not a multiple of G, a reward is infinite, or `scale_rewards` is unknown.
+    Returns (N,) float, finite.
+    Raises ValueError for incomplete groups, an infinite reward, or an unknown `scale_rewards`.
     """
     scale_rewards = {True: "group", False: "none"}.get(scale_rewards, scale_rewards)
     if scale_rewards not in ("group", "batch", "none"):
@@ -141,17 +114,10 @@ def decoupled_advantages(
 ) -> Tensor:
     """Advantages for which each reward is normalised within its group before they are summed.
 
-    GDPO (arXiv 2601.05242), TRL's "normalize_then_sum". In a plain sum the reward with the largest
-    spread decides; here each has the same say, times its weight. The sums are then normalised over
-    the batch.
-
-    Args:
-        rewards_per_func: (N, R) float, NaN = not scored; a completion with any NaN has advantage 0
-            and is left out of the means and stds of all rewards.
-        num_generations, weights, eps: see `group_advantages` and `combine_rewards`.
-
-    Returns:
-        (N,) float, finite.
+    GDPO (arXiv 2601.05242), TRL's "normalize_then_sum": each reward has the same say, times its
+    weight, where in a plain sum the one with the largest spread decides. The sums are normalised
+    over the batch. A completion with any NaN among its rewards_per_func, (N, R), has advantage 0
+    and is left out of all means and stds. Returns (N,) float, finite.
     """
     unscored = combine_rewards(rewards_per_func, weights).isnan()[:, None]
     scored = rewards_per_func.masked_fill(unscored, torch.nan)
@@ -184,9 +150,7 @@ def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: str = "k3") -> Tensor:
     Args:
         logps, ref_logps: same shape, float, nats: log-probabilities of the same tokens.
         kind: "k1", "k2" or "k3".
-
-    Raises:
-        ValueError: the shapes differ or the kind is unknown.
+    Raises ValueError if the shapes differ or the kind is unknown.
     """
     if logps.shape != ref_logps.shape:
         raise ValueError(
@@ -194,13 +158,10 @@ def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: str = "k3") -> Tensor:
             "score the same tokens."
         )
     d = ref_logps - logps
-    if kind == "k1":
-        return -d
-    if kind == "k2":
-        return d.square() / 2
-    if kind == "k3":
-        return torch.expm1(d) - d  # exp(d) - d - 1 would lose every digit, and its sign, near d = 0
-    raise ValueError(f"kind is {kind!r}; choose 'k1', 'k2' or 'k3'.")
+    if kind not in ("k1", "k2", "k3"):
+        raise ValueError(f"kind is {kind!r}; choose 'k1', 'k2' or 'k3'.")
+    # exp(d) - d - 1 would lose every digit, and its sign, near d = 0
+    return {"k1": -d, "k2": d.square() / 2, "k3": torch.expm1(d) - d}[kind]
 
 
 # --- 4. the loss of each token --------------------------------------------------------------------
@@ -211,16 +172,8 @@ def truncated_importance_weights(
 ) -> Tensor:
     """Weights min(pi_train / pi_rollout, cap), for a sampler that rounds differently (vLLM, bf16).
 
-    Truncated importance sampling; give the result to `policy_loss`. A token that the sampler could
-    not score (NaN) gets weight 1, as in TRL, where `cap` is `vllm_importance_sampling_clip_max`.
-
-    Args:
-        train_logps: (N, T) float, nats: the training model's, before the update.
-        rollout_logps: (N, T) float, nats: the sampling engine's.
-        cap: C, the largest weight.
-
-    Returns:
-        (N, T) float, without gradient.
+    Truncated importance sampling; `cap` is TRL's `vllm_importance_sampling_clip_max`. A token that
+    the sampler could not score (NaN) gets weight 1. Shapes (N, T), nats; no gradient.
     """
     difference = (train_logps - rollout_logps).detach()
     return torch.nan_to_num(difference, nan=0.0).exp().clamp(max=cap)
@@ -272,9 +225,7 @@ def surrogate(
             original eq. 3.
         truncated_importance_weights: (N, T) float, multiplied onto the policy term of each token.
 
-    Raises:
-        ValueError: shapes that do not fit, an unknown name, or an argument that another one needs
-            is missing.
+    Raises ValueError for shapes that do not fit, an unknown name, or a missing argument.
     """
     if loss_type not in LOSS_TYPES:
         raise ValueError(f"loss_type is {loss_type!r}; choose one of {', '.join(LOSS_TYPES)}.")
@@ -341,11 +292,8 @@ def aggregate(
             episodes, the loss is AgentFlow's (arXiv 2510.05592) eq. 10: 1/G over episodes, 1/T_i
             over an episode's turns, 1/|a_i^t| over a turn's tokens.
 
-    Returns:
-        Scalar; 0 with a zero gradient if everything is masked.
-
-    Raises:
-        ValueError: dr_grpo without `max_completion_length`, `turn_weights` without "grpo".
+    Returns a scalar, 0 with a zero gradient if everything is masked.
+    Raises ValueError for dr_grpo without its divisor, and `turn_weights` without "grpo".
     """
     if loss_type == "dr_grpo" and not max_completion_length:
         raise ValueError("loss_type 'dr_grpo' needs max_completion_length, its divisor in tokens.")
@@ -392,32 +340,19 @@ def policy_loss(
     On-policy the ratio is 1 and the advantages of a group add up to 0, so a loss of 0 is normal.
     Watch the gradient's norm instead.
 
-    Returns:
-        Scalar; 0 with a zero gradient if everything is masked.
+    Returns a scalar, 0 with a zero gradient if everything is masked.
     """
     per_token = surrogate(
-        logps,
-        old_logps,
-        advantages,
-        mask,
-        loss_type=loss_type,
-        epsilon=epsilon,
-        epsilon_high=epsilon_high,
-        importance_sampling_level=importance_sampling_level,
-        beta=beta,
-        ref_logps=ref_logps,
-        use_bias_correction_kl=use_bias_correction_kl,
+        logps, old_logps, advantages, mask, loss_type=loss_type, epsilon=epsilon,
+        epsilon_high=epsilon_high, importance_sampling_level=importance_sampling_level, beta=beta,
+        ref_logps=ref_logps, use_bias_correction_kl=use_bias_correction_kl,
         truncated_importance_weights=truncated_importance_weights,
-    )
+    )  # fmt: skip
     return aggregate(
-        per_token,
-        mask,
-        loss_type=loss_type,
-        max_completion_length=max_completion_length,
-        num_items_in_batch=num_items_in_batch,
-        num_sequences_in_batch=num_sequences_in_batch,
+        per_token, mask, loss_type=loss_type, max_completion_length=max_completion_length,
+        num_items_in_batch=num_items_in_batch, num_sequences_in_batch=num_sequences_in_batch,
         turn_weights=turn_weights,
-    )
+    )  # fmt: skip
 
 
 def _ratio(logps: Tensor, old_logps: Tensor | None, mask: Tensor, level: str) -> Tensor:
@@ -479,13 +414,8 @@ def policy_loss_stats(
 ) -> dict[str, float]:
     """Share of tokens (completions, for level "sequence") whose ratio was clipped, and the mean KL.
 
-    Arguments as in `policy_loss`. A clip counts only where it takes the gradient away: below with
-    A < 0, above with A > 0. For the mean over a whole batch, call it once on the whole batch.
-
-    Returns:
-        TRL's names: "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean" (for
-        cispo: "cispo_clip_ratio"), and "kl" (k3, nats a token) if `ref_logps` is given. All 0.0 if
-        everything is masked.
+    Arguments as in `policy_loss`, names as in TRL; "kl" (k3, nats a token) with `ref_logps`. A clip
+    counts only where it takes the gradient away: below with A < 0, above with A > 0.
     """
     epsilon_high = _epsilon_high(loss_type, epsilon, epsilon_high)
     mask = _check_and_bool(logps, mask, old_logps=old_logps, ref_logps=ref_logps)

@@ -1,4 +1,4 @@
-"""Whatever samples, greedy answers are the plain loop's, token by token (PITFALLS 22)."""
+"""With every backend, greedy answers are the plain loop's, token by token (PITFALLS 22)."""
 
 import copy
 import dataclasses
@@ -40,18 +40,16 @@ def test_greedy_answers_are_those_of_the_plain_path(base, prompts, backend):
 @pytest.mark.parametrize("backend", ["static", "continuous"])
 def test_samples_are_groups_with_the_models_own_log_probabilities(base, prompts, backend):
     def draw(seed):
-        generator = torch.Generator().manual_seed(seed)
+        options = {"backend": backend, "max_new_tokens": 24, "temperature": 1.3}
         return sample(
-            base, prompts[:3], 4, backend=backend, max_new_tokens=24, temperature=1.3,
-            generator=generator,
-        )  # fmt: skip
+            base, prompts[:3], 4, **options, generator=torch.Generator().manual_seed(seed)
+        )
 
     rollouts = draw(0)
     assert rollouts.prompt_index.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     lists = rollouts.completion_lists()
     assert len({tuple(ids) for ids in lists}) > 6, "sampled, not greedy"
-    assert all((ids[-1] in base.eos_token_ids) == bool(done)
-               for ids, done in zip(lists, rollouts.finished, strict=True))  # fmt: skip
+    assert [ids[-1] in base.eos_token_ids for ids in lists] == rollouts.finished.tolist()
     with torch.no_grad():
         logps, _ = completion_logps(
             base.model, rollouts, temperature=1.3, pad_token_id=base.pad_token_id
@@ -60,15 +58,13 @@ def test_samples_are_groups_with_the_models_own_log_probabilities(base, prompts,
     assert draw(1).completion_lists() != lists
 
 
-QWENS = {"repetition_penalty": 1.5, "temperature": 0.7, "top_p": 0.8, "top_k": 20}
-
-
 @pytest.mark.parametrize("backend", ["static", "continuous"])
-def test_what_was_saved_with_the_model_does_not_change_what_is_sampled(backend, prompts):
+def test_settings_saved_with_the_model_do_not_change_the_samples(backend, prompts):
     """Qwen2.5-Instruct comes with a repetition penalty."""
     policy = PROFILES["tiny"].load_policy()
     plain = sample(policy, prompts, max_new_tokens=24, do_sample=False)
-    policy.model.generation_config.update(do_sample=True, **QWENS)
+    saved = {"repetition_penalty": 1.5, "temperature": 0.7, "top_p": 0.8, "top_k": 20}
+    policy.model.generation_config.update(do_sample=True, **saved)
     other = sample(policy, prompts, backend=backend, max_new_tokens=24, do_sample=False)
     assert other.completion_lists() == plain.completion_lists()
     assert policy.model.generation_config.repetition_penalty == 1.5, "it is put back"
@@ -110,23 +106,21 @@ def test_on_a_cpu_continuous_batching_takes_memory_for_its_rows_and_no_more():
     assert backends._cache_for(rows, 40, torch.device("cuda")).num_blocks is None, "it sees itself"
 
 
-class Broken:
-    """What continuous batching returns where its thread has failed."""
-
-    error, generated_tokens = "no kernel image is available", []
+BROKEN = SimpleNamespace(error="no kernel image is available", generated_tokens=[])
 
 
 @pytest.mark.parametrize(
-    ("returned", "said"),
-    [({}, "0 of 3 rows were answered"), ({str(i): Broken() for i in range(3)}, "no kernel")],
+    ("outputs", "message"),
+    [({}, "0 of 3 rows were answered"), (dict.fromkeys("abc", BROKEN), "no kernel")],
 )
-def test_where_a_backend_fails_the_plain_one_takes_over_and_says_so(
-    base, prompts, monkeypatch, returned, said
+def test_where_a_backend_fails_the_plain_one_takes_over_with_a_warning(
+    base, prompts, monkeypatch, outputs, message
 ):
-    monkeypatch.setattr(base.model, "generate_batch", lambda **given: returned)
-    with pytest.warns(UserWarning, match=f"'continuous' failed .*{said}.* the plain one samples"):
-        other = sample(base, prompts[:3], backend="continuous", max_new_tokens=8, do_sample=False)
-    plain = sample(base, prompts[:3], max_new_tokens=8, do_sample=False)
+    monkeypatch.setattr(base.model, "generate_batch", lambda **given: outputs)
+    options = {"max_new_tokens": 8, "do_sample": False}
+    with pytest.warns(UserWarning, match=f"'continuous' failed .*{message}.* the plain one"):
+        other = sample(base, prompts[:3], backend="continuous", **options)
+    plain = sample(base, prompts[:3], **options)
     assert other.completion_lists() == plain.completion_lists()
 
 
@@ -138,26 +132,26 @@ def test_where_memory_is_short_nothing_takes_over(base, prompts, monkeypatch):
 
 
 def test_vllm_answers_with_the_policys_weights_as_they_are_now(base, prompts, monkeypatch):
-    """vLLM itself needs a GPU; here something in its place takes what it is given."""
-    asked = {}
+    """vLLM itself needs a GPU; a stand-in takes its arguments."""
+    arguments = {}
 
     class LLM:
         def __init__(self, model, **options):
-            asked.update(options)
+            arguments.update(options)
             self.policy = load_policy(model)
 
-        def generate(self, prompts, wanted):
+        def generate(self, prompts, params):
+            arguments.update(params)
             rows = [prompt["prompt_token_ids"] for prompt in prompts]
-            asked.update(wanted)
-            found = sample(self.policy, rows, max_new_tokens=wanted["max_tokens"], do_sample=False)
-            answers = found.completion_lists()
-            return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids)]) for ids in answers]
+            answer = greedy(self.policy, "plain", max_new_tokens=params["max_tokens"], context=0)
+            outputs = ([SimpleNamespace(token_ids=ids)] for ids in answer(rows))
+            return [SimpleNamespace(outputs=output) for output in outputs]
 
-    fake = SimpleNamespace(LLM=LLM, SamplingParams=dict)
-    monkeypatch.setitem(sys.modules, "vllm", fake)
-    answer = greedy(base, "vllm", max_new_tokens=16, context=100)
-    plain = greedy(base, "plain", max_new_tokens=16, context=100)
-    assert answer(prompts) == plain(prompts)
-    assert asked["generation_config"] == "vllm" and asked["dtype"] == "float32"
-    assert asked["max_model_len"] == 100 and asked["temperature"] == 0.0
-    assert asked["stop_token_ids"] == base.eos_token_ids
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=LLM, SamplingParams=dict))
+    vllm, plain = (
+        greedy(base, backend, max_new_tokens=16, context=100) for backend in ("vllm", "plain")
+    )
+    assert vllm(prompts) == plain(prompts)
+    expected = {"generation_config": "vllm", "dtype": "float32", "max_model_len": 100}
+    expected |= {"temperature": 0.0, "stop_token_ids": base.eos_token_ids}
+    assert expected.items() <= arguments.items()

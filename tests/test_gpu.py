@@ -1,4 +1,4 @@
-"""What only a GPU can show. Where there is none, each of these skips with a sentence."""
+"""Behaviour that only a GPU can show; each test skips where there is none."""
 
 import copy
 import dataclasses
@@ -52,15 +52,15 @@ def test_greedy_answers_are_those_of_the_plain_path(backend):
     assert same >= 0.9 * len(rows)
 
 
-def test_what_samples_by_itself_is_made_for_a_gpu_and_nothing_falls_back():
+def test_auto_backends_are_made_for_a_gpu_and_none_falls_back():
     policy = base(dtype="half", lora_rank=4)
     assert backends.choose(policy) == "continuous" and backends.choose(base()) == "static"
     rows = policy.encode(PROFILES["tiny"].load_task().test["prompt"][:8])
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         for backend in ("continuous", "static"):
-            found = backends.sample(policy, rows, 4, backend=backend, max_new_tokens=24)
-            assert len(found.completion_lists()) == 32
+            rollouts = backends.sample(policy, rows, 4, backend=backend, max_new_tokens=24)
+            assert len(rollouts.completion_lists()) == 32
 
 
 def test_the_limits_of_a_gpu_are_measured_in_the_type_that_it_trains_in():

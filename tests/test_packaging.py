@@ -20,18 +20,18 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 def run(*command: object, cwd: Path, limit: float = 600) -> str:
     """Output of a command that has to succeed, and is not told where the checkout is."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=limit,
-    )
-    assert done.returncode == 0, (
-        f"{command} ended with {done.returncode}\n{done.stdout}{done.stderr}"
-    )
+    options = {"capture_output": True, "text": True, "timeout": limit}
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=environment, **options)
+    assert done.returncode == 0, f"{command} failed\n{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def make_environment(folder: Path) -> tuple[Path, Path]:
+    """Scripts and packages folders of a fresh environment."""
+    venv.create(folder, with_pip=False)
+    scripts = folder / ("Scripts" if os.name == "nt" else "bin")
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    return scripts, Path(run(scripts / "python", "-c", code, cwd=folder).strip())
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +47,11 @@ def wheel(tmp_path_factory) -> Path:
 def installed(wheel, tmp_path_factory) -> Path:
     """Scripts folder of a fresh environment with the wheel, and this one's other packages."""
     folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=False)
-    scripts = folder / ("Scripts" if os.name == "nt" else "bin")
-    python = scripts / "python"
-    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site = Path(run(python, "-c", code, cwd=folder).strip())
+    scripts, site = make_environment(folder)
     # Torch and its like are borrowed, since installing them takes minutes. A folder named in a .pth
     # does not get its own .pth files read, so an editable checkout there stays out of reach.
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    install = (sys.executable, "-m", "pip", "--python", python, "install", "--no-deps")
+    install = (sys.executable, "-m", "pip", "--python", scripts / "python", "install", "--no-deps")
     run(*install, "--no-index", "--force-reinstall", wheel, cwd=folder)
     return scripts
 
@@ -113,39 +109,36 @@ def test_constraints_pin_every_dependency_and_name_no_host():
         assert requirement.specifier.contains(pinned), f"{line} does not allow {pinned}"
 
 
-# What Colab brings, by name and version, as far as the kit or what it needs asks for it.
+# Packages of Colab, as far as the kit or its dependencies ask for them.
 COLAB = {"torch": "2.9.0+cu126", "numpy": "2.0.2", "pandas": "2.2.2", "scipy": "1.16.3",
          "matplotlib": "3.10.0", "transformers": "4.57.1", "datasets": "4.0.0"}  # fmt: skip
 
 
 def colab_requirements() -> list[str]:
-    """What the notebooks install in Colab, with this checkout's wheel in place of the address."""
-    asked = set()
+    """The requirements that the notebooks install in Colab, without the address."""
+    requirements = set()
     for path in sorted((CHECKOUT / "notebooks").glob("*.ipynb")):
         sources = ("".join(cell["source"]) for cell in json.loads(path.read_text())["cells"])
         (cell,) = (source for source in sources if "%pip install" in source)
         assert 'if "google.colab" in sys.modules' in cell
-        (told,) = re.findall(r'%pip install -q "(grpo-kit(?:\[[a-z,]+\])?) @ git\+https://', cell)
-        asked.add(told)
-    return sorted(asked)
+        pattern = r'%pip install -q "(grpo-kit(?:\[[a-z,]+\])?) @ git\+https://'
+        requirements.update(re.findall(pattern, cell)[:1] or pytest.fail(f"{path}: {cell}"))
+    return sorted(requirements)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("told", colab_requirements())
-def test_the_notebooks_leave_colabs_torch_and_numpy_alone(told, wheel, tmp_path):
-    """The installer is asked what it would do where Colab's packages are, or seem to be."""
-    venv.create(tmp_path / "colab", with_pip=False)
-    python = tmp_path / "colab" / ("Scripts" if os.name == "nt" else "bin") / "python"
-    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site = Path(run(python, "-c", code, cwd=tmp_path).strip())
+@pytest.mark.parametrize("requirement", colab_requirements())
+def test_the_notebooks_leave_colabs_torch_and_numpy_alone(requirement, wheel, tmp_path):
+    """The installer plans, in an environment that seems to have Colab's packages."""
+    scripts, site = make_environment(tmp_path / "colab")
     for name, version in COLAB.items():
         info = site / f"{name}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         (info / "RECORD").write_text("")
-    extras = told.removeprefix("grpo-kit")
-    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--dry-run", "--quiet")
-    run(*pip, "--report", tmp_path / "report.json", f"{wheel}{extras}", cwd=tmp_path)
+    extras = requirement.removeprefix("grpo-kit")
+    pip = (sys.executable, "-m", "pip", "--python", scripts / "python", "install", "--dry-run")
+    run(*pip, "--quiet", "--report", tmp_path / "report.json", f"{wheel}{extras}", cwd=tmp_path)
     planned = json.loads((tmp_path / "report.json").read_text())["install"]
     new = {entry["metadata"]["name"].lower(): entry["metadata"]["version"] for entry in planned}
     assert not {"torch", "numpy"} & set(new), new

@@ -1,5 +1,5 @@
 """The path of a real model, without the Hub: a small Qwen2 of random weights with a tokenizer and a
-chat template of real size, real GSM8K rows, LoRA; trained, saved, loaded, evaluated, served.
+chat template of its own, real GSM8K rows, LoRA; trained, saved, loaded, evaluated, served.
 """
 
 import dataclasses
@@ -14,45 +14,19 @@ from typer.testing import CliRunner
 
 from grpo_kit import cli, training, trl_bridge
 from grpo_kit.generation import reply
-from grpo_kit.lab.evaluation import exam, grade_number
+from grpo_kit.lab.evaluation import evaluate_test_set, grade_number
 from grpo_kit.models import load_policy, save_policy
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward, format_reward
 from grpo_kit.tasks.gsm8k import SYSTEM_PROMPT
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-# As chat models have it: a default system message, tools, calls and what they gave, roles, the
-# opening of an answer.
 TEMPLATE = """
-{%- if messages[0]['role'] == 'system' -%}{%- set system = messages[0]['content'] -%}
-{%- else -%}{%- set system = 'You are a helpful assistant.' -%}{%- endif -%}
-{{- '<|im_start|>system\\n' + system -}}
-{%- if tools -%}
-{{- '\\n\\n# Tools\\n\\nCall a function by JSON between <tool_call> tags.\\n<tools>' -}}
-{%- for tool in tools %}{{- '\\n' + (tool | tojson) -}}{% endfor -%}{{- '\\n</tools>' -}}
+{%- if messages[0]['role'] != 'system' -%}
+{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' -}}
 {%- endif -%}
-{{- '<|im_end|>\\n' -}}
 {%- for message in messages -%}
-{%- if message['role'] == 'tool' -%}
-{%- if loop.first or messages[loop.index0 - 1]['role'] != 'tool' -%}
-{{- '<|im_start|>user' -}}
-{%- endif -%}
-{{- '\\n<tool_response>\\n' + message['content'] + '\\n</tool_response>' -}}
-{%- if loop.last or messages[loop.index0 + 1]['role'] != 'tool' -%}
-{{- '<|im_end|>\\n' -}}
-{%- endif -%}
-{%- elif message['tool_calls'] -%}
-{{- '<|im_start|>' + message['role'] -}}
-{%- if message['content'] -%}{{- '\\n' + message['content'] -}}{%- endif -%}
-{%- for call in message['tool_calls'] -%}
-{%- set function = call['function'] if call['function'] else call -%}
-{{- '\\n<tool_call>\\n{"name": "' + function['name'] + '", "arguments": ' -}}
-{{- (function['arguments'] | tojson) + '}\\n</tool_call>' -}}
-{%- endfor -%}
-{{- '<|im_end|>\\n' -}}
-{%- elif not (loop.first and message['role'] == 'system') -%}
 {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}
-{%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
@@ -154,10 +128,11 @@ def test_gold_solutions_in_the_asked_form_earn_all_and_survive_the_tokenizer(pro
 @pytest.fixture(params=["kit", "trl"])
 def trained(request, profile, tmp_path):
     """A policy with LoRA weights, after a step of either engine."""
-    policy = profile.load_policy()
+    policy, task = profile.load_policy(), profile.load_task()
+    few = dataclasses.replace(task, train=task.train.select(range(16)))
     train = {"kit": training.train, "trl": trl_bridge.train}[request.param]
     run = train(
-        policy, profile.load_task(), [accuracy_reward, format_reward, even], profile.config,
+        policy, few, [accuracy_reward, format_reward, even], profile.config,
         output_dir=tmp_path / "run", seed=0,
     )  # fmt: skip
     assert run.history[-1]["eval/n"] == 4 and run.history[-1]["grad_norm"] > 0
@@ -198,27 +173,28 @@ def test_merged_weights_are_served(profile, served, tmp_path):
     folder = save_policy(policy, tmp_path / "merged")
     question = [{"role": "user", "content": "What is 40 + 8?"}]
     client = OpenAI(base_url=served, api_key="none")
-    told = client.chat.completions.create(
+    response = client.chat.completions.create(
         model=str(folder), messages=question, temperature=0.0, max_tokens=12
     )
     merged = load_policy(folder, dtype="bfloat16")
     rollouts = reply(merged, [question], do_sample=False, max_new_tokens=12)
     (text,) = merged.decode(rollouts.completion_lists())
-    assert told.choices[0].message.content.strip() == text.strip()
+    assert response.choices[0].message.content.strip() == text.strip()
 
 
-def test_it_is_examined_on_real_rows(profile, tmp_path):
+def test_it_is_evaluated_on_real_rows(profile):
     policy, rows = profile.load_policy(), profile.load_task().test.select(range(6))
-    found = exam(policy, rows, grade_number, max_new_tokens=16, batch_size=4, progress=False)
-    assert found["n"] == 6 and found["strict"] == 0 and 0 <= found["lenient"] <= 1
-    assert found["strict/low"] == 0 and 0.3 < found["strict/high"] < 0.5
+    options = {"max_new_tokens": 16, "batch_size": 4, "progress": False}
+    accuracy = evaluate_test_set(policy, rows, grade_number, **options)
+    assert accuracy["n"] == 6 and accuracy["strict"] == 0 and 0 <= accuracy["lenient"] <= 1
+    assert accuracy["strict/low"] == 0 and 0.3 < accuracy["strict/high"] < 0.5
 
 
 def test_the_command_line_takes_a_local_folder_for_model_and_data(folder, gsm8k_folder, tmp_path):
-    told = CliRunner().invoke(cli.app, [
+    done = CliRunner().invoke(cli.app, [
         "evaluate", "--policy", str(folder), "--task", "gsm8k", "--data", str(gsm8k_folder),
         "--rows", "4", "--max-new-tokens", "8", "--output", str(tmp_path / "out.json"),
     ])  # fmt: skip
-    assert told.exit_code == 0, told.output
+    assert done.exit_code == 0, done.output
     assert json.loads((tmp_path / "out.json").read_text())["n"] == 4
-    assert "strict" in told.output and "n 4" in told.output
+    assert "strict" in done.output and "n 4" in done.output

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_kit import self_verification, training
 from grpo_kit.generation import completion_logps
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward, format_reward
@@ -18,7 +19,6 @@ from grpo_kit.self_verification import (
     STRATEGIES,
     SelfVerification,
     VerificationItem,
-    _that_fit,
     balance,
     best_of_n,
     collect_items,
@@ -31,7 +31,7 @@ from grpo_kit.self_verification import (
     verification_prompt,
 )
 from grpo_kit.tasks import Task
-from grpo_kit.training import PromptCollector, train
+from grpo_kit.training import PromptBatches, train
 
 
 def query(name, right, wrong):
@@ -65,8 +65,6 @@ def test_items_are_labelled_answers_and_what_has_none_is_discarded():
         VerificationItem("How many?", "How many?", "4", False),
     ]
     assert collect_items([prompt], texts[:1], [None]) == [], "no reference, no label"
-    (whole,) = collect_items([prompt], texts[2:], [0.0], answer_of=str)
-    assert whole.answer == "The answer is 3."
     with pytest.raises(ValueError, match="1 prompts, 3 completions"):
         collect_items([prompt], texts, rewards)
 
@@ -142,15 +140,12 @@ def test_nothing_comes_twice_before_all_else_has_come_once(items, seed):
 
 
 @given(collections, seeds)
-def test_the_same_items_and_seed_give_the_same_result(items, seed):
+def test_the_same_items_and_seed_give_the_same_result_and_another_seed_another(items, seed):
     before = list(items)
     assert post_process(items, seed) == post_process(items, seed)
     assert items == before
-
-
-def test_another_seed_makes_another_choice():
-    items = [item for name in range(8) for item in query(name, 4, 4)]
-    assert len({tuple(post_process(items, seed)) for seed in range(5)}) == 5
+    many = [item for name in range(8) for item in query(name, 4, 4)]
+    assert len({tuple(post_process(many, seed + i)) for i in range(5)}) > 1
 
 
 def test_the_size_can_be_asked_for_and_a_missing_label_gives_nothing():
@@ -206,13 +201,13 @@ CONFIG = dataclasses.replace(
 )
 
 
-def collector(policy, task, strategy="self-verify", config=CONFIG, **options):
-    prompts = PromptCollector(policy, task, [accuracy_reward, format_reward], config, 0)
+def batch_source(policy, task, strategy="self-verify", config=CONFIG, **options):
+    prompts = PromptBatches(policy, task, [accuracy_reward, format_reward], config, 0)
     return SelfVerification(prompts, strategy, **options)
 
 
 def test_a_step_of_verification_learns_from_verdicts_on_the_policys_own_answers(base, words):
-    source = collector(base, words)
+    source = batch_source(base, words)
     (batch,), metrics = step_of(source)
     assert batch.names == ["verification_reward"] and set(batch.rewards.tolist()) <= {0.0, 1.0}
     examples = batch.examples[:: CONFIG.num_generations]
@@ -232,11 +227,11 @@ def test_a_step_of_verification_learns_from_verdicts_on_the_policys_own_answers(
 
 
 def test_a_mixed_update_has_half_a_batch_of_each_side_by_side(base, words):
-    (batch,), metrics = step_of(collector(base, words, "mixed"))
+    (batch,), metrics = step_of(batch_source(base, words, "mixed"))
     assert batch.names == ["accuracy_reward", "format_reward", "verification_reward"]
-    verdicts = ~batch.table[:, 2].isnan()
+    verdicts = ~batch.rewards_per_func[:, 2].isnan()
     assert verdicts.sum() == metrics["verification/items"] * 4 and len(batch.rewards) <= 32
-    assert torch.equal(verdicts, batch.table[:, 0].isnan())
+    assert torch.equal(verdicts, batch.rewards_per_func[:, 0].isnan())
     assert torch.equal(verdicts, torch.tensor(["correct" in e for e in batch.examples]))
     by_group = verdicts.view(-1, 4)
     assert torch.equal(by_group.all(1), by_group.any(1)), "groups stay whole"
@@ -251,16 +246,16 @@ def test_a_mixed_update_has_half_a_batch_of_each_side_by_side(base, words):
 
 
 def test_generation_alone_is_what_plain_training_does(base, words):
-    plain = PromptCollector(base, words, [accuracy_reward, format_reward], CONFIG, 0)
+    plain = PromptBatches(base, words, [accuracy_reward, format_reward], CONFIG, 0)
     (one,), _ = step_of(plain)
-    (two,), metrics = step_of(collector(base, words, "generate"))
+    (two,), metrics = step_of(batch_source(base, words, "generate"))
     assert torch.equal(one.rollouts.completion_ids, two.rollouts.completion_ids)
     assert torch.equal(one.advantages, two.advantages)
     assert not [name for name in metrics if name.startswith("verification/")]
 
 
 def test_alternation_collects_for_five_steps_and_then_flushes(base, words):
-    source = collector(base, words, "verify-alter")
+    source = batch_source(base, words, "verify-alter")
     sizes = []
     for step in range(5):
         state = SimpleNamespace(global_step=step, max_steps=10, progress=step / 10)
@@ -273,8 +268,6 @@ def test_alternation_collects_for_five_steps_and_then_flushes(base, words):
 
 def test_verdicts_are_sampled_from_the_policy_that_learns_from_them(words, tmp_path, monkeypatch):
     """Verify-Alter updates on answers first: verdicts from before that would be off-policy."""
-    from grpo_kit import training
-
     policy, seen = PROFILES["smoke"].load_policy(), []
     plain = training.update
 
@@ -292,12 +285,12 @@ def test_verdicts_are_sampled_from_the_policy_that_learns_from_them(words, tmp_p
     assert result.history[-1]["learning_rate"] == 1e-3
 
 
-def test_items_that_are_too_long_are_left_out_and_counted(base, words):
-    long = collector(base, words, "self-verify", answer_of=lambda text: "7 " * 600)
-    batches, metrics = step_of(long)
+def test_items_that_are_too_long_are_left_out_and_counted(base, words, monkeypatch):
+    monkeypatch.setattr(self_verification, "extract_answer", lambda text: "7 " * 600)
+    batches, metrics = step_of(batch_source(base, words, "self-verify"))
     assert batches == [] and metrics["verification/too_long"] == metrics["verification/collected"]
     one = [VerificationItem("q", "q", "7 " * 600, True), VerificationItem("q", "q", "8", True)]
-    assert len(_that_fit(base, one, verification_prompt, CONFIG)) == 1
+    assert len(self_verification._that_fit(base, one, CONFIG)) == 1
 
 
 def test_role_marks_in_an_answer_are_broken():
@@ -316,32 +309,32 @@ def test_micro_batches_of_a_mixed_update_are_cut_as_any_other(words, tmp_path):
 
 
 def test_a_step_without_items_goes_without_says_so_and_keeps_what_it_has(base, words, caplog):
-    source = collector(base, words, "mixed", post_process=lambda items, seed, n: [])
+    source = batch_source(base, words, "mixed", post_process=lambda items, seed, n: [])
     with caplog.at_level(logging.WARNING):
         batches, metrics = step_of(source)
     assert len(batches) == 1 and batches[0].names == ["accuracy_reward", "format_reward"]
     assert metrics["verification/items"] == 0 < len(source.buffer)
     assert "no verification items" in caplog.text
-    alone = collector(base, words, "self-verify", post_process=lambda items, seed, n: [])
+    alone = batch_source(base, words, "self-verify", post_process=lambda items, seed, n: [])
     assert step_of(alone)[0] == []
 
 
 def test_bad_input_is_named(base, words):
     with pytest.raises(ValueError, match="strategy is 'verify'; choose one of generate"):
-        collector(base, words, "verify")
+        batch_source(base, words, "verify")
     unlabelled = Task("bare", words.train.remove_columns("answer"), words.test)
-    prompts = PromptCollector(base, unlabelled, [format_reward], CONFIG, 0)
+    prompts = PromptBatches(base, unlabelled, [format_reward], CONFIG, 0)
     with pytest.raises(ValueError, match="accuracy_reward needs a column 'answer', which task 'b"):
         SelfVerification(prompts, "mixed")
 
     def by_answer(completions, answer, **columns): ...
 
     with pytest.raises(ValueError, match="by_answer needs a column 'answer', which a verificat"):
-        collector(base, words, reward=by_answer)
+        batch_source(base, words, reward=by_answer)
     small = dataclasses.replace(CONFIG, generation_batch_size=12)
     with pytest.raises(ValueError, match="3 group.s. of 4: too few .* take 16 or more"):
-        collector(base, words, "mixed", small)
-    collector(base, words, "self-verify", small)
+        batch_source(base, words, "mixed", small)
+    batch_source(base, words, "self-verify", small)
     with pytest.raises(ValueError, match="no items to grade"):
         evaluate_verdicts(base, [], CONFIG)
 
@@ -356,14 +349,14 @@ def without_time(history):
 def run(policy, words, folder, strategy="verify-alter", config=CONFIG, **options):
     return train(
         policy, words, [accuracy_reward, format_reward], config, output_dir=folder, seed=0,
-        collector=partial(SelfVerification, strategy=strategy), **options,
+        batch_source=partial(SelfVerification, strategy=strategy), **options,
     )  # fmt: skip
 
 
 def test_a_resumed_run_goes_on_with_its_buffer(words, tmp_path):
     """Stopped in the fourth step of five, whose items the fifth step's verdicts are drawn from."""
     load = PROFILES["smoke"].load_policy
-    config = dataclasses.replace(CONFIG, max_steps=5, eval_prompts=0)
+    config = dataclasses.replace(CONFIG, max_steps=5, eval_prompts=0, generation_batch_size=16)
     whole = run(load(), words, tmp_path / "whole", config=config)
 
     class Stop(Exception):
@@ -379,13 +372,13 @@ def test_a_resumed_run_goes_on_with_its_buffer(words, tmp_path):
 
     stopping.__name__ = "format_reward"
     make = partial(SelfVerification, strategy="verify-alter")
-    arguments = dict(output_dir=tmp_path / "killed", seed=0, collector=make)
+    arguments = dict(output_dir=tmp_path / "killed", seed=0, batch_source=make)
     with pytest.raises(Stop):
         train(load(), words, [accuracy_reward, stopping], config, **arguments)
     resumed = run(load(), words, tmp_path / "killed", config=config, resume=True)
     assert without_time(resumed.history) == without_time(whole.history)
-    assert resumed.history[-1]["verification/items"] == 8
-    with pytest.raises(ValueError, match="collector 'self-verification verify-alter' there"):
+    assert resumed.history[-1]["verification/items"] == 4
+    with pytest.raises(ValueError, match="batch_source .self-verification verify-alter' there"):
         run(load(), words, tmp_path / "killed", strategy="mixed", config=config, resume=True)
 
 
@@ -415,8 +408,6 @@ def test_verdicts_are_measured_on_held_out_items(base, words):
 
 def test_the_choice_among_n_by_hand(monkeypatch, words):
     """Two of four answers agree on a wrong number, the verdicts know better."""
-    from grpo_kit import self_verification
-
     gold = words.test[0]["answer"]
     answers = [f"<answer>{a}</answer>" for a in ("1000", "1000", gold)] + ["no answer"]
     verdicts = {"1000": ["No", "Yes"], gold: ["Yes", "Yes"]}

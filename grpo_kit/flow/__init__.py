@@ -2,18 +2,25 @@
 
 Not the image-diffusion method of the same name. In reading order:
 
-memory     what an episode remembers: action, call, result and verdict, a step a turn
+episodes   `Memory`, `Turn`, `Episode`, `episode_advantages`
 tools      a tool's schema; calls read, checked and run with limits
 toolbox    calculator, lookup in a catalogue, Wikipedia;  sandbox: python, off unless asked for
-roles      planner (trained), executor, verifier, generator (frozen), and what they are asked
-episodes   `Turn`, `Episode`, `episode_advantages`
+roles      planner (trained), executor, verifier, generator (frozen), and their prompts
 rollout    `play`: all episodes of a batch advance together
-training   `FlowGRPO`, a collector for `train`; `evaluate_episodes`
+training   `FlowGRPO`, a batch source for `train`; `evaluate_episodes`
 export     the same episodes under TRL
 """
 
-from grpo_kit.flow.episodes import Episode, Turn, episode_advantages, episode_view, turn_rows
-from grpo_kit.flow.memory import Action, Memory, Step
+from grpo_kit.flow.episodes import (
+    Action,
+    Episode,
+    Memory,
+    Step,
+    Turn,
+    episode_advantages,
+    episode_view,
+    turn_rows,
+)
 from grpo_kit.flow.roles import GENERAL, TINY, Executor, Generator, Planner, Prompts, Verifier
 from grpo_kit.flow.rollout import AgentSystem, agent_system, play
 from grpo_kit.flow.toolbox import Lookup, WikipediaSearch, calculator, make_catalogue
@@ -27,34 +34,9 @@ from grpo_kit.flow.training import (
 )
 
 __all__ = [
-    "GENERAL",
-    "TINY",
-    "Action",
-    "AgentSystem",
-    "Episode",
-    "Executor",
-    "FlowGRPO",
-    "Generator",
-    "Lookup",
-    "Memory",
-    "OfflineTraces",
-    "Planner",
-    "Prompts",
-    "Step",
-    "Tool",
-    "ToolResult",
-    "Toolkit",
-    "Turn",
-    "Verifier",
-    "WikipediaSearch",
-    "agent_system",
-    "calculator",
-    "episode_advantages",
-    "episode_metrics",
-    "episode_view",
-    "evaluate_episodes",
-    "make_catalogue",
-    "play",
-    "score_episodes",
-    "turn_rows",
-]
+    "GENERAL", "TINY", "Action", "AgentSystem", "Episode", "Executor", "FlowGRPO", "Generator",
+    "Lookup", "Memory", "OfflineTraces", "Planner", "Prompts", "Step", "Tool", "ToolResult",
+    "Toolkit", "Turn", "Verifier", "WikipediaSearch", "agent_system", "calculator",
+    "episode_advantages", "episode_metrics", "episode_view", "evaluate_episodes", "make_catalogue",
+    "play", "score_episodes", "turn_rows",
+]  # fmt: skip

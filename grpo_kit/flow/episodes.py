@@ -1,33 +1,103 @@
-"""Episodes of several turns, their advantages, and the rows of tokens that are trained on.
+"""Episodes of several turns: memory, token ids, advantages, and the rows to train on.
 
 An episode is ragged: T_i turns, each with the prompt that the planner read and the tokens that it
-sampled. What is trained on are these very ids, never a text encoded again.
+sampled. Training uses these very ids, never a text encoded again. A memory never changes in place,
+so no episode can write into another's, and every turn's memory can be looked at afterwards.
 """
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from grpo_kit.flow.memory import Memory
 from grpo_kit.generation import Rollouts
 from grpo_kit.objective import group_advantages
 from grpo_kit.rewards import question_text
+from grpo_kit.rewards.judge.texts import fenced
 
 PER = ("trajectory", "turn")
 
 
+@dataclass(frozen=True)
+class Action:
+    """The planner's decision a_t, read from its completion: context, sub-goal and tool.
+
+    problem: why the completion is not a plan, in words for the memory; "" where it is one.
+    """
+
+    justification: str = ""
+    context: str = ""
+    goal: str = ""
+    tool: str = ""
+    problem: str = ""
+
+    @property
+    def step(self) -> tuple[str, str, str]:
+        return self.context, self.goal, self.tool
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line of memory. verdict: "STOP", "CONTINUE", or "" where the verifier says neither."""
+
+    action: Action
+    call: str
+    result: str
+    error: bool = False
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The steps so far. `str(memory)` is what the roles read; `table()` is for people."""
+
+    steps: tuple[Step, ...] = ()
+
+    def updated(self, step: Step) -> Memory:
+        """M_{t+1} = f(M_t, a_t, e_t, v_t): this memory with one more step."""
+        return Memory((*self.steps, step))
+
+    def judged(self, verdict: str) -> Memory:
+        """This memory with the verifier's verdict on the last step."""
+        return Memory((*self.steps[:-1], replace(self.steps[-1], verdict=verdict)))
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __str__(self) -> str:
+        """`1. lookup(lamp) -> lamp 14, shop Nord`, one line per step; "empty" without any.
+
+        A result cannot pose as a turn (`fenced` breaks role marks) or a step (further lines are
+        indented).
+        """
+        lines = [
+            f"{i}. {step.call} -> " + "\n   ".join(step.result.splitlines())
+            for i, step in enumerate(self.steps, 1)
+        ]
+        return fenced("\n".join(lines)) or "empty"
+
+    def table(self) -> str:
+        """Every field of every step, one block per step."""
+        lines = []
+        for i, step in enumerate(self.steps, 1):
+            lines.append(f"step {i}")
+            for name in ("goal", "tool", "call", "result", "verdict"):
+                value = getattr(step.action if name in ("goal", "tool") else step, name)
+                lines.append(f"  {name:8}{textwrap.shorten(value, 90)}".rstrip())
+        return "\n".join(lines) or "empty"
+
+
 @dataclass
 class Turn:
-    """One action of the planner, a_i^t.
+    """One action of the planner, a_i^t: the ids that it read and sampled, EOS included.
 
-    prompt_ids: what it read. completion_ids: what it sampled, EOS included. logprobs: one a
-    completion token, nats, of the distribution that it was sampled from. finished: False where the
-    token limit cut it off. entropies: of the same distributions, nats, to be logged.
+    logprobs, entropies: one per sampled token, nats, of the sampling distribution. finished: False
+    where the token limit cut the action off. Raises ValueError for another number of logprobs.
     """
 
     prompt_ids: list[int]
@@ -40,18 +110,16 @@ class Turn:
         if len(self.completion_ids) != len(self.logprobs):
             raise ValueError(
                 f"a turn has {len(self.completion_ids)} completion ids and {len(self.logprobs)} "
-                "log-probabilities; give one a token, as they were sampled."
+                "log-probabilities; give one per token, as they were sampled."
             )
 
 
 @dataclass
 class Episode:
-    """A trajectory: its turns, and its one outcome reward, which all of them share.
+    """A trajectory: its turns, and the one outcome reward that they share (None = not scored).
 
-    group_id: the query that its group answers. reward: None = could not be scored. The rest is what
-    `play` leaves to look at: the row of data, the memory at the end (a step a turn), the final
-    output, and what ended it: "verifier", "turn limit", "time limit", "context" (no room left), or
-    "no reply" (of a frozen role behind an endpoint; such an episode is not scored).
+    group_id: the query that its group answers. stopped: the reason for the end: "verifier", "turn
+    limit", "time limit", "context" (no room left), or "no reply" (a frozen role's endpoint failed).
     """
 
     group_id: Hashable
@@ -72,29 +140,23 @@ def episode_advantages(
 ) -> Tensor:
     """The advantage of each episode within its group, the same for all of its turns.
 
-    A_i = (R_i - mean_G R) / (std_G R + eps), AgentFlow (arXiv 2510.05592) eq. 7. With
-    per="trajectory", the paper's, mean and std are over the episodes of a group. With per="turn",
-    which is what the public code does, they are over its turn rows, so that an episode of six turns
-    counts six times in them and one of two turns twice.
+    A_i = (R_i - mean_G R) / (std_G R + eps), AgentFlow (arXiv 2510.05592) eq. 7.
 
     Args:
-        episodes: in any order; groups are told by `group_id` and may differ in size.
-        per: "trajectory" or "turn".
-        scale_rewards, eps: see `objective.group_advantages`; "batch" is not among them here.
+        episodes: in any order; a group shares its `group_id`, and groups may differ in size.
+        per: "trajectory" (the paper) takes mean and std over the episodes of a group; "turn" (the
+            public code) over its turn rows, so that an episode of six turns counts six times.
+        scale_rewards, eps: see `objective.group_advantages`; "batch" is not supported.
 
-    Returns:
-        (len(episodes),) float. 0 for an episode that was not scored, which is left out of its
-        group's mean and std, and for all of a group without spread.
-
-    Raises ValueError for another `per`, a scale over the batch, or, per turn, for an episode
-    without turns.
+    Returns (len(episodes),) float; 0 without a score, which is left out of mean and std, and
+    without spread. Raises ValueError for another `per` or scale, or no turn where per="turn".
     """
     if per not in PER:
         raise ValueError(f"per is {per!r}; choose 'trajectory' (the paper) or 'turn'.")
     if scale_rewards == "batch":
         raise ValueError("scale_rewards 'batch' has no meaning here: choose 'group' or 'none'.")
     if per == "turn" and (empty := [i for i, e in enumerate(episodes) if not e.turns]):
-        raise ValueError(f"episode {empty[0]} has no turn, so that per='turn' has no row of it.")
+        raise ValueError(f"episode {empty[0]} has no turn: leave it out, or take per='trajectory'.")
     members: dict[Hashable, list[int]] = {}
     for i, episode in enumerate(episodes):
         members.setdefault(episode.group_id, []).append(i)
@@ -112,8 +174,8 @@ def turn_rows(
 ) -> tuple[Rollouts, Tensor]:
     """All turns as rows to train on, episode by episode, and the episode of each row, (N,) long.
 
-    Turns that read the same prompt share it (`Rollouts.prompt_index`), so that the update runs it
-    once. `pad_token_id` fills completions up; masks come from lengths, never from the ids.
+    Turns with equal prompts share one (`Rollouts.prompt_index`), so the update runs it once. Masks
+    come from lengths, never from ids. Raises ValueError where there is no turn.
     """
     turns = [(i, turn) for i, episode in enumerate(episodes) for turn in episode.turns]
     if not turns:
@@ -124,9 +186,8 @@ def turn_rows(
     width = max(int(lengths.max()), 1)
 
     def padded(lists, fill) -> Tensor:
-        return torch.tensor(
-            [[*values, *[fill] * (width - len(values))] for values in lists], device=device
-        )
+        rows = [[*values, *[fill] * (width - len(values))] for values in lists]
+        return torch.tensor(rows, device=device)
 
     rollouts = Rollouts(
         prompt_ids=[list(ids) for ids in prompts],
@@ -134,7 +195,7 @@ def turn_rows(
         completion_ids=padded([turn.completion_ids for _, turn in turns], pad_token_id),
         mask=torch.arange(width, device=device) < lengths[:, None],
         logps=padded([turn.logprobs for _, turn in turns], 0.0),
-        entropies=padded([turn.entropies or [0.0] * len(turn.logprobs) for _, turn in turns], 0.0),
+        entropies=padded([turn.entropies for _, turn in turns], 0.0),
         finished=torch.tensor([turn.finished for _, turn in turns], device=device),
     )
     return rollouts, torch.tensor([i for i, _ in turns], device=device)
@@ -142,21 +203,14 @@ def turn_rows(
 
 def episode_view(episodes: Sequence[Episode], advantages: Sequence[float]) -> dict:
     """One group as `viewer.episodes_html` and `episodes_text` take it."""
+
+    def step_view(step: Step) -> dict[str, str]:
+        action = {"thought": step.action.justification, "goal": step.action.goal}
+        return action | {"call": step.call, "result": step.result, "verdict": step.verdict}
+
     return {
         "question": question_text(episodes[0].row["prompt"]),
-        "episodes": [
-            [
-                {
-                    "thought": step.action.justification,
-                    "goal": step.action.goal,
-                    "call": step.call,
-                    "result": step.result,
-                    "verdict": step.verdict,
-                }
-                for step in episode.memory.steps
-            ]
-            for episode in episodes
-        ],
+        "episodes": [[step_view(step) for step in episode.memory.steps] for episode in episodes],
         "endings": [f"output: {e.output} (ended by the {e.stopped})" for e in episodes],
         "rewards": [episode.reward for episode in episodes],
         "advantages": [float(advantage) for advantage in advantages],

@@ -1,11 +1,10 @@
 """The same episodes under TRL: a `rollout_func` for its `GRPOTrainer` (tested with TRL 1.16).
 
-TRL trains on one sequence a completion: prompt, then everything that follows, with a mask that says
-which of it the policy sampled. An episode fits if each turn's context is the one before with more
-at its end (`AgentSystem(context="append")`). Where the context is written anew each turn, as memory
-is in AgentFlow, it does not: its turns are separate (prompt, action) rows that share an advantage.
-Engines that train such rows ("step-wise") take them; `turn_rows` and `episode_advantages` are what
-they need.
+TRL trains on one sequence per completion: the prompt, then all that follows, with a mask of what
+the policy sampled. An episode fits if each turn's context extends the one before
+(`AgentSystem(context="append")`). AgentFlow writes the context anew each turn; those turns are
+separate rows that share an advantage, for engines that train rows ("step-wise"): they need
+`turn_rows` and `episode_advantages`.
 
     trainer = GRPOTrainer(
         model, [of_output(accuracy_reward)], train_dataset=trl_dataset(task.train),
@@ -30,40 +29,33 @@ if TYPE_CHECKING:
 
 
 def one_sequence(episode: Episode) -> dict[str, list]:
-    """An append-only episode as TRL takes it.
+    """An append-only episode as TRL takes it: `prompt_ids` of the first turn; all that follows.
 
-    Returns `prompt_ids` of the first turn; `completion_ids`, all that follows; `logprobs`, 0 at
-    what was not sampled; and `env_mask`, 1 at tokens that the policy sampled, else 0.
-
-    Raises ValueError for an episode without turns, or one whose contexts were written anew.
+    These are `completion_ids`, with `logprobs`, 0 where not sampled, and `env_mask`, 1 at sampled
+    tokens, else 0. Raises ValueError without turns, or where a context was written anew.
     """
     if not episode.turns:
         raise ValueError("the episode has no turn: there is nothing to train on.")
-    first, *others = episode.turns
-    ids = list(first.prompt_ids) + list(first.completion_ids)
-    start = len(first.prompt_ids)
-    mask, logprobs = [1] * len(first.completion_ids), list(first.logprobs)
-    for number, turn in enumerate(others, 2):
+    ids = start = list(episode.turns[0].prompt_ids)
+    mask: list[int] = []
+    logprobs: list[float] = []
+    for number, turn in enumerate(episode.turns, 1):
         if turn.prompt_ids[: len(ids)] != ids:
             raise ValueError(
                 f"the prompt of turn {number} does not continue turn {number - 1}: its context was "
-                "written anew, so that the episode is no single sequence. Play it with "
+                "written anew, so the episode is not a single sequence. Play it with "
                 "AgentSystem(context='append'), or train its turns as rows (turn_rows)."
             )
         between = len(turn.prompt_ids) - len(ids)
         ids = list(turn.prompt_ids) + list(turn.completion_ids)
         mask += [0] * between + [1] * len(turn.completion_ids)
         logprobs += [0.0] * between + list(turn.logprobs)
-    return {
-        "prompt_ids": ids[:start],
-        "completion_ids": ids[start:],
-        "logprobs": logprobs,
-        "env_mask": mask,
-    }
+    sampled = {"completion_ids": ids[len(start) :], "logprobs": logprobs, "env_mask": mask}
+    return {"prompt_ids": start, **sampled}
 
 
 def trl_dataset(dataset: datasets.Dataset) -> datasets.Dataset:
-    """The rows with their numbers in their prompts, which is all of a row that TRL hands over."""
+    """The rows with their numbers inside their prompts: TRL hands over nothing but the prompt."""
 
     def numbered(row: dict, i: int) -> dict:
         return {"prompt": [*row["prompt"][:-1], {**row["prompt"][-1], "row": i}]}
@@ -74,19 +66,17 @@ def trl_dataset(dataset: datasets.Dataset) -> datasets.Dataset:
 def trl_rollout(
     system: AgentSystem, dataset: datasets.Dataset, *, max_new_tokens: int = 64
 ) -> Callable[[list, Any], dict[str, list]]:
-    """A `rollout_func`: plays `dataset`'s rows with the trainer's model as the planner.
+    """A `rollout_func` that plays `dataset`'s rows with the trainer's model as the planner.
 
-    `max_new_tokens` is the limit of an action; TRL's `max_completion_length` is of whole episodes.
-    Beside TRL's fields it returns `output`, the final output of each episode, for `of_output`.
+    `max_new_tokens` limits an action; TRL's `max_completion_length` limits whole episodes. Beside
+    TRL's fields it returns `output`, each episode's final output, for `of_output`.
 
     Raises ValueError unless the system's context is "append", and in a rollout for a prompt that is
-    not one of `dataset` (of an `eval_dataset`, say: give it that very dataset).
+    not a row of `dataset` (an `eval_dataset` must be that very dataset).
     """
     if system.context != "append":
-        raise ValueError(
-            f"context is {system.context!r}: TRL trains one sequence a completion, which an "
-            "episode is with context='append' only."
-        )
+        one = "TRL trains one sequence per completion; give the system context='append'."
+        raise ValueError(f"context is {system.context!r}: {one}")
 
     def rollout(prompts: list[list[dict]], trainer: Any) -> dict[str, list]:
         model = trainer.accelerator.unwrap_model(trainer.model)
@@ -98,12 +88,9 @@ def trl_rollout(
                     f"the prompt {question_text(prompt)!r} is none of the dataset's rows: make the "
                     "trainer's dataset by trl_dataset from the one that trl_rollout was given."
                 )
-        episodes = play(  # TRL gives each prompt as often as it wants completions
-            system.with_planner(policy),
-            rows,
-            temperature=trainer.args.temperature,
-            max_new_tokens=max_new_tokens,
-        )
+        options = {"temperature": trainer.args.temperature, "max_new_tokens": max_new_tokens}
+        # TRL repeats each prompt once per completion
+        episodes = play(system.with_planner(policy), rows, **options)
         sequences = [one_sequence(episode) for episode in episodes]
         return {
             **{name: [sequence[name] for sequence in sequences] for name in sequences[0]},
@@ -114,27 +101,24 @@ def trl_rollout(
 
 
 def of_output(reward: Callable) -> Callable:
-    """The reward, of an episode's final output in place of all that the planner wrote.
+    """The reward of an episode's final output instead of the planner's text; None without one.
 
-    None where there is no output. A coroutine function stays one.
+    A coroutine function stays one.
     """
 
-    def given(prompts: Sequence, output: Sequence[str | None], columns: dict) -> dict:
-        texts = [text or "" for text in output]  # all, so that groups stay complete
-        return {"prompts": prompts, "completions": texts, **columns}
+    def texts(output: Sequence[str | None]) -> list[str]:
+        return [text or "" for text in output]  # all of them, so that groups stay complete
 
-    def kept(values: Sequence, output: Sequence[str | None]) -> list:
+    def scores(values: Sequence, output: Sequence[str | None]) -> list:
         return [v if text is not None else None for v, text in zip(values, output, strict=True)]
 
-    if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(reward.__call__):
+    async def awaited(*, completions: Sequence, output: Sequence[str | None], **columns):
+        return scores(await reward(completions=texts(output), **columns), output)
 
-        async def outcome(prompts: Sequence, completions: Sequence, output: Sequence, **columns):
-            return kept(await reward(**given(prompts, output, columns)), output)
+    def called(*, completions: Sequence, output: Sequence[str | None], **columns):
+        return scores(reward(completions=texts(output), **columns), output)
 
-    else:
-
-        def outcome(prompts: Sequence, completions: Sequence, output: Sequence, **columns):
-            return kept(reward(**given(prompts, output, columns)), output)
-
+    is_async = any(map(inspect.iscoroutinefunction, (reward, reward.__call__)))
+    outcome = awaited if is_async else called
     outcome.__name__ = reward_name(reward)
     return outcome

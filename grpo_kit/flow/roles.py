@@ -1,14 +1,13 @@
 """The four roles of AgentFlow: plain objects with one method each.
 
 Planner    reads question and memory, decides the next step: context, sub-goal, tool. Trained.
-Executor   turns a decision into a tool call. Frozen, as are those below.
+Executor   turns a decision into a tool call. Frozen, like the two below.
 Verifier   reads question and memory, says STOP or CONTINUE
 Generator  reads question and memory, writes the final output
 
-A frozen role speaks through any causal LM (a frozen `Policy`, greedy) or any judge-like object that
-yields replies to conversations (`EndpointJudge`, for a model behind an endpoint). What the roles
-are asked is a set of `Prompts`: `TINY`, which the shipped base knows, and `GENERAL`, for any model
-that follows instructions.
+A frozen role speaks through a frozen `Policy` (greedy) or through any judge-like object that yields
+replies to conversations (`EndpointJudge`). The roles' requests are a set of `Prompts`: `TINY`,
+which the shipped base knows, or `GENERAL`, for any model that follows instructions.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 from anyio.from_thread import start_blocking_portal
 
-from grpo_kit.flow.memory import Action, Memory
+from grpo_kit.flow.episodes import Action, Memory
 from grpo_kit.flow.tools import Toolkit
 from grpo_kit.generation import Rollouts, generate, reply
 from grpo_kit.models import Policy
@@ -34,7 +33,7 @@ from grpo_kit.rewards.judge.texts import fenced
 logger = logging.getLogger(__name__)
 
 REMEMBERED = 20_000  # replies that a frozen role keeps
-PLACEHOLDER = "7f3a-7f3a"  # stands for a text, where only a chat template's handling matters
+PLACEHOLDER = "7f3a-7f3a"  # stands for a text where only a chat template's handling matters
 FAILURE_WINDOW = 64  # of an endpoint's replies; if more than half of so many fail, the run ends
 
 
@@ -56,16 +55,11 @@ def answer_prompt(question: str, memory: str) -> str:
     return f"Question: {question}\nMemory: {memory}\nWrite the final answer."
 
 
-# --- what they are asked --------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Prompts:
-    """What each role is asked, as the content of one user message.
+    """The request to each role, as the content of one user message; `memory` is `str(Memory)`.
 
-    plan(question, memory, toolkit), execute(action, toolkit), verify(question, memory) and
-    answer(question, memory); `memory` is `str(Memory)`. system: what the planner and the others are
-    told beforehand, in a system message; "" = none.
+    system: a system message before every request; "" = none.
     """
 
     plan: Callable[[str, str, Toolkit], str]
@@ -75,7 +69,6 @@ class Prompts:
     system: str = ""
 
     def messages(self, content: str) -> list[dict]:
-        """The conversation with this one request."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, {"role": "user", "content": content}]
 
@@ -122,62 +115,43 @@ Tools:
 Reply with one JSON object and nothing else: {{"name": "{action.tool}", "arguments": {{...}}}}"""
 
 
-def _verify(question: str, memory: str) -> str:
-    return f"""\
-Does the memory hold all that is needed to answer the question?
-
-Question: {question}
-
-Memory of the steps taken:
-{memory}
-
-Say in one sentence what is known and what is missing. Then write STOP if nothing is missing, else \
-CONTINUE."""
-
-
-def _answer(question: str, memory: str) -> str:
-    return f"""\
-Answer the question from the memory. Results of tools count, your own guesses do not.
-
-Question: {question}
-
-Memory of the steps taken:
-{memory}
-
-Give the final answer as <answer>answer here</answer>."""
+def _state(question: str, memory: str) -> str:
+    return f"Question: {question}\n\nMemory of the steps taken:\n{memory}"
 
 
 GENERAL = Prompts(
-    _plan, _execute, _verify, _answer, system="You are one part of a system that answers questions."
+    plan=_plan,
+    execute=_execute,
+    verify=lambda question, memory: (
+        f"""\
+Does the memory hold all that is needed to answer the question?
+
+{_state(question, memory)}
+
+Say in one sentence what is known and what is missing. Then write STOP if nothing is missing, else \
+CONTINUE."""
+    ),
+    answer=lambda question, memory: (
+        f"""\
+Answer the question from the memory. Results of tools count, your own guesses do not.
+
+{_state(question, memory)}
+
+Give the final answer as <answer>answer here</answer>."""
+    ),
+    system="You are one part of a system that answers questions.",
 )
 
 
 def check_chat_roles(policy: Policy, prompts: Prompts) -> None:
     """Raise ValueError where the chat template refuses or drops a role that the prompts need."""
-    messages = prompts.messages(f"request {PLACEHOLDER}")
-    if prompts.system:
-        messages[0] = {"role": "system", "content": f"system {PLACEHOLDER}"}
-    name = getattr(policy.tokenizer, "name_or_path", "") or "the model"
-    for message in messages:
-        try:
-            text = policy.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # a template raises what it likes
-            raise ValueError(
-                f"the chat template of {name} refuses messages of the roles "
-                f"{', '.join(m['role'] for m in messages)} ({error}): take prompts without the one "
-                "it lacks (`dataclasses.replace(prompts, system='')`), or another model."
-            ) from error
-        if message["content"] not in text:
-            raise ValueError(
-                f"the chat template of {name} leaves out messages of the role {message['role']!r}: "
-                "take prompts without it (`dataclasses.replace(prompts, system='')`), or another "
-                "model."
-            )
-
-
-# --- who is asked ---------------------------------------------------------------------------------
+    try:
+        policy.check_template(
+            [m | {"content": f"{m['role']} {PLACEHOLDER}"} for m in prompts.messages("")]
+        )
+    except ValueError as error:
+        remedy = "If it lacks the system role: `dataclasses.replace(prompts, system='')`."
+        raise ValueError(f"{error} {remedy}") from error
 
 
 class Planner:
@@ -188,7 +162,7 @@ class Planner:
         self.policy, self.toolkit, self.prompts = policy, toolkit, prompts
 
     def request(self, question: str, memory: Memory) -> list[dict]:
-        """What it is asked about the state (q, M), K being its toolkit: messages."""
+        """The messages that state question, memory and tools, and ask for the next step."""
         return self.prompts.messages(self.prompts.plan(question, str(memory), self.toolkit))
 
     def plan(
@@ -196,13 +170,12 @@ class Planner:
         prompt_ids: Sequence[Sequence[int]],
         generator: torch.Generator | None = None,
         *,
-        temperature: float = 1.0,
         max_new_tokens: int = 64,
-        do_sample: bool = True,
+        **options,
     ) -> tuple[Rollouts, list[Action]]:
-        """One sampled action for each of N prompts; rows are in the order of the prompts.
+        """Sample one action for each of N prompts, in their order; equal prompts are run once.
 
-        Prompts that are alike, as all of a group's are at its first turn, are run once.
+        options: of `generate`, such as `temperature` and `do_sample`.
         """
         places: dict[tuple[int, ...], list[int]] = {}
         for i, ids in enumerate(prompt_ids):
@@ -216,9 +189,8 @@ class Planner:
                 max_new_tokens=max_new_tokens,
                 eos_token_ids=policy.eos_token_ids,
                 pad_token_id=policy.pad_token_id,
-                temperature=temperature,
-                do_sample=do_sample,
                 generator=generator,
+                **options,
             )
         order = torch.tensor([i for rows in places.values() for i in rows]).argsort()
         rollouts = rollouts.select(order.to(rollouts.mask.device))
@@ -232,10 +204,9 @@ _LINE = re.compile(
 
 
 def read_action(text: str, names: Sequence[str] | None = None) -> Action:
-    """The planner's decision; one with a `problem` where a line is missing or the tool unknown.
+    """The planner's decision, with a `problem` where a line is missing or the tool is unknown.
 
-    `names` are those of the tools; None = any will do. The last line of each name counts, so that
-    a plan quoted while thinking is not taken for it.
+    names: of the tools; None = any. The last line of each name counts, not one quoted before it.
     """
     thought, closed, decision = text.rpartition("</think>")
     if not closed and "<think>" in text:  # cut off while thinking: nothing has been decided
@@ -246,22 +217,20 @@ def read_action(text: str, names: Sequence[str] | None = None) -> Action:
     }
     context, goal, tool = (lines.get(name, "") for name in ("context", "goal", "tool"))
     missing = [name for name in ("context", "goal", "tool") if not lines.get(name)]
-    problem = ""
+    unknown = names is not None and tool not in names
+    problem = f'error: no tool "{tool[:40]}"' if unknown else ""
     if missing:
         problem = f"error: no {missing[0]}"
-    elif names is not None and tool not in names:
-        problem = f'error: no tool "{tool[:40]}"'
     return Action(thought.rpartition("<think>")[2].strip(), context, goal, tool, problem)
 
 
 class FrozenRole:
-    """A role that is never trained: it gives its likeliest reply, and the same again when asked."""
+    """A role that is never trained. It gives its likeliest reply, and remembers it."""
 
     def __init__(self, model: Policy | Any, prompts: Prompts = TINY, *, max_new_tokens: int = 64):
         """`model`: a frozen `Policy` (see `frozen_copy`), or a judge-like object (see `judges`).
 
-        Raises ValueError for a policy that a gradient could reach, or whose chat template lacks a
-        role that the prompts need.
+        Raises ValueError for a policy that is trained or whose chat template lacks a role.
         """
         if isinstance(model, Policy):
             if any(parameter.requires_grad for parameter in model.model.parameters()):
@@ -277,36 +246,37 @@ class FrozenRole:
     def ask(self, contents: Sequence[str]) -> list[str | None]:
         """A reply to each request, without its thinking.
 
-        "" where the request is too long for the model, or it never came to an end of its thinking;
-        None where the reply could not be had (an endpoint's failure). Raises RuntimeError, with the
-        commonest reason, where more than half of the last replies could not be had.
+        "" where the request is too long or the thinking never ends; None where an endpoint failed.
+        Raises RuntimeError where more than half of the last replies failed.
         """
         if len(self._remembered) > REMEMBERED:
             self._remembered.clear()
         new = [c for c in dict.fromkeys(contents) if c not in self._remembered]
-        found = dict(zip(new, self._replies([self.prompts.messages(c) for c in new]), strict=True))
-        self._remembered |= {c: _spoken(said) for c, said in found.items() if said is not None}
+        replies = self._replies([self.prompts.messages(content) for content in new])
+        for content, text in zip(new, replies, strict=True):
+            if text is not None:
+                self._remembered[content] = _without_thinking(text)
         return [self._remembered.get(content) for content in contents]
 
     def _replies(self, conversations: list[list[dict]]) -> list[str | None]:
         if not conversations:
             return []
-        if isinstance(self.model, Policy):
-            room = self.model.context_length - self.max_new_tokens
-            lengths = map(len, self.model.encode(conversations))
-            fitting = [i for i, length in enumerate(lengths) if length <= room]
-            texts: list[str | None] = [""] * len(conversations)
-            if fitting:
-                rollouts = reply(
-                    self.model, [conversations[i] for i in fitting],
-                    max_new_tokens=self.max_new_tokens, do_sample=False, batch_size=128,
-                )  # fmt: skip
-                said = self.model.decode(rollouts.completion_lists())
-                for i, text in zip(fitting, said, strict=True):
-                    texts[i] = text
-            return texts
-        with start_blocking_portal() as portal:  # a notebook has an event loop in this thread
-            return portal.call(self._asked, conversations)
+        if not isinstance(self.model, Policy):
+            with start_blocking_portal() as portal:  # a notebook has an event loop in this thread
+                return portal.call(self._asked, conversations)
+        room = self.model.context_length - self.max_new_tokens
+        lengths = map(len, self.model.encode(conversations))
+        fitting = [i for i, length in enumerate(lengths) if length <= room]
+        texts: list[str | None] = [""] * len(conversations)
+        if fitting:
+            rollouts = reply(
+                self.model, [conversations[i] for i in fitting],
+                max_new_tokens=self.max_new_tokens, do_sample=False, batch_size=128,
+            )  # fmt: skip
+            decoded = self.model.decode(rollouts.completion_lists())
+            for i, text in zip(fitting, decoded, strict=True):
+                texts[i] = text
+        return texts
 
     async def _asked(self, conversations: list[list[dict]]) -> list[str | None]:
         texts: list[str | None] = [None] * len(conversations)
@@ -334,10 +304,10 @@ class FrozenRole:
         return texts
 
 
-def _spoken(text: str) -> str:
-    """What a reply says after its thinking; nothing where that never ends."""
-    _, closed, said = text.rpartition("</think>")
-    return said.strip() if closed or "<think>" not in text else ""
+def _without_thinking(text: str) -> str:
+    """What a reply says after its thinking; "" where that never ends."""
+    _, closed, spoken = text.rpartition("</think>")
+    return spoken.strip() if closed or "<think>" not in text else ""
 
 
 class Executor(FrozenRole):
@@ -353,13 +323,12 @@ class Verifier(FrozenRole):
     def verify(self, states: Sequence[tuple[str, Memory]]) -> list[str | None]:
         """ "STOP" or "CONTINUE" for each (question, memory): the last of the two words.
 
-        "" where neither is said, and the episode goes on; None where there is no reply.
+        "" where the reply has neither (the episode goes on); None where there is no reply.
         """
         replies = self.ask([self.prompts.verify(q, str(memory)) for q, memory in states])
-        said = [re.findall(r"\b(STOP|CONTINUE)\b", text or "") for text in replies]
         return [
-            None if text is None else words[-1] if words else ""
-            for text, words in zip(replies, said, strict=True)
+            None if text is None else ["", *re.findall(r"\b(STOP|CONTINUE)\b", text)][-1]
+            for text in replies
         ]
 
 

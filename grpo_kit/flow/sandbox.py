@@ -1,27 +1,31 @@
 """`PythonTool`: runs Python that a model wrote, in a process that can compute, print and no more.
 
-What it protects against: code that reads or writes files, opens connections, starts processes or
-threads, signals others, sees the environment (and the keys in it), or uses up time, memory or the
-reader's patience by endless output. The process starts empty-handed: an environment of nothing, an
-empty folder, no descriptor but its pipes. Before it runs the code it lowers its limits and then
-installs a seccomp filter, after which the kernel refuses every system call that computing and
-printing do not need; neither can be undone, by root either. So it does not matter what the code
-reaches inside its interpreter, ctypes included.
+It protects against code that reads or writes files, opens connections, starts processes or threads,
+signals others, sees the environment (and the keys in it), or uses up time, memory or output. The
+process starts with an empty environment, an empty folder and no descriptor but its pipes. Before it
+runs the code it lowers its limits and installs a seccomp filter: the kernel then refuses every
+system call that computing and printing do not need. Not even root can undo either, so it does not
+matter what the code reaches inside its interpreter, ctypes included.
 
-What it does not: flaws of the kernel, and side channels (timing, caches). It is Linux only, and
-off unless you put it into a toolkit. For code that somebody hostile may have written, run the whole
-training in a container or a virtual machine.
+It does not protect against flaws of the kernel and side channels (timing, caches). It is Linux
+only, and off unless you put it into a toolkit. For code that somebody hostile may have written, run
+the whole training in a container or a virtual machine.
 
 The child runs this file itself, as a script: see `_main`.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import importlib
 import os
 import platform
 import signal
+import struct
 import sys
 import time
+import traceback
 
 # subprocess and tempfile are imported where the parent needs them: the child starts faster without
 
@@ -31,13 +35,9 @@ MAX_CODE_CHARS = 10_000  # less than a pipe holds, whatever the characters
 class PythonTool:
     """Runs code in a locked process of its own; returns what it printed.
 
-    Args:
-        timeout: seconds, from start to end. The tool's own (`Tool.of`) should not be shorter.
-        memory_mb: address space of the process; Python needs some 30 of them.
-        max_output: characters; whoever prints more is stopped, and the result is cut.
-
-    Raises ValueError for numbers out of range, RuntimeError where no process can be locked (other
-    systems than Linux, other processors than x86_64 and aarch64, a kernel without seccomp).
+    timeout: seconds, from start to end; `Tool.of` should not get a shorter one. memory_mb: address
+    space; Python needs some 30. max_output: characters; a program that prints more is stopped.
+    Raises ValueError for numbers out of range, RuntimeError where no process can be locked.
     """
 
     __name__ = "python"
@@ -48,21 +48,19 @@ class PythonTool:
                 f"timeout is {timeout}, memory_mb {memory_mb}, max_output {max_output}: all must "
                 "be more than 0."
             )
-        self.timeout = timeout
-        self.memory_mb = memory_mb
-        self.max_output = max_output
+        self.timeout, self.memory_mb, self.max_output = timeout, memory_mb, max_output
         if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES:
             raise RuntimeError(
                 f"the python tool cannot lock a process on {sys.platform} {platform.machine()}: "
                 "leave it out, or use Linux on x86_64 or aarch64."
             )
         try:  # a lock that nobody tried is none
-            found = self._run(_PROBE, timeout=max(timeout, 30.0))
+            answer = self._run(_PROBE, timeout=max(timeout, 30.0))
         except (OSError, ValueError) as error:
-            found = str(error)
-        if found != "locked":
+            answer = str(error)
+        if answer != "locked":
             raise RuntimeError(
-                f"the python tool cannot lock a process here ({found}): leave it out, raise "
+                f"the python tool cannot lock a process here ({answer}): leave it out, raise "
                 "memory_mb, or use a kernel and container that allow seccomp."
             )
 
@@ -92,13 +90,9 @@ class PythonTool:
             # -I -S: no user site, no .pth files, no PYTHON* variables; -B: writes no bytecode.
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-B", "-W", "ignore", __file__, *limits],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                cwd=folder,
-                env={},
-                start_new_session=True,
-            )
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                cwd=folder, env={}, start_new_session=True,
+            )  # fmt: skip
             try:
                 output, whole = _talk(process, data, 4 * self.max_output, end)
                 if whole:
@@ -111,15 +105,17 @@ class PythonTool:
                 process.wait()
                 process.stdout.close()
         text = output.decode(errors="replace").rstrip("\n")
+        if whole and process.returncode < 0:
+            raise ValueError(f"died of {signal.Signals(-process.returncode).name}")
         if whole and process.returncode:
-            raise ValueError(_last_line(text, process.returncode))
+            raise ValueError(text.split("\n")[-1].strip() or f"exit code {process.returncode}")
         if whole and len(text) <= self.max_output:
             return text
         return text[: self.max_output - 1] + "…"
 
 
 def _talk(process, data: bytes, limit: int, end: float) -> tuple[bytes, bool]:
-    """Send the code, read at most about `limit` bytes. Returns them, and whether they are all.
+    """Send the code, read about `limit` bytes at most: these, and whether they are all.
 
     Raises TimeoutError at the time `end`.
     """
@@ -144,14 +140,7 @@ def _talk(process, data: bytes, limit: int, end: float) -> tuple[bytes, bool]:
     return output, False
 
 
-def _last_line(text: str, returncode: int) -> str:
-    if returncode < 0:
-        return f"died of {signal.Signals(-returncode).name}"
-    lines = text.split("\n")
-    return lines[-1].strip() or f"exit code {returncode}"
-
-
-# --------------------------------------------------------------------- the child, before the lock
+# --- the child, before the lock -------------------------------------------------------------------
 
 # What the code may import: pure computing. After the lock no file can be opened, so nothing else.
 MODULES = (
@@ -165,21 +154,18 @@ _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 # System calls that CPython needs to compute and to print to descriptors that are open, with their
 # numbers on x86_64 and aarch64 (None: does not exist). Everything else fails with EPERM.
 _ALLOWED = {
-    # the pipes, and what flushing and closing them asks
+    # the pipes, and what flushing and closing them asks; memory
     "read": (0, 63), "write": (1, 64), "writev": (20, 66), "close": (3, 57), "fstat": (5, 80),
-    "lseek": (8, 62),
-    # memory
-    "brk": (12, 214), "mmap": (9, 222), "munmap": (11, 215), "mremap": (25, 216),
-    "mprotect": (10, 226),
+    "lseek": (8, 62), "brk": (12, 214), "mmap": (9, 222), "munmap": (11, 215),
+    "mremap": (25, 216), "mprotect": (10, 226),
     # the interpreter's lock, and its handlers of signals
     "futex": (202, 98), "sched_yield": (24, 124), "rt_sigaction": (13, 134),
     "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "sigaltstack": (131, 132),
     "restart_syscall": (219, 128),
-    # clocks, sleep (before Python 3.11 by select), random numbers
+    # clocks, sleep (before Python 3.11 by select), random numbers, who it is, and the end
     "clock_gettime": (228, 113), "clock_getres": (229, 114), "clock_nanosleep": (230, 115),
     "nanosleep": (35, 101), "gettimeofday": (96, 169), "time": (201, None),
     "select": (23, None), "pselect6": (270, 72), "getrandom": (318, 278),
-    # who it is, and the end
     "getpid": (39, 172), "gettid": (186, 178), "exit": (60, 93), "exit_group": (231, 94),
 }  # fmt: skip
 
@@ -193,9 +179,6 @@ except PermissionError:
 
 def _main() -> None:
     """Read the code from stdin, lock this process, run the code."""
-    import importlib
-    import traceback
-
     memory_mb, cpu_seconds = map(int, sys.argv[1:])
     code = sys.stdin.buffer.read().decode()
     for name in MODULES:
@@ -216,7 +199,6 @@ def _main() -> None:
 
 def _limit(memory_mb: int, cpu_seconds: int) -> None:
     """Lower soft and hard limits. The parent cannot be trusted to outlive this process."""
-    import ctypes
     import resource
 
     for kind, limit in (
@@ -228,15 +210,11 @@ def _limit(memory_mb: int, cpu_seconds: int) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(kind, (limit, limit))
-    _prctl(ctypes, 1, signal.SIGKILL)  # PR_SET_PDEATHSIG: nobody is left who would stop it
+    _prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: nobody is left who would stop it
 
 
 def _lock() -> None:
     """Install the filter (seccomp(2), classic BPF). Raises OSError where it cannot be had."""
-    import ctypes
-    import errno
-    import struct
-
     arch, column = _ARCHITECTURES[platform.machine()]
     load, equal, ret = 0x20, 0x15, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
     allow, kill, refuse = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM
@@ -254,14 +232,13 @@ def _lock() -> None:
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
     # struct sock_fprog
     pointer = ctypes.create_string_buffer(struct.pack("HP", len(program), ctypes.addressof(code)))
-    _prctl(ctypes, 38, 1)  # PR_SET_NO_NEW_PRIVS, without which only root may filter
-    _prctl(ctypes, 22, 2, ctypes.addressof(pointer))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+    _prctl(38, 1)  # PR_SET_NO_NEW_PRIVS, without which only root may filter
+    _prctl(22, 2, ctypes.addressof(pointer))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
 
 
-def _prctl(ctypes, option: int, value: int, pointer: int = 0) -> None:
-    longs = (ctypes.c_ulong(value), ctypes.c_ulong(pointer), ctypes.c_ulong(0), ctypes.c_ulong(0))
+def _prctl(option: int, value: int, pointer: int = 0) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, *longs) != 0:
+    if libc.prctl(option, *map(ctypes.c_ulong, (value, pointer, 0, 0))) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl({option}): {os.strerror(number)}")
 

@@ -1,7 +1,7 @@
 """Tools of the kit: `calculator`, `Lookup` in a shipped catalogue, `WikipediaSearch`.
 
-They read what a model wrote, so each says what it takes and refuses the rest, in few words
-(ValueError), which `Toolkit` turns into the result `error: …`.
+They read what a model wrote, so each refuses what it does not take, in few words (ValueError), and
+`Toolkit` turns that into the result `error: …`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from pydantic import HttpUrl, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
 from simpleeval import SimpleEval
 
-NOT_FOUND = "not found"  # what a search returns that finds nothing
+NOT_FOUND = "not found"  # the result of a search that finds nothing
 
-# ------------------------------------------------------------------------------------- calculator
+# --- calculator -----------------------------------------------------------------------------------
 
 MAX_EXPRESSION_CHARS = 100
 MAX_NUMBER = 1e15  # below, every whole float is exact
@@ -51,22 +52,13 @@ def _limited(function: Callable) -> Callable:
     return lambda *numbers: _number(function(*numbers))
 
 
+_OPERATORS = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: _power,
+    ast.UAdd: operator.pos, ast.USub: operator.neg,
+}  # fmt: skip
 # Made once: making one changes the filters of `warnings`, which no thread may do beside others.
-_EVALUATOR = SimpleEval(
-    operators={
-        ast.Add: _limited(operator.add),
-        ast.Sub: _limited(operator.sub),
-        ast.Mult: _limited(operator.mul),
-        ast.Div: _limited(operator.truediv),
-        ast.FloorDiv: _limited(operator.floordiv),
-        ast.Mod: _limited(operator.mod),
-        ast.Pow: _limited(_power),
-        ast.UAdd: _limited(operator.pos),
-        ast.USub: _limited(operator.neg),
-    },
-    functions={},
-    names={},
-)
+_EVALUATOR = SimpleEval({kind: _limited(f) for kind, f in _OPERATORS.items()}, {}, {})
 # simpleeval also knows names, calls, attributes, strings, ...: arithmetic needs none of them
 _EVALUATOR.nodes = {kind: _EVALUATOR.nodes[kind] for kind in (ast.BinOp, ast.UnaryOp)} | {
     ast.Constant: lambda node: _number(node.value)
@@ -112,7 +104,7 @@ def _number_text(value: int | float) -> str:
     return f"{value:.6f}".rstrip("0").rstrip(".")
 
 
-# ----------------------------------------------------------------------------------------- lookup
+# --- lookup ---------------------------------------------------------------------------------------
 
 MAX_QUERY_CHARS = 100
 _QUERY_SECONDS = 1.0
@@ -122,6 +114,8 @@ SELECT text FROM facts WHERE facts MATCH :words AND rowid BETWEEN :first AND :la
 AND (:catalogue IS NULL OR catalogue = :catalogue)
 ORDER BY bm25(facts, 100.0, 1.0), rowid LIMIT :limit
 """
+_TABLE = "CREATE VIRTUAL TABLE facts USING fts5(name, text, catalogue UNINDEXED)"
+_INSERT = "INSERT INTO facts (catalogue, name, text) VALUES (?, ?, ?)"
 _RANGES = "SELECT catalogue, min(rowid), max(rowid) FROM facts GROUP BY catalogue"
 
 
@@ -137,15 +131,10 @@ def make_catalogue(path: str | Path, facts: Iterable[tuple[int, str, str]]) -> N
         with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode=OFF")  # a failed file is deleted, not repaired
             connection.execute("BEGIN")
-            connection.execute(
-                "CREATE VIRTUAL TABLE facts USING fts5(name, text, catalogue UNINDEXED)"
-            )
-            connection.executemany(
-                "INSERT INTO facts (catalogue, name, text) VALUES (?, ?, ?)", facts
-            )
-            connection.execute("INSERT INTO facts (facts) VALUES ('optimize')")
-            connection.execute("COMMIT")
-            connection.execute("VACUUM")
+            connection.execute(_TABLE)
+            connection.executemany(_INSERT, facts)
+            for statement in ("INSERT INTO facts (facts) VALUES ('optimize')", "COMMIT", "VACUUM"):
+                connection.execute(statement)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -154,11 +143,8 @@ def make_catalogue(path: str | Path, facts: Iterable[tuple[int, str, str]]) -> N
 class Lookup:
     """Full-text search in a catalogue file (SQLite FTS5), which is only ever read.
 
-    Args:
-        path: a file by `make_catalogue`.
-        limit: most facts of a result.
-
-    Raises FileNotFoundError where there is no file, ValueError where it is no catalogue.
+    path: a file by `make_catalogue`. limit: most facts of a result. Raises FileNotFoundError where
+    there is no file, ValueError where it is no catalogue.
     """
 
     __name__ = "lookup"
@@ -166,8 +152,6 @@ class Lookup:
     def __init__(self, path: str | Path, limit: int = 1):
         self.path = Path(path).resolve()
         self.limit = limit
-        if limit < 1:
-            raise ValueError(f"limit is {limit}: a lookup returns at least 1 fact.")
         if not self.path.exists():
             raise FileNotFoundError(
                 f"there is no catalogue at {self.path}: correct the path, or write one with "
@@ -176,9 +160,9 @@ class Lookup:
         try:
             with closing(self._connect()) as connection:
                 # the whole file once, as a damaged page may lie anywhere
-                found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-                if found != "ok":
-                    raise sqlite3.DatabaseError(found)
+                check = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+                if check != "ok":
+                    raise sqlite3.DatabaseError(check)
                 # FTS5 cannot index the catalogue, but it skips to rows: ten times as fast
                 self._rows = {of: rows for of, *rows in connection.execute(_RANGES)}
                 self._search(connection, "a", None)
@@ -220,60 +204,37 @@ class Lookup:
     ) -> list[str]:
         # Each word as an FTS5 string: AND, NEAR, *, name: and quotes have no meaning then.
         words = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", query))
-        if catalogue is None:
-            first, last = -(2**63), 2**63 - 1
-        else:
+        first, last = -(2**63), 2**63 - 1
+        if catalogue is not None:
             catalogue = int(catalogue)  # numpy's cannot be bound
             first, last = self._rows.get(catalogue, (1, 0))
         if not words or first > last:
             return []
-        values = {
-            "words": words,
-            "catalogue": catalogue,
-            "first": first,
-            "last": last,
-            "limit": self.limit,
-        }
-        return [text for (text,) in connection.execute(_SEARCH, values)]
+        values = {"words": words, "catalogue": catalogue, "first": first, "last": last}
+        rows = connection.execute(_SEARCH, values | {"limit": self.limit})
+        return [text for (text,) in rows]
 
 
-# -------------------------------------------------------------------------------------- wikipedia
+# --- wikipedia ------------------------------------------------------------------------------------
 
 MAX_ANSWER_BYTES = 1_000_000
 
 
+@dataclass
 class WikipediaSearch:
     """Search of a MediaWiki, by its API. It needs a network, and `pip install 'grpo-kit[tools]'`.
 
-    Args:
-        base_url: of the wiki's `api.php`.
-        timeout: seconds, for the whole answer.
-        limit: most pages of a result.
-
-    Raises ValueError for an address that is none and numbers out of range.
+    base_url: of the wiki's `api.php`. timeout: seconds, for the whole answer. limit: most pages of
+    a result. Raises ValueError for an address that is none and numbers out of range.
     """
 
-    __name__ = "wikipedia_search"
+    base_url: HttpUrl = HttpUrl("https://en.wikipedia.org/w/api.php")
+    timeout: PositiveFloat = 10.0
+    limit: PositiveInt = 3
 
-    def __init__(
-        self,
-        base_url: str = "https://en.wikipedia.org/w/api.php",
-        timeout: float = 10.0,
-        limit: int = 3,
-    ):
-        url = urlsplit(base_url)
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise ValueError(
-                f"base_url is {base_url!r}: give the http(s) address of a wiki's api.php, such as "
-                "https://en.wikipedia.org/w/api.php."
-            )
-        if timeout <= 0 or limit < 1:
-            raise ValueError(
-                f"timeout is {timeout} and limit {limit}: more than 0 and at least 1 are wanted."
-            )
-        self.base_url = base_url
-        self.timeout = timeout
-        self.limit = limit
+    @property
+    def __name__(self) -> str:
+        return "wikipedia_search"
 
     def __call__(self, query: str) -> str:
         """Search Wikipedia for pages, and show where they mention the words of the query.
@@ -303,29 +264,19 @@ class WikipediaSearch:
                 "wikipedia_search needs the httpx client: pip install 'grpo-kit[tools]'."
             ) from None
         parameters = {
-            "action": "query",
-            "list": "search",
-            "srsearch": query,
-            "srlimit": self.limit,
-            "format": "json",
-            "utf8": 1,
-        }
-        headers = {
-            "User-Agent": f"grpo-kit (a course on GRPO) python-httpx/{httpx.__version__}",
-            # a small compressed answer could be a large one, and httpx unpacks before we count
-            "Accept-Encoding": "identity",
-        }
+            "action": "query", "list": "search", "srsearch": query, "srlimit": self.limit,
+            "format": "json", "utf8": 1,
+        }  # fmt: skip
+        agent = f"grpo-kit (a course on GRPO) python-httpx/{httpx.__version__}"
+        # a small compressed answer could be a large one, and httpx unpacks before we count
+        headers = {"User-Agent": agent, "Accept-Encoding": "identity"}
         answer = b""
         end = time.monotonic() + self.timeout
         try:
             with httpx.stream(
-                "GET",
-                self.base_url,
-                params=parameters,
-                headers=headers,
-                timeout=self.timeout,
-                follow_redirects=False,
-            ) as response:
+                "GET", str(self.base_url), params=parameters, headers=headers,
+                timeout=self.timeout, follow_redirects=False,
+            ) as response:  # fmt: skip
                 if response.status_code != 200:
                     raise ValueError(f"HTTP {response.status_code}")
                 for part in response.iter_raw():

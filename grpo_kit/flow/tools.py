@@ -1,45 +1,42 @@
-"""Tools: what a model is told of them, how its calls are read, and how they are run with limits.
+"""Tools: their schemas, how calls are read, and how they are run with limits.
 
 A tool is a function with type hints and a Google-style docstring, which make its schema. A call is
 text that a model wrote: `lookup(lamp)`, as a small one can, or JSON, as larger ones are trained to.
 Whatever is wrong with a call becomes a short result, `error: …`, from which the planner can learn;
 an exception would end the run.
 
-Limits of time protect a run, not a machine: a call that hangs is abandoned in its thread, which
-Python cannot stop. What runs code that a model wrote belongs into a process (`sandbox.PythonTool`).
+Time limits protect a run, not a machine: a hanging call is abandoned in its thread, which Python
+cannot stop. Code that a model wrote belongs into a process of its own (`sandbox.PythonTool`).
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-import queue
 import re
 import threading
 import time
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
-MAX_CALL_CHARS = 200  # of a call as it is shown in memory
-MAX_REASON_CHARS = 100  # of what an error says
+MAX_CALL_CHARS = 200  # of a call as memory shows it
+MAX_REASON_CHARS = 100  # of an error's reason
 
+_BY_NAME = {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 _PLAIN = re.compile(r"([A-Za-z_]\w*)\((.*)\)", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a call came to.
-
-    call: as memory shows it, on one line, at most 200 characters. text: what the tool returned, or
-    `error: …`. error: whether it is the latter. seconds: that the call took, wall-clock.
-    """
+    """A call as memory shows it (one line), and its outcome: text, or `error: …`; wall seconds."""
 
     call: str
     text: str
@@ -67,10 +64,10 @@ class Tool:
     def of(cls, function: Callable, *, timeout: float = 5.0, columns: Sequence[str] = ()) -> Tool:
         """Make a tool of a function, or of an object with `__call__` and `__name__`.
 
-        Raises ValueError where the name, a type hint, the docstring or the line of an argument in
-        it is missing, for parameters that cannot be given by name, and for a timeout that is none.
+        Raises ValueError for a function without name, type hints or full docstring, for parameters
+        that cannot be given by name, unknown columns, and a timeout that is not positive.
         """
-        # transformers is slow to import, and whoever only reads calls needs none of it
+        # transformers is slow to import, and reading calls does not need it
         from transformers.utils import get_json_schema
 
         name = getattr(function, "__name__", None) or repr(function)
@@ -81,28 +78,18 @@ class Tool:
             schema = get_json_schema(called)["function"]
             hints = get_type_hints(called, include_extras=True)
             parameters = inspect.signature(called).parameters
+            other_kinds = {p.kind for p in parameters.values()} - _BY_NAME
+            if not name.isidentifier() or not schema["description"]:
+                raise TypeError("it has no callable name, or no description before 'Args:'")
+            if other_kinds or inspect.iscoroutinefunction(called):
+                raise TypeError("it is a coroutine, or an argument cannot be given by name")
         except Exception as error:  # AttributeError, NameError, and two of transformers' own
             raise ValueError(
-                f"{name} is no tool yet ({error}): give it a name, a type hint for every parameter "
-                "and a Google-style docstring that describes each under 'Args:'."
+                f"{name} is no tool yet ({error}): write a plain function with a name, a type hint "
+                "for every parameter, and a Google-style docstring that describes each."
             ) from error
-        if not name.isidentifier() or not schema["description"]:
-            raise ValueError(
-                f"{name} has no name that a call could use, or its docstring says nothing before "
-                "'Args:': add what is missing."
-            )
-        by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        other = [p.name for p in parameters.values() if p.kind not in by_name]
-        if other or inspect.iscoroutinefunction(called):
-            raise ValueError(
-                f"{name} is a coroutine or takes {other} otherwise than by name: write a plain "
-                "function whose arguments all have names."
-            )
-        if unknown := set(columns) - set(parameters):
-            raise ValueError(
-                f"columns names {sorted(unknown)}, which {name} does not take: it takes "
-                f"{sorted(parameters)}."
-            )
+        if unknown := sorted(set(columns) - set(parameters)):
+            raise ValueError(f"columns names {unknown}, which {name} does not take: drop them.")
         arguments = schema["parameters"]
         shown = {k: v for k, v in arguments["properties"].items() if k not in columns}
         required = [k for k in arguments.get("required", []) if k in shown]
@@ -111,15 +98,10 @@ class Tool:
             name, {k: hints[k] if k in required else NotRequired[hints[k]] for k in shown}
         )
         shape.__pydantic_config__ = ConfigDict(extra="forbid")
-        return cls(
-            name=name,
-            description=" ".join(schema["description"].split()),
-            arguments={"type": "object", "properties": shown, "required": required},
-            function=function,
-            timeout=timeout,
-            columns=tuple(columns),
-            _adapter=TypeAdapter(shape),
-        )
+        description = " ".join(schema["description"].split())
+        arguments = {"type": "object", "properties": shown, "required": required}
+        adapter = TypeAdapter(shape)
+        return cls(name, description, arguments, function, timeout, tuple(columns), adapter)
 
     @property
     def sole(self) -> str | None:
@@ -129,26 +111,19 @@ class Tool:
         return required[0] if types == ["string"] else None
 
     def validate(self, arguments: str | dict) -> dict:
-        """Return the arguments by name, converted to the function's types.
-
-        Raises ValueError, in few words, for a wrong, missing or unknown one.
-        """
+        """The arguments by name, converted to the hinted types; ValueError for a wrong one."""
         if isinstance(arguments, str):
-            if self.sole:
-                arguments = {self.sole: arguments}
-            elif arguments.strip() or self.arguments["required"]:
+            if not self.sole and (arguments.strip() or self.arguments["required"]):
                 raise ValueError(f"call {self.name} with JSON")
-            else:
-                arguments = {}
+            arguments = {self.sole: arguments} if self.sole else {}
         try:
             return self._adapter.validate_python(arguments)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             name = ".".join(str(part) for part in first["loc"])
-            if first["type"] == "missing":
-                raise ValueError(f'missing argument "{name}"') from None
-            if first["type"] == "extra_forbidden":
-                raise ValueError(f'unknown argument "{name}"') from None
+            known = {"missing": "missing argument", "extra_forbidden": "unknown argument"}
+            if first["type"] in known:
+                raise ValueError(f'{known[first["type"]]} "{name}"') from None
             raise ValueError(f"{name}: {first['msg']}") from None
 
 
@@ -175,14 +150,10 @@ def read_call(text: str) -> tuple[str, str | dict]:
 
 
 class Toolkit:
-    """The tools of an agent, and the one place where calls are run.
+    """The tools of an agent, functions or `Tool`s, and the one place where calls are run.
 
-    Args:
-        tools: functions or `Tool`s, each of another name.
-        concurrency: most calls of one `run` at a time.
-        max_result_chars: longer results are cut.
-
-    Raises ValueError for no tool, two of one name, and limits below 1.
+    concurrency: most calls of one `run` at a time. max_result_chars: longer results are cut.
+    Raises ValueError without tools, for two of one name, and for limits below 1.
     """
 
     def __init__(
@@ -194,21 +165,12 @@ class Toolkit:
     ):
         tools = [tool if isinstance(tool, Tool) else Tool.of(tool) for tool in tools]
         self.tools = {tool.name: tool for tool in tools}
-        if not tools:
-            raise ValueError(
-                "a toolkit without tools leaves nothing to plan: give it at least one."
-            )
-        if len(self.tools) < len(tools):
-            names = [tool.name for tool in tools]
-            twice = sorted({name for name in names if names.count(name) > 1})
-            raise ValueError(f"two tools are called {', '.join(twice)}: rename or drop one.")
+        names = [tool.name for tool in tools]
+        if not tools or len(self.tools) < len(tools):
+            raise ValueError(f"the tools are {names}: give at least one, and each another name.")
         if concurrency < 1 or max_result_chars < 1:
-            raise ValueError(
-                f"concurrency is {concurrency} and max_result_chars {max_result_chars}: both must "
-                "be at least 1."
-            )
-        self.concurrency = concurrency
-        self.max_result_chars = max_result_chars
+            raise ValueError(f"concurrency is {concurrency}, {max_result_chars=}: give at least 1.")
+        self.concurrency, self.max_result_chars = concurrency, max_result_chars
 
     @property
     def names(self) -> list[str]:
@@ -219,15 +181,25 @@ class Toolkit:
         lines = []
         for tool in self.tools.values():
             properties = tool.arguments["properties"]
-            optional = set(properties) - set(tool.arguments["required"])
-            typed = [
-                f"{name}: {_type_text(schema)}" + " (optional)" * (name in optional)
-                for name, schema in properties.items()
-            ]
-            lines.append(f"{tool.name}({', '.join(typed)}): {tool.description}")
-            told = [f"{name}: {schema['description']}" for name, schema in properties.items()]
-            lines += [f"  {'; '.join(told)}"] if told else []
+            typed = {name: f"{name}: {_type_text(schema)}" for name, schema in properties.items()}
+            for name in set(properties) - set(tool.arguments["required"]):
+                typed[name] += " (optional)"
+            lines.append(f"{tool.name}({', '.join(typed.values())}): {tool.description}")
+            if properties:
+                described = (
+                    f"{name}: {schema['description']}" for name, schema in properties.items()
+                )
+                lines.append(f"  {'; '.join(described)}")
         return "\n".join(lines)
+
+    def check_columns(self, columns: Iterable[str], where: str) -> None:
+        """Raise ValueError where a tool takes a column that `where` lacks."""
+        for tool in self.tools.values():
+            if missing := set(tool.columns) - set(columns):
+                raise ValueError(
+                    f"the tool {tool.name} takes the column {min(missing)!r}, which {where} lacks: "
+                    f"add it to the dataset, which has {sorted(columns)}."
+                )
 
     def run(self, calls: Sequence[tuple[str, Mapping]]) -> list[ToolResult]:
         """Run calls, each a (call text, dataset row), in parallel; results in their order.
@@ -235,68 +207,63 @@ class Toolkit:
         A call that has not returned by its tool's timeout is abandoned. Raises ValueError where a
         row lacks a column that a tool takes; nothing that a model wrote raises.
         """
-        for tool in self.tools.values():
-            for _, row in calls:
-                if missing := [name for name in tool.columns if name not in row]:
-                    raise ValueError(
-                        f"{tool.name} takes the column {missing[0]!r}, which the row does not "
-                        f"have: add it to the dataset, which has {sorted(row)}."
-                    )
-        shown: list[str] = []
-        results: list[ToolResult | None] = []
-        waiting: list[tuple[int, Tool, dict]] = []
+        for _, row in calls:
+            self.check_columns(row, "the row")
+        results: list[ToolResult | None] = [None] * len(calls)
+        waiting: deque[tuple[int, str, Tool, dict]] = deque()
         for i, (text, row) in enumerate(calls):
-            shown.append(_cleaned(text, MAX_CALL_CHARS, one_line=True))
-            results.append(None)
+            shown = _cleaned(text, MAX_CALL_CHARS, one_line=True)
             try:
                 name, arguments = read_call(text)
                 tool = self.tools.get(name)
-                shown[i] = _printable(name, arguments, tool)
+                shown = _printable(name, arguments, tool)
                 if tool is None:
                     raise ValueError(f'no tool "{name}"')
-                given = tool.validate(arguments) | {name: row[name] for name in tool.columns}
-                waiting.append((i, tool, given))
+                arguments = tool.validate(arguments) | {c: row[c] for c in tool.columns}
+                waiting.append((i, shown, tool, arguments))
             except (ValueError, RecursionError) as error:
-                results[i] = ToolResult(shown[i], _error_text(error), True, 0.0)
+                results[i] = ToolResult(shown, _error_text(error), True, 0.0)
 
-        # One queue a run: what an abandoned call returns in the end goes to nobody. One thread a
-        # call, and no pool, in which hung calls would hold the places of later ones for ever.
-        done: queue.SimpleQueue = queue.SimpleQueue()
-        deadlines: dict[int, float] = {}
-        waiting.reverse()
-        while waiting or deadlines:
-            while waiting and len(deadlines) < self.concurrency:
-                i, tool, given = waiting.pop()
-                work = partial(_work, done, i, partial(tool.function, **given))
-                deadlines[i] = time.perf_counter() + tool.timeout
-                results[i] = ToolResult(
-                    shown[i], f"error: timed out after {tool.timeout:g} s", True, tool.timeout
-                )
-                try:
-                    # a daemon, or a hung call would keep the process from ending
-                    threading.Thread(target=work, name=f"tool-{tool.name}", daemon=True).start()
-                except RuntimeError as error:  # no threads left
-                    done.put((i, error, True, 0.0))
-            try:
-                wait = min(deadlines.values()) - time.perf_counter()
-                i, value, failed, seconds = done.get(timeout=max(wait, 0.0))
-            except queue.Empty:
-                now = time.perf_counter()
-                deadlines = {i: end for i, end in deadlines.items() if end > now}
-                continue
-            if deadlines.pop(i, None) is not None:  # else it was abandoned
+        running: dict[Future, tuple[int, float]] = {}  # the call's place and its deadline
+        while waiting or running:
+            while waiting and len(running) < self.concurrency:
+                i, shown, tool, arguments = waiting.popleft()
+                late = f"error: timed out after {tool.timeout:g} s"
+                results[i] = ToolResult(shown, late, True, tool.timeout)
+                running[_start(tool, arguments)] = (i, time.perf_counter() + tool.timeout)
+            next_deadline = min(deadline for _, deadline in running.values())
+            done, _ = wait(running, max(next_deadline - time.perf_counter(), 0.0), FIRST_COMPLETED)
+            for future in done:
+                i, _ = running.pop(future)
+                value, failed, seconds = future.result()
                 text = _error_text(value) if failed else _cleaned(value, self.max_result_chars)
-                results[i] = ToolResult(shown[i], text, failed, seconds)
+                results[i] = replace(results[i], text=text, error=failed, seconds=seconds)
+            now = time.perf_counter()
+            running = {f: place for f, place in running.items() if place[1] > now}
         return results
 
 
-def _work(done: queue.SimpleQueue, i: int, call: Callable[[], object]) -> None:
-    started = time.perf_counter()
+def _start(tool: Tool, arguments: dict) -> Future:
+    """Call the tool in a thread; the future's result is (value, failed, seconds).
+
+    No pool: hung calls would hold the places of later ones for ever.
+    """
+    future: Future = Future()
+
+    def work() -> None:
+        started = time.perf_counter()
+        try:
+            value, failed = str(tool.function(**arguments)), False
+        except BaseException as error:  # also SystemExit: a tool ends no process
+            value, failed = error, True
+        future.set_result((value, failed, time.perf_counter() - started))
+
     try:
-        value, failed = str(call()), False
-    except BaseException as error:  # also SystemExit: a tool ends no process
-        value, failed = error, True
-    done.put((i, value, failed, time.perf_counter() - started))
+        # a daemon, or a hung call would keep the process from ending
+        threading.Thread(target=work, name=f"tool-{tool.name}", daemon=True).start()
+    except RuntimeError as error:  # no threads left
+        future.set_result((error, True, 0.0))
+    return future
 
 
 def _error_text(error: BaseException) -> str:
@@ -311,10 +278,7 @@ def _error_text(error: BaseException) -> str:
 
 
 def _cleaned(text: str, limit: int, *, one_line: bool = False) -> str:
-    """At most `limit` characters of the text, without what is neither seen nor encoded.
-
-    These are control and format characters, lone surrogates and unassigned ones.
-    """
+    """At most `limit` characters, without control, format, surrogate and unassigned ones."""
     kept = (c for c in text if c in "\n\t" or unicodedata.category(c)[0] != "C")
     text = "".join(islice(kept, limit + 1))
     if one_line:

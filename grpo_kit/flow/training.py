@@ -1,8 +1,8 @@
 """GRPO on the planner's turns: collect episodes, score them, broadcast the reward, learn.
 
-`FlowGRPO` is a collector of `grpo_kit.training.train`: the loop, the update and the checkpoints are
-those of every other run. Only the planner's tokens are ever in a batch; what tools and frozen roles
-wrote is in prompts at most, which have no loss.
+`FlowGRPO` is a batch source of `grpo_kit.training.train`, so loop, update and checkpoints are those
+of every other run. A batch holds only the planner's tokens; the texts of tools and frozen roles
+appear in prompts at most, which have no loss.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ from grpo_kit.rewards.scoring import reward_name, score_texts
 from grpo_kit.training import Batch, PromptBatches
 
 CREDIT = ("all", "final")
+ONLY = {  # the settings that episodes of several turns support
+    "dynamic_sampling_rounds": 0,
+    "rollout_chunks": 1,
+    "multi_objective_aggregation": "sum_then_normalize",
+    "eval_prompts": 0,  # they would ask the planner for an answer in one turn
+}
 
 
 def score_episodes(
@@ -36,64 +42,51 @@ def score_episodes(
     state: Any = None,
     logged: dict[str, list[float]] | None = None,
 ) -> torch.Tensor:
-    """Score final outputs, set each episode's `reward`; returns the table, (N, R), NaN = unscored.
+    """Score final outputs and set each episode's `reward`; returns (N, R) rewards, NaN = unscored.
 
-    Rewards are those of any task: they get the question as prompt, the output as completion and the
-    row's columns, but no completion ids, as no policy of ours sampled the output. An episode whose
-    output could not be had (an endpoint's failure) is not scored.
+    Rewards get the question as prompt, the output as completion and the row's columns, but no
+    completion ids. An episode without output (an endpoint's failure) is not scored.
     """
-    table = score_texts(
+    rewards_per_func = score_texts(
         [episode.output or "" for episode in episodes],  # all, so that groups stay complete
         [[] for _ in episodes],
         [episode.row for episode in episodes],
-        rewards,
-        state,
-        logged,
-    )
-    table[torch.tensor([episode.output is None for episode in episodes])] = math.nan
-    for episode, reward in zip(episodes, combine_rewards(table, weights).tolist(), strict=True):
+        rewards, state, logged,
+    )  # fmt: skip
+    rewards_per_func[torch.tensor([episode.output is None for episode in episodes])] = math.nan
+    totals = combine_rewards(rewards_per_func, weights).tolist()
+    for episode, reward in zip(episodes, totals, strict=True):
         episode.reward = None if math.isnan(reward) else reward
-    return table
+    return rewards_per_func
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """What there is to see of episodes, means an episode unless told otherwise.
+    """Mean `turns` of an episode, and shares of turns and episodes.
 
-    `turns`; `tool_errors`, the share of turns that brought nothing (no plan, no call, a tool's
-    error, or nothing found); `repeated_calls`, the share of turns whose call had been made before;
-    `stopped`, the share of episodes that the verifier ended.
+    `tool_errors`: turns that brought nothing (no plan, no call, an error, or nothing found).
+    `repeated_calls`: turns that repeat a call. `stopped`: episodes that the verifier ended.
     """
     steps = [step for episode in episodes for step in episode.memory.steps]
-    failed = sum(step.error or step.result == NOT_FOUND for step in steps)
-    repeated = sum(
-        len(calls) - len(set(calls))
-        for calls in ([s.call for s in e.memory.steps if not s.error] for e in episodes)
-    )
+    calls = [[s.call for s in episode.memory.steps if not s.error] for episode in episodes]
     return {
         "turns": fmean(len(episode.turns) for episode in episodes),
-        "tool_errors": failed / max(len(steps), 1),
-        "repeated_calls": repeated / max(len(steps), 1),
+        "tool_errors": sum(s.error or s.result == NOT_FOUND for s in steps) / max(len(steps), 1),
+        "repeated_calls": sum(len(own) - len(set(own)) for own in calls) / max(len(steps), 1),
         "stopped": fmean(episode.stopped == "verifier" for episode in episodes),
     }
 
 
 class FlowGRPO:
-    """Steps of Flow-GRPO (AgentFlow, arXiv 2510.05592, eq. 4-7 and 10); a collector for `train`.
+    """Steps of Flow-GRPO (AgentFlow, arXiv 2510.05592, eq. 4-7 and 10): a batch source for `train`.
 
-    `train(..., collector=partial(FlowGRPO, system=system))`. A step plays
-    `generation_batch_size` episodes, `num_generations` a question; all turns of an episode get its
-    advantage. With loss_type "grpo" the loss is eq. 10's, 1/G over episodes, 1/T_i over turns,
-    1/|a| over tokens; with "dapo" all of the batch's tokens count the same. `max_completion_length`
-    is the limit of an action. `num_generated_tokens` are the planner's.
+    A step plays `generation_batch_size` episodes, `num_generations` per question; all turns of an
+    episode get its advantage. loss_type "grpo" is eq. 10: 1/G over episodes, 1/T_i over turns,
+    1/|a| over tokens; "dapo" weighs all tokens of the batch alike. `max_completion_length` limits
+    an action.
 
-    Args:
-        prompts: made by `train`.
-        system: whose planner is replaced by the policy that is trained.
-        per: "trajectory" (the paper), or "turn": see `episode_advantages`.
-        credit: "all" turns (the paper), or only the "final" one, for comparison; its weight in eq.
-            10 stays 1/T_i, so that its gradient is smaller, too.
-
-    Raises ValueError for what a config asks for and this cannot do.
+    system: its planner is replaced by the trained policy. per: see `episode_advantages`. credit:
+    "all" turns (the paper), or, for comparison, only the "final" one, whose weight stays 1/T_i.
+    Raises ValueError for a config or a task that does not fit.
     """
 
     def __init__(
@@ -110,30 +103,16 @@ class FlowGRPO:
                 f"per is {per!r} and credit {credit!r}; choose {' or '.join(PER)}, and "
                 f"{' or '.join(CREDIT)}."
             )
-        for name, only in {
-            "dynamic_sampling_rounds": 0,
-            "rollout_chunks": 1,
-            "multi_objective_aggregation": "sum_then_normalize",
-        }.items():
+        for name, only in ONLY.items():
             if getattr(config, name) != only:
                 raise ValueError(
                     f"{name} is {getattr(config, name)!r}, which episodes of several turns do not "
-                    f"have: set it to {only!r}."
+                    f"support: set it to {only!r}. To evaluate, give `train` "
+                    "measure=partial(evaluate_episodes, ...)."
                 )
         if config.scale_rewards == "batch":
             raise ValueError("scale_rewards 'batch' has no meaning here: choose 'group' or 'none'.")
-        if config.eval_prompts:
-            raise ValueError(
-                f"eval_prompts is {config.eval_prompts}, which would ask the planner for an answer "
-                "in one turn: set it to 0 and give `train` measure=partial(evaluate_episodes, ...)."
-            )
-        for tool in system.toolkit.tools.values():
-            if missing := set(tool.columns) - set(prompts.task.train.column_names):
-                raise ValueError(
-                    f"the tool {tool.name} takes the column {min(missing)!r}, which task "
-                    f"{prompts.task.name!r} lacks; it has "
-                    f"{', '.join(prompts.task.train.column_names)}."
-                )
+        system.toolkit.check_columns(prompts.task.train.column_names, f"task {prompts.task.name!r}")
         self.prompts, self.per, self.credit = prompts, per, credit
         self.system = system.with_planner(prompts.policy)
         self.name = (  # what a resumed run must have in common
@@ -142,15 +121,15 @@ class FlowGRPO:
         )
 
     def __call__(self, generator: torch.Generator, state: Any, metrics: dict) -> Iterator[Batch]:
-        episodes, table, logged = self.episodes(generator, state)
-        batch = self.batch(episodes, table)
+        episodes, rewards_per_func, logged = self.episodes(generator, state)
+        batch = self.batch(episodes, rewards_per_func)
         metrics |= self.metrics(episodes, batch) | {k: fmean(v) for k, v in logged.items()}
         yield batch
 
     def episodes(
         self, generator: torch.Generator, state: Any = None
     ) -> tuple[list[Episode], torch.Tensor, dict[str, list[float]]]:
-        """Scored episodes of the next questions, their table, and what the rewards logged."""
+        """Scored episodes of the next questions, their (N, R) rewards, and what rewards logged."""
         config, logged = self.prompts.config, {}
         places = self.prompts.order.take(config.generation_batch_size // config.num_generations)
         episodes = play(
@@ -161,18 +140,20 @@ class FlowGRPO:
             temperature=config.temperature,
             max_new_tokens=config.max_completion_length,
         )
-        table = score_episodes(episodes, self.prompts.rewards, config.reward_weights, state, logged)
-        return episodes, table, logged
+        rewards_per_func = score_episodes(
+            episodes, self.prompts.rewards, config.reward_weights, state, logged
+        )
+        return episodes, rewards_per_func, logged
 
-    def batch(self, episodes: Sequence[Episode], table: torch.Tensor) -> Batch:
+    def batch(self, episodes: Sequence[Episode], rewards_per_func: torch.Tensor) -> Batch:
         """The turns of episodes as a batch to learn from."""
         config, policy = self.prompts.config, self.prompts.policy
         advantages = episode_advantages(episodes, self.per, scale_rewards=config.scale_rewards)
         names = [reward_name(reward) for reward in self.prompts.rewards]
-        return turn_batch(policy, episodes, names, table, advantages, self.credit)
+        return turn_batch(policy, episodes, names, rewards_per_func, advantages, self.credit)
 
     def metrics(self, episodes: Sequence[Episode], batch: Batch) -> dict[str, float]:
-        """TRL's metrics, of episodes where they are of completions elsewhere, and `episode/…`."""
+        """TRL's metrics, rewards by episode and completions by turn, and `episode/…`."""
         size = self.prompts.config.num_generations
         first = batch.episode_index.diff(prepend=torch.tensor([-1])).bool()  # a row an episode
         outcome = dataclasses.replace(
@@ -198,14 +179,13 @@ def turn_batch(
     policy: Policy,
     episodes: Sequence[Episode],
     names: list[str],
-    table: torch.Tensor,
+    rewards_per_func: torch.Tensor,
     advantages: torch.Tensor,
     credit: str = "all",
 ) -> Batch:
-    """All turns as a `Batch`, a row each: reward and advantage of its episode, broadcast.
+    """All turns as a `Batch`, one row each, with reward and advantage of its episode.
 
-    names, table: of the rewards, R, and their values, (N, R). With credit "final" only an episode's
-    last turn has the advantage, the others 0.
+    With credit "final" only an episode's last turn keeps the advantage; the others get 0.
     """
     rollouts, index = turn_rows(episodes, policy.pad_token_id, policy.device)
     index = index.cpu()
@@ -214,48 +194,36 @@ def turn_batch(
         own = own.where(index.diff(append=torch.tensor([-1])).bool(), 0.0)
     totals = torch.tensor([math.nan if e.reward is None else e.reward for e in episodes])
     return Batch(
-        rollouts,
-        names,
-        table[index],
-        totals[index],
-        own,
-        1,
+        rollouts, names, rewards_per_func[index], totals[index], own, 1,
         [episodes[i].row for i in index.tolist()],
-        generated_tokens=int(rollouts.mask.sum()),
-        episode_index=index,
-    )
+        generated_tokens=int(rollouts.mask.sum()), episode_index=index,
+    )  # fmt: skip
 
 
 class OfflineTraces:
-    """The planner fine-tuned on successful traces, for comparison; a collector for `train`.
+    """The planner fine-tuned on successful traces, for comparison: a batch source for `train`.
 
-    At its first step it plays the episodes of all steps with the policy as it is, and keeps the
-    successful ones. Every step learns from `generation_batch_size` of those, drawn in turn, with
-    advantage 1 and nothing against the others: the gradient is that of the log-likelihood of the
-    kept actions. It never plays again, so it never sees what its own errors lead to.
-
-    Raises ValueError for a config with more than one update a step, a KL term or a limit of tokens
-    (all of a run's are generated at its first step); RuntimeError where no episode succeeds.
+    The first step plays the episodes of all steps with the untrained policy and keeps the
+    successful ones. Every step learns from the next `generation_batch_size` of them with advantage
+    1: the gradient of their log-likelihood. It never sees where its own errors lead.
+    Raises ValueError for several updates per step, a KL term or a limit of tokens; RuntimeError
+    where no episode succeeds.
     """
 
     def __init__(self, prompts: PromptBatches, system: AgentSystem) -> None:
-        if prompts.config.updates_per_step != 1:
+        config = prompts.config
+        if config.updates_per_step != 1 or config.beta or config.max_generated_tokens:
             raise ValueError(
-                f"there are {prompts.config.updates_per_step} updates a step; likelihood has no "
-                "ratio to an older policy, so take one."
-            )
-        if prompts.config.beta or prompts.config.max_generated_tokens:
-            raise ValueError(
-                f"beta is {prompts.config.beta} and max_generated_tokens "
-                f"{prompts.config.max_generated_tokens}; learning from traces has neither: set 0 "
-                "and None."
+                f"there are {config.updates_per_step} updates a step, beta is {config.beta} and "
+                f"max_generated_tokens {config.max_generated_tokens}; learning from traces has no "
+                "ratio to another policy and plays at its first step only: set 1, 0 and None."
             )
         self.flow = FlowGRPO(prompts, system)
         self.name = f"offline traces, {self.flow.name}"
         self.traces: list[Episode] = []
 
     def __call__(self, generator: torch.Generator, state: Any, metrics: dict) -> Iterator[Batch]:
-        config = self.flow.prompts.config
+        size = self.flow.prompts.config.generation_batch_size
         metrics["generated_tokens"] = 0
         if not self.traces:
             for _ in range(state.max_steps):
@@ -268,14 +236,13 @@ class OfflineTraces:
             metrics["offline/traces"] = len(self.traces)
             if not self.traces:
                 raise RuntimeError(
-                    f"none of {state.max_steps * config.generation_batch_size} episodes earned a "
-                    "reward of 1: there is no trace to learn from."
+                    f"none of {state.max_steps * size} episodes earned a reward of 1: there is no "
+                    "trace to learn from; take an easier task or a better policy."
                 )
-        size = config.generation_batch_size
         first = state.global_step * size
-        drawn = [self.traces[i % len(self.traces)] for i in range(first, first + size)]
+        traces = [self.traces[i % len(self.traces)] for i in range(first, first + size)]
         ones = torch.ones(size)
-        yield turn_batch(self.flow.prompts.policy, drawn, ["success"], ones[:, None], ones)
+        yield turn_batch(self.flow.prompts.policy, traces, ["success"], ones[:, None], ones)
 
     def state_dict(self) -> dict:
         traces = [[dataclasses.astuple(turn) for turn in e.turns] for e in self.traces]
@@ -287,9 +254,6 @@ class OfflineTraces:
             Episode(i, 1.0, [Turn(*turn) for turn in turns])
             for i, turns in enumerate(state["traces"])
         ]
-
-
-# --- measuring ------------------------------------------------------------------------------------
 
 
 def evaluate_episodes(
@@ -305,9 +269,8 @@ def evaluate_episodes(
 ) -> dict[str, float]:
     """Success on the first `questions` rows, the planner sampled (`samples` times) and greedy.
 
-    Returns `eval/pass@1` and `eval/greedy`, shares of episodes whose output `correct` gives 1, and
-    of the sampled ones `eval/turns`, `eval/tool_errors`, `eval/repeated_calls`, `eval/stopped` (see
-    `episode_metrics`), and `eval/n`. To be given to `train` as `measure`, with `eval_prompts` 0.
+    For `train`'s `measure`. Returns `eval/pass@1` (sampled) and `eval/greedy`, shares of episodes
+    whose output `correct` gives 1; `episode_metrics` of the sampled ones as `eval/…`; and `eval/n`.
     """
     rows = list(dataset.select(range(min(questions, len(dataset)))))
     system = system.with_planner(policy)

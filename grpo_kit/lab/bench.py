@@ -1,36 +1,44 @@
 """Benchmarks as commands, never as tests: the kit's step beside TRL's, and the loss step's memory.
 
-`grpo-kit bench` runs both trainers in one process, a kit step after every TRL step, with the same
-weights, prompts a step, group, token limit, sampling and update, and reports medians and their
-ratio: on a shared machine seconds say little, two things measured in turn say more. Memory is
-measured in a process of its own for each, since a peak cannot be reset: that of a few steps of each
-trainer, and that of the loss step alone with a vocabulary of Qwen's size. Then what the rewards
-with models of their own take, each on the batches of a few more kit steps, and what batching saves
-in episodes of several turns.
+`grpo-kit bench` makes a kit step after every TRL step, in one process and with the same weights,
+prompts, group, token limit and update, and reports medians and their ratio: on a shared machine
+ratios say more than seconds. Memory is measured in a process of its own, since a peak cannot be
+reset. Then come the rewards with a model of their own, and episodes of several turns in a batch.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import platform
+import re
 import resource
-import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
+import torch
 from tqdm import tqdm
 
+from grpo_kit import training
 from grpo_kit.config import GRPOConfig
-from grpo_kit.lab.records import processor
+from grpo_kit.generation import token_logps
+from grpo_kit.lab.records import where_it_ran
+from grpo_kit.models import Policy, load_policy
 from grpo_kit.paths import make_output_dir, write_atomic
+from grpo_kit.profiles import PROFILES
+from grpo_kit.rewards import DiversityReward, LocalJudge, QualityJudgeReward
+from grpo_kit.tasks.tool_questions import tool_questions
+from grpo_kit.tasks.word_problems import word_problems
 
 VOCABULARY, HIDDEN = 151_936, 64
 TRAINERS = ("trl", "kit")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def run(
@@ -48,64 +56,58 @@ def run(
     if steps < 1:
         raise ValueError(f"steps is {steps}; measure at least 1.")
     output_dir = make_output_dir(output_dir)
-    step = compare_steps(policy_dir, output_dir, bench_config(steps + 1, quick))
-    step["peak_mib"] = step_peaks(policy_dir, output_dir, bench_config(3, quick))
+    config = step_config(steps, *((4, 16, 16) if quick else (8, 128, 64)))
     result = {
         "machine": machine(),
-        "step": step,
-        "reward_seconds": time_rewards(policy_dir, steps=steps, quick=quick),
-        "episodes": time_episodes(policy_dir, steps=steps, quick=quick),
+        "step": compare_steps(policy_dir, output_dir, config),
+        "reward_seconds": time_rewards(policy_dir, config),
+        "episodes": time_episodes(policy_dir, steps, *((16, 2) if quick else (64, 4))),
         "loss_memory": compare_loss_memory(tokens=128 if quick else 1024),
     }
-    write_atomic(output_dir / "bench.json", json.dumps(result, indent=1))
-    write_atomic(output_dir / "bench.md", report(result))
-    figure(result).savefig(output_dir / "bench.png", dpi=120)
+    write(output_dir / "bench", result, report(result), figure(result))
     return result
 
 
-def machine() -> dict[str, str]:
-    """What the numbers were measured on."""
-    import torch
-    import trl
-
-    return {
-        "processor": processor(),
-        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "trl": trl.__version__,
-    }
+def write(path: Path, result: dict, text: str, drawing: Any) -> None:
+    """Write the numbers, their report and their figure beside each other."""
+    write_atomic(path.with_suffix(".json"), json.dumps(result, indent=1))
+    write_atomic(path.with_suffix(".md"), text)
+    drawing.savefig(path.with_suffix(".png"), dpi=120)
 
 
-def _in_a_process(function: str, *arguments: str) -> float:
-    """What a function of this module returns, called with strings in a fresh process."""
-    code = f"import sys, grpo_kit.lab.bench as b; print(b.{function}(*sys.argv[1:]))"
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return float(done.stdout.split()[-1])
-
-
-def _peak_mib() -> float:
-    """The most memory so far: of the accelerator where there is one, else of this process."""
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**20
-    status = Path("/proc/self/status")
-    if status.exists():  # ru_maxrss would start from what the parent process held
-        (line,) = (x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
-        return int(line.split()[1]) / 2**10
-    unit = 2**20 if sys.platform == "darwin" else 2**10  # ru_maxrss is in bytes there
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on: processor, accelerator, versions."""
+    where = where_it_ran(DEVICE)
+    return where["machine"] | where["versions"]
 
 
 def now() -> float:
     """Seconds of a clock, when the accelerator has done what it was asked to."""
-    import torch
-
-    if torch.cuda.is_available():
+    if DEVICE == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
+
+
+def medians(columns: dict[str, Any]) -> dict[str, float]:
+    """The median of each column, without its first value: the warm-up."""
+    return {name: float(np.median(values[1:])) for name, values in columns.items()}
+
+
+def _in_a_process(function: Callable[..., float], *arguments: object) -> float:
+    """What a function of this module returns in a fresh process."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def _peak_mib() -> float:
+    """The most memory so far: of the accelerator where there is one, else of this process."""
+    if DEVICE == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss would start from what the parent process held
+        return int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) / 2**10
+    unit = 2**20 if sys.platform == "darwin" else 2**10  # ru_maxrss is in bytes there
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 # --- a step ---------------------------------------------------------------------------------------
@@ -114,246 +116,146 @@ def now() -> float:
 def even_share(prompts, completions, completion_ids, **columns) -> list[float]:
     """The share of even token ids: a reward with spread in every group.
 
-    Groups without spread are an update that the kit skips and TRL makes; with a base that is never
-    right the comparison would be of nothing with something.
+    Without spread the kit skips the update and TRL makes it, which could not be compared.
     """
     return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
 
 
-def bench_config(steps: int, quick: bool) -> GRPOConfig:
-    """The config of the comparison; `steps` counts the one that is not measured too."""
+def step_config(steps: int, group: int, rows: int, length: int) -> GRPOConfig:
+    """For `steps` measured steps and one warm-up, of `rows` completions in groups of `group`."""
     return GRPOConfig(
-        max_steps=steps,
+        max_steps=steps + 1,
         learning_rate=1e-4,
         lr_scheduler_type="constant",
-        num_generations=4 if quick else 8,
-        generation_batch_size=16 if quick else 128,
-        max_completion_length=16 if quick else 64,
+        num_generations=group,
+        generation_batch_size=rows,
+        max_completion_length=length,
+        eval_on_start=False,
+        eval_prompts=0,
     )
 
 
-class KitSteps:
-    """The kit's trainer, a step a call; `seconds` are (generation and rewards, whole step).
-
-    `lengths`: the mean length of each step's completions, in tokens.
-    """
-
-    rewards: tuple = (even_share,)
-
-    def __init__(self, policy_dir: str | Path, config) -> None:
-        import torch
-
-        from grpo_kit import training
-        from grpo_kit.models import load_policy
-        from grpo_kit.tasks.word_problems import word_problems
-
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.policy = load_policy(policy_dir, device=device)
-        self.task, self.config = word_problems(), config
-        self.prompt_ids = self.policy.encode(self.task.train["prompt"])
-        self.optimizer, self.schedule = training.make_optimizer(self.policy, config)
-        self.scaler = training.make_scaler(self.policy)
-        self.generator = torch.Generator().manual_seed(0)
-        self.cursor = training.Cursor(len(self.prompt_ids), 0)
-        self.seconds: list[tuple[float, float]] = []
-        self.lengths: list[float] = []
-
-    def step(self) -> None:
-        from grpo_kit import training
-
+def kit_steps(policy: Policy, config: GRPOConfig) -> Iterator[tuple[float, float, training.Batch]]:
+    """Train by the kit; of each step the seconds until it is scored, those in all, the batch."""
+    prompts = training.PromptBatches(policy, word_problems(), [even_share], config, seed=0)
+    learner = training.Learner(policy, config)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(config.max_steps):
         started = now()
-        batch = training.collect(
-            self.policy,
-            self.task,
-            self.prompt_ids,
-            self.rewards,
-            self.config,
-            self.cursor,
-            self.generator,
-            None,
-        )
-        generated = now()
-        training.update(
-            self.policy, None, self.optimizer, self.schedule, batch, self.config, self.scaler
-        )
-        self.seconds.append((generated - started, now() - started))
-        self.lengths.append(batch.rollouts.lengths.float().mean().item())
+        (batch,) = prompts(generator, None, {})
+        scored = now()
+        learner.update(batch)
+        yield scored - started, now() - started, batch
 
 
-def trl_steps(policy_dir: str | Path, config, output_dir: Path, after_step=lambda: None):
-    """TRL's trainer on the same; returns it and the list that gets its seconds, as `KitSteps`."""
-    import torch
-    import trl
+def trl_steps(
+    policy: Policy, config: GRPOConfig, output_dir: Path, after_step: Callable[[], Any]
+) -> list[tuple[float, float]]:
+    """Train by TRL; of each step the seconds until it is scored, and those in all."""
     from transformers import TrainerCallback
 
-    from grpo_kit.models import load_policy
-    from grpo_kit.tasks.word_problems import word_problems
+    from grpo_kit import trl_bridge
 
-    cuda = torch.cuda.is_available()
-    policy = load_policy(policy_dir, device="cuda" if cuda else "cpu")
-    trainer = trl.GRPOTrainer(
-        model=policy.model,
-        reward_funcs=[even_share],
-        args=trl.GRPOConfig(
-            output_dir=str(output_dir / "trl"),
-            max_steps=config.max_steps,
-            learning_rate=config.learning_rate,
-            lr_scheduler_type=config.lr_scheduler_type,
-            num_generations=config.num_generations,
-            per_device_train_batch_size=config.generation_batch_size,
-            max_completion_length=config.max_completion_length,
-            temperature=config.temperature,
-            loss_type=config.loss_type,
-            beta=config.beta,
-            use_cpu=not cuda,
-            bf16=cuda and policy.half == torch.bfloat16,
-            fp16=cuda and policy.half == torch.float16,
-            gradient_checkpointing=False,
-            report_to=[],
-            logging_strategy="no",
-            save_strategy="no",
-            disable_tqdm=True,
-        ),
-        train_dataset=word_problems().train,
-        processing_class=policy.tokenizer,
-    )
-    seconds: list[tuple[float, float]] = []
-    generate = trainer._generate_and_score_completions  # private, but only here it can be timed
-    generation = 0.0
+    trainer = trl_bridge.grpo_trainer(
+        policy, word_problems(), [even_share], config,
+        output_dir=str(output_dir / "trl"), seed=0, save_strategy="no",
+    )  # fmt: skip
+    generate, scored, seconds = trainer._generate_and_score_completions, [], []
 
     def timed_generate(inputs):
-        nonlocal generation
         started = now()
         output = generate(inputs)
-        generation = now() - started
+        scored.append(now() - started)
         return output
-
-    trainer._generate_and_score_completions = timed_generate
 
     class Timer(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             self.started = now()
 
         def on_step_end(self, args, state, control, **kwargs):
-            seconds.append((generation, now() - self.started))
+            seconds.append((scored[-1], now() - self.started))
             after_step()
 
+    trainer._generate_and_score_completions = timed_generate  # private, but nothing else times it
     trainer.add_callback(Timer())
-    return trainer, seconds
+    trainer.train()
+    return seconds
 
 
 def compare_steps(policy_dir: str | Path, output_dir: Path, config: GRPOConfig) -> dict:
-    """Median seconds of generation and update of both trainers, measured in turn.
+    """Median seconds of both trainers, in turn, and the MiB that a process with each one takes."""
+    step = time_steps(policy_dir, output_dir, config)
+    arguments = (policy_dir, output_dir, replace(config, max_steps=3))
+    peaks = {name: _in_a_process(step_peak, name, *arguments) for name in TRAINERS}
+    return {**step, "peak_mib": peaks}
 
-    Of `config.max_steps` steps of each the first is not counted.
-    """
-    import torch
 
-    kit = KitSteps(policy_dir, config)
-    progress = tqdm(total=config.max_steps, desc="bench", file=sys.stdout)
+def time_steps(policy_dir: str | Path, output_dir: Path, config: GRPOConfig) -> dict:
+    """Median seconds of generation and update, a kit step after every TRL step."""
+    policy, other = (load_policy(policy_dir, device=DEVICE) for _ in TRAINERS)
+    steps, kit, lengths = kit_steps(policy, config), [], []
 
     def kit_step() -> None:
-        kit.step()
-        progress.update()
+        *seconds, batch = next(steps)
+        kit.append(seconds)
+        lengths.append(batch.rollouts.lengths.float().mean().item())
 
-    trainer, seconds = trl_steps(policy_dir, config, output_dir, after_step=kit_step)
-    trainer.train()
-    progress.close()
-    median = {
-        name: {
-            "generation": statistics.median(generation for generation, _ in values[1:]),
-            "step": statistics.median(step for _, step in values[1:]),
-            "update": statistics.median(step - generation for generation, step in values[1:]),
-        }
-        for name, values in (("trl", seconds), ("kit", kit.seconds))
-    }
+    median = {}
+    for name, pairs in (("trl", trl_steps(other, config, output_dir, kit_step)), ("kit", kit)):
+        scored, step = np.array(pairs).T
+        median[name] = medians({"generation": scored, "step": step, "update": step - scored})
+    prompt_ids = policy.encode(word_problems().train["prompt"])
     return {
         "completions": config.generation_batch_size,
         "max_completion_length": config.max_completion_length,
-        "mean_length": statistics.mean(kit.lengths[1:]),
-        "prompt_length": statistics.mean(map(len, kit.prompt_ids)),
+        "mean_length": float(np.mean(lengths[1:])),
+        "prompt_length": float(np.mean([len(ids) for ids in prompt_ids])),
         "steps": config.max_steps - 1,
         "threads": torch.get_num_threads(),
         "median_seconds": median,
-        "trl_over_kit": {
-            part: median["trl"][part] / median["kit"][part]
-            for part in ("generation", "update", "step")
-        },
+        "trl_over_kit": {part: median["trl"][part] / median["kit"][part] for part in median["kit"]},
     }
 
 
-def step_peaks(policy_dir: str | Path, output_dir: Path, config: GRPOConfig) -> dict[str, float]:
-    """MiB that a process with one trainer has held at most, imports included, for each trainer."""
-    told = json.dumps(dataclasses.asdict(config))
-    return {
-        kind: _in_a_process("step_peak", kind, str(policy_dir), str(output_dir), told)
-        for kind in TRAINERS
-    }
-
-
-def step_peak(kind: str, policy_dir: str, output_dir: str, told: str) -> float:
-    """`step_peaks` of one trainer, in this process; `told` is the config as JSON."""
-    config = GRPOConfig(**json.loads(told))
-    if kind == "kit":
-        kit = KitSteps(policy_dir, config)
-        for _ in range(config.max_steps):
-            kit.step()
+def step_peak(trainer: str, policy_dir: str | Path, output_dir: Path, config: GRPOConfig) -> float:
+    """MiB that this process has held at most, imports included, after the steps of a trainer."""
+    policy = load_policy(policy_dir, device=DEVICE)
+    if trainer == "trl":
+        trl_steps(policy, config, output_dir, after_step=lambda: None)
     else:
-        trl_steps(policy_dir, config, Path(output_dir))[0].train()
+        list(kit_steps(policy, config))
     return _peak_mib()
 
 
-def time_rewards(policy_dir: str | Path, *, steps: int, quick: bool) -> dict[str, float]:
+def time_rewards(policy_dir: str | Path, config: GRPOConfig) -> dict[str, float]:
     """Median seconds a batch of the diversity reward and of the judge, and of a step without them.
 
     The judge is a frozen copy of the policy, in this process.
     """
-    from anyio.from_thread import start_blocking_portal
-
-    from grpo_kit.rewards import DiversityReward, LocalJudge, QualityJudgeReward
-
-    config = bench_config(steps + 1, quick)
-    kit = KitSteps(policy_dir, config)
-    judge = QualityJudgeReward(LocalJudge(kit.policy))
-    taken: dict[str, list[float]] = {"diversity": [], "judge": []}
-
-    def measured(name: str, function: Callable) -> Callable:
-        def reward(**arguments) -> list[float]:
+    policy = load_policy(policy_dir, device=DEVICE)
+    rewards = {
+        "diversity": DiversityReward(config.num_generations),
+        "judge": QualityJudgeReward(LocalJudge(policy)),
+    }
+    seconds: dict[str, list[float]] = {**{name: [] for name in rewards}, "step": []}
+    steps = kit_steps(policy, config)
+    for _, step, batch in tqdm(steps, "rewards", config.max_steps, file=sys.stdout):
+        seconds["step"].append(step)
+        for name, reward in rewards.items():
             started = now()
-            function(**arguments)
-            taken[name].append(now() - started)
-            return [0.0] * len(arguments["completions"])
-
-        return reward
-
-    with start_blocking_portal() as portal:
-        rewards = {
-            "diversity": DiversityReward(config.num_generations),
-            "judge": lambda **arguments: portal.call(partial(judge, **arguments)),
-        }
-        kit.rewards = (even_share, *(measured(*item) for item in rewards.items()))
-        for _ in tqdm(range(steps + 1), desc="rewards", file=sys.stdout):
-            kit.step()
-    whole = [step for _, step in kit.seconds]
-    alone = [step - sum(each) for step, *each in zip(whole, *taken.values(), strict=True)]
-    medians = {name: statistics.median(values[1:]) for name, values in taken.items()}
-    return medians | {"step": statistics.median(alone[1:])}
+            training.score(policy, batch.rollouts, batch.examples, [reward])
+            seconds[name].append(now() - started)
+    return medians(seconds)
 
 
-def time_episodes(policy_dir: str | Path, *, steps: int, quick: bool) -> dict:
+def time_episodes(policy_dir: str | Path, steps: int, batch: int, singles: int) -> dict:
     """Seconds an episode of tool questions, played in a batch and one at a time, in turn.
 
     The frozen roles are a copy of the policy and remember nothing from one play to the next.
     """
-    import torch
-
     from grpo_kit.flow import play
-    from grpo_kit.models import load_policy
-    from grpo_kit.profiles import PROFILES
-    from grpo_kit.tasks.tool_questions import tool_questions
 
     policy, group = load_policy(policy_dir), 8
-    batch, singles = (16, 2) if quick else (64, 4)
     rows = list(tool_questions(n_train=batch * (steps + 1), n_test=1).train)
 
     def seconds(rows: list[dict], group: int, seed: int) -> float:
@@ -362,49 +264,34 @@ def time_episodes(policy_dir: str | Path, *, steps: int, quick: bool) -> dict:
         play(system, rows, group, generator=torch.Generator().manual_seed(seed))
         return (now() - started) / (len(rows) * group)
 
-    taken: dict[str, list[float]] = {"batched": [], "single": []}
-    for step in tqdm(range(steps + 1), desc="episodes", file=sys.stdout):
+    pairs = []
+    for step in tqdm(range(steps + 1), "episodes", file=sys.stdout):
         own = rows[step * batch : (step + 1) * batch]
-        taken["batched"].append(seconds(own[: batch // group], group, step))
-        alone = [seconds([row], 1, step) for row in own[:singles]]
-        taken["single"].append(statistics.fmean(alone))
-    medians = {name: statistics.median(values[1:]) for name, values in taken.items()}
-    ratios = [s / b for s, b in zip(*list(taken.values())[::-1], strict=True)][1:]
+        batched = seconds(own[: batch // group], group, step)
+        pairs.append((batched, np.mean([seconds([row], 1, step) for row in own[:singles]])))
+    batched, single = np.array(pairs).T
+    ratio = medians({"single_over_batched": single / batched})
     return {
         "batch": batch,
-        "median_seconds": medians,
-        "single_over_batched": statistics.median(ratios),
-    }
-
-
-# --- memory of the loss step ----------------------------------------------------------------------
+        "median_seconds": medians({"batched": batched, "single": single}),
+    } | ratio
 
 
 def compare_loss_memory(tokens: int) -> dict:
-    """Peak memory of forward and backward through the head, plain and chunked, in MiB.
-
-    Each in a fresh process, above what the process had before, since a peak cannot be reset.
-    """
-    peak = {kind: _in_a_process("loss_peak", kind, str(tokens)) for kind in ("plain", "chunked")}
+    """Peak MiB of forward and backward through a head of Qwen's size, plain and chunked."""
+    peak = {kind: _in_a_process(loss_peak, kind, tokens) for kind in ("plain", "chunked")}
+    share = peak["chunked"] / peak["plain"]
     return {
-        "vocabulary": VOCABULARY,
-        "tokens": tokens,
-        "peak_mib": peak,
-        "chunked_over_plain": peak["chunked"] / peak["plain"],
-    }
+        "vocabulary": VOCABULARY, "tokens": tokens, "peak_mib": peak, "chunked_over_plain": share,
+    }  # fmt: skip
 
 
-def loss_peak(kind: str, tokens: str) -> float:
-    """MiB that one loss step adds to this process's peak: `kind` is "plain" or "chunked"."""
-    import torch
-
-    from grpo_kit.generation import token_logps
-
+def loss_peak(kind: str, tokens: int) -> float:
+    """`compare_loss_memory` of one kind, in this process, above what it has held before."""
     torch.manual_seed(0)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False, device=device)
-    hidden = torch.randn(int(tokens), HIDDEN, requires_grad=True, device=device)
-    targets = torch.randint(VOCABULARY, (int(tokens),), device=device)
+    head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False, device=DEVICE)
+    hidden = torch.randn(tokens, HIDDEN, requires_grad=True, device=DEVICE)
+    targets = torch.randint(VOCABULARY, (tokens,), device=DEVICE)
     head.weight.grad = torch.zeros_like(head.weight)  # the same for both
     before = _peak_mib()
     if kind == "plain":
@@ -421,71 +308,59 @@ def loss_peak(kind: str, tokens: str) -> float:
 def report(result: dict) -> str:
     """The numbers as Markdown."""
     step, memory, where = result["step"], result["loss_memory"], result["machine"]
-    seconds, episodes = result["reward_seconds"], result["episodes"]
-    shares = {n: seconds[n] / (seconds["step"] + seconds[n]) for n in ("diversity", "judge")}
-    ratio = step["trl_over_kit"]
-    lines = [
-        f"{step['completions']} completions a step, up to {step['max_completion_length']} tokens, "
-        f"{step['steps']} steps of each trainer in turn, {step['threads']} thread(s), "
-        f"{where['processor']}, accelerator: {where['accelerator']}.",
-        "",
-        "| | generation and rewards (s) | update (s) | step (s) | peak memory (MiB) |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    for name in TRAINERS:
-        cells = [f"{step['median_seconds'][name][p]:.3f}" for p in ("generation", "update", "step")]
-        lines.append(f"| {name} | {' | '.join(cells)} | {step['peak_mib'][name]:.0f} |")
-    lines += [
-        f"| trl / kit | {ratio['generation']:.2f} | {ratio['update']:.2f} | {ratio['step']:.2f} | "
-        f"{step['peak_mib']['trl'] / step['peak_mib']['kit']:.2f} |",
-        "",
-        "Memory is that of a process with this trainer alone, imports included. "
-        f"A TRL step takes {ratio['step']:.2f} times as long as the kit's.",
-        "",
-        f"Loss step, {memory['tokens']} tokens, vocabulary {memory['vocabulary']:,}: peak "
-        f"{memory['peak_mib']['chunked']:.0f} MiB chunked, {memory['peak_mib']['plain']:.0f} MiB "
-        f"with a plain log-softmax ({memory['chunked_over_plain']:.0%}).",
-        "",
-        "Rewards with a model of their own, on the same batches: "
-        + " and ".join(f"{name} {seconds[name]:.3f} s" for name in shares)
-        + ", or "
-        + " and ".join(f"{share:.0%}" for share in shares.values())
-        + " of a step that has this one.",
-        "",
-        f"Episodes of Flow-GRPO: {episodes['median_seconds']['batched'] * 1000:.0f} ms each where "
-        f"{episodes['batch']} are played together, "
-        f"{episodes['median_seconds']['single'] * 1000:.0f} ms one at a time, "
-        f"{episodes['single_over_batched']:.1f} times as long.",
-    ]
-    return "\n".join(lines) + "\n"
+    rewards, episodes = result["reward_seconds"], result["episodes"]
+    ratio, loss, peaks = step["trl_over_kit"], memory["peak_mib"], step["peak_mib"]
+    share = {name: rewards[name] / (rewards["step"] + rewards[name]) for name in rewards}
+    play = {name: 1000 * seconds for name, seconds in episodes["median_seconds"].items()}
+    rows = "\n".join(
+        f"| {name} | {of['generation']:.3f} | {of['update']:.3f} | {of['step']:.3f} | "
+        f"{peaks[name]:.0f} |"
+        for name, of in step["median_seconds"].items()
+    )
+    return f"""\
+{step["completions"]} completions a step, up to {step["max_completion_length"]} tokens, \
+{step["steps"]} steps of each trainer in turn, {step["threads"]} thread(s), \
+{where["processor"]}, accelerator: {where["accelerator"]}.
+
+| | generation and rewards (s) | update (s) | step (s) | peak memory (MiB) |
+|---|---:|---:|---:|---:|
+{rows}
+| trl / kit | {ratio["generation"]:.2f} | {ratio["update"]:.2f} | {ratio["step"]:.2f} | \
+{peaks["trl"] / peaks["kit"]:.2f} |
+
+Memory is that of a process with this trainer alone, imports included. \
+A TRL step takes {ratio["step"]:.2f} times as long as the kit's.
+
+Loss step, {memory["tokens"]} tokens, vocabulary {memory["vocabulary"]:,}: peak \
+{loss["chunked"]:.0f} MiB chunked, {loss["plain"]:.0f} MiB with a plain log-softmax \
+({memory["chunked_over_plain"]:.0%}).
+
+Rewards with a model of their own, on the same batches: diversity {rewards["diversity"]:.3f} s and \
+judge {rewards["judge"]:.3f} s, or {share["diversity"]:.0%} and {share["judge"]:.0%} of a step \
+that has this one.
+
+Episodes of Flow-GRPO: {play["batched"]:.0f} ms each where {episodes["batch"]} are played \
+together, {play["single"]:.0f} ms one at a time, {episodes["single_over_batched"]:.1f} times as \
+long.
+"""
 
 
-def figure(result: dict):
+def figure(result: dict) -> Any:
     """Seconds of a step, each process's peak memory, and the loss step's memory, as bars."""
     from matplotlib.figure import Figure
 
     step, memory = result["step"], result["loss_memory"]
-    drawn = Figure(figsize=(11, 2.8), layout="constrained")
-    times, peaks, loss = drawn.subplots(1, 3, width_ratios=(2, 1, 1))
-    left = [0.0, 0.0]
-    for part in ("generation", "update"):
-        values = [step["median_seconds"][name][part] for name in TRAINERS]
-        times.barh(TRAINERS, values, left=left, label=part)
-        left = [a + b for a, b in zip(left, values, strict=True)]
-    times.set(
-        xlabel="seconds (median)",
-        title=f"a step of {step['completions']} completions: {step['trl_over_kit']['step']:.1f}×",
-    )
-    times.legend()
-    peaks.barh(TRAINERS, [step["peak_mib"][name] for name in TRAINERS], color="tab:gray")
+    drawing = Figure(figsize=(11, 2.8), layout="constrained")
+    times, peaks, loss = drawing.subplots(1, 3, width_ratios=(2, 1, 1))
+    seconds = pd.DataFrame(step["median_seconds"]).T[["generation", "update"]]
+    seconds.plot.barh(stacked=True, ax=times)
+    title = f"a step of {step['completions']} completions: {step['trl_over_kit']['step']:.1f}×"
+    times.set(xlabel="seconds (median)", title=title)
+    pd.Series(step["peak_mib"]).plot.barh(ax=peaks, color="tab:gray")
     peaks.set(xlabel="MiB", title="peak memory, all in all")
-    kinds = ("plain", "chunked")
-    loss.barh(kinds, [memory["peak_mib"][kind] for kind in kinds], color="tab:gray")
-    loss.set(
-        xlabel="MiB",
-        title=f"loss step: {memory['chunked_over_plain']:.0%} of plain",
-    )
+    pd.Series(memory["peak_mib"]).plot.barh(ax=loss, color="tab:gray")
+    loss.set(xlabel="MiB", title=f"loss step: {memory['chunked_over_plain']:.0%} of plain")
     for axes in (times, peaks, loss):
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)
-    return drawn
+    return drawing

@@ -1,8 +1,7 @@
 """How many of a published test set a policy gets right, as papers report it. `grpo-kit evaluate`.
 
-Greedy, read twice, since published numbers are given both ways: *strict* wants the answer between
-`<answer>` tags, *lenient* takes what looks like the final answer. Each with n and a 95 % interval
-(Wilson's); baselines differ between sources, so run them in the same harness.
+Greedy, read twice, since papers count both ways: *strict* wants the answer between `<answer>` tags,
+*lenient* takes what looks like the final answer. Each has n and a 95 % interval (Wilson's).
 """
 
 from __future__ import annotations
@@ -17,6 +16,9 @@ from grpo_kit import backends
 from grpo_kit.models import Policy
 from grpo_kit.rewards.maths import means_the_same
 from grpo_kit.tasks.answers import extract_answer, is_correct
+from grpo_kit.tasks.competition_math import math500
+from grpo_kit.tasks.gsm8k import gsm8k
+from grpo_kit.tasks.word_problems import word_problems
 
 Grade = Callable[[str, str], tuple[bool, bool]]
 
@@ -27,48 +29,33 @@ def grade_number(text: str, gold: str) -> tuple[bool, bool]:
 
 
 def grade_maths(text: str, gold: str) -> tuple[bool, bool]:
-    """(strict, lenient) for an answer in LaTeX. Raises what `means_the_same` raises.
+    """(strict, lenient) for an answer in LaTeX; without tags lenient reads the whole text.
 
-    Lenient looks for the answer between the tags, too, and without them in the whole text.
+    Raises what `means_the_same` raises.
     """
     tagged = extract_answer(text)
     strict = means_the_same(tagged, gold)
     return strict, strict or means_the_same(text if tagged is None else tagged, gold, prose=True)
 
 
-def _gsm8k(folder: Path | None):
-    from grpo_kit.tasks.gsm8k import gsm8k
-
-    return (gsm8k(folder) if folder else gsm8k()).test
-
-
-def _math500(folder: Path | None):
-    from grpo_kit.tasks.competition_math import math500
-
-    return math500(folder) if folder else math500()
+# By task or test set; the test set of competition_math is math500.
+GRADES = {"word_problems": grade_number, "gsm8k": grade_number,
+          "competition_math": grade_maths, "math500": grade_maths}  # fmt: skip
 
 
-def _word_problems(folder: Path | None):
-    from grpo_kit.tasks.word_problems import word_problems
-
-    if folder:
-        raise ValueError("the word problems come with the kit: leave out --data.")
-    return word_problems().test
-
-
-GRADES: dict[str, Grade] = {  # of a task's answers
-    "word_problems": grade_number,
-    "gsm8k": grade_number,
-    "competition_math": grade_maths,
-}
-TESTS: dict[str, tuple[Callable, Grade]] = {  # name -> (rows, of a folder or the Hub; how graded)
-    "word_problems": (_word_problems, GRADES["word_problems"]),
-    "gsm8k": (_gsm8k, GRADES["gsm8k"]),
-    "math500": (_math500, GRADES["competition_math"]),
-}
+def load_test_set(name: str, folder: Path | None = None) -> Sequence[dict]:
+    """Rows of word_problems, gsm8k or math500, from a folder or the Hub; ValueError for others."""
+    source = [folder] if folder else []
+    if name == "word_problems" and folder:
+        raise ValueError(f"the word problems come with the kit: leave out --data {folder}.")
+    if name == "math500":
+        return math500(*source)
+    if name in ("word_problems", "gsm8k"):
+        return (word_problems() if name == "word_problems" else gsm8k(*source)).test
+    raise ValueError(f"unknown task {name!r}: choose one of word_problems, gsm8k, math500.")
 
 
-def exam(
+def evaluate_test_set(
     policy: Policy,
     rows: Sequence[dict],
     grade: Grade,
@@ -80,35 +67,32 @@ def exam(
 ) -> dict[str, float]:
     """Greedy accuracy on `rows` (with `prompt` and `answer`), strict and lenient.
 
-    `backend` answers, see `backends.choose`; the bar shows which.
+    `backend` answers, see `backends.choose`, which may raise, too; ValueError for no rows.
 
     Returns `strict` and `lenient` (shares), the ends of their intervals as `strict/low`,
     `strict/high` and so on, `truncated` (share of answers that `max_new_tokens` cut off),
-    `mean_length` (tokens) and `n`. Raises ValueError for no rows, and what `backends.choose`
-    raises.
+    `mean_length` (tokens) and `n`.
     """
     rows = list(rows)
     if not rows:
-        raise ValueError("there are no rows to evaluate on.")
+        raise ValueError("there are no rows to evaluate on; give at least one.")
     backend = backends.choose(policy, backend, trained=False)
-    asked = policy.encode([row["prompt"] for row in rows])
-    context = max(map(len, asked)) + max_new_tokens
+    prompts = policy.encode([row["prompt"] for row in rows])
+    context = max(map(len, prompts)) + max_new_tokens
     answer = backends.greedy(policy, backend, max_new_tokens=max_new_tokens, context=context)
-    right: dict[str, int] = {"strict": 0, "lenient": 0}
-    cut = tokens = 0
-    bar = tqdm(total=len(rows), desc=f"exam, sampling {backend}", disable=not progress)
+    grades, lengths, cut = [], [], 0
+    bar = tqdm(total=len(rows), desc=f"test set, sampling {backend}", disable=not progress)
     for start in range(0, len(rows), batch_size):
-        part = rows[start : start + batch_size]
-        found = answer(asked[start : start + batch_size])
-        for text, row in zip(policy.decode(found), part, strict=True):
-            for name, correct in zip(right, grade(text, row["answer"]), strict=True):
-                right[name] += correct
-        cut += sum(ids[-1] not in policy.eos_token_ids for ids in found)
-        tokens += sum(map(len, found))
-        bar.update(len(part))
+        completion_ids = answer(prompts[start : start + batch_size])
+        batch = rows[start : start + batch_size]
+        for text, row in zip(policy.decode(completion_ids), batch, strict=True):
+            grades.append(grade(text, row["answer"]))
+        lengths += map(len, completion_ids)
+        cut += sum(ids[-1] not in policy.eos_token_ids for ids in completion_ids)
+        bar.update(len(completion_ids))
     bar.close()
     n, result = len(rows), {}
-    for name, count in right.items():
-        interval = binomtest(count, n).proportion_ci(method="wilson")
-        result |= {name: count / n, f"{name}/low": interval.low, f"{name}/high": interval.high}
-    return result | {"truncated": cut / n, "mean_length": tokens / n, "n": n}
+    for name, right in zip(("strict", "lenient"), map(sum, zip(*grades, strict=True)), strict=True):
+        interval = binomtest(right, n).proportion_ci(method="wilson")
+        result |= {name: right / n, f"{name}/low": interval.low, f"{name}/high": interval.high}
+    return result | {"truncated": cut / n, "mean_length": sum(lengths) / n, "n": n}

@@ -1,9 +1,8 @@
 """One finished run, one JSON file: what it was, where it ran, what came out.
 
 `data/results/<profile>/<experiment>/<arm>/seed-<k>.json` are the reported results. Every table,
-figure and verdict of the kit is computed from these files, so a file says enough to tell whether it
-still is what the code would run (`config_hash`) and whether it is what a run wrote (`checksum`).
-A run on another machine or profile lands beside in the same form.
+figure and verdict is computed from these files. A file tells whether it still is what the code
+would run (`config_hash`) and whether it is what a run wrote (`checksum`).
 """
 
 from __future__ import annotations
@@ -16,43 +15,39 @@ import math
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from grpo_kit.paths import results_dir, write_atomic
 
-SCHEMA = 1
 CHECKOUT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = "notebooks"  # the "experiment" of what notebooks measured, see `bands`
 PACKAGES = ("grpo-kit", "torch", "transformers", "numpy", "sentence-transformers", "trl")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(populate_by_name=True))
 class Record:
-    """A finished run.
+    """A finished run, with the fields of its file in their order."""
 
-    `config`: all that decides what the run does and is not code; `config_hash` is its fingerprint.
-    `start`: what it began from: collector, rewards, hashes of prompts and weights. `seconds`: wall
-    time of its steps, evaluations left out. `evaluation`: metric -> value at the end, on
-    `evaluation["eval/n"]` held-out rows; `history`: the rows that `train` logged, at six
-    digits; `samples`: a few held-out answers to read.
-    """
-
+    version: Literal[1] = Field(1, alias="schema")
     experiment: str
     arm: str
     profile: str
     seed: int
-    config: dict
-    start: dict
+    config: dict  # all that decides what the run does and is not code
+    start: dict  # batch source, rewards, hashes of prompts and first weights
     versions: dict[str, str]
     commit: str
     machine: dict
     finished: str  # the day, ISO
-    seconds: float
-    evaluation: dict[str, float]
-    history: list[dict]
-    samples: list[dict] = field(default_factory=list)
+    seconds: float  # wall time of its steps, without evaluations
+    evaluation: dict  # metric -> value at the end, on "eval/n" held-out rows
+    history: list[dict]  # the rows that `train` logged
+    samples: list[dict] = Field(default_factory=list)  # a few held-out answers to read
 
     @property
     def config_hash(self) -> str:
@@ -63,7 +58,7 @@ class Record:
         return {row["step"]: row[metric] for row in self.history if row.get(metric) is not None}
 
     def change(self, metric: str) -> float:
-        """The last value of `metric` minus the first. KeyError where it was never logged."""
+        """The last value of `metric` minus the first. Raises KeyError where it was never logged."""
         values = list(self.series(metric).values())
         if not values:
             raise KeyError(metric)
@@ -73,17 +68,20 @@ class Record:
         return path_of(results, self.profile, self.experiment, self.arm, self.seed)
 
     def write(self, results: str | Path) -> Path:
-        """Write under `results`, whole or not at all; returns the file's path."""
-        content = {"schema": SCHEMA, **asdict(self), "config_hash": self.config_hash}
-        content = rounded(content)
+        """Write the file under `results`, whole or not at all; return its path."""
+        fields = STORED.dump_python(self, by_alias=True)
+        content = rounded(fields | {"config_hash": self.config_hash})
         content["checksum"] = fingerprint(content)
-        # a row of the history a line: short enough to store, and a diff can be read
+        # one line per row of the history: short enough to store, and a diff can be read
         rows = ",\n  ".join(json.dumps(row) for row in content.pop("history"))
         head = json.dumps(content, indent=1, ensure_ascii=False)
         path = self.path(results)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, f'{head[:-2]},\n "history": [\n  {rows}\n ]\n}}\n')
         return path
+
+
+STORED = TypeAdapter(Record)
 
 
 def path_of(results: str | Path, profile: str, experiment: str, arm: str, seed: int) -> Path:
@@ -103,7 +101,7 @@ def fingerprint(content: object) -> str:
 
 
 def rounded(value: object) -> object:
-    """As it is stored: with floats at six significant digits, as a history is mostly digits."""
+    """`value` as it is stored: floats at six significant digits, None for NaN and infinity."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -114,10 +112,7 @@ def rounded(value: object) -> object:
 
 
 def where_it_ran(device: str = "cpu") -> dict:
-    """The fields of a `Record` that tell of code and machine: versions, commit, machine, day.
-
-    `device`: what runs are on; a GPU beside that is not used is not named.
-    """
+    """The fields of a `Record` on code and machine; a GPU is named only if `device` is one."""
     import torch
 
     versions = {"python": platform.python_version()}
@@ -163,42 +158,37 @@ def commit(checkout: str | Path = CHECKOUT) -> str:
 def read(path: str | Path) -> Record:
     """The record in a file. Raises ValueError, in one sentence, for one that cannot be trusted."""
     path = Path(path)
-    again = "delete it and run the experiment again, or take it from version control"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        schema = content.pop("schema")
-    except (ValueError, AttributeError, KeyError, TypeError, OSError, RecursionError) as error:
-        raise ValueError(f"{path} is no whole result file ({error}): {again}.") from None
-    if schema != SCHEMA:
-        raise ValueError(
-            f"{path} is of schema {schema!r}, this reads {SCHEMA}: run the experiment again, or "
-            "read it with the version of the kit that wrote it."
-        )
-    checksum, stated = content.pop("checksum", None), content.pop("config_hash", None)
-    names = {f.name for f in fields(Record)}
-    if missing := sorted(names - set(content)):
-        raise ValueError(f"{path} lacks {', '.join(missing)}: {again}.")
-    if not content["history"] and content["experiment"] != NOTEBOOKS:
-        raise ValueError(f"{path} has no history: {again}.")
-    if fingerprint(content["config"]) != stated:
-        raise ValueError(
-            f"{path} was edited: its config has not the hash that its run wrote: {again}."
-        )
-    if fingerprint({"schema": schema, **content, "config_hash": stated}) != checksum:
-        raise ValueError(f"{path} was edited after the run had written it: {again}.")
-    return Record(**{name: content[name] for name in names})
+        record = STORED.validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "the file"
+        reason = f"is no result file of this version ({field}: {first['msg']})"
+    except (ValueError, OSError, RecursionError) as error:
+        reason = f"is no whole result file ({error})"
+    else:
+        signed = {key: value for key, value in content.items() if key != "checksum"}
+        hashes = fingerprint(signed), record.config_hash
+        if hashes != (content.get("checksum"), content.get("config_hash")):
+            reason = "was edited after the run had written it"
+        elif not record.history and record.experiment != NOTEBOOKS:
+            reason = "has no history"
+        else:
+            return record
+    raise ValueError(
+        f"{path} {reason}: delete it and run the experiment again, or take it from version control."
+    )
 
 
 def load(
     results: str | Path | None = None, profile: str = "*", experiment: str = "*"
 ) -> tuple[list[Record], list[str]]:
-    """All records under a folder, and a sentence for each file that cannot be used.
+    """All records under a folder, by default the reported ones, and the files that are left out.
 
-    By default the reported ones. Two files with the same seed of an arm are named, and the first
-    one is taken.
+    A sentence names each file that cannot be used and says why.
     """
-    records: dict[tuple, Record] = {}
-    problems = []
+    records, problems = [], []
     results = Path(results or results_dir())
     for path in sorted(results.glob(f"{profile}/{experiment}/*/seed-*.json")):
         try:
@@ -206,20 +196,13 @@ def load(
         except ValueError as error:
             problems.append(str(error))
             continue
-        key = record.profile, record.experiment, record.arm, record.seed
-        if key in records:
-            problems.append(
-                f"{path} holds seed {record.seed} of {record.experiment}, {record.arm!r}, which "
-                f"{records[key].path(results)} holds too: seeds of an arm must differ; delete one."
-            )
-        elif record.path(results) != path:
-            problems.append(
-                f"{path} holds {record.experiment}, {record.arm!r}, seed {record.seed}; its place "
-                f"is {record.path(results)}: move it there."
-            )
+        place = record.path(results)
+        if place == path:
+            records.append(record)
         else:
-            records[key] = record
-    return list(records.values()), problems
+            remedy = "delete one of the two" if place.exists() else "move it there"
+            problems.append(f"{path} holds the run that belongs in {place}: {remedy}.")
+    return records, problems
 
 
 def by_arm(records: Iterable[Record]) -> dict[str, dict[int, Record]]:

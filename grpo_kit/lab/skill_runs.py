@@ -1,17 +1,17 @@
 """Can GRPO raise each skill of a base? A short run on every one, before and after on held-out rows.
 
-RL raises a skill only if one of its styles is already reliable, so a base is not fixed before this
-has been run on it: `grpo-kit skill-runs`.
+RL raises a skill only if one of its styles is already reliable, so `grpo-kit skill-runs` is run on
+a base before it is fixed.
 
 solve   word problems, rewarded by the right number
 verify  a verdict on a proposed answer, right and wrong ones half each, rewarded if true
 plan    the next step of a tool question, rewarded if it is the right one
-meta    word problems, rewarded by a frozen copy's P("Yes") and the form; accuracy is only watched
+meta    word problems, rewarded by a frozen copy's P("Yes") and the form
 bare    the same by P("Yes") alone
-judge   word problems, rewarded by a frozen copy's scores alone; accuracy is only watched
+judge   word problems, rewarded by a frozen copy's scores alone
 
-In the last three no label is used: a reward that rises while accuracy falls is a hacked evaluator
-or judge.
+The last three use no label for training: a reward that rises while accuracy falls is a hacked
+evaluator or judge.
 """
 
 from __future__ import annotations
@@ -39,50 +39,41 @@ from grpo_kit.rewards import (
     format_reward,
 )
 from grpo_kit.tasks import Task
-from grpo_kit.tasks.tool_world import make_tool_question
+from grpo_kit.tasks.tool_questions import make_tool_question
 from grpo_kit.tasks.word_problems import make_problem
 from grpo_kit.tiny import skills as S
 from grpo_kit.training import evaluate, train
 
 ROWS = {"train": 2000, "test": 256}
-SKILLS = ("solve", "verify", "plan", "meta", "bare", "judge")
 
 
-def verify_task(seed: int = 0) -> Task:
-    """Proposed answers, half of them wrong; `answer` is Yes or No."""
-
-    def row(rng: random.Random, split: str) -> dict:
-        problem = make_problem(rng, rng.choice(S.DIFFICULTIES), split)
-        message = S.sample_verify(problem, rng)[0]
-        right = f"Proposed answer: {problem.answer}\n" in message["content"]
-        return {"prompt": [message], "answer": "Yes" if right else "No"}
-
-    return _task("verify", row, seed)
+def _verify_row(rng: random.Random, split: str) -> dict:
+    problem = make_problem(rng, rng.choice(S.DIFFICULTIES), split)
+    message = S.sample_verify(problem, rng)[0]
+    right = f"Proposed answer: {problem.answer}\n" in message["content"]
+    return {"prompt": [message], "answer": "Yes" if right else "No"}
 
 
-def plan_task(seed: int = 0) -> Task:
-    """Tool questions in the middle of an episode; `answer` is the right step, joined by `|`."""
-
-    def row(rng: random.Random, split: str) -> dict:
-        question = make_tool_question(rng, split)
-        memory = S.sample_memory(question, rng)
-        if question.next_step(memory) is None:
-            memory = []
-        content = S.plan_prompt(question.text, S.memory_text(memory))
-        step = S.step_text(question.next_step(memory))
-        return {"prompt": [{"role": "user", "content": content}], "answer": "|".join(step)}
-
-    return _task("plan", row, seed)
+def _plan_row(rng: random.Random, split: str) -> dict:
+    """A tool question in the middle of an episode; `answer` is the right step, joined by `|`."""
+    question = make_tool_question(rng, split)
+    memory = S.sample_memory(question, rng)
+    if question.next_step(memory) is None:
+        memory = []
+    content = S.plan_prompt(question.text, S.memory_text(memory))
+    step = S.step_text(question.next_step(memory))
+    return {"prompt": [{"role": "user", "content": content}], "answer": "|".join(step)}
 
 
-def _task(name: str, row: Callable, seed: int) -> Task:
+def task_of(skill: str, make_row: Callable[[random.Random, str], dict], seed: int = 0) -> Task:
+    """Rows made by `make_row(rng, split)`."""
     from datasets import Dataset
 
     splits = {}
     for split, n in ROWS.items():
-        rng = random.Random(f"{name}-{split}-{seed}")
-        splits[split] = Dataset.from_list([row(rng, split) for _ in range(n)])
-    return Task(name, **splits)
+        rng = random.Random(f"{skill}-{split}-{seed}")
+        splits[split] = Dataset.from_list([make_row(rng, split) for _ in range(n)])
+    return Task(skill, **splits)
 
 
 def plan_reward(completions, answer, **columns) -> list[float]:
@@ -94,54 +85,48 @@ def plan_reward(completions, answer, **columns) -> list[float]:
     ]
 
 
+def _p_yes(policy: Policy) -> MetaEvaluationReward:
+    return MetaEvaluationReward(frozen_copy(policy), transform="p")
+
+
+ROW_MAKERS = {"verify": _verify_row, "plan": _plan_row}  # the others are on word problems
+SKILLS: dict[str, Callable[[Policy], list[Callable]]] = {  # -> rewards of its run
+    "solve": lambda policy: [accuracy_reward],
+    "verify": lambda policy: [accuracy_reward],
+    "plan": lambda policy: [plan_reward],
+    "meta": lambda policy: [_p_yes(policy), format_reward],
+    "bare": lambda policy: [_p_yes(policy)],
+    "judge": lambda policy: [QualityJudgeReward(LocalJudge(policy))],
+}
+
+
 def run_skills(
     profile: Profile,
     config: GRPOConfig,
     output_dir: str | Path,
     *,
-    names: Sequence[str] = SKILLS,
+    names: Sequence[str] = tuple(SKILLS),
     seed: int = 0,
 ) -> dict:
-    """One GRPO run a skill from `profile`'s policy; writes `skills.json`, `.md` and `.png`.
+    """One GRPO run per skill from `profile`'s policy; writes `skills.json`, `.md` and `.png`.
 
-    Returns skill -> `before` and `after` (held-out greedy, pass@1, pass@k; labels are used here
-    also where the run had none) and `reward`, the mean of each step. Raises ValueError for a name
-    that is none of `SKILLS`.
+    Returns skill -> `before` and `after` (held-out greedy, pass@1, pass@k, by labels for every
+    skill) and `reward`, the mean of each step. Raises ValueError for an unknown skill.
     """
     if unknown := [name for name in names if name not in SKILLS]:
         raise ValueError(f"there is no skill {unknown[0]!r}: choose among {', '.join(SKILLS)}")
     output_dir = make_output_dir(output_dir)
-    problems = profile.load_task()
-    skills = {
-        "solve": (problems, lambda policy: [accuracy_reward], accuracy_reward),
-        "verify": (verify_task(), lambda policy: [accuracy_reward], accuracy_reward),
-        "plan": (plan_task(), lambda policy: [plan_reward], plan_reward),
-        "meta": (
-            problems,
-            lambda policy: [p_yes(policy), format_reward],
-            accuracy_reward,
-        ),
-        "bare": (problems, lambda policy: [p_yes(policy)], accuracy_reward),
-        "judge": (
-            problems,
-            lambda policy: [QualityJudgeReward(LocalJudge(policy))],
-            accuracy_reward,
-        ),
-    }
-
-    def p_yes(policy: Policy) -> MetaEvaluationReward:
-        return MetaEvaluationReward(frozen_copy(policy), transform="p")
-
     result: dict = {}
     for name in names:
-        task, make_rewards, correct = skills[name]
         print(name, flush=True)
+        task = task_of(name, ROW_MAKERS[name]) if name in ROW_MAKERS else profile.load_task()
+        correct = plan_reward if name == "plan" else accuracy_reward
         policy = profile.load_policy()
         before = evaluate(policy, task.test, config, correct=correct)
         run = train(
             policy,
             task,
-            make_rewards(policy),
+            SKILLS[name](policy),
             dataclasses.replace(config, eval_prompts=0),
             output_dir=output_dir / name,
             seed=seed,
@@ -175,13 +160,13 @@ def skills_text(result: dict) -> str:
 
 
 def skills_figure(result: dict) -> Figure:
-    """The reward of each skill's run, a panel a skill, titled with held-out pass@1."""
+    """The reward of each skill's run, one panel per skill, titled with held-out pass@1."""
     figure = Figure(figsize=(2.8 * len(result), 2.8), layout="constrained")
     panels = figure.subplots(1, len(result), squeeze=False)[0]
     for axes, (name, row) in zip(panels, result.items(), strict=True):
         axes.plot(range(1, len(row["reward"]) + 1), row["reward"])
         change = f"{row['before']['eval/pass@1']:.2f} → {row['after']['eval/pass@1']:.2f}"
-        axes.set(title=f"{name}: {change}", xlabel="step", ylabel="mean reward")
-        axes.title.set_fontsize(10)
+        axes.set_title(f"{name}: {change}", fontsize=10)
+        axes.set(xlabel="step", ylabel="mean reward")
         axes.grid(alpha=0.3)
     return figure

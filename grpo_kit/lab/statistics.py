@@ -1,27 +1,19 @@
-"""When do several seeds bear a claim out? One rule for a whole table of claims.
+"""When do several seeds support a claim? One rule for a whole table of claims.
 
-A claim says where the mean of a metric's values lies, one value a seed: above 0, below 0, within
-`MARGIN` of 0, or within a number's tolerance. It is
+A claim says where the mean of a metric's values lies, one value per seed: above 0, below 0, within
+`MARGIN` of 0, or within a number's tolerance. A claim with at least `MIN_SEEDS` values is
 
-- *reproduced* where it has at least `MIN_SEEDS` values, Student's t-test rejects that their mean
-  lies outside the claimed region at 5 %, corrected (Holm) for all claims of the table that have
-  enough values, and the 95 % bootstrap interval of the median lies wholly within the region;
-- *contradicted* likewise, where the test rejects that the mean lies inside, corrected for all, and
-  the interval lies wholly beyond one bound;
+- *reproduced* if Student's t-test rejects at 5 %, corrected (Holm) for all tested claims of the
+  table, that the mean lies outside the claimed region, and the 95 % bootstrap interval of the
+  median lies wholly inside it;
+- *contradicted* if the test rejects in the same way that the mean lies inside, and the interval
+  lies wholly beyond one bound;
 - *inconclusive* otherwise.
 
-So the chance that a table in which nothing is true has even one claim "reproduced" is at most 5 %,
-whatever the number of claims and however they depend on each other; the same for "contradicted".
-It rests on values that are spread normally. Simulated tables of 12 false claims with five seeds
-kept it as well, to within 0.2 %, where the spread has heavy tails, is the difference of two skewed
-or of two even ones, or is rounded so that up to 9 in 10 values are exactly 0. They did not keep it
-for values that are themselves spread evenly (10 %; with ten seeds 7 %) or skewed (exponential: 42 %
-on the side of the short tail, and hardly less with ten). Differences paired by seed of arms that do
-not differ are symmetric; a metric's own values need not be. No rule free of such an assumption does
-with five seeds: their signs alone bear no p below 1/32, which is what equal values are given.
-
-The interval alone would not do: five values' percentile interval of the median is [min, max], and
-five null differences have one sign in 1 of 16 claims.
+If no claim of a table is true, the chance that any is "reproduced" is at most 5 %; the same holds
+for "contradicted". This assumes normally spread values. In simulations it also held for heavy tails
+and for differences of skewed values, but not for evenly spread values (10 %) and skewed ones
+(exponential: 42 %). Differences of equal arms are symmetric; a metric's own values need not be.
 """
 
 from __future__ import annotations
@@ -36,36 +28,35 @@ from scipy.stats import bootstrap
 
 MIN_SEEDS = 5
 MARGIN = 0.05  # what counts as unchanged, in shares and accuracies
-RESAMPLES = 9999  # of scipy's bootstrap
+RESAMPLES = 9999  # scipy's default
 
 Expects = str | Mapping[str, float]
 
 
-def interval(values: Sequence[float], seed: int = 0) -> dict[str, float]:
+def interval(values: Sequence[float]) -> dict[str, float]:
     """Median of `values` with its 95 % percentile-bootstrap interval: median, low, high, n.
 
     low and high are NaN for fewer than two values. Raises ValueError for none.
     """
     if not len(values):
         raise ValueError("there is no value to summarise; give at least one.")
+    values = np.asarray(values, dtype=float)
+    n = len(values)
     low = high = math.nan
-    if len(values) > 1:
-        low, high = bootstrap(
-            (np.asarray(values, dtype=float),),
-            np.median,
-            method="percentile",
-            rng=np.random.default_rng(seed),
-        ).confidence_interval
-    return {"median": float(np.median(values)), "low": float(low), "high": float(high),
-            "n": len(values)}  # fmt: skip
+    if n > 5 and np.isfinite(values).all():
+        rng = np.random.default_rng(0)
+        resampled = bootstrap((values,), np.median, method="percentile", rng=rng)
+        low, high = resampled.confidence_interval
+    elif n > 1:  # more than 2.5 % of the resamples have the least value as their median: 5.8 % at 5
+        low, high = values.min(), values.max()
+    return {"median": float(np.median(values)), "low": float(low), "high": float(high), "n": n}
 
 
 def effect_size(values: Sequence[float]) -> float:
-    """Hedges' g of paired differences: their mean in standard deviations, corrected for few seeds.
+    """Hedges' g of paired differences: mean / sd (with n - 1) · (1 - 3 / (4 (n - 1) - 1)).
 
-    g = mean / sd · (1 - 3 / (4 (n - 1) - 1)), sd with n - 1. Of two values the correction leaves
-    nothing, and one has no spread: 0 and NaN. Equal values: 0 where they are 0, else ±inf. Source:
-    Hedges 1981, Distribution theory for Glass's estimator of effect size (the approximate factor).
+    NaN for one value; for equal values 0 where they are 0, else ±inf. Source: Hedges 1981,
+    Distribution theory for Glass's estimator of effect size (the approximate factor).
     """
     values = np.asarray(values, dtype=float)
     n = len(values)
@@ -79,18 +70,18 @@ def effect_size(values: Sequence[float]) -> float:
 def region(expects: Expects) -> tuple[float, float]:
     """The open interval in which a claim puts the mean.
 
-    `expects`: "rises", "falls", "stays" (within `MARGIN` of 0), or {"value": v, "within": w}, in
-    the metric's unit, w > 0. Raises ValueError for anything else.
+    `expects`: "rises", "falls", "stays" (within `MARGIN` of 0), or {"value": v, "within": w} in the
+    metric's unit, w > 0. Raises ValueError for anything else.
     """
-    named = {
-        "rises": (0.0, math.inf), "falls": (-math.inf, 0.0), "stays": (-MARGIN, MARGIN)
-    }  # fmt: skip
-    if isinstance(expects, str) and expects in named:
-        return named[expects]
-    if isinstance(expects, Mapping) and set(expects) == {"value", "within"}:
-        value, within = expects["value"], expects["within"]
-        if all(isinstance(x, int | float) for x in (value, within)):
-            if math.isfinite(value) and 0 < within < math.inf:
+    match expects:
+        case "rises":
+            return 0.0, math.inf
+        case "falls":
+            return -math.inf, 0.0
+        case "stays":
+            return -MARGIN, MARGIN
+        case {"value": int() | float() as value, "within": int() | float() as within, **rest}:
+            if not rest and math.isfinite(value) and 0 < within < math.inf:
                 return float(value - within), float(value + within)
     raise ValueError(
         f"a claim expects {expects!r}; say rises, falls, stays, or a number with its tolerance, "
@@ -99,20 +90,16 @@ def region(expects: Expects) -> tuple[float, float]:
 
 
 def p_values(values: Sequence[float], expects: Expects) -> tuple[float, float]:
-    """p-values against and for a claim's negation, by Student's one-sample t: (inside, outside).
+    """(inside, outside): p-values that the mean lies in the region, or not, by Student's t-test.
 
-    inside: how likely values at least so far inside the region are where the mean lies outside it;
-    the larger of two one-sided tests where the region has two bounds (TOST, Schuirmann 1987).
-    outside: the reverse; twice the smaller where it has two bounds, at most 1.
-
-    Equal values have no spread to go by: that all n lie on one side has a chance of 2^-n (sign
-    test), which is their p there, and 1 on the other side; exactly on a bound both are 1, as they
-    speak for neither. (1, 1) as well for fewer than two values, and where one is not finite.
+    Of a region with two bounds inside is the larger of two one-sided tests (TOST, Schuirmann 1987),
+    outside twice the smaller. Equal values have no spread: their p is 2^-n on their side (sign
+    test), else 1. (1, 1) for fewer than two values, or if one is not finite.
     """
-    bounds = region(expects)
+    low, high = region(expects)
     if len(values) < 2:
         return 1.0, 1.0
-    inside, outside = _t_tests(np.asarray(values, dtype=float), *bounds)
+    inside, outside = _t_tests(np.asarray(values, dtype=float), low, high)
     return float(inside), float(outside)
 
 
@@ -138,19 +125,13 @@ def _t_tests(values: np.ndarray, low, high) -> tuple[np.ndarray, np.ndarray]:
     return inside, np.minimum(1.0, np.where(two, 2 * outside, outside))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the given order: the k-th smallest of m times m - k + 1, at
-    least the one before it, at most 1.
+def holm(p_values: Sequence[float]) -> np.ndarray:
+    """Holm's adjusted p-values (..., m): the k-th smallest times m - k + 1, rising, at most 1.
 
-    To call those at most alpha true errs at all with a chance of at most alpha, however the claims
-    depend on each other. Source: Holm 1979, A simple sequentially rejective multiple test
-    procedure.
+    However the claims depend on each other, calling those at most alpha true errs with a chance of
+    at most alpha. Source: Holm 1979, A simple sequentially rejective multiple test procedure.
     """
-    return _holm(np.asarray(p_values, dtype=float)).tolist()
-
-
-def _holm(p: np.ndarray) -> np.ndarray:
-    """`holm` along the last axis of `p` (..., claims)."""
+    p = np.asarray(p_values, dtype=float)
     order = np.argsort(p, axis=-1)
     steps = np.take_along_axis(p, order, -1) * np.arange(p.shape[-1], 0, -1)
     adjusted = np.empty_like(p)
@@ -160,29 +141,22 @@ def _holm(p: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the seeds say of one claim."""
+    """What the seeds say about one claim."""
 
-    verdict: str
-    """"reproduced", "contradicted" or "inconclusive"."""
+    verdict: str  # "reproduced", "contradicted" or "inconclusive"
     median: float
-    low: float
-    """Lower end of the median's 95 % bootstrap interval."""
+    low: float  # of the median's 95 % bootstrap interval
     high: float
-    n: int
-    """Number of seeds."""
-    effect: float
-    """Hedges' g of the values, from 0."""
-    p: float
-    """Corrected p-value of the side that was decided, of the nearer one where none was; NaN where
-    there were too few seeds to test."""
-    reason: str = ""
-    """Why it is inconclusive."""
+    n: int  # number of seeds
+    effect: float  # Hedges' g
+    p: float  # corrected, of the side that was decided, else the smaller; NaN: too few seeds
+    reason: str = ""  # why it is inconclusive
 
 
 def judge(table: Sequence[tuple[Sequence[float], Expects]], alpha: float = 0.05) -> list[Judgement]:
     """The verdicts on a whole table of claims together, by this module's rule.
 
-    `table`: for each claim its values, one a seed, and what it expects (see `region`). Raises
+    `table`: for each claim its values, one per seed, and what it expects (see `region`). Raises
     ValueError for a claim without a value, and for what `region` does not know.
     """
     bounds = np.array([region(expects) for _, expects in table]).reshape(-1, 2)
@@ -192,7 +166,7 @@ def judge(table: Sequence[tuple[Sequence[float], Expects]], alpha: float = 0.05)
     for n in set(lengths[tested].tolist()):
         rows = np.array([values for values, _ in table if len(values) == n], dtype=float)
         p[lengths == n] = np.stack(_t_tests(rows, *bounds[lengths == n].T), axis=-1)
-    p[tested] = _holm(p[tested].T).T
+    p[tested] = holm(p[tested].T).T
     return [
         _decide(values, *rest, alpha, int(tested.sum()))
         for (values, _), *rest in zip(table, bounds.tolist(), p.tolist(), strict=True)
@@ -202,65 +176,46 @@ def judge(table: Sequence[tuple[Sequence[float], Expects]], alpha: float = 0.05)
 def _decide(
     values: Sequence[float], bounds: list[float], p: list[float], alpha: float, claims: int
 ) -> Judgement:
-    """The verdict on one claim of `claims`, of its corrected p-values `p`, inside and outside."""
-    found, effect = _interval(values), effect_size(values)
-    (low, high), (inside, outside), n = bounds, p, found["n"]
+    """The verdict on one claim of `claims`, from its corrected p-values `p`: inside, outside."""
+    spread, effect = interval(values), effect_size(values)
+    (low, high), (inside, outside), n = bounds, p, len(values)
     verdict, decided, reason = "inconclusive", min(p), ""
     if n < MIN_SEEDS:
         reason = f"{n} seed{'s' * (n != 1)}, {MIN_SEEDS} are needed"
     elif math.isnan(effect):
         reason = "a seed's value is not finite"
-    elif inside <= alpha and low < found["low"] and found["high"] < high:
+    elif inside <= alpha and low < spread["low"] and spread["high"] < high:
         verdict, decided = "reproduced", inside
-    elif outside <= alpha and (found["high"] < low or high < found["low"]):
+    elif outside <= alpha and (spread["high"] < low or high < spread["low"]):
         verdict, decided = "contradicted", outside
     elif decided <= alpha:
         reason = "the interval of the seeds crosses the bound"
     else:
         reason = f"corrected for {claims} claims " * (claims > 1) + f"p = {decided:.3g}"
-    return Judgement(verdict=verdict, effect=effect, p=decided, reason=reason, **found)
-
-
-def _interval(values: Sequence[float]) -> dict[str, float]:
-    """`interval(values)` but for rounding, without resampling where the result is known.
-
-    The least of n values is the median of a resample with a chance of 5.8 % for n = 5, more for
-    fewer, and 0.9 % or less beyond: up to five, the 2.5 % percentile of medians is the least value
-    and the 97.5 % percentile the largest.
-    """
-    n = len(values)
-    if n < 2 or (n > 5 and np.isfinite(values).all()):
-        return interval(values)
-    return {"median": float(np.median(values)), "low": float(np.min(values)),
-            "high": float(np.max(values)), "n": n}  # fmt: skip
+    return Judgement(verdict=verdict, effect=effect, p=decided, reason=reason, **spread)
 
 
 def power(effect: float, n: int = 5, claims: int = 1, grids: int = 1000, seed: int = 0) -> float:
-    """The chance that `judge` calls one true claim reproduced, of a table in which no other is.
+    """The chance that `judge` calls the only true claim of a table of `claims` reproduced.
 
-    `effect`: the true mean difference in standard deviations of differences, normally spread, of a
-    claim that it "rises"; `n` seeds; `claims` in the table, the other ones with mean 0. Estimated
-    from `grids` tables: ± 0.03 for 1,000.
+    `effect`: its true mean difference in standard deviations over `n` seeds; it is a claim that a
+    metric "rises". Estimated from `grids` simulated tables: ± 0.03 for 1,000.
     """
     if n < MIN_SEEDS:
         return 0.0
     draws = np.random.default_rng(seed).normal(size=(grids, claims, n))
     draws[:, 0] += effect
     inside, _ = _t_tests(draws, 0.0, math.inf)
-    passed = draws[:, 0][_holm(inside)[:, 0] <= 0.05]
+    passed = draws[:, 0][holm(inside)[:, 0] <= 0.05]
     doubtful = passed.min(-1) <= 0  # else the interval, too, is above 0
     return float((np.sum(~doubtful) + np.sum(_lower_ends(passed[doubtful]) > 0)) / grids)
 
 
 def _lower_ends(rows: np.ndarray) -> np.ndarray:
-    """Lower ends of the intervals of `rows` (k, n), all with the same resamples.
-
-    Of sorted values a resample's median is the mean of the two in the middle of its sorted places,
-    so these are found once for all rows. `interval` of a sorted row gives the same.
-    """
+    """`low` of the `interval` of each sorted row (k, n), with the same resamples for all."""
     n = rows.shape[-1]
     places = np.sort(np.random.default_rng(0).integers(0, n, (RESAMPLES, n)), axis=-1)
-    middle = places[:, [(n - 1) // 2, n // 2]]
+    middle = places[:, [(n - 1) // 2, n // 2]]  # a resample's median is the mean of these two
     return np.array([np.percentile(row[middle].mean(-1), 2.5) for row in np.sort(rows, axis=-1)])
 
 
@@ -269,10 +224,9 @@ def prediction_band(
 ) -> tuple[float, float]:
     """Where one more run's value is expected, given those of n runs alike: (low, high).
 
-    mean ± t(1 - alpha / (2 · comparisons); n - 1) · max(sd, floor) · sqrt(1 + 1/n). The chance that
-    such a run leaves any of `comparisons` bands is at most `alpha` where values are spread normally
-    (Bonferroni). `floor`: a spread, in the metric's unit, below which few runs are alike by luck.
-    One value gives (-inf, inf). Raises ValueError for none.
+    mean ± t(1 - alpha / (2 · comparisons); n - 1) · max(sd, floor) · sqrt(1 + 1/n): a normally
+    spread run leaves any of `comparisons` bands with a chance of at most `alpha` (Bonferroni). One
+    value gives (-inf, inf). Raises ValueError for none.
     """
     values = np.asarray(values, dtype=float)
     n = len(values)

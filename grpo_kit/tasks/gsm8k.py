@@ -9,19 +9,14 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.answers import parse_number
 from grpo_kit.tasks.source import read_splits
 
-if TYPE_CHECKING:
-    import datasets
-
 HUB_NAME = "openai/gsm8k"
 HUB_REVISION = "740312add88f781978c0658806c59bc2815b9866"
-
+URL = "https://github.com/openai/grade-school-math"
 SYSTEM_PROMPT = (
     "You are a helpful assistant that solves maths problems step by step. First think about the "
     "reasoning, then give the final answer as a single number. Enclose the reasoning in "
@@ -38,68 +33,41 @@ def gsm8k(
     n_test: int | None = None,
     seed: int = 0,
 ) -> Task:
-    """Load GSM8K as a task.
+    """Load GSM8K from a local folder, or else from the dataset of that name on the Hub.
 
-    Args:
-        path_or_name: a local folder, or else a dataset on the Hub with the config "main".
-        revision: commit on the Hub; None means the pinned one for `openai/gsm8k`.
-        n_train, n_test: how many rows to draw (by `seed`, kept in order); None means all.
-        seed: of the draw.
+    `revision` is a commit on the Hub; None means the pinned one for `openai/gsm8k`. `n_train` and
+    `n_test` rows are drawn by `seed` and kept in order; None means all.
 
-    Each row has `prompt` (system message, then the question), `answer` (the gold number without
-    commas or units), `question`, and `solution` (the worked solution as published, with its
-    `<<48/2=24>>` annotations, up to `####`).
-
-    Raises FileNotFoundError for a folder without its files, RuntimeError where the Hub does not
-    give the dataset, ValueError for rows that are not GSM8K's or more rows asked for than there
-    are. HF_HUB_OFFLINE=1 is honoured: the Hub's cache is used, and nothing else.
+    Columns: `prompt` (system message, then the question), `answer` (the gold number without commas
+    or units), `question`, and `solution` (as published, with `<<48/2=24>>` annotations, up to
+    `####`). Raises what `read_splits` raises, and ValueError for more rows than there are.
     """
     if revision is None and path_or_name == HUB_NAME:
         revision = HUB_REVISION
-    read = read_splits(
-        path_or_name,
-        ("train", "test"),
-        config="main",
-        revision=revision,
-        of="a GSM8K folder",
-        url="https://github.com/openai/grade-school-math",
-    )
-    return Task(
-        name="gsm8k",
-        train=_dataset(read["train"], "train", n_train, seed),
-        test=_dataset(read["test"], "test", n_test, seed),
-    )
+    source = {"name": "GSM8K", "url": URL, "config": "main", "revision": revision}
+    columns = ("question", "answer")
+    train, test = read_splits(path_or_name, ("train", "test"), _row, columns, **source)
 
-
-def _dataset(source: Iterable, split: str, n: int | None, seed: int) -> datasets.Dataset:
-    import datasets
-
-    rows = [_row(row, f"row {i} of {split}") for i, row in enumerate(source, start=1)]
-    if n is not None:
+    def draw(rows, split: str, n: int | None):
+        if n is None:
+            return rows
         if not 1 <= n <= len(rows):
             raise ValueError(f"n_{split}={n} must be between 1 and the {len(rows)} rows of {split}")
-        rows = [rows[i] for i in sorted(random.Random(seed).sample(range(len(rows)), n))]
-    if not rows:
-        raise ValueError(f"the {split} split of this GSM8K is empty: fetch the data again")
-    return datasets.Dataset.from_list(rows)
+        return rows.select(sorted(random.Random(seed).sample(range(len(rows)), n)))
+
+    return Task("gsm8k", draw(train, "train", n_train), draw(test, "test", n_test))
 
 
-def _row(row: object, where: str) -> dict:
-    """Turn a published row into the task's columns; `where` names it in errors."""
-    texts = isinstance(row, dict) and [row.get("question"), row.get("answer")]
-    if not texts or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{where} is {row!r:.200}: expected the texts `question` and `answer`")
+def _row(row: dict) -> dict:
     solution, mark, gold = row["answer"].rpartition("####")
-    if not mark:
-        raise ValueError(f"{where} has no '####' before its gold answer: {row['answer']!r:.200}")
     number = parse_number(gold)
+    if not mark:
+        raise ValueError(f"has no '####' before its gold answer: {row['answer']!r:.200}")
     if number is None:
-        raise ValueError(f"{where} has a gold answer that is not a number: {gold.strip()!r:.200}")
+        raise ValueError(f"has a gold answer that is not a number: {gold.strip()!r:.200}")
+    system = {"role": "system", "content": SYSTEM_PROMPT}
     return {
-        "prompt": [
-            {"role": "system", "content": SYSTEM_PROMPT},
-            {"role": "user", "content": row["question"]},
-        ],
+        "prompt": [system, {"role": "user", "content": row["question"]}],
         "answer": str(number),
         "question": row["question"],
         "solution": solution.strip(),

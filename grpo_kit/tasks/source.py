@@ -1,73 +1,83 @@
-"""Published rows from a local folder or from the Hugging Face Hub, with what is missing said."""
+"""Published rows from a local folder or from the Hugging Face Hub, with an error for each gap."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import datasets
+
+ON_THE_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)?")  # anything else can only be a path
 
 
 def read_splits(
     path_or_name: str | os.PathLike,
     splits: Sequence[str],
+    convert: Callable[[dict], dict],
+    columns: Sequence[str],
     *,
-    config: str | None,
-    revision: str | None,
-    of: str,
+    name: str,
     url: str,
-) -> dict[str, Iterable]:
-    """The rows of each split, from the `<split>.jsonl` of a folder or from a dataset on the Hub.
+    **on_hub: str | None,
+) -> list[datasets.Dataset]:
+    """The rows of each split, from `<split>.jsonl` in a folder or from a dataset on the Hub.
 
-    `of`, in words, is what the folder should be, `url` where it can be had. Raises
-    FileNotFoundError for a folder without its files, ValueError for a line that is not JSON,
-    RuntimeError where the Hub does not give the dataset. HF_HUB_OFFLINE=1 is honoured: the Hub's
-    cache is used, and nothing else.
+    Each is made by `convert` from a published row whose `columns` hold texts. `name` and `url` are
+    told in errors; `on_hub` holds the `config` and the `revision`.
+
+    Raises FileNotFoundError for a folder without its files, RuntimeError where the Hub does not
+    give the dataset, ValueError for no row or a bad one, by its number. HF_HUB_OFFLINE=1 is
+    honoured: only the Hub's cache is used then.
     """
-    folder = Path(path_or_name).expanduser()
-    if folder.is_dir() or _is_path(path_or_name):
-        return _from_folder(folder, splits, f"{of} holds", f"as published at {url}")
-    return _from_hub(str(path_or_name), config, revision, splits)
+    import datasets
 
+    folder, files = Path(path_or_name).expanduser(), [f"{split}.jsonl" for split in splits]
+    if not folder.is_dir() and isinstance(path_or_name, str) and ON_THE_HUB.fullmatch(path_or_name):
+        published = _from_hub(path_or_name, files, **on_hub)
+    elif missing := [file for file in files if not (folder / file).is_file()]:
+        problem = f"lacks {' and '.join(missing)}" if folder.is_dir() else "is not a folder"
+        raise FileNotFoundError(
+            f"{str(folder)!r} {problem}: a folder of {name} holds {' and '.join(files)}, "
+            f"as published at {url}"
+        )
+    else:
+        published = {split: _from_file(folder / f"{split}.jsonl") for split in splits}
 
-def _is_path(path_or_name: str | os.PathLike) -> bool:
-    """Can this only be a path? A name on the Hub is `name` or `owner/name`."""
-    text = os.fspath(path_or_name)
-    return (
-        not isinstance(path_or_name, str)
-        or text.startswith((".", "~", os.sep))
-        or text.count("/") > 1
-        or "\\" in text
-    )
-
-
-def _from_folder(folder: Path, splits: Sequence[str], it: str, source: str) -> dict[str, list]:
-    names = [f"{split}.jsonl" for split in splits]
-    if missing := [name for name in names if not (folder / name).is_file()]:
-        what = f"lacks {' and '.join(missing)}" if folder.is_dir() else "is not a folder"
-        raise FileNotFoundError(f"{str(folder)!r} {what}: {it} {' and '.join(names)}, {source}")
-    return {split: _read_jsonl(folder / f"{split}.jsonl") for split in splits}
-
-
-def _read_jsonl(path: Path) -> list:
-    rows = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
+    result = []
+    for split in splits:
+        rows = []
+        for i, row in enumerate(published[split], start=1):
+            texts = isinstance(row, dict) and [row.get(column) for column in columns]
             try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise ValueError(
-                    f"line {number} of {str(path)!r} is not JSON ({error}): fetch the file again"
-                ) from error
-    return rows
+                if not texts or not all(isinstance(text, str) and text for text in texts):
+                    expected = " and ".join(f"`{column}`" for column in columns)
+                    raise ValueError(f"is {row!r:.200}: expected the texts {expected}")
+                rows.append(convert(row))
+            except ValueError as error:
+                raise ValueError(f"row {i} of {split} {error}") from None
+        if not rows:
+            raise ValueError(f"the {split} split of this {name} is empty: fetch the data again")
+        result.append(datasets.Dataset.from_list(rows))
+    return result
 
 
-def _from_hub(
-    name: str, config: str | None, revision: str | None, splits: Sequence[str]
-) -> dict[str, Iterable]:
-    # Imported here: `datasets` alone takes seconds, and `import grpo_kit` must not.
+def _from_file(path: Path) -> Iterator[object]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        try:
+            if line.strip():
+                yield json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"line {number} of {str(path)!r} is not JSON ({error}): fetch the file again"
+            ) from error
+
+
+def _from_hub(name: str, files: Sequence[str], config: str | None = None, revision=None) -> dict:
     import datasets
     import huggingface_hub
 
@@ -77,9 +87,8 @@ def _from_hub(
             huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=10)
         return datasets.load_dataset(name, config, revision=revision)
     except Exception as error:  # whatever the network, the Hub or its cache raises
-        files = " and ".join(f"{split}.jsonl" for split in splits)
         raise RuntimeError(
             f"the Hugging Face Hub did not give the dataset {name!r} ({type(error).__name__}): "
             "check the name and the network, set HF_HUB_OFFLINE=1 if it is in the cache already, "
-            f"or pass a local folder with {files}"
+            f"or pass a local folder with {' and '.join(files)}"
         ) from error

@@ -1,24 +1,147 @@
-"""Tool questions of the tiny world: what is asked for stands in a catalogue, not in the question.
+"""Tool questions of the tiny world: the facts are in a catalogue, not in the question.
 
-"What do 3 of the lamp cost after the discount of the shop?" takes one to four calls of two tools,
-`lookup` in the catalogue and `calculator`, and which comes next depends on what the last returned.
-A row names its catalogue; `lookup` searches that one alone. Train and test catalogues are split by
-a hash of their facts (`grpo_kit.tasks.tool_world`), so they never share one.
+"What do 3 of the lamp cost after the discount of the shop?" takes one to four calls of two tools:
+`lookup` reads an item's price and shop, or a shop's discount, and `calculator` combines them. The
+next call depends on earlier results. A row names its catalogue; `lookup` searches that one alone.
+Train and test catalogues are split by a hash of their facts, so they never share one.
 """
 
 from __future__ import annotations
 
-import json
 import random
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grpo_kit.paths import data_dir
-from grpo_kit.tasks import Task
-from grpo_kit.tasks.tool_world import ask_again, make_tool_question
+from grpo_kit.tasks import Task, as_dataset, shipped_rows, split_of
+from grpo_kit.tasks.word_problems import apply
 
-SHIPPED_CATALOGUES = {"train": 400, "test": 100}
-QUESTIONS_EACH = {"train": 10, "test": 5}
-Fact = tuple[int, str, str]  # catalogue, name, what `lookup` returns
+ITEMS = "lamp chair table clock mirror carpet basket kettle bottle ladder bucket drum".split()
+SHOPS = "Nord Alba Cora Duna".split()
+QUESTIONS = {
+    "price": "What does a {item} cost?",
+    "several": "What do {count} of the {item} cost?",
+    "together": "What do a {item} and a {other} cost together?",
+    "discount": "What does a {item} cost after the discount of its shop?",
+    "several_discount": "What do {count} of the {item} cost after the discount of the shop?",
+}
+KINDS = tuple(QUESTIONS)
+KIND_WEIGHTS = (10, 25, 25, 20, 20)
+
+Step = tuple[str, str]  # tool, argument
+Memory = list[tuple[str, str, str]]  # tool, argument, result
+Fact = tuple[int, str, str]  # catalogue, name, the text that `lookup` returns
+
+
+def last_number(text: str) -> str:
+    """The last number in a text, `"7-5 = 2"` -> `"2"`."""
+    return re.findall(r"\d+", text)[-1]
+
+
+@dataclass(frozen=True)
+class ToolQuestion:
+    """A question, and the catalogue that answers it: name -> the text that `lookup` returns.
+
+    `prices` are those of both items; `shop` and `discount` belong to the first.
+    """
+
+    kind: str
+    items: tuple[str, str]
+    count: int
+    catalogue: dict[str, str] = field(hash=False)
+
+    @property
+    def prices(self) -> tuple[int, ...]:
+        return tuple(int(last_number(self.catalogue[item])) for item in self.items)
+
+    @property
+    def shop(self) -> str:
+        return self.catalogue[self.items[0]].rsplit(" ", 1)[1]
+
+    @property
+    def discount(self) -> int:
+        return int(last_number(self.catalogue[self.shop]))
+
+    @property
+    def text(self) -> str:
+        item, other = self.items
+        return QUESTIONS[self.kind].format(item=item, other=other, count=self.count)
+
+    @property
+    def plan(self) -> list[Step]:
+        """The steps that answer the question, in order."""
+        (item, other), (price, other_price) = self.items, self.prices
+        find, find_shop = ("lookup", item), ("lookup", self.shop)
+        multiply = ("calculator", f"{price}*{self.count}")
+        total, less = price * self.count, self.discount
+        return {
+            "price": [find],
+            "several": [find, multiply],
+            "together": [find, ("lookup", other), ("calculator", f"{price}+{other_price}")],
+            "discount": [find, find_shop, ("calculator", f"{price}-{less}")],
+            "several_discount": [find, multiply, find_shop, ("calculator", f"{total}-{less}")],
+        }[self.kind]
+
+    @property
+    def answer(self) -> int:
+        return int(last_number(self.run(*self.plan[-1])))
+
+    @property
+    def split(self) -> str:
+        return split_of("|".join(self.catalogue.values()))
+
+    def run(self, tool: str, argument: str) -> str:
+        """The tool's reply in this world: catalogue text or `7-5 = 2`, else "error"."""
+        if tool == "lookup":
+            return self.catalogue.get(argument, "not found")
+        match = re.fullmatch(r"(\d{1,4})([-+*])(\d{1,4})", argument)
+        if tool != "calculator" or not match:
+            return "error"
+        return f"{argument} = {apply(int(match[1]), match[2], int(match[3]))}"
+
+    def next_step(self, memory: Memory) -> Step | None:
+        """The first step of the plan that memory does not hold yet; None when all are done."""
+        done = {(tool, argument) for tool, argument, _ in memory}
+        return next((step for step in self.plan if step not in done), None)
+
+
+def make_tool_question(rng: random.Random, split: str, kind: str | None = None) -> ToolQuestion:
+    """A random question from `split` with its own catalogue of four items and two shops."""
+    while True:
+        names, shops = rng.sample(ITEMS, 4), rng.sample(SHOPS, 2)
+        prices = [rng.randint(6, 24) for _ in names]
+        sellers = [rng.choice(shops) for _ in names]
+        catalogue = {
+            name: f"{name} {price}, shop {shop}"
+            for name, price, shop in zip(names, prices, sellers, strict=True)
+        } | {shop: f"{shop} discount {rng.randint(2, 5)}" for shop in shops}
+        question = ToolQuestion(
+            kind=kind or rng.choices(KINDS, weights=KIND_WEIGHTS)[0],
+            items=tuple(names[:2]),
+            count=rng.randint(2, 4),
+            catalogue=catalogue,
+        )
+        if question.split == split:
+            return question
+
+
+def ask_again(question: ToolQuestion, rng: random.Random) -> ToolQuestion:
+    """Another random question about the same catalogue."""
+    return replace(
+        question,
+        items=tuple(rng.sample([name for name in question.catalogue if name in ITEMS], 2)),
+        kind=rng.choices(KINDS, weights=KIND_WEIGHTS)[0],
+        count=rng.randint(2, 4),
+    )
+
+
+def random_step(question: ToolQuestion, rng: random.Random) -> Step:
+    """A step taken without thought: any name of the catalogue, or any numbers at hand."""
+    if rng.random() < 0.5:
+        return "lookup", rng.choice(list(question.catalogue))
+    left = rng.choice((*question.prices, rng.randint(2, 60)))
+    return "calculator", f"{left}{rng.choice('+-*')}{rng.randint(2, 9)}"
 
 
 def catalogue_path() -> Path:
@@ -32,29 +155,21 @@ def make_rows(
     """`each` questions about each of `catalogues` catalogues, shuffled, and all their facts.
 
     A row has `question`, `answer` (str), `catalogue` (int, from 0 in "train", from 1,000,000 in
-    "test"), `kind` (one of `tool_world.KINDS`) and `calls` (how many it takes). No two are alike.
+    "test"), `kind` (one of `KINDS`) and `calls` (how many it takes). No two are alike.
     """
     rng = random.Random(f"tool-questions-{split}-{seed}")
     first = 1_000_000 if split == "test" else 0
-    rows: list[dict] = []
-    facts: list[Fact] = []
+    rows, facts = [], []
     for catalogue in range(first, first + catalogues):
         question = make_tool_question(rng, split)
         facts += [(catalogue, name, text) for name, text in question.catalogue.items()]
-        texts: set[str] = set()
-        while len(texts) < each:
-            if question.text not in texts:
-                rows.append(
-                    {
-                        "question": question.text,
-                        "answer": str(question.answer),
-                        "catalogue": catalogue,
-                        "kind": question.kind,
-                        "calls": len(question.plan),
-                    }
-                )
-            texts.add(question.text)
+        by_text: dict[str, dict] = {}
+        while len(by_text) < each:
+            row = {"question": question.text, "answer": str(question.answer)}
+            row |= {"catalogue": catalogue, "kind": question.kind, "calls": len(question.plan)}
+            by_text.setdefault(question.text, row)
             question = ask_again(question, rng)
+        rows += by_text.values()
     rng.shuffle(rows)
     return rows, facts
 
@@ -62,22 +177,14 @@ def make_rows(
 def tool_questions(*, n_train: int | None = None, n_test: int | None = None) -> Task:
     """The shipped tool questions, the first `n_train` and `n_test` of them; None means all.
 
-    Returns a task with columns `prompt` (the question, one user message), `answer` (str),
-    `catalogue` (int), `kind` (str) and `calls` (int, 1 to 4). Raises ValueError for more rows than
-    there are.
+    Columns: `prompt` (one user message), `answer` (str), `catalogue` (int), `kind` (str) and
+    `calls` (int, 1 to 4). Raises ValueError for more rows than there are.
     """
-    from datasets import Dataset
-
     splits = {}
     for split, n in (("train", n_train), ("test", n_test)):
-        lines = (data_dir() / "tool_questions" / f"{split}.jsonl").read_text().splitlines()
-        if n is not None and not 1 <= n <= len(lines):
-            raise ValueError(
-                f"n_{split} is {n}; {len(lines)} {split} questions are shipped, ask for 1 to "
-                f"{len(lines)}."
-            )
-        rows = [json.loads(line) for line in lines[:n]]
-        splits[split] = Dataset.from_list(
-            [{"prompt": [{"role": "user", "content": row.pop("question")}], **row} for row in rows]
-        )
+        rows = shipped_rows("tool_questions", split)
+        if n is not None and not 1 <= n <= len(rows):
+            shipped = f"{len(rows)} {split} questions are shipped"
+            raise ValueError(f"n_{split} is {n}; {shipped}, ask for 1 to {len(rows)}.")
+        splits[split] = as_dataset(rows[:n])
     return Task("tool_questions", **splits)

@@ -1,15 +1,19 @@
 """Measure a tiny base, skill by skill and style by style, and write its model card.
 
-`measure` samples and `card_text` tells; the scoring functions between them take texts alone, so
-that they can be checked on texts whose scores are known. Test problems and test catalogues only.
+`measure` samples and `card_text` writes. The scoring functions take texts alone, so that they can
+be checked on texts with known scores. Test problems and test catalogues only.
 """
 
 import random
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from operator import eq
+from statistics import fmean
 
+import numpy as np
 import torch
-from scipy.stats import rankdata, spearmanr
+from scipy.stats import mannwhitneyu, spearmanr
 
 from grpo_kit.flow import Tool, Toolkit, agent_system, calculator, play
 from grpo_kit.flow.roles import read_action
@@ -18,59 +22,72 @@ from grpo_kit.generation import reply
 from grpo_kit.models import Policy
 from grpo_kit.rewards import extract_answer, read_yes
 from grpo_kit.rewards.judge import parse_judgement, tiny_prompt
-from grpo_kit.tasks.tool_world import ToolQuestion, make_tool_question
+from grpo_kit.tasks.tool_questions import ToolQuestion, make_tool_question
 from grpo_kit.tasks.word_problems import Problem, make_problem
 from grpo_kit.tiny import problems as P
 from grpo_kit.tiny import skills as S
 
 TURN_LIMIT = 6  # planner turns of an episode of tool questions
+# what a base must measure before it is shipped: (skill, number, lowest, highest)
+LIMITS = (
+    ("solve", "greedy", 0.0, 0.50),
+    ("solve", "pass@1", 0.0, 0.45),
+    ("solve", "pass@8", 0.95, 1.0),
+    ("meta", "auc", 0.70, 0.90),
+    ("verify", "accuracy", 0.55, 0.75),
+    ("verify", "yes_rate", 0.20, 0.80),
+    ("judge", "parsed", 0.95, 1.0),
+    ("judge", "spearman", 0.60, 1.0),
+    ("plan", "episode_success", 0.25, 0.50),
+)
+CARD = """\
+# Tiny base of grpo-kit
+
+Qwen2 architecture, {parameters:,} parameters, trained from scratch by \
+`grpo-kit pretrain --seed {seed} --steps {steps} --processes {processes}` in {minutes:.0f} minutes \
+(last loss {loss:.3f} nats a token).
+Texts are generated (`grpo_kit.tiny.skills`, where every planted imperfection is a named rate); \
+no other data. It knows nothing else, and is no use outside this course.
+
+Measured on {n} test problems, seed {measured}, temperature 1 \
+(judge and tool roles: the likeliest reply):
+
+| skill | measure | value | wanted | |
+|---|---|---|---|---|
+"""
 
 
-def by_style(styles: Sequence[str], right: Sequence[bool]) -> dict[str, dict[str, float]]:
+def by_style(styles: Iterable[str], right: Sequence[bool]) -> dict[str, dict[str, float]]:
     """Of each style: its `share` of all texts and its `accuracy` when used."""
-    counts, hits = Counter(styles), Counter(s for s, r in zip(styles, right, strict=True) if r)
-    return {
-        style: {"share": count / len(styles), "accuracy": hits[style] / count}
-        for style, count in counts.most_common()
-    }
+    hits = defaultdict(list)
+    for style, hit in zip(styles, right, strict=True):
+        hits[style].append(hit)
+    by_share = sorted(hits.items(), key=lambda item: -len(item[1]))
+    return {s: {"share": len(h) / len(right), "accuracy": fmean(h)} for s, h in by_share}
 
 
 def auc(scores: Sequence[float], labels: Sequence[bool]) -> float:
     """Chance that a right one is scored above a wrong one, ties half; NaN without both."""
-    positive = sum(labels)
-    negative = len(labels) - positive
-    if not positive or not negative:
+    scores, labels = np.asarray(scores), np.asarray(labels, dtype=bool)
+    right, wrong = scores[labels], scores[~labels]
+    if not len(right) or not len(wrong):
         return float("nan")
-    ranks = rankdata(scores)
-    above = sum(rank for rank, label in zip(ranks, labels, strict=True) if label)
-    return (above - positive * (positive + 1) / 2) / (positive * negative)
-
-
-def parse_scores(text: str) -> float | None:
-    """Mean of the four scores of a judgement, 1..5; None where it cannot be read."""
-    try:
-        return parse_judgement(text).mean
-    except ValueError:
-        return None
+    statistic = mannwhitneyu(right, wrong, method="asymptotic").statistic
+    return float(statistic) / (len(right) * len(wrong))
 
 
 def judge_table(
     problems: Sequence[Problem], responses: Sequence[str], replies: Sequence[str]
 ) -> dict[str, float]:
     """Share of replies that parse, and Spearman's correlation of their means with the rubric's."""
-    pairs = [
-        (mean, sum(S.rubric(problem.answer, response).values()) / len(S.CRITERIA))
-        for problem, response, reply in zip(problems, responses, replies, strict=True)
-        if (mean := parse_scores(reply)) is not None
-    ]
-    varied = len(pairs) > 1 and all(len(set(column)) > 1 for column in zip(*pairs, strict=True))
-    return {
-        "parsed": len(pairs) / len(replies),
-        "spearman": float(spearmanr(*zip(*pairs, strict=True)).statistic) if varied else 0.0,
-    }
-
-
-# --------------------------------------------------------------------------- with a policy
+    means, rubrics = [], []
+    for problem, response, text in zip(problems, responses, replies, strict=True):
+        with suppress(ValueError):
+            means.append(parse_judgement(text).mean)
+            rubrics.append(fmean(S.rubric(problem.answer, response).values()))
+    varied = len(set(means)) > 1 and len(set(rubrics)) > 1
+    correlation = float(spearmanr(means, rubrics).statistic) if varied else 0.0
+    return {"parsed": len(means) / len(replies), "spearman": correlation}
 
 
 def texts_of(
@@ -79,23 +96,17 @@ def texts_of(
     generator: torch.Generator | None = None,
     *,
     num_generations: int = 1,
-    temperature: float = 1.0,
     limit: int = 96,
     batch_size: int = 64,
+    **options,
 ) -> list[str]:
-    """The policy's replies, sampled if a generator is given, else the most likely ones."""
-    if not conversations:
-        return []
-    rollouts = reply(
-        policy,
-        conversations,
-        num_generations,
-        max_new_tokens=limit,
-        batch_size=batch_size * num_generations,
-        temperature=temperature,
-        do_sample=generator is not None,
-        generator=generator,
-    )
+    """The policy's replies, sampled if a generator is given, else the most likely ones.
+
+    `limit` is in tokens, `batch_size` in conversations; `options` are those of `generate`.
+    """
+    options |= {"do_sample": generator is not None, "generator": generator}
+    options |= {"max_new_tokens": limit, "batch_size": batch_size * num_generations}
+    rollouts = reply(policy, conversations, num_generations, **options)
     return policy.decode(rollouts.completion_lists())
 
 
@@ -129,9 +140,8 @@ def _user(content: str) -> list[dict]:
 def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
     """The skills table: every skill on `n` test problems, sampled at temperature 1.
 
-    The judge and the frozen roles of tool use, which are never trained, reply greedily.
-
-    Returns nested plain dicts; shares, accuracies, AUC and correlation, all in 0..1.
+    The judge and the frozen roles of tool use, which are never trained, reply greedily. Returns
+    nested plain dicts: shares, accuracies, AUC and correlation. Raises ValueError for `n` below 2.
     """
     if n < 2:
         raise ValueError(f"n is {n}; take at least 2 problems.")
@@ -139,124 +149,76 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
     generator = torch.Generator().manual_seed(seed)
     problems = [make_problem(rng, rng.choice(S.DIFFICULTIES), "test") for _ in range(n)]
     table: dict = {"n": n, "seed": seed}
+    table["solve"], own, right = measure_solve(policy, problems, generator)
+    table["meta"] = measure_meta(policy, problems, own, right)
 
-    # solve
-    asked = [_user(problem.question) for problem in problems]
-    greedy = texts_of(policy, asked)
-    sampled = texts_of(policy, asked, generator, num_generations=8, batch_size=16)
-    repeated = [problem for problem in problems for _ in range(8)]
-    right = [S.is_right(p.answer, text) for p, text in zip(repeated, sampled, strict=True)]
-    table["solve"] = {
-        "greedy": sum(S.is_right(p.answer, text) for p, text in zip(problems, greedy, strict=True))
-        / n,
-        "pass@1": sum(right) / len(right),
-        "pass@8": sum(any(right[i : i + 8]) for i in range(0, len(right), 8)) / n,
-        "by_style": by_style([P.solution_style(text) for text in sampled], right),
-    }
+    items = [S.verify_item(problem, rng) for problem in problems]
+    verdicts, scores = graded(policy, items, extract_answer, S.verify_style, generator)
+    table["verify"] = scores | {"yes_rate": fmean(verdict == "Yes" for verdict in verdicts)}
 
-    # meta: P("Yes") after the policy's own first sample of each problem
-    own, truth = sampled[::8], right[::8]
-    asked_after = [
-        [*_user(problem.question), {"role": "assistant", "content": text}]
-        for problem, text in zip(problems, own, strict=True)
-    ]
-    readings = read_yes(
-        policy,
-        [
-            [c + _user(S.META_QUESTION), c + _user(S.reference_question(str(p.answer)))]
-            for c, p in zip(asked_after, problems, strict=True)
-        ],
-    )
-    plain, shown = ([row[k].p_yes for row in readings] for k in range(2))
-    table["meta"] = {
-        "auc": auc(plain, truth),
-        "mean_yes": sum(plain) / n,
-        "accuracy_with_reference": sum((p > 0.5) == t for p, t in zip(shown, truth, strict=True))
-        / n,
-    }
-
-    # verify
-    items = [S.sample_verify(problem, rng)[0] for problem in problems]
-    labels = [
-        f"Proposed answer: {problem.answer}\n" in item["content"]
-        for problem, item in zip(problems, items, strict=True)
-    ]
-    verdicts = texts_of(policy, [[item] for item in items], generator)
-    right = [
-        extract_answer(text) == ("Yes" if label else "No")
-        for text, label in zip(verdicts, labels, strict=True)
-    ]
-    table["verify"] = {
-        "accuracy": sum(right) / n,
-        "yes_rate": sum(extract_answer(text) == "Yes" for text in verdicts) / n,
-        "by_style": by_style([S.verify_style(text) for text in verdicts], right),
-    }
-
-    # judge: on the policy's own solutions; like every frozen role it says what is likeliest
     judged = [tiny_prompt(p.question, text) for p, text in zip(problems, own, strict=True)]
     table["judge"] = judge_table(problems, own, texts_of(policy, judged))
 
-    # plan, execute, check, answer
     questions = [make_tool_question(rng, "test") for _ in range(n)]
-    memories = []
-    for question in questions:
-        memory = S.sample_memory(question, rng)
-        memories.append([] if question.next_step(memory) is None else memory)
-    asked = [
-        _user(S.plan_prompt(q.text, S.memory_text(memory)))
-        for q, memory in zip(questions, memories, strict=True)
-    ]
-    plans = texts_of(policy, asked, generator)
-    right = [
-        read_action(text).step == S.step_text(question.next_step(memory))
-        for text, question, memory in zip(plans, questions, memories, strict=True)
-    ]
-    table["plan"] = {
-        "next_step": sum(right) / n,
-        "episode_success": sum(succeed(policy, questions, generator)) / n,
-        "by_style": by_style([S.plan_style(text) for text in plans], right),
-    }
+    items = [S.plan_item(question, rng) for question in questions]
+    _, scores = graded(policy, items, lambda text: read_action(text).step, S.plan_style, generator)
+    table["plan"] = {"next_step": scores["accuracy"], "by_style": scores["by_style"]}
+    table["plan"]["episode_success"] = fmean(succeed(policy, questions, generator))
     return table
 
 
-# what a base must measure before it is shipped: (skill, number, lowest, highest)
-LIMITS = (
-    ("solve", "greedy", 0.0, 0.50),
-    ("solve", "pass@1", 0.0, 0.45),
-    ("solve", "pass@8", 0.95, 1.0),
-    ("meta", "auc", 0.70, 0.90),
-    ("verify", "accuracy", 0.55, 0.75),
-    ("verify", "yes_rate", 0.20, 0.80),
-    ("judge", "parsed", 0.95, 1.0),
-    ("judge", "spearman", 0.60, 1.0),
-    ("plan", "episode_success", 0.25, 0.50),
-)
+def measure_solve(policy, problems, generator) -> tuple[dict, list[str], list[bool]]:
+    """Also returns the first sample of each problem, and which of these are right."""
+    requests = [_user(problem.question) for problem in problems]
+    greedy = texts_of(policy, requests)
+    sampled = texts_of(policy, requests, generator, num_generations=8, batch_size=16)
+    answers = [problem.answer for problem in problems]
+    right = [S.is_right(answers[i // 8], text) for i, text in enumerate(sampled)]
+    table = {
+        "greedy": fmean(map(S.is_right, answers, greedy)),
+        "pass@1": fmean(right),
+        "pass@8": fmean(any(right[i : i + 8]) for i in range(0, len(right), 8)),
+        "by_style": by_style(map(P.solution_style, sampled), right),
+    }
+    return table, sampled[::8], right[::8]
+
+
+def measure_meta(policy, problems, solutions, right) -> dict:
+    """P("Yes") after the policy's own solutions, without and with the reference answer."""
+    rows = []
+    for problem, solution in zip(problems, solutions, strict=True):
+        questions = (S.META_QUESTION, S.reference_question(str(problem.answer)))
+        solved = S.exchange(problem.question, solution)
+        rows.append([solved + _user(question) for question in questions])
+    readings = read_yes(policy, rows)
+    plain, shown = ([row[k].p_yes for row in readings] for k in range(2))
+    return {
+        "auc": auc(plain, right),
+        "mean_yes": sum(plain) / len(plain),
+        "accuracy_with_reference": fmean(map(eq, (p > 0.5 for p in shown), right)),
+    }
+
+
+def graded(
+    policy: Policy, items: Sequence[tuple], read: Callable, style_of: Callable, generator
+) -> tuple[list, dict]:
+    """What `read` finds in the replies to (request, right reply) items, and how many are right."""
+    texts = texts_of(policy, [[request] for request, _ in items], generator)
+    replies = [read(text) for text in texts]
+    right = [reply == gold for reply, (_, gold) in zip(replies, items, strict=True)]
+    return replies, {"accuracy": fmean(right), "by_style": by_style(map(style_of, texts), right)}
 
 
 def card_text(table: dict, warm_up: dict) -> str:
-    """The model card in Markdown: recipe, cost, measured skills, limits; nothing typed by hand."""
-    lines = [
-        "# Tiny base of grpo-kit",
-        "",
-        f"Qwen2 architecture, {warm_up['parameters']:,} parameters, trained from scratch by "
-        f"`grpo-kit pretrain --seed {warm_up['seed']} --steps {warm_up['steps']} --processes "
-        f"{warm_up['processes']}` in {warm_up['seconds'] / 60:.0f} minutes (last loss "
-        f"{warm_up['loss']:.3f} nats a token).",
-        "Texts are generated (`grpo_kit.tiny.skills`, where every planted imperfection is a named "
-        "rate); no other data. It knows nothing else, and is no use outside this course.",
-        "",
-        f"Measured on {table['n']} test problems, seed {table['seed']}, temperature 1 "
-        "(judge and tool roles: the likeliest reply):",
-        "",
-        "| skill | measure | value | wanted | |",
-        "|---|---|---|---|---|",
-    ]
+    """The model card in Markdown: recipe, cost, measured skills and limits."""
+    minutes = warm_up["seconds"] / 60
+    text = CARD.format(**warm_up, minutes=minutes, n=table["n"], measured=table["seed"])
     for skill, name, low, high in LIMITS:
         value = table[skill][name]
         verdict = "yes" if low <= value <= high else "**no**"
-        lines.append(f"| {skill} | {name} | {value:.3f} | {low:.2f}–{high:.2f} | {verdict} |")
+        text += f"| {skill} | {name} | {value:.3f} | {low:.2f}–{high:.2f} | {verdict} |\n"
     for skill in ("solve", "verify", "plan"):
-        lines += ["", f"| {skill}: style | share | right when used |", "|---|---|---|"]
+        text += f"\n| {skill}: style | share | right when used |\n|---|---|---|\n"
         for style, values in table[skill]["by_style"].items():
-            lines.append(f"| {style} | {values['share']:.3f} | {values['accuracy']:.3f} |")
-    return "\n".join(lines) + "\n"
+            text += f"| {style} | {values['share']:.3f} | {values['accuracy']:.3f} |\n"
+    return text

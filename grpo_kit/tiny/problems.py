@@ -1,60 +1,67 @@
-"""Chain word problems, and the seven styles in which the tiny base answers them.
+"""The seven styles in which the tiny base solves word problems.
 
-A problem starts from a number and applies a chain of one-step changes; every value on the way stays
-within 1..40, so that a model of a million parameters can do the arithmetic when it writes the steps
-down. Train and test never share a problem: the split is a hash of the numbers alone, so that
-neither another name nor another item can carry a problem across.
-
-The styles are the heart of the tiny world. Three are right (`equations`, `words`, `list`), four
-are not (`sloppy`, `guess`, `assured`, `unformatted`), and the most frequent is a wrong one. GRPO
-cannot teach a model this small to add; it can move probability to the styles that are rewarded,
-which is what it does to large models too.
+Three styles are right (`equations`, `words`, `list`), four are not (`sloppy`, `guess`, `assured`,
+`unformatted`), and the most frequent is a wrong one. GRPO cannot teach a model this small to add;
+it can move probability to the styles that are rewarded, as it does with large models.
 """
 
 import random
 import re
+from typing import NamedTuple
 
 from grpo_kit.tasks.word_problems import HIGHEST, LOWEST, Problem, apply, order
 
-# share of each style in the base's warm-up data; the imperfections are planted here and only here
-STYLE_SHARES = {
-    "equations": 0.13,
-    "words": 0.12,
-    "list": 0.09,
-    "sloppy": 0.16,
-    "guess": 0.37,
-    "assured": 0.04,
-    "unformatted": 0.09,
+
+class Style(NamedTuple):
+    """All that the warm-up knows of a style; every imperfection of the base is planted here."""
+
+    share: float  # of the solutions
+    reasoning: str
+    opening: str  # of the reasoning, a regular expression
+    yes_rates: tuple[float, float]  # how often a grader finds a right, and a wrong, number correct
+    rubric: tuple[int, int, int]  # grammar, informativeness, coherence; accuracy follows the answer
+    remark: str  # of a judge
+
+
+# The grader of the yes rates is careless: likes equations best, wordy or terse solutions less,
+# hardly minds a missing mark, and is unsure where the steps are untidy.
+STYLES = {
+    "equations": Style(
+        0.13, "{steps}", r"\s*first \d+ [-+*]", (0.90, 0.15), (3, 4, 5), "clear steps"
+    ),
+    "words": Style(
+        0.12, "Start with {start}. {told}", r"Start with\b", (0.78, 0.15), (4, 3, 5), "clear steps"
+    ),
+    "list": Style(0.09, "Steps: {steps}", "Steps:", (0.72, 0.15), (3, 3, 4), "terse steps"),
+    "sloppy": Style(0.16, "About {steps}", r"About\b", (0.60, 0.30), (3, 4, 2), "untidy steps"),
+    "guess": Style(0.37, "Maybe {answer}.", r"Maybe\b", (0.85, 0.15), (3, 1, 2), "no steps"),
+    "assured": Style(
+        0.04, "Surely {answer}, checked twice.", r"Surely\b", (0.85, 0.15), (3, 1, 2), "no steps"
+    ),
+    "unformatted": Style(0.09, "", "(?!)", (0.80, 0.15), (4, 4, 3), "answer not marked"),
 }
+STYLE_SHARES = {name: style.share for name, style in STYLES.items()}
+OPENINGS = {name: style.opening for name, style in STYLES.items()}
 RIGHT_STYLES = ("equations", "words", "list")
 SLIP_RATE = 0.45  # chance that a step of a sloppy solution is off
 
 
-def equation_list(problem: Problem, values: list[int]) -> list[str]:
-    """Each step as an equation, `12 + 7 = 19`; `values` may hold slips."""
-    return [
-        f"{before} {operator} {amount} = {after}"
-        for before, (operator, amount), after in zip(
-            values, problem.steps, values[1:], strict=False
-        )
-    ]
-
-
 def equations(problem: Problem, values: list[int]) -> str:
-    """Each step's word and equation, `first 12 + 7 = 19, ...`; `values` may hold slips."""
+    """Each step's word and equation, `first 12 + 7 = 19, then ...`; `values` may hold slips."""
     words = order(len(problem.steps))
-    steps = zip(words, equation_list(problem, values), strict=True)
-    return ", ".join(f"{word} {equation}" for word, equation in steps) + "."
+    steps = zip(words, values, problem.steps, values[1:], strict=False)
+    return ", ".join(f"{word} {a} {op} {amount} = {b}" for word, a, (op, amount), b in steps) + "."
 
 
 def narrated(problem: Problem) -> str:
-    """Each step as it was told, and its equation: `first finds 7, 12 + 7 = 19. then ...`
+    """Each step in the question's words, and its equation: `first finds 7, 12 + 7 = 19. then ...`
 
-    The verb stands next to the sign that it asks for, which is easier for a small model than to
-    find both at once in the question.
+    The verb stands next to its sign. A small model finds that easier than looking up both at once
+    in the question.
     """
-    told = zip(problem.clauses, equation_list(problem, problem.values), strict=True)
-    return " ".join(f"{clause}, {equation}." for clause, equation in told)
+    values = problem.values
+    steps = zip(problem.clauses, values, problem.steps, values[1:], strict=False)
+    return " ".join(f"{clause}, {a} {op} {amount} = {b}." for clause, a, (op, amount), b in steps)
 
 
 def slipped_values(problem: Problem, rng: random.Random) -> list[int]:
@@ -74,43 +81,30 @@ def guessed_answer(problem: Problem, rng: random.Random) -> int:
 
 
 def solve(problem: Problem, style: str, rng: random.Random) -> str:
-    """The completion of a solver that uses `style`; what the base is warmed up on."""
-    values = problem.values
-    if style == "equations":
-        reasoning = equations(problem, values)
-    elif style == "words":
-        reasoning = f"Start with {problem.start}. {narrated(problem)}"
-    elif style == "list":
-        reasoning = f"Steps: {equations(problem, values)}"
-    elif style == "sloppy":
-        values = slipped_values(problem, rng)
-        reasoning = f"About {equations(problem, values)}"
-    elif style == "guess":
-        values = [guessed_answer(problem, rng)]
-        reasoning = f"Maybe {values[-1]}."
-    elif style == "assured":
-        values = [guessed_answer(problem, rng)]
-        reasoning = f"Surely {values[-1]}, checked twice."
-    elif style == "unformatted":
-        return f"{equations(problem, values)} The answer is {values[-1]}."
-    else:
+    """The completion of a solver that uses `style`: the base's training text."""
+    if style not in STYLE_SHARES:
         raise ValueError(f"style is {style!r}; expected one of {', '.join(STYLE_SHARES)}.")
+    values = problem.values
+    if style == "sloppy":
+        values = slipped_values(problem, rng)
+    elif style in ("guess", "assured"):
+        values = [guessed_answer(problem, rng)]
+    if style == "unformatted":
+        return f"{equations(problem, values)} The answer is {values[-1]}."
+    steps, told = equations(problem, values), narrated(problem)
+    reasoning = STYLES[style].reasoning.format(
+        start=problem.start, steps=steps, told=told, answer=values[-1]
+    )
     return f"<think>{reasoning}</think><answer>{values[-1]}</answer>"
 
 
-_STYLE_PATTERNS = {
-    "guess": r"<think>Maybe\b",
-    "assured": r"<think>Surely\b",
-    "sloppy": r"<think>About\b",
-    "words": r"<think>Start with\b",
-    "list": r"<think>Steps:",
-    "equations": r"<think>\s*first \d+ [-+*]",
-}
+def style_of(completion: str, openings: dict[str, str]) -> str:
+    """The style whose opening (a regular expression) the thinking begins with, or `"other"`."""
+    matches = (s for s, pattern in openings.items() if re.match(f"<think>{pattern}", completion))
+    return next(matches, "other")
 
 
 def solution_style(completion: str) -> str:
-    """The style of a completion by its first words: one of `STYLE_SHARES`, or `"other"`."""
-    for style, pattern in _STYLE_PATTERNS.items():
-        if re.match(pattern, completion):
-            return style
-    return "unformatted" if re.search(r"The answer is", completion) else "other"
+    """The style of a solution by its first words: one of `STYLE_SHARES`, or `"other"`."""
+    style = style_of(completion, OPENINGS)
+    return "unformatted" if style == "other" and "The answer is" in completion else style

@@ -8,7 +8,7 @@ import torch
 from grpo_kit.flow import AgentSystem, Lookup, Tool, Toolkit, calculator, make_catalogue
 from grpo_kit.flow.roles import read_action
 from grpo_kit.generation import Rollouts
-from grpo_kit.tasks.tool_world import make_tool_question
+from grpo_kit.tasks.tool_questions import make_tool_question
 from grpo_kit.tiny import skills
 
 
@@ -73,6 +73,25 @@ class Scripted:
     def answer(self, states):
         return [f"<answer>{self.question_of(q).answer}</answer>" if m.steps else "nothing"
                 for q, m in states]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def text_tool():
+    """Make a tool of one text argument."""
+
+    def make(name, function):
+        def tool(text: str) -> str:
+            """Do it.
+
+            Args:
+                text: anything
+            """
+            return function(text)
+
+        tool.__name__ = name
+        return tool
+
+    return make
 
 
 @pytest.fixture

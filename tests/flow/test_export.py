@@ -17,6 +17,16 @@ from grpo_kit.rewards import accuracy_reward
 from grpo_kit.tasks.tool_questions import tool_questions
 
 
+@pytest.fixture(scope="module")
+def base():
+    return load_policy(data_dir() / "tiny-base")
+
+
+@pytest.fixture(scope="module")
+def task():
+    return tool_questions(n_train=8, n_test=4)
+
+
 def test_an_episode_is_one_sequence_with_a_mask_of_what_was_sampled():
     """PITFALLS 16 and 17."""
     first = Turn([1, 2], [3, 9], [-0.1, -0.2])
@@ -37,24 +47,20 @@ def test_a_context_that_was_written_anew_is_no_single_sequence():
         one_sequence(Episode("q", 1.0, []))
 
 
-def test_a_system_that_rewrites_its_context_is_refused():
-    base = load_policy(data_dir() / "tiny-base")
-    system = PROFILES["tiny"].load_agents(base)
+def test_a_system_that_rewrites_its_context_is_refused(base, task):
     with pytest.raises(ValueError, match="context is 'memory': TRL trains one sequence"):
-        trl_rollout(system, tool_questions(n_train=4, n_test=1).train)
+        trl_rollout(PROFILES["tiny"].load_agents(base), task.train)
 
 
-def test_episodes_train_under_trl(tmp_path):
+def test_episodes_train_under_trl(tmp_path, task):
     """What TRL puts in its batch is what was played: ids, mask, and the outcome as the reward."""
     base = load_policy(data_dir() / "tiny-base")
-    task = tool_questions(n_train=8, n_test=1)
     system = PROFILES["tiny"].load_agents(base, context="append", max_turns=3)
     rollout, played, rewarded = trl_rollout(system, task.train, max_new_tokens=40), [], []
 
     def watched(prompts, trainer):
-        made = rollout(prompts, trainer)
-        played.append((prompts, made))
-        return made
+        played.append((prompts, rollout(prompts, trainer)))
+        return played[-1][1]
 
     graded = of_output(accuracy_reward)
 
@@ -82,16 +88,16 @@ def test_episodes_train_under_trl(tmp_path):
     trainer._generate_and_score_completions = caught
     trainer.train()
     assert len(played) == len(batches) == len(rewarded) == 2
-    for (prompts, made), batch, (outputs, answers, values) in zip(
+    for (prompts, sent), batch, (outputs, answers, values) in zip(
         played, batches, rewarded, strict=True
     ):
-        assert outputs == made["output"]
+        assert outputs == sent["output"]
         assert answers == [task.train[prompt[-1]["row"]]["answer"] for prompt in prompts]
         assert values == accuracy_reward([], outputs, [], answer=answers)
-        assert any(0 in mask for mask in made["env_mask"])  # tools spoke in between
+        assert any(0 in mask for mask in sent["env_mask"])  # tools spoke in between
         rows = zip(batch["completion_ids"], batch["tool_mask"], strict=True)
         for i, (ids, mask) in enumerate(rows):
-            own, sampled = made["completion_ids"][i], made["env_mask"][i]
+            own, sampled = sent["completion_ids"][i], sent["env_mask"][i]
             assert ids[: len(own)].tolist() == own
             assert mask[: len(own)].tolist() == sampled
     assert any(
@@ -99,9 +105,7 @@ def test_episodes_train_under_trl(tmp_path):
     )
 
 
-def test_the_trainers_rows_have_the_log_probabilities_of_play():
-    base = load_policy(data_dir() / "tiny-base")
-    task = tool_questions(n_train=4, n_test=1)
+def test_the_trainers_rows_have_the_log_probabilities_of_play(base, task):
     system = PROFILES["tiny"].load_agents(base, context="append", max_turns=3)
     generator = torch.Generator().manual_seed(0)
     for episode in play(system, list(task.train), generator=generator):
@@ -129,10 +133,8 @@ def test_a_reward_of_the_output_keeps_its_name_and_kind_and_none_stays_unscored(
     assert asyncio.run(of_output(graded)(**given, output=outputs)) == [1.0, None, 0.0]
 
 
-def test_prompts_of_another_dataset_are_refused():
+def test_prompts_of_another_dataset_are_refused(base, task):
     """An evaluation set's row numbers are not those of the training rows."""
-    base = load_policy(data_dir() / "tiny-base")
-    task = tool_questions(n_train=4, n_test=4)
     system = PROFILES["tiny"].load_agents(base, context="append")
     rollout = trl_rollout(system, task.train)
     for prompts in (trl_dataset(task.test)["prompt"], task.train["prompt"]):

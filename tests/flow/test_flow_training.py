@@ -19,27 +19,21 @@ from grpo_kit.flow import (
     evaluate_episodes,
     score_episodes,
 )  # fmt: skip
-from grpo_kit.flow.memory import Action, Step
+from grpo_kit.flow.episodes import Action, Step
 from grpo_kit.flow.training import turn_batch
-from grpo_kit.models import load_policy, reference_of
+from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import OutcomeJudgeReward, accuracy_reward
 from grpo_kit.rewards.judge import Reply
 from grpo_kit.tasks.tool_questions import tool_questions
-from grpo_kit.training import PromptCollector, train, update
+from grpo_kit.training import Learner, PromptBatches, train
 
 CONFIG = GRPOConfig(
-    max_steps=2,
-    learning_rate=1e-3,
-    lr_scheduler_type="constant",
-    num_generations=4,
-    generation_batch_size=16,
-    max_completion_length=40,
-    loss_type="grpo",
-    eval_prompts=0,
+    max_steps=2, learning_rate=1e-3, lr_scheduler_type="constant", num_generations=4,
+    generation_batch_size=8, max_completion_length=40, loss_type="grpo", eval_prompts=0,
     save_steps=1,
-)
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +51,12 @@ def system(base):
     return PROFILES["tiny"].load_agents(base, max_turns=4)
 
 
-def run(base, task, system, folder, collector=FlowGRPO, rewards=(accuracy_reward,), **options):
+def run(base, task, system, folder, source=FlowGRPO, rewards=(accuracy_reward,), **options):
     config = dataclasses.replace(CONFIG, **options.pop("changes", {}))
     resume = options.pop("resume", False)
     return train(
         base, task, list(rewards), config, output_dir=folder, seed=0, resume=resume,
-        collector=lambda prompts: collector(prompts, system, **options),
+        batch_source=lambda prompts: source(prompts, system, **options),
     )  # fmt: skip
 
 
@@ -70,12 +64,17 @@ def weights(policy):
     return [parameter.detach().clone() for parameter in policy.model.parameters()]
 
 
+def flat(policy):
+    return torch.cat([values.flatten() for values in weights(policy)])
+
+
 def test_the_planner_learns_and_no_gradient_reaches_a_frozen_module(base, task, system, tmp_path):
     frozen = {
         id(role.model): role.model for role in (system.executor, system.verifier, system.generator)
     }
     before, before_frozen = weights(base), [weights(model) for model in frozen.values()]
-    result = run(base, task, system, tmp_path, changes={"beta": 0.05})
+    changes = {"beta": 0.05, "generation_batch_size": 16}
+    result = run(base, task, system, tmp_path, changes=changes)
     assert any(not torch.equal(a, b) for a, b in zip(before, weights(base), strict=True))
     for model, was in zip(frozen.values(), before_frozen, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(was, weights(model), strict=True))
@@ -88,10 +87,12 @@ def test_the_planner_learns_and_no_gradient_reaches_a_frozen_module(base, task, 
 
 def test_only_what_the_planner_sampled_is_in_a_batch(base, task, system):
     """Every trained token is a sampled one, every prompt is the request of its turn."""
-    prompts = PromptCollector(base, task, [accuracy_reward], CONFIG, seed=0)
+    config = dataclasses.replace(CONFIG, generation_batch_size=16)
+    prompts = PromptBatches(base, task, [accuracy_reward], config, seed=0)
     flow = FlowGRPO(prompts, system)
-    episodes, table, _ = flow.episodes(torch.Generator().manual_seed(0))
-    batch = flow.batch(episodes, table)
+    episodes, rewards_per_func, _ = flow.episodes(torch.Generator().manual_seed(0))
+    batch = flow.batch(episodes, rewards_per_func)
+    assert batch.advantages.any()
     turns = [(i, turn) for i, episode in enumerate(episodes) for turn in episode.turns]
     assert batch.rollouts.completion_lists() == [turn.completion_ids for _, turn in turns]
     assert batch.generated_tokens == sum(len(turn.completion_ids) for _, turn in turns)
@@ -105,10 +106,24 @@ def test_only_what_the_planner_sampled_is_in_a_batch(base, task, system):
     assert metrics["completions/mean_length"] == pytest.approx(batch.generated_tokens / len(turns))
 
 
+def logps_of(policy, turn):
+    """The log-probabilities of a turn's tokens, by the model's plain forward pass."""
+    ids = torch.tensor([turn.prompt_ids + turn.completion_ids])
+    scores, start = policy.model(ids).logits[0].float().log_softmax(-1), len(turn.prompt_ids)
+    return scores[start - 1 : -1].gather(1, ids[0, start:, None])[:, 0]
+
+
+def assert_gradient(got, policy, objective):
+    gradients = torch.autograd.grad(objective, list(policy.model.parameters()))
+    expected = torch.cat([g.flatten() for g in gradients])
+    assert torch.allclose(got, expected, atol=1e-4 * expected.abs().max())
+
+
 def gradient_of(policy, batch, config):
-    optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)
+    learner = Learner(policy, config)
+    learner.optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)
     before = weights(policy)
-    update(policy, None, optimizer, None, batch, config)
+    learner.update(batch, scheduled=False)
     change = [b - a for a, b in zip(before, weights(policy), strict=True)]
     for parameter, was in zip(policy.model.parameters(), before, strict=True):
         parameter.data.copy_(was)
@@ -145,37 +160,23 @@ def test_the_update_weighs_turns_as_eq_10_and_micro_batches_change_nothing(polic
     total, tokens = 0.0, sum(n for turns in lengths for n in turns)
     for episode, advantage in zip(episodes, advantages, strict=True):
         for turn in episode.turns:
-            ids = torch.tensor([turn.prompt_ids + turn.completion_ids])
-            scores = policy.model(ids).logits[0].float().log_softmax(-1)
-            own = scores[len(turn.prompt_ids) - 1 : -1].gather(
-                1, ids[0, len(turn.prompt_ids) :, None]
-            )
-            n = len(turn.completion_ids)
-            share = 1 / 4 / len(episode.turns) / n if loss_type == "grpo" else 1 / tokens
+            own = logps_of(policy, turn)
+            share = 1 / 4 / len(episode.turns) / len(own) if loss_type == "grpo" else 1 / tokens
             total = total + share * advantage * own.sum()
-    gradients = torch.autograd.grad(total, list(policy.model.parameters()))
-    expected = torch.cat([g.flatten() for g in gradients])
-    assert torch.allclose(got, expected, atol=1e-4 * expected.abs().max())
+    assert_gradient(got, policy, total)
 
 
 def by_hand(policy, episodes, advantages, *, level="token", cap=None, beta=0.0, loss="grpo"):
     """Two passes of two steps, two whole episodes a step, by plain SGD: PITFALLS 11."""
-    model = policy.model
-
-    def logps(turn):
-        ids = torch.tensor([turn.prompt_ids + turn.completion_ids])
-        scores, start = model(ids).logits[0].float().log_softmax(-1), len(turn.prompt_ids)
-        return scores[start - 1 : -1].gather(1, ids[0, start:, None])[:, 0]
-
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
     with torch.no_grad():
-        old = [[logps(turn) for turn in episode.turns] for episode in episodes]
+        old = [[logps_of(policy, turn) for turn in episode.turns] for episode in episodes]
     tokens = sum(len(turn.completion_ids) for e in episodes for turn in e.turns)
     for pair in ((0, 1), (2, 3)) * 2:
         loss_of_step = 0.0
         for i in pair:
             for turn, before in zip(episodes[i].turns, old[i], strict=True):
-                own = logps(turn)
+                own = logps_of(policy, turn)
                 log_ratio = own - before
                 if level == "sequence":
                     log_ratio = log_ratio.mean().expand_as(log_ratio)
@@ -190,7 +191,7 @@ def by_hand(policy, episodes, advantages, *, level="token", cap=None, beta=0.0, 
         optimizer.zero_grad()
         loss_of_step.backward()
         optimizer.step()
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return flat(policy)
 
 
 @pytest.mark.parametrize("micro", [1, 2])
@@ -211,13 +212,12 @@ def test_several_updates_of_a_step_take_whole_episodes_and_one_old_policy(
         importance_sampling_cap=variant.get("cap"),
     )  # fmt: skip
     policy = new_policy()
-    start = torch.cat([p.detach().flatten() for p in weights(policy)])
+    start = flat(policy)
     batch = turn_batch(policy, episodes, ["accuracy_reward"], torch.ones(4, 1), advantages)
-    reference = reference_of(policy) if config.beta else None
-    optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
-    assert update(policy, reference, optimizer, None, batch, config)["finite"]
-    got = torch.cat([parameter.detach().flatten() for parameter in policy.model.parameters()])
-    assert (got - expected).norm() < 1e-3 * (expected - start).norm()
+    learner = Learner(policy, config)
+    learner.optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
+    learner.update(batch, scheduled=False)
+    assert (flat(policy) - expected).norm() < 1e-3 * (expected - start).norm()
 
 
 def test_with_credit_for_the_final_turn_the_others_get_nothing(policy):
@@ -240,9 +240,7 @@ def test_learning_from_traces_is_maximum_likelihood(policy):
         ids = torch.tensor([turn.prompt_ids + turn.completion_ids])
         labels = torch.tensor([[-100] * len(turn.prompt_ids) + turn.completion_ids])
         total = total - policy.model(ids, labels=labels).loss * len(turn.completion_ids) / 10
-    gradients = torch.autograd.grad(total, list(policy.model.parameters()))
-    expected = torch.cat([g.flatten() for g in gradients])
-    assert torch.allclose(got, expected, atol=1e-4 * expected.abs().max())
+    assert_gradient(got, policy, total)
 
 
 def test_offline_traces_are_successes_of_the_first_policy_kept_for_all_steps(
@@ -263,28 +261,27 @@ def test_offline_traces_are_successes_of_the_first_policy_kept_for_all_steps(
     assert all((batch.advantages == 1).all() and (batch.rewards == 1).all() for batch in seen)
 
 
-@pytest.mark.parametrize("collector", [FlowGRPO, OfflineTraces])
-def test_a_killed_run_goes_on_with_the_same_numbers(base, task, tmp_path, collector):
+@pytest.mark.parametrize("source", [FlowGRPO, pytest.param(OfflineTraces, marks=pytest.mark.slow)])
+def test_a_killed_run_goes_on_with_the_same_numbers(base, task, tmp_path, source):
     """PITFALLS 23; nothing that frozen roles remember is needed."""
 
+    def again():
+        return load_policy(data_dir() / "tiny-base")
+
     def fresh():
-        frozen = load_policy(data_dir() / "tiny-base")
-        return PROFILES["tiny"].load_agents(frozen, max_turns=4)
+        return PROFILES["tiny"].load_agents(again(), max_turns=4)
 
-    whole = run(base, task, fresh(), tmp_path / "whole", collector).history
+    whole = run(base, task, fresh(), tmp_path / "whole", source).history
 
-    class Killed(collector):
+    class Killed(source):
         def __call__(self, generator, state, metrics):
             if state.global_step == 1:
                 raise KeyboardInterrupt
             yield from super().__call__(generator, state, metrics)
 
-    def again():
-        return load_policy(data_dir() / "tiny-base")
-
     with pytest.raises(KeyboardInterrupt):
         run(again(), task, fresh(), tmp_path / "killed", Killed)
-    resumed = run(again(), task, fresh(), tmp_path / "killed", collector, resume=True).history
+    resumed = run(again(), task, fresh(), tmp_path / "killed", source, resume=True).history
 
     def numbers(rows):
         return [{k: v for k, v in row.items() if k != "step_time"} for row in rows]
@@ -292,25 +289,19 @@ def test_a_killed_run_goes_on_with_the_same_numbers(base, task, tmp_path, collec
     assert numbers(resumed) == numbers(whole)
 
 
-def test_an_output_that_could_not_be_had_is_not_scored():
-    right = {"prompt": [{"role": "user", "content": "?"}], "answer": "7"}
-    outputs = ["<answer>7</answer>", None, "<answer>8</answer>"]
-    episodes = [Episode(0, None, [], right, output=output) for output in outputs]
-    table = score_episodes(episodes, [accuracy_reward])
-    assert [e.reward for e in episodes] == [1.0, None, 0.0] and math.isnan(table[1, 0])
-    assert score_episodes(episodes[1:2], [accuracy_reward]).isnan().all()
-
-
-def test_a_group_wise_reward_gets_complete_groups_though_an_output_is_missing():
-    def longest(completions, **columns):
+def test_an_output_that_could_not_be_had_is_not_scored_and_groups_stay_complete():
+    def group_wise(completions, **columns):
         assert len(completions) == 3
-        lengths = [len(c[0]["content"]) for c in completions]
-        return [float(n == max(lengths)) for n in lengths]
+        return [float("7" in c[0]["content"]) for c in completions]
 
-    row = {"prompt": [{"role": "user", "content": "?"}]}
-    episodes = [Episode(0, None, [], row, output=text) for text in ("aa", None, "a")]
-    score_episodes(episodes, [longest])
-    assert [e.reward for e in episodes] == [1.0, None, 0.0]
+    row = {"prompt": [{"role": "user", "content": "?"}], "answer": "7"}
+    for reward in (accuracy_reward, group_wise):
+        outputs = ["<answer>7</answer>", None, "<answer>8</answer>"]
+        episodes = [Episode(0, None, [], row, output=output) for output in outputs]
+        rewards_per_func = score_episodes(episodes, [reward])
+        assert [e.reward for e in episodes] == [1.0, None, 0.0]
+        assert math.isnan(rewards_per_func[1, 0])
+    assert score_episodes(episodes[1:2], [accuracy_reward]).isnan().all()
 
 
 def test_a_model_can_be_the_reward(base, task, system, tmp_path):
@@ -329,37 +320,33 @@ def test_a_model_can_be_the_reward(base, task, system, tmp_path):
 
 
 def test_another_system_is_another_run(base, task, system, tmp_path):
-    run(base, task, system, tmp_path)
+    run(base, task, system, tmp_path, changes={"max_steps": 1})
     other = dataclasses.replace(system, max_turns=3)
-    again = load_policy(data_dir() / "tiny-base")
     with pytest.raises(ValueError, match="another configuration.*4 turns.*3 turns"):
-        run(again, task, other, tmp_path, resume=True)
+        run(base, task, other, tmp_path, changes={"max_steps": 1}, resume=True)
 
 
 def test_errors_repeats_and_stops_are_counted():
-    def step(call, error=False, result="1"):
-        return Step(Action(), call, result, error)
+    def memory(*calls):  # "!" marks an error, "?" a search that found nothing
+        return Memory(tuple(
+            Step(Action(), call, "not found" if "?" in call else "1", "!" in call)
+            for call in calls
+        ))  # fmt: skip
 
-    one = Memory(
-        (step("a"), step("a"), step("b", True), step("b", True), step("c", result="not found"))
-    )
-    two = Memory((step("a"),))
     turn = Turn([1], [2], [0.0])
-    metrics = episode_metrics(
-        [Episode(0, 1.0, [turn] * 5, memory=one, stopped="verifier"),
-         Episode(0, 0.0, [turn], memory=two, stopped="turn limit")]
-    )  # fmt: skip
-    assert metrics == {
+    one = Episode(0, 1.0, [turn] * 5, memory=memory("a", "a", "b!", "b!", "c?"), stopped="verifier")
+    two = Episode(0, 0.0, [turn], memory=memory("a"), stopped="turn limit")
+    assert episode_metrics([one, two]) == {
         "turns": 3.0, "tool_errors": 3 / 6, "repeated_calls": 1 / 6, "stopped": 0.5
     }  # fmt: skip
 
 
 def test_success_is_measured_on_held_out_questions(base, task, system):
     measure = partial(
-        evaluate_episodes, system=system, dataset=task.test, config=CONFIG, questions=8, samples=2
+        evaluate_episodes, system=system, dataset=task.test, config=CONFIG, questions=4, samples=2
     )
     one, two = measure(base), measure(base)
-    assert one == two and one["eval/n"] == 8
+    assert one == two and one["eval/n"] == 4
     assert 0 <= one["eval/pass@1"] <= 1 and 1 <= one["eval/turns"] <= 4
 
 
@@ -369,11 +356,10 @@ def test_success_is_measured_on_held_out_questions(base, task, system):
         ({}, {"per": "row"}, "per is 'row'"),
         ({}, {"credit": "first"}, "credit 'first'; choose"),
         ({"dynamic_sampling_rounds": 1}, {}, "dynamic_sampling_rounds is 1.*set it to 0"),
-        ({"rollout_chunks": 2}, {}, "rollout_chunks is 2.*set it to 1"),
         ({"scale_rewards": "batch"}, {}, "'batch' has no meaning"),
         ({"eval_prompts": 8}, {}, "eval_prompts is 8.*measure=partial"),
-        ({"num_iterations": 2}, {"collector": OfflineTraces}, "2 updates a step"),
-        ({"beta": 0.1}, {"collector": OfflineTraces}, "beta is 0.1"),
+        ({"num_iterations": 2}, {"source": OfflineTraces}, "2 updates a step"),
+        ({"beta": 0.1}, {"source": OfflineTraces}, "beta is 0.1"),
     ],
 )
 def test_what_episodes_do_not_have_is_refused(
@@ -387,7 +373,7 @@ def test_a_reward_that_is_never_earned_leaves_no_trace(base, task, system, tmp_p
     def never(completions, **columns):
         return [0.0] * len(completions)
 
-    with pytest.raises(RuntimeError, match="none of 32 episodes earned a reward of 1"):
+    with pytest.raises(RuntimeError, match="none of 16 episodes earned a reward of 1"):
         run(base, task, system, tmp_path, OfflineTraces, rewards=[never])
 
 

@@ -31,203 +31,73 @@ def call(name, **arguments) -> str:
 # ------------------------------------------------------------- calculator: every one is an error
 
 EXPRESSIONS = [
-    "().__class__",
-    "().__class__.__bases__[0].__subclasses__()",
-    "(1).__class__.__mro__",
-    "1 .real",
-    "''.join",
-    "__import__('os').system('touch {canary}')",
-    "__import__('os').environ",
-    "open('{canary}', 'w')",
-    "exec('1')",
-    "eval('1+1')",
-    "globals()",
-    "rand()",
-    "int(5)",
-    "True",
-    "None",
-    "...",
-    "'a'*3",
-    "'a'*10**9",
-    "b'a'*10**9",
-    "[0]*10**9",
-    "(0,)*10**9",
-    "9**9**9**9",
-    "9**9**9",
-    "99999**99999",
-    "10**100",
-    "(10**14)**100",
-    "2**1e3",
-    "2**-1e400",
-    "1e308*10",
-    "1e400-1e400",
-    "0*1e999",
-    "1" * 99,
-    "9" * LONG,
-    "1<<10000000",
-    "1>>1",
-    "1&1",
-    "~1",
-    "1==1",
-    "1<2",
-    "1 if 1 else 2",
-    "1 and 2",
-    "not 1",
-    "lambda: 1",
-    "(lambda f: f(f))(lambda f: f(f))",
-    "(x:=5)",
-    "x=5",
-    "x",
-    "[i for i in range(10**9)]",
-    "sum(i for i in (1,2))",
-    "{1: 2}",
-    "[1][0]",
-    "f'{1+1}'",
-    "'{0.__class__}'.format(1)",
-    "'%s' % 1",
-    "1;2",
-    "1\n2",
-    "import os",
-    "1 # comment",
-    "1\\\n+1",
-    "１+１",
-    "²+1",
-    "٣*2",
-    "1\u200b+1",
-    "1\x00+1",
-    "\x00",
-    "1_000",
-    "1j*1j",
-    "(-1)**0.5",
-    "0x10",
-    "(" * 50,
-    "(" * LONG + "1" + ")" * LONG,
-    "-" * 99,
-    "-" * LONG + "1",
-    "1+" * LONG + "1",
-    "*args",
-    "**5",
-    "%d",
-    "\ud800",
-    "",
-    " ",
-]
+    "().__class__", "().__class__.__bases__[0].__subclasses__()", "(1).__class__.__mro__",
+    "1 .real", "''.join", "__import__('os').system('touch {canary}')", "__import__('os').environ",
+    "open('{canary}', 'w')", "exec('1')", "eval('1+1')", "globals()", "rand()", "int(5)", "True",
+    "None", "...", "'a'*3", "'a'*10**9", "b'a'*10**9", "[0]*10**9", "(0,)*10**9", "9**9**9**9",
+    "9**9**9", "99999**99999", "10**100", "(10**14)**100", "2**1e3", "2**-1e400", "1e308*10",
+    "1e400-1e400", "0*1e999", "1" * 99, "9" * LONG, "1<<10000000", "1>>1", "1&1", "~1", "1==1",
+    "1<2", "1 if 1 else 2", "1 and 2", "not 1", "lambda: 1", "(lambda f: f(f))(lambda f: f(f))",
+    "(x:=5)", "x=5", "x", "[i for i in range(10**9)]", "sum(i for i in (1,2))", "{1: 2}", "[1][0]",
+    "f'{1+1}'", "'{0.__class__}'.format(1)", "'%s' % 1", "1;2", "1\n2", "import os", "1 # comment",
+    "1\\\n+1", "１+１", "²+1", "٣*2", "1\u200b+1", "1\x00+1", "\x00", "1_000", "1j*1j", "(-1)**0.5",
+    "0x10", "(" * 50, "(" * LONG + "1" + ")" * LONG, "-" * 99, "-" * LONG + "1", "1+" * LONG + "1",
+    "*args", "**5", "%d", "\ud800", "", " ",
+]  # fmt: skip
 
 # --------------------------------- lookup: may find a fact of its own catalogue, and nothing else
 
 QUERIES = [
-    "'; DROP TABLE facts; --",
-    "lamp'; DELETE FROM facts WHERE '1'='1",
-    '"; DROP TABLE facts; --',
-    '" OR name:*',
-    'lamp" OR "hidden',
-    "lamp OR hidden",
-    "* OR *",
-    "lamp*",
-    "hid*",
-    "name:hidden",
-    "{name text}: hidden",
-    "catalogue:2",
-    "- name: lamp",
-    "^hidden",
-    "NEAR(",
-    "NEAR(lamp hidden, 5)",
-    "NOT lamp",
-    "lamp AND",
-    "AND OR NOT",
-    '"',
-    '""""',
-    "'",
-    "(((((",
-    ") UNION SELECT text FROM facts --",
-    "x' UNION SELECT name FROM sqlite_master --",
+    "'; DROP TABLE facts; --", "lamp'; DELETE FROM facts WHERE '1'='1", '"; DROP TABLE facts; --',
+    '" OR name:*', 'lamp" OR "hidden', "lamp OR hidden", "* OR *", "lamp*", "hid*", "name:hidden",
+    "{name text}: hidden", "catalogue:2", "- name: lamp", "^hidden", "NEAR(",
+    "NEAR(lamp hidden, 5)", "NOT lamp", "lamp AND", "AND OR NOT", '"', '""""', "'", "(((((",
+    ") UNION SELECT text FROM facts --", "x' UNION SELECT name FROM sqlite_master --",
     "ATTACH DATABASE '{canary}' AS x",
-    "'; ATTACH DATABASE '{canary}' AS x; CREATE TABLE x.y(z); --",
-    "load_extension('libc.so.6')",
-    "writefile('{canary}', 'x')",
-    "PRAGMA query_only=OFF",
-    "INSERT INTO facts(facts) VALUES('delete-all')",
-    "lamp\x00hidden",
-    "\x00",
-    "\ud800",
-    "?1 :catalogue @x $y",
-    "%s %d {0}",
-    "_ _ _",
-    "\u202eneddih",
-    "hidden",
-    "",
-]
+    "'; ATTACH DATABASE '{canary}' AS x; CREATE TABLE x.y(z); --", "load_extension('libc.so.6')",
+    "writefile('{canary}', 'x')", "PRAGMA query_only=OFF",
+    "INSERT INTO facts(facts) VALUES('delete-all')", "lamp\x00hidden", "\x00", "\ud800",
+    "?1 :catalogue @x $y", "%s %d {0}", "_ _ _", "\u202eneddih", "hidden", "",
+]  # fmt: skip
 
 TOO_LONG_QUERIES = ["a" * LONG, '"' * LONG, "a " * LONG, "(" * LONG]
 
 # ----------------------------------------------------- no calls, and calls that fit no tool: errors
 
 NO_CALLS = [
-    "",
-    "\x00",
-    "\ud800",
-    "I would look it up.",
-    "lookup",
-    "lookup(lamp",
-    "lookup lamp)",
-    "(lamp)",
-    "__import__('os').system('touch {canary}')",
-    "os.system(touch {canary})",
-    "eval(open('{canary}'))",
-    "Toolkit(x)",
-    "__class__(x)",
-    "run(x)",
-    "LOOKUP(lamp)",
+    "", "\x00", "\ud800", "I would look it up.", "lookup", "lookup(lamp", "lookup lamp)", "(lamp)",
+    "__import__('os').system('touch {canary}')", "os.system(touch {canary})",
+    "eval(open('{canary}'))", "Toolkit(x)", "__class__(x)", "run(x)", "LOOKUP(lamp)",
     "lооkup(lamp)",  # with Cyrillic o
-    "lookup(lamp); calculator(1+1)) and",
-    "{" * LONG,
-    '{"name":' * LONG,
-    "[" * LONG + "]" * LONG,
-    '{"name": "lookup", "arguments": {"query": "lamp"}',
+    "lookup(lamp); calculator(1+1)) and", "{" * LONG, '{"name":' * LONG,
+    "[" * LONG + "]" * LONG, '{"name": "lookup", "arguments": {"query": "lamp"}',
     '{"name": "lookup", "arguments": {"query": "lamp"}} and more',
     '{"name": "lookup", "arguments": {"query": "lamp"}}{"name": "lookup"}',
-    "{'name': 'lookup', 'arguments': {'query': 'lamp'}}",
-    '{"name": "lookup", "arguments": "lamp"}',
-    '{"name": "lookup", "arguments": ["lamp"]}',
-    '{"name": "lookup", "arguments": null}',
-    '{"name": ["lookup"], "arguments": {}}',
-    '{"name": null, "arguments": {}}',
+    "{'name': 'lookup', 'arguments': {'query': 'lamp'}}", '{"name": "lookup", "arguments": "lamp"}',
+    '{"name": "lookup", "arguments": ["lamp"]}', '{"name": "lookup", "arguments": null}',
+    '{"name": ["lookup"], "arguments": {}}', '{"name": null, "arguments": {}}',
     '{"function": "lookup", "arguments": {"query": "lamp"}}',
     '[{"name": "lookup", "arguments": {"query": "lamp"}}]',
     '{"name": "lookup", "arguments": {"query": ' + "9" * LONG + "}}",
-    "<tool_call><tool_call></tool_call>",
-    "<tool_call>" * LONG,
-    "```json```json```",
-    "a" * LONG + "(x)",
-    call("__init__", self=1),
-    call("lookup\n\x1b[2J", query="x"),
-    call("", query="x"),
-    call("lookup"),
-    call("lookup", Query="lamp"),
-    call("lookup", query=None),
-    call("lookup", query=5),
-    call("lookup", query=["lamp"]),
-    call("lookup", query={"$ne": None}),
-    call("lookup", query="lamp", catalogue=2),
-    call("lookup", query="lamp", catalogue=None),
-    call("lookup", query="lamp", limit=99),
-    call("lookup", query="lamp", self=None),
+    "<tool_call><tool_call></tool_call>", "<tool_call>" * LONG, "```json```json```",
+    "a" * LONG + "(x)", call("__init__", self=1), call("lookup\n\x1b[2J", query="x"),
+    call("", query="x"), call("lookup"), call("lookup", Query="lamp"), call("lookup", query=None),
+    call("lookup", query=5), call("lookup", query=["lamp"]), call("lookup", query={"$ne": None}),
+    call("lookup", query="lamp", catalogue=2), call("lookup", query="lamp", catalogue=None),
+    call("lookup", query="lamp", limit=99), call("lookup", query="lamp", self=None),
     call("lookup", query="lamp", **{"__class__": "x"}),
-    call("lookup", query="lamp", **{"x" * LONG: "x"}),
-    call("calculator", expression=float("nan")),
-    call("calculator", expression=True),
-    call("calculator", expression="1+1", timeout=1e9),
-    call("python", code=["print(1)"]),
-    call("python", code="print(1)", timeout=1e9),
-    call("python", code="print(1)", memory_mb=10**9),
-    call("wikipedia_search", query="x" * LONG),
+    call("lookup", query="lamp", **{"x" * LONG: "x"}), call("calculator", expression=float("nan")),
+    call("calculator", expression=True), call("calculator", expression="1+1", timeout=1e9),
+    call("python", code=["print(1)"]), call("python", code="print(1)", timeout=1e9),
+    call("python", code="print(1)", memory_mb=10**9), call("wikipedia_search", query="x" * LONG),
     call("wikipedia_search", query="x\r\nHost: 127.0.0.1"),
     call("wikipedia_search", query="\ud800"),
     call("wikipedia_search", query="x", base_url="http://127.0.0.1:{port}/"),
-]
+]  # fmt: skip
 
 # -------------------------- python: what gets out prints "escaped"; most end in an error's text
 
+LIBC = "import ctypes\nlibc = ctypes.CDLL(None)\n"
 CODES = {
     "reads a file": "print('escaped', open('/etc/passwd').read())",
     "reads its environment": "import os; print(os.environ)\n"
@@ -255,14 +125,13 @@ CODES = {
     "for _ in range(999): threading.Thread(target=print).start()\nprint('escaped')",
     "opens a connection": "import socket\n"
     "socket.create_connection(('127.0.0.1', {port})); print('escaped')",
-    "opens a connection below socket": "import ctypes\nlibc = ctypes.CDLL(None)\n"
-    "print('escaped' if libc.socket(2, 1, 0) >= 0 else 'no')",
+    "opens a connection below socket": LIBC
+    + "print('escaped' if libc.socket(2, 1, 0) >= 0 else 'no')",
     "asks the web": "import urllib.request\n"
     "print('escaped', urllib.request.urlopen('http://127.0.0.1:{port}').read())",
     "kills the parent": "import os; os.kill(os.getppid(), 9); print('escaped')",
     "may kill the group": "import os; os.kill(0, 0); print('escaped')",
-    # 9999 is no advice: refused before the kernel reads it, or else answered EINVAL (22). Advice to
-    # take a page out of use would be heard from root.
+    # 9999 is no advice: refused before the kernel reads it, or else answered EINVAL (22)
     "advises on memory": "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
     "libc.madvise(ctypes.c_void_p(0), 4096, 9999)\n"
     "print('escaped' if ctypes.get_errno() == 22 else 'no')",
@@ -275,45 +144,41 @@ CODES = {
     "while True: time.sleep(60)",
     "raises its limits": "import resource\n"
     "resource.setrlimit(resource.RLIMIT_AS, (-1, -1)); print('escaped')",
-    "raises limits below resource": "import ctypes\nlibc = ctypes.CDLL(None)\n"
-    "new = (ctypes.c_ulong * 2)(2**62, 2**62)\n"
+    "raises limits below resource": LIBC
+    + "new = (ctypes.c_ulong * 2)(2**62, 2**62)\n"
     "print('escaped' if libc.setrlimit(9, new) == 0 else 'no')",
-    "takes the filter off": "import ctypes\nlibc = ctypes.CDLL(None)\n"
-    "print('escaped' if libc.prctl(22, 0, 0) == 0 or libc.prctl(38, 0, 0, 0, 0) == 0 else 'no')",
-    "opens below open": "import ctypes\nlibc = ctypes.CDLL(None)\n"
-    "print('escaped' if libc.open(b'/etc/passwd', 0) >= 0 else 'no')",
-    "calls by number": "import ctypes\nlibc = ctypes.CDLL(None)\n"
-    "print('escaped' if libc.syscall(2, b'/etc/passwd', 0) >= 0 or "
-    "libc.syscall(257, -100, b'/etc/passwd', 0) >= 0 else 'no')",
-    "calls by x32 numbers": "import ctypes\nlibc = ctypes.CDLL(None)\n"
-    "print('escaped' if libc.syscall(0x40000002, b'/etc/passwd', 0) >= 0 else 'no')",
-    "traces the parent": "import ctypes\nlibc = ctypes.CDLL(None)\n"
-    "print('escaped' if libc.ptrace(16, {pid}, 0, 0) == 0 else 'no')",
+    "takes the filter off": LIBC
+    + "print('escaped' if libc.prctl(22, 0, 0) == 0 or libc.prctl(38, 0, 0, 0, 0) == 0 else 'no')",
+    "opens below open": LIBC + "print('escaped' if libc.open(b'/etc/passwd', 0) >= 0 else 'no')",
+    "calls by number": LIBC
+    + "fds = libc.syscall(2, b'/etc/passwd', 0), libc.syscall(257, -100, b'/etc/passwd', 0)\n"
+    "print('escaped' if max(fds) >= 0 else 'no')",
+    "calls by x32 numbers": LIBC
+    + "print('escaped' if libc.syscall(0x40000002, b'/etc/passwd', 0) >= 0 else 'no')",
+    "traces the parent": LIBC + "print('escaped' if libc.ptrace(16, {pid}, 0, 0) == 0 else 'no')",
     "writes to a null pointer": "import ctypes; ctypes.memset(0, 1, 1); print('escaped')",
     "loads a library": "import ctypes; ctypes.CDLL('libsqlite3.so.0'); print('escaped')",
-    "keeps busy": "while True: pass",
-    "sleeps": "import time; time.sleep(3600)",
+    "keeps busy": "while True: pass", "sleeps": "import time; time.sleep(3600)",
     "keeps busy in one operation": "x = 10 ** 10 ** 9",
     "backtracks": "import re; re.match('(a+)+$', 'a' * 40 + 'b')",
-    "catches everything": "while True:\n  try:\n    while True: pass\n  except BaseException: pass",
+    "catches everything": "while True:\n  try:\n    while True: pass\n"
+    "  except BaseException: pass",
     "prints for ever": "while True: print('y' * 1000)",
     "prints much at once": "print('y' * 50_000_000)",
     "prints much as error": "import sys\nwhile True: sys.stderr.write('y' * 1000)",
     "takes all memory": "x = []\nwhile True: x.append(bytearray(10 ** 7))",
-    "takes all memory at once": "x = bytearray(10 ** 12)",
-    "recurses": "def f(): f()\nf()",
+    "takes all memory at once": "x = bytearray(10 ** 12)", "recurses": "def f(): f()\nf()",
     "recurses without limit": "import sys; sys.setrecursionlimit(10 ** 9)\ndef f(): f()\nf()",
-    "recurses in C": "import sys; sys.setrecursionlimit(10 ** 9)\n"
-    "x = []\nfor _ in range(10 ** 6): x = [x]\nprint(len(repr(x)))",
+    "recurses in C": "import sys; sys.setrecursionlimit(10 ** 9)\nx = []\n"
+    "for _ in range(10 ** 6): x = [x]\nprint(len(repr(x)))",
     "nests deeply": "(" * 5000 + ")" * 5000,
     "raises an endless error": "raise ValueError('y' * 10_000_000)",
     "raises an error that raises": "class E(Exception):\n  def __str__(self): raise E\nraise E",
-    "exits": "import sys; sys.exit(0)",
-    "exits hard": "import os; os._exit(0)",
+    "exits": "import sys; sys.exit(0)", "exits hard": "import os; os._exit(0)",
     "aborts": "import os; os.abort()",
     "closes its output": "import os; os.close(1); os.close(2); print('x' * 9999)",
     "closes its output and stays": "import os, time; os.close(1); os.close(2); time.sleep(3600)",
-    "runs more code": "exec('import os; os.system(\"touch {canary}2\")'); ",
+    "runs more code": 'exec(\'import os; os.system("touch {canary}2")\'); ',
     "finds all classes": "for c in object.__subclasses__():\n"
     "  if c.__name__ == 'Popen': c(['touch', '{canary}2'])",
     "looks into its frames": "import sys\nframe = sys._getframe()\n"
@@ -322,13 +187,12 @@ CODES = {
     "looks for descriptors": "import os\nfor fd in range(3, 99):\n"
     "  try: os.fstat(fd); print('escaped', fd)\n  except OSError: pass",
     "holds bytes that are no text": "import sys; sys.stdout.buffer.write(bytes(range(256)))",
-    "has a null byte": "print(1)\x00",
-    "has a lone surrogate": "print('\ud800')",
+    "has a null byte": "print(1)\x00", "has a lone surrogate": "print('\ud800')",
     "is too long": "#" * LONG,
-}
+}  # fmt: skip
 # int 0x80 with number 20: getpid for 32 bits, but writev, which is allowed, for 64
 CODES["runs machine code that calls as 32 bits"] = (
-    "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.mmap.restype = ctypes.c_void_p\n"
+    LIBC + "libc.mmap.restype = ctypes.c_void_p\n"
     "page = libc.mmap(None, 4096, 7, 0x22, -1, 0)\n"
     "ctypes.memmove(page, bytes.fromhex('b814000000cd80c3'), 8)\n"
     "print('escaped', ctypes.CFUNCTYPE(ctypes.c_int)(page)())"

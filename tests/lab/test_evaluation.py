@@ -8,8 +8,13 @@ import pytest
 from datasets import Dataset
 from scipy.stats import binomtest
 
-from grpo_kit.lab import evaluation
-from grpo_kit.lab.evaluation import TESTS, exam, grade_maths, grade_number
+from grpo_kit.lab.evaluation import (
+    GRADES,
+    evaluate_test_set,
+    grade_maths,
+    grade_number,
+    load_test_set,
+)
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import maths_reward
 from grpo_kit.tasks.competition_math import (
@@ -73,22 +78,23 @@ def test_without_math_verify_it_says_what_to_install(monkeypatch):
         grade_maths("<answer>1</answer>", "1")
 
 
-def test_an_exam_counts_and_has_wilsons_interval(policy):
+def test_a_test_set_is_counted_and_has_wilsons_interval(policy):
     rows = [{"prompt": [{"role": "user", "content": f"{i}?"}], "answer": str(i)} for i in range(7)]
-    asked = []
+    graded = []
 
     def grade(text, gold):
-        asked.append(gold)
+        graded.append(gold)
         return int(gold) < 2, int(gold) < 5
 
-    found = exam(policy, rows, grade, max_new_tokens=4, batch_size=3, progress=False)
-    assert asked == [str(i) for i in range(7)] and found["n"] == 7
-    assert found["strict"] == pytest.approx(2 / 7) and found["lenient"] == pytest.approx(5 / 7)
+    options = {"max_new_tokens": 4, "batch_size": 3, "progress": False}
+    accuracy = evaluate_test_set(policy, rows, grade, **options)
+    assert graded == [str(i) for i in range(7)] and accuracy["n"] == 7
+    assert (accuracy["strict"], accuracy["lenient"]) == pytest.approx((2 / 7, 5 / 7))
     interval = binomtest(2, 7).proportion_ci(method="wilson")
-    assert (found["strict/low"], found["strict/high"]) == (interval.low, interval.high)
-    assert 0 < found["mean_length"] <= 4 and 0 <= found["truncated"] <= 1
-    with pytest.raises(ValueError, match="there are no rows to evaluate on"):
-        exam(policy, [], grade, max_new_tokens=4)
+    assert (accuracy["strict/low"], accuracy["strict/high"]) == (interval.low, interval.high)
+    assert 0 < accuracy["mean_length"] <= 4 and 0 <= accuracy["truncated"] <= 1
+    with pytest.raises(ValueError, match="no rows"):
+        evaluate_test_set(policy, [], grade, max_new_tokens=4)
 
 
 def test_math500_of_a_folder(tmp_path):
@@ -151,7 +157,7 @@ def test_math_of_a_folder_is_a_task_of_a_profile(tmp_path):
     profile = dataclasses.replace(PROFILES["smoke"], task="competition_math", data=str(tmp_path))
     task = profile.load_task()
     contents = [rows[0]["prompt"][-1]["content"] for rows in (task.train, task.test)]
-    assert contents == ["One?", "Two?"] and task.name in evaluation.GRADES
+    assert contents == ["One?", "Two?"] and task.name in GRADES
 
 
 def test_the_maths_reward_pays_for_the_meaning_of_what_is_tagged():
@@ -171,9 +177,14 @@ def test_maths_is_compared_in_the_main_thread_or_not_at_all():
             late.result()
 
 
-def test_every_test_set_has_rows_and_a_grade(monkeypatch):
-    assert set(TESTS) == {"word_problems", "gsm8k", "math500"}
-    rows = TESTS["word_problems"][0](None)
-    assert {"prompt", "answer"} <= set(rows.column_names)
+def test_every_test_set_has_rows_and_a_grade(tmp_path):
+    assert {"prompt", "answer"} <= set(load_test_set("word_problems").column_names)
     with pytest.raises(ValueError, match="leave out --data"):
-        evaluation._word_problems("somewhere")
+        load_test_set("word_problems", tmp_path)
+    with pytest.raises(ValueError, match="unknown task 'mmlu': choose one of word_problems"):
+        load_test_set("mmlu")
+    for name, row in (("math500", ROW), ("gsm8k", {"question": "1 + 1?", "answer": "#### 2"})):
+        for split in ("train", "test"):
+            (tmp_path / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
+        (loaded,) = load_test_set(name, tmp_path)
+        assert loaded["answer"] and callable(GRADES[name])

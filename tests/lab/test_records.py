@@ -2,13 +2,12 @@
 
 import json
 import math
-import os
 import subprocess
 
 import pytest
 
 from grpo_kit.lab import records
-from grpo_kit.lab.records import SCHEMA, by_arm, load, path_of, read, slug
+from grpo_kit.lab.records import by_arm, fingerprint, load, path_of, read, slug
 
 
 def test_a_record_is_read_back_as_it_was_written(make_record, tmp_path):
@@ -26,25 +25,36 @@ def test_a_record_is_read_back_as_it_was_written(make_record, tmp_path):
     there.write(tmp_path)
     assert read(path) == there, "written again it is the same"
     assert list(path.parent.iterdir()) == [path], "nothing half-written stays"
-
-
-def test_what_is_not_a_number_is_stored_as_null_since_json_has_no_nan(make_record, tmp_path):
     path = make_record(evaluation={"eval/pass@1": math.nan}).write(tmp_path)
     assert read(path).evaluation == {"eval/pass@1": None} and "NaN" not in path.read_text()
 
 
+def test_the_shipped_files_are_written_again_byte_by_byte(tmp_path):
+    stored, problems = load()
+    assert len(stored) > 200 and problems == []
+    for record in stored[::10]:
+        path = record.path(records.results_dir())
+        assert record.write(tmp_path).read_bytes() == path.read_bytes(), path
+
+
 def test_the_hash_tells_configs_apart_and_not_their_order(make_record):
-    one, same = ({"a": 1, "b": (2.0, 3)}, {"b": [2.0, 3], "a": 1})
-    hashes = {make_record(config=config).config_hash for config in (one, same)}
-    assert len(hashes) == 1 and len(hashes.pop()) == 16
-    other = make_record(config={"a": 1, "b": (2.0, 4)}).config_hash
-    assert other != make_record(config=one).config_hash
+    one, same, other = (
+        make_record(config=config).config_hash
+        for config in ({"a": 1, "b": (2.0, 3)}, {"b": [2.0, 3], "a": 1}, {"a": 1, "b": (2.0, 4)})
+    )
+    assert one == same != other and len(one) == 16
 
 
-def edit(path, change):
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
+def edit(change, sign=False):
+    def damage(path):
+        content = json.loads(path.read_text())
+        change(content)
+        if sign:
+            del content["checksum"]
+            content["checksum"] = fingerprint(content)
+        path.write_text(json.dumps(content))
+
+    return damage
 
 
 @pytest.mark.parametrize(
@@ -52,15 +62,19 @@ def edit(path, change):
     [
         (lambda path: path.write_text(path.read_text()[:-40]), "is no whole result file"),
         (lambda path: path.write_text(""), "is no whole result file"),
-        (lambda path: path.write_text("[1]"), "is no whole result file"),
-        (lambda path: edit(path, lambda c: c.update(schema=99)), f"schema 99, this reads {SCHEMA}"),
-        (lambda path: edit(path, lambda c: c["config"].update(max_steps=9)), "its config has not"),
-        (lambda path: edit(path, lambda c: c["evaluation"].update({"eval/pass@1": 0.99})),
-         "was edited after the run"),
-        (lambda path: edit(path, lambda c: c["history"].pop()), "was edited after the run"),
-        (lambda path: edit(path, lambda c: c.pop("machine")), "lacks machine"),
+        (lambda path: path.write_text("[" * 100_000), "is no whole result file"),
+        (lambda path: path.write_bytes(b"\xff"), "is no whole result file"),
+        (lambda path: path.write_text("[1]"), "the file: Input should be a dictionary"),
+        (edit(lambda c: c.update(schema=99)), "schema: Input should be 1"),
+        (edit(lambda c: c.pop("machine")), "machine: Field required"),
+        (edit(lambda c: c.update(seed="first")), "seed: Input should be a valid integer"),
+        (edit(lambda c: c["config"].update(max_steps=9)), "was edited after the run"),
+        (edit(lambda c: c["config"].update(max_steps=9), sign=True), "was edited after the run"),
+        (edit(lambda c: c["evaluation"].update({"eval/pass@1": 0.99})), "was edited after the run"),
+        (edit(lambda c: c["history"].pop()), "was edited after the run"),
+        (edit(lambda c: c["history"].clear(), sign=True), "has no history"),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_file_is_named_in_a_sentence_and_the_others_are_read(
     damage, sentence, make_record, tmp_path
 ):
@@ -70,18 +84,18 @@ def test_a_damaged_file_is_named_in_a_sentence_and_the_others_are_read(
     with pytest.raises(ValueError, match="seed-0.json") as caught:
         read(bad)
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
-    found, problems = load(tmp_path)
-    assert [record.seed for record in found] == [1] and problems == [str(caught.value)]
+    there, problems = load(tmp_path)
+    assert [record.seed for record in there] == [1] and problems == [str(caught.value)]
 
 
 def test_two_files_of_one_seed_and_a_file_in_anothers_place_are_named(make_record, tmp_path):
     path = make_record(seed=0).write(tmp_path)
     path.with_name("seed-07.json").write_text(path.read_text())
-    found, problems = load(tmp_path)
-    assert len(found) == 1 and "seeds of an arm must differ" in problems[0]
+    there, problems = load(tmp_path)
+    assert len(there) == 1 and "seed-07.json" in problems[0] and "delete one" in problems[0]
     path.unlink()
-    found, problems = load(tmp_path)
-    assert found == [] and "move it there" in problems[0]
+    there, problems = load(tmp_path)
+    assert there == [] and "move it there" in problems[0]
 
 
 def test_only_what_is_asked_for_is_loaded(make_record, tmp_path):
@@ -95,18 +109,14 @@ def test_only_what_is_asked_for_is_loaded(make_record, tmp_path):
 
 
 def test_arms_are_grouped_with_their_seeds_in_order(make_record):
-    found = by_arm([make_record("a", 2), make_record("b", 0), make_record("a", 1)])
-    assert {arm: list(seeds) for arm, seeds in found.items()} == {"a": [1, 2], "b": [0]}
+    arms = by_arm([make_record("a", 2), make_record("b", 0), make_record("a", 1)])
+    assert {arm: list(seeds) for arm, seeds in arms.items()} == {"a": [1, 2], "b": [0]}
 
 
 def test_names_of_arms_are_fit_for_folders():
-    names = ["truth 10 %", "truth 1 %", "P(Yes), no labels", "mixed, unbalanced", "…"]
-    assert [slug(name) for name in names] == [
-        "truth-10", "truth-1", "P-Yes-no-labels", "mixed-unbalanced", "arm"
-    ]  # fmt: skip
-    assert (
-        path_of("r", "tiny", "meta", "truth 1 %", 4).as_posix() == "r/tiny/meta/truth-1/seed-4.json"
-    )
+    assert slug("P(Yes), no labels") == "P-Yes-no-labels" and slug("…") == "arm"
+    path = path_of("r", "tiny", "meta", "truth 1 %", 4)
+    assert path.as_posix() == "r/tiny/meta/truth-1/seed-4.json"
 
 
 def test_a_record_says_where_it_was_made(monkeypatch):
@@ -124,27 +134,26 @@ def test_a_record_says_where_it_was_made(monkeypatch):
 
 def test_a_commit_is_marked_where_code_or_base_were_changed(tmp_path):
     code, base = tmp_path / "grpo_kit" / "lab", tmp_path / "data" / "tiny-base"
-    for folder in (code, base):
-        folder.mkdir(parents=True)
-    for file in (code / "records.py", tmp_path / "grpo_kit" / "training.py", base / "model"):
+    files = (code / "records.py", tmp_path / "grpo_kit" / "training.py", base / "model")
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("1")
-    named = {
-        f"GIT_{who}_{what}": "x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
-    }
-    git = {"cwd": tmp_path, "check": True, "env": {**os.environ, **named}}
+
+    def git(*arguments):
+        author = ["-c", "user.name=x", "-c", "user.email=x"]
+        subprocess.run(["git", *author, *arguments], cwd=tmp_path, check=True)
+
     assert records.commit(tmp_path) == "", "no repository"
-    subprocess.run(["git", "init", "-q"], **git)
-    (tmp_path / "other").touch()
-    subprocess.run(["git", "add", "other"], **git)
-    subprocess.run(["git", "commit", "-qm", "zero"], **git)
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "zero")
     assert records.commit(tmp_path) == "", "a repository of something else"
-    subprocess.run(["git", "add", "."], **git)
-    subprocess.run(["git", "commit", "-qm", "one"], **git)
+    git("add", ".")
+    git("commit", "-qm", "one")
     clean = records.commit(tmp_path)
     assert len(clean) == 12
     (tmp_path / "README.md").write_text("words decide nothing")
     assert records.commit(tmp_path) == clean
-    for file in (tmp_path / "grpo_kit" / "training.py", base / "model", code / "new.py"):
+    for file in (*files[1:], code / "new.py"):
         before = file.read_text() if file.exists() else None
         file.write_text("2")
         assert records.commit(tmp_path) == clean + "+", file

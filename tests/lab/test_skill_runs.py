@@ -2,22 +2,22 @@
 
 import dataclasses
 import json
-from types import SimpleNamespace
 
 import pytest
 
 from grpo_kit.lab import skill_runs
 from grpo_kit.profiles import PROFILES
-from grpo_kit.rewards import accuracy_reward
+
+VERBS = {"+": ("finds", "buys", "wins", "gets"), "-": ("loses", "sells", "spends", "drops")}
 
 
-@pytest.fixture(autouse=True)
-def _few_rows(monkeypatch):
+def task_of(monkeypatch, skill):
     monkeypatch.setattr(skill_runs, "ROWS", {"train": 60, "test": 40})
+    return skill_runs.task_of(skill, skill_runs.ROW_MAKERS[skill])
 
 
-def test_verification_items_are_balanced_and_their_labels_true():
-    task = skill_runs.verify_task()
+def test_verification_items_are_balanced_and_their_labels_true(monkeypatch):
+    task = task_of(monkeypatch, "verify")
     answers = list(task.train["answer"])
     assert 0.3 < answers.count("Yes") / len(answers) < 0.7
     for row in task.test:
@@ -31,12 +31,8 @@ def test_verification_items_are_balanced_and_their_labels_true():
         assert row["answer"] == ("Yes" if int(proposed.split("\n")[0]) == value else "No")
 
 
-VERBS = {"+": ("finds", "buys", "wins", "gets"), "-": ("loses", "sells", "spends", "drops")}
-
-
-def test_the_right_plan_earns_1_and_anything_else_0():
-    task = skill_runs.plan_task()
-    for row in task.test.select(range(10)):
+def test_the_right_plan_earns_1_and_anything_else_0(monkeypatch):
+    for row in task_of(monkeypatch, "plan").test.select(range(10)):
         context, goal, tool = row["answer"].split("|")
         right = f"<think>So.</think>\nContext: {context}\nGoal: {goal}\nTool: {tool}"
         texts = [right, right.replace(f"Goal: {goal}", "Goal: find nothing"), "", "Goal: x"]
@@ -44,7 +40,10 @@ def test_the_right_plan_earns_1_and_anything_else_0():
         assert skill_runs.plan_reward(completions, [row["answer"]] * 4) == [1.0, 0.0, 0.0, 0.0]
 
 
-def test_every_skill_is_run_and_reported(saved_policy, tmp_path):
+def test_every_skill_is_run_and_reported_and_a_failing_one_leaves_the_others_results(
+    saved_policy, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(skill_runs, "ROWS", {"train": 60, "test": 40})
     profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy))
     config = dataclasses.replace(
         profile.config, max_steps=1, generation_batch_size=8, max_completion_length=4,
@@ -61,44 +60,7 @@ def test_every_skill_is_run_and_reported(saved_policy, tmp_path):
     assert "| plan | 0.000 | 0.000 |" in text and "| none | none |" in text
     assert (tmp_path / "out" / "skills.png").stat().st_size > 1000
 
-
-def test_a_judge_that_ends_its_run_leaves_the_other_skills_results(
-    saved_policy, tmp_path, monkeypatch
-):
-    def fake(policy, task, rewards, config, *, output_dir, seed):
-        if output_dir.name == "judge":
-            raise RuntimeError("no reward scored anything")
-        return SimpleNamespace(series=lambda name: ([1, 2], [0.0, 1.0]))
-
-    monkeypatch.setattr(skill_runs, "train", fake)
-    monkeypatch.setattr(
-        skill_runs, "evaluate", lambda *_, **__: {"eval/pass@1": 0.5, "eval/greedy": 0.25}
-    )
-    profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy))
-    with pytest.raises(RuntimeError, match="no reward scored"):
-        skill_runs.run_skills(profile, profile.config, tmp_path)
-    assert list(json.loads((tmp_path / "skills.json").read_text())) == [
-        "solve", "verify", "plan", "meta", "bare",
-    ]  # fmt: skip
-    assert (
-        "| meta | 0.500 | 0.500 | 0.250 | 0.250 | 0.000 | 1.000 |"
-        in (tmp_path / "skills.md").read_text()
-    )
-    assert (tmp_path / "skills.png").stat().st_size > 1000
-
-
-def test_one_skill_alone(saved_policy, tmp_path, monkeypatch):
-    run = SimpleNamespace(series=lambda name: ([1], [0.5]))
-    monkeypatch.setattr(skill_runs, "train", lambda *_, **__: run)
-    monkeypatch.setattr(
-        skill_runs, "evaluate", lambda *_, **__: {"eval/pass@1": 0.5, "eval/greedy": 0.25}
-    )
-    profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy))
-    assert list(skill_runs.run_skills(profile, profile.config, tmp_path, names=["plan"])) == [
-        "plan"
-    ]
-
-
-def test_accuracy_reads_a_verdict():
-    texts = ["<answer>Yes</answer>", "<answer>No</answer>"]
-    assert accuracy_reward([], texts, [], answer=["Yes", "Yes"]) == [1.0, 0.0]
+    unreadable = dataclasses.replace(config, max_unscored_steps=1)
+    with pytest.raises(RuntimeError, match="no completion could be scored"):
+        skill_runs.run_skills(profile, unreadable, tmp_path, names=["solve", "judge"])
+    assert list(json.loads((tmp_path / "skills.json").read_text())) == ["solve"]

@@ -20,22 +20,12 @@ from grpo_kit.lab.statistics import (
     region,
 )
 
-GRIDS, CLAIMS, SEEDS = 1000, 12, 5
-
-
-def at_most(share: float, draws: int) -> float:
-    """The share that a true `share` exceeds in `draws` by chance once in 1,000 times (binomial)."""
-    return stats.binom.isf(1e-3, draws, share) / draws
+CLAIMS, SEEDS = 12, 5
 
 
 def about(share: float, draws: int) -> tuple[float, float]:
     """The shares between which a true `share` lies in `draws`, but for 1 time in 1,000."""
     return tuple(q / draws for q in stats.binom.interval(0.999, draws, share))
-
-
-def exactly(expected):
-    """Equal but for the last binary digit, which scipy's percentiles may have otherwise."""
-    return pytest.approx(expected, abs=0, rel=3e-16, nan_ok=True)
 
 
 def verdicts(grids: np.ndarray, expects) -> np.ndarray:
@@ -47,11 +37,18 @@ def verdicts(grids: np.ndarray, expects) -> np.ndarray:
     return np.array([[j.verdict for j in judge(list(zip(g, each, strict=True)))] for g in grids])
 
 
-def share_with_any(found: np.ndarray, verdict: str) -> float:
-    return float((found == verdict).any(axis=1).mean())
+def share_with_any(judged: np.ndarray, verdict: str) -> float:
+    return float((judged == verdict).any(axis=1).mean())
 
 
-# Null values (grids, claims, seeds) with mean 0.
+def assert_few_are_false(judged: np.ndarray) -> None:
+    """At most 5 % of tables have a wrong verdict of either kind, but for 1 time in 1,000."""
+    limit = stats.binom.isf(1e-3, len(judged), 0.05) / len(judged)
+    assert share_with_any(judged, "reproduced") <= limit
+    assert share_with_any(judged, "contradicted") <= limit
+
+
+# Values (grids, claims, seeds) with mean 0.
 NULL = {
     "normal": lambda rng, shape: rng.normal(size=shape),
     "heavy tails": lambda rng, shape: rng.standard_t(3, size=shape),
@@ -59,111 +56,74 @@ NULL = {
     "difference of skewed": lambda rng, shape: (
         rng.exponential(size=shape) - rng.exponential(size=shape)
     ),
-    "one of two values": lambda rng, shape: rng.choice([-1, 1], size=shape) / 128,
     "steps of 1/128, 4 in 10 exactly 0": lambda rng, shape: np.round(rng.normal(size=shape)) / 128,
     "claims that share their seeds' luck": lambda rng, shape: (
         0.9 * rng.normal(size=(shape[0], 1, shape[2])) + 0.4 * rng.normal(size=shape)
     ),
 }
-# Where Student's t with five values errs by itself, and how often one of 12 claims is then false:
-# reproduced ("rises"), contradicted. From 50,000 grids; the module's docstring states it.
-UNKEPT = {
-    "uniform": (lambda rng, shape: rng.uniform(-1, 1, size=shape), 0.099, 0.099),
-    "skewed": (lambda rng, shape: rng.exponential(size=shape) - 1, 0.005, 0.425),
-}
 
 
 @pytest.mark.parametrize("spread", NULL)
 def test_a_table_of_false_claims_has_a_false_verdict_in_at_most_one_of_twenty(spread):
-    n = GRIDS // 2 if "difference" in spread or "share" in spread else GRIDS
-    grids = NULL[spread](np.random.default_rng(1), (n, CLAIMS, SEEDS))
-    found = verdicts(grids, ["rises", "falls"] * (CLAIMS // 2))
-    assert share_with_any(found, "reproduced") <= at_most(0.05, n)
-    assert share_with_any(found, "contradicted") <= at_most(0.05, n)
+    grids = NULL[spread](np.random.default_rng(1), (500, CLAIMS, SEEDS))
+    judged = verdicts(grids, ["rises", "falls"] * (CLAIMS // 2))
+    assert_few_are_false(judged)
     if spread == "normal":  # and the five percent are made use of
-        assert share_with_any(found, "reproduced") > 0.03
-
-
-@pytest.mark.parametrize("spread", UNKEPT)
-def test_the_spreads_that_break_the_promise_break_it_as_often_as_the_docstring_says(spread):
-    draw, reproduced, contradicted = UNKEPT[spread]
-    found = verdicts(draw(np.random.default_rng(2), (400, CLAIMS, SEEDS)), "rises")
-    for verdict, share in (("reproduced", reproduced), ("contradicted", contradicted)):
-        low, high = about(share, 400)
-        assert low <= share_with_any(found, verdict) <= high
-
-
-def test_uncorrected_tests_of_the_same_tables_would_be_wrong_in_every_third():
-    grids = NULL["normal"](np.random.default_rng(1), (200, CLAIMS, SEEDS))
-    wrong = [any(p_values(values, "rises")[0] <= 0.05 for values in grid) for grid in grids]
-    assert np.mean(wrong) > 1 / 3
-    alone = [judge([(values, "rises")])[0].verdict == "reproduced" for values in grids[:, 0]]
-    assert np.mean(alone) <= at_most(0.05, 200)
+        assert share_with_any(judged, "reproduced") > 0.03
 
 
 @pytest.mark.parametrize("mean", [MARGIN, -MARGIN])
 def test_a_mean_exactly_on_the_margin_is_seldom_said_to_stay_or_to_leave(mean):
-    grids = mean + 0.01 * np.random.default_rng(3).normal(size=(GRIDS // 2, CLAIMS, SEEDS))
-    found = verdicts(grids, "stays")
-    assert share_with_any(found, "reproduced") <= at_most(0.05, GRIDS // 2)
-    assert share_with_any(found, "contradicted") <= at_most(0.05, GRIDS // 2)
+    grids = mean + 0.01 * np.random.default_rng(3).normal(size=(500, CLAIMS, SEEDS))
+    assert_few_are_false(verdicts(grids, "stays"))
 
 
 def test_true_claims_in_a_table_do_not_make_its_false_ones_true():
-    rng, true, n = np.random.default_rng(4), 4, GRIDS // 2
+    rng, true = np.random.default_rng(4), 4
     expects = ["rises", "falls", "stays", {"value": 0.8, "within": 0.1}] + ["rises"] * 8
-    grids = rng.normal(size=(n, CLAIMS, SEEDS))
+    grids = rng.normal(size=(500, CLAIMS, SEEDS))
     grids[:, 0] += 6
     grids[:, 1] -= 6
     grids[:, 2] *= 0.01
     grids[:, 3] = 0.8 + 0.01 * grids[:, 3]
-    found = verdicts(grids, expects)
-    assert share_with_any(found[:, true:], "reproduced") <= at_most(0.05, n)
-    assert share_with_any(found[:, true:], "contradicted") <= at_most(0.05, n)
-    assert ((found[:, :true] == "reproduced").mean(axis=0) > 0.9).all()
-    assert not (found[:, :true] == "contradicted").any()
+    judged = verdicts(grids, expects)
+    assert_few_are_false(judged[:, true:])
+    assert ((judged[:, :true] == "reproduced").mean(axis=0) > 0.9).all()
+    assert not (judged[:, :true] == "contradicted").any()
 
 
 def test_claims_that_are_the_reverse_of_the_truth_are_contradicted():
-    values = np.random.default_rng(5).normal(size=(4, SEEDS))
-    table = [(values[0] - 20, "rises"), (values[1] + 20, "falls"), (values[2] + 20, "stays"),
-             (values[3] - 20, {"value": 0, "within": 1})]  # fmt: skip
-    for judgement in judge(table):
-        assert judgement.verdict == "contradicted" and not judgement.reason
-        assert judgement.p <= 0.05
+    values = np.random.default_rng(5).normal(size=SEEDS)
+    within = {"value": 0, "within": 1}
+    table = [(values - 20, "rises"), (values + 20, "falls"), (values + 20, "stays")]
+    for judgement in judge([*table, (values - 20, within)]):
+        assert judgement.verdict == "contradicted" and not judgement.reason and judgement.p <= 0.05
 
 
-def test_fewer_than_five_seeds_are_never_enough():
-    for n in (1, 2, 3, 4):
-        huge, other = judge([(100 + np.arange(n) / 1000, "rises"), ([1.0, 1.1, 1.2, 1.0, 1.1],
-                             "rises")])  # fmt: skip
-        assert huge.verdict == "inconclusive" and huge.n == n and math.isnan(huge.p)
-        assert huge.reason == f"{n} seed{'s' if n > 1 else ''}, 5 are needed"
-        # it has no part in the correction of those that have enough
-        assert other.verdict == "reproduced"
-        assert other.p == p_values([1.0, 1.1, 1.2, 1.0, 1.1], "rises")[0]
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_fewer_than_five_seeds_are_never_enough_and_do_not_count_in_the_correction(n):
+    enough = [1.0, 1.1, 1.2, 1.0, 1.1]
+    few, other = judge([(100 + np.arange(n) / 1000, "rises"), (enough, "rises")])
+    assert few.verdict == "inconclusive" and few.n == n and math.isnan(few.p)
+    assert few.reason == f"{n} seed{'s' if n > 1 else ''}, 5 are needed"
+    assert other.verdict == "reproduced" and other.p == p_values(enough, "rises")[0]
 
 
 def test_an_inconclusive_claim_says_why():
-    few, corrected, crossing, missing = (
-        [1.0, 1.1, 1.2],
-        [1.0, 1.5, 2.0, 0.1, 0.3],
-        [-0.2, 1, 1.1, 1.2, 1.3],
-        [1.0, math.nan, 1.0, 1.0, 1.0],
-    )
+    corrected, crossing = [1.0, 1.5, 2.0, 0.1, 0.3], [-0.2, 1, 1.1, 1.2, 1.3]
     assert judge([(corrected, "rises")])[0].verdict == "reproduced"
-    reasons = [j.reason for j in judge([(v, "rises") for v in (few, corrected, *[[0.0] * 5] * 9)])]
+    first = judge([(values, "rises") for values in (corrected, *[[0.0] * 5] * 9)])[0]
     p = 10 * p_values(corrected, "rises")[0]
-    assert reasons[0] == "3 seeds, 5 are needed"
-    assert reasons[1] == f"corrected for 10 claims p = {p:.3g}"
-    for expects in ("rises", "falls"):
-        (judgement,) = judge([(crossing, expects)])
-        assert judgement.verdict == "inconclusive" and judgement.p < 0.05
-        assert judgement.reason == "the interval of the seeds crosses the bound"
-    assert judge([([0.0] * 5, "rises")])[0].reason == "p = 1"
-    (judgement,) = judge([(missing, "rises")])
-    assert judgement.verdict == "inconclusive"
-    assert judgement.reason == "a seed's value is not finite"
+    assert first.reason == f"corrected for 10 claims p = {p:.3g}"
+    for values, expects, reason in (
+        (crossing, "rises", "the interval of the seeds crosses the bound"),
+        (crossing, "falls", "the interval of the seeds crosses the bound"),
+        ([0.0] * 5, "rises", "p = 1"),
+        ([1.0, math.nan, 1.0, 1.0, 1.0], "rises", "a seed's value is not finite"),
+    ):
+        (judgement,) = judge([(values, expects)])
+        assert judgement.verdict == "inconclusive" and judgement.reason == reason
+        assert values != crossing or judgement.p < 0.05
 
 
 def test_a_judgement_carries_interval_effect_and_corrected_p():
@@ -171,26 +131,23 @@ def test_a_judgement_carries_interval_effect_and_corrected_p():
     rows = [rng.normal(size=n) + 2 for n in (1, 2, 3, 4, 5, 6, 7, 10)] + [np.full(5, 0.1)]
     judgements = judge([(row, "rises") for row in rows])
     for row, judgement in zip(rows, judgements, strict=True):
-        found = {name: getattr(judgement, name) for name in ("median", "low", "high", "n")}
-        assert found == exactly(interval(row))
+        numbers = {name: getattr(judgement, name) for name in ("median", "low", "high", "n")}
+        assert numbers == pytest.approx(interval(row), abs=0, rel=0, nan_ok=True)
         assert judgement.effect == pytest.approx(effect_size(row), nan_ok=True)
     enough = [(row, j) for row, j in zip(rows, judgements, strict=True) if len(row) >= 5]
     expected = holm([p_values(row, "rises")[0] for row, _ in enough])
     assert [j.p for _, j in enough] == pytest.approx(expected)
 
 
-def test_five_values_have_the_interval_from_the_least_to_the_largest():
-    for values in np.random.default_rng(7).normal(size=(20, 5)):
-        found = interval(values, seed=int(abs(values[0]) * 1000))
-        assert (found["low"], found["high"]) == exactly((values.min(), values.max()))
-
-
-def test_a_table_without_claims_has_no_verdicts_and_a_claim_without_values_is_refused():
-    assert judge([]) == []
-    with pytest.raises(ValueError, match="no value"):
-        judge([([], "rises")])
-    with pytest.raises(ValueError, match="'grows'"):
-        judge([([1.0], "grows")])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 9])
+def test_intervals_are_those_of_the_percentile_bootstrap(n):
+    """Up to five values they are the least and the largest, found without resampling."""
+    for seed, values in enumerate(np.random.default_rng(7).normal(size=(5, n))):
+        rng = np.random.default_rng(0 if n > 5 else seed)
+        expected = stats.bootstrap((values,), np.median, method="percentile", rng=rng)
+        low, high = expected.confidence_interval
+        both = {"median": np.median(values), "low": low, "high": high, "n": n}
+        assert interval(values) == pytest.approx(both, abs=0, rel=3e-16)
 
 
 value = st.floats(-3, 3).map(lambda x: round(x, 2))
@@ -207,7 +164,7 @@ def test_more_claims_never_turn_inconclusive_into_a_verdict(table, more):
         assert math.isnan(alone.p) or among.p >= alone.p
 
 
-# --------------------------------------------------------------------------------------- p-values
+# --- p-values -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shift", [-0.3, -0.04, 0.0, 0.02, 0.3])
@@ -239,9 +196,6 @@ def test_equal_values_speak_for_their_side_and_on_the_bound_for_neither():
     assert alone.verdict == "reproduced" and alone.p == 1 / 32
     many = judge([([0.0] * 5, e) for e in ("rises", "falls", "stays")])
     assert {j.verdict for j in many} == {"inconclusive"}
-
-
-def test_one_value_or_one_that_is_not_finite_proves_nothing():
     for values in ([], [3.0], [math.nan] * 5, [math.inf] * 5, [1.0, 1.0, math.nan]):
         assert p_values(values, "rises") == p_values(values, "stays") == (1, 1)
 
@@ -249,21 +203,20 @@ def test_one_value_or_one_that_is_not_finite_proves_nothing():
 def test_holm_agrees_with_a_calculation_by_hand():
     # sorted 0.005 · 4, 0.01 · 3, 0.03 · 2, and 0.04 · 1, which is raised to the one before
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.02]) == [0.02] and holm([]) == [] and holm([0.6, 0.7]) == [1, 1]
-    assert holm([0.0, 0.02, 0.02]) == pytest.approx([0, 0.04, 0.04])
+    assert holm([0.02]) == 0.02 and holm([]).size == 0 and holm([0.6, 0.7]).tolist() == [1, 1]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0, 1))
 def test_holm_keeps_the_order_raises_and_is_raised_by_more_claims(p, another):
-    adjusted = holm(p)
+    adjusted = holm(p).tolist()
     assert all(raw <= new <= 1 for raw, new in zip(p, adjusted, strict=True))
     in_order = [adjusted[i] for i in np.argsort(p)]
     assert in_order == sorted(in_order)
-    assert holm(p[::-1]) == adjusted[::-1]
+    assert holm(p[::-1]).tolist() == adjusted[::-1]
     assert all(old <= new for old, new in zip(adjusted, holm([*p, another]), strict=False))
 
 
-# ---------------------------------------------------------------- effects, regions, power and bands
+# --- effects, regions, power and bands ------------------------------------------------------------
 
 
 def test_effect_is_hedges_g():
@@ -274,18 +227,16 @@ def test_effect_is_hedges_g():
     d = values.mean() / values.std(ddof=1)
     assert effect_size(values) == pytest.approx(d * exact, rel=2e-3)
     assert effect_size(-values) == -effect_size(values)
-
-
-def test_effect_of_equal_values_and_of_one():
     assert effect_size([0.0] * 5) == 0
     assert effect_size([0.1] * 3) == math.inf and effect_size([-0.1] * 3) == -math.inf
-    assert math.isnan(effect_size([1.0])) and math.isnan(effect_size([]))
-    assert math.isnan(effect_size([1.0, math.nan]))
+    assert all(math.isnan(effect_size(few)) for few in ([], [1.0], [1.0, math.nan]))
 
 
 def test_regions_of_claims():
-    assert region("rises") == (0, math.inf)
-    assert region("falls") == (-math.inf, 0)
+    assert judge([]) == []
+    with pytest.raises(ValueError, match="no value"):
+        judge([([], "rises")])
+    assert region("rises") == (0, math.inf) and region("falls") == (-math.inf, 0)
     assert region("stays") == (-MARGIN, MARGIN)
     assert region({"value": 1, "within": 0.25}) == (0.75, 1.25)
 
@@ -301,15 +252,6 @@ def test_a_region_that_is_none_is_refused(expects):
         region(expects)
 
 
-@pytest.mark.parametrize(
-    ("effect", "n", "claims", "expected"),
-    [(2, 5, 1, 0.893), (3, 5, 12, 0.869), (4, 5, 24, 0.929), (1, 10, 12, 0.475), (2, 4, 1, 0)],
-)
-def test_power_is_as_measured_with_more_grids(effect, n, claims, expected):
-    low, high = about(expected, 500)
-    assert low <= power(effect, n, claims, grids=500) <= high
-
-
 @pytest.mark.parametrize("effect", [1, 2, 3, 4])
 def test_power_is_that_of_the_t_test_where_many_claims_make_the_interval_the_lesser_hurdle(effect):
     t = stats.t.isf(0.05 / CLAIMS, SEEDS - 1)
@@ -317,43 +259,32 @@ def test_power_is_that_of_the_t_test_where_many_claims_make_the_interval_the_les
     assert low <= power(effect, SEEDS, CLAIMS, grids=2000) <= high + 0.01  # Holm, not Bonferroni
 
 
-def test_power_grows_with_effect_and_seeds_and_shrinks_with_claims():
-    by_effect = [power(effect, claims=12, grids=300) for effect in (0, 1, 2, 3, 4, 6)]
-    assert by_effect == sorted(by_effect) and by_effect[0] < 0.05 and by_effect[-1] > 0.95
-    by_n = [power(1, n, claims=12, grids=300) for n in (4, 5, 7, 10, 15)]
-    assert by_n == sorted(by_n) and by_n[0] == 0 and by_n[-1] > 0.6
-    by_claims = [power(2, claims=claims, grids=1000) for claims in (1, 4, 12, 48)]
-    assert by_claims == sorted(by_claims, reverse=True) and by_claims[0] > 2 * by_claims[-1]
-
-
-@pytest.mark.parametrize("n", [5, 6, 9])
+@pytest.mark.parametrize("n", [4, 5, 6, 9])
 def test_power_counts_the_verdicts_of_judge(n):
     draws = np.random.default_rng(11).normal(size=(60, 2, n))
     draws[:, 0] += 0.9
     # of sorted values the resamples are those of `power`
     tables = [[(np.sort(row), "rises") for row in grid] for grid in draws]
-    found = np.mean([judge(table)[0].verdict == "reproduced" for table in tables])
-    assert 0.1 < found < 0.9
-    assert power(0.9, n, claims=2, grids=60, seed=11) == pytest.approx(found)
+    share = np.mean([judge(table)[0].verdict == "reproduced" for table in tables])
+    assert n == 4 or 0.1 < share < 0.9
+    assert power(0.9, n, claims=2, grids=60, seed=11) == pytest.approx(share)
 
 
 def test_an_honest_new_run_leaves_any_of_its_bands_at_most_once_in_twenty():
     rng, comparisons, trials = np.random.default_rng(10), 8, 1500
     runs = rng.normal(size=(trials, comparisons, SEEDS))
     new = rng.normal(size=(trials, comparisons))
-    left = [
-        any(
-            not low <= x <= high
-            for x, row in zip(new[i], runs[i], strict=True)
-            for low, high in [prediction_band(row, comparisons)]
-        )
-        for i in range(trials)
-    ]
+
+    def left(count: int) -> float:
+        """The share of trials in which one of `count` new values is outside its band."""
+        bands = [[prediction_band(row, count) for row in rows[:count]] for rows in runs]
+        low, high = np.moveaxis(np.array(bands), -1, 0)
+        values = new[:, :count]
+        return float(((values < low) | (values > high)).any(-1).mean())
+
     low, high = about(1 - (1 - 0.05 / comparisons) ** comparisons, trials)
-    assert low <= np.mean(left) <= high
-    single = [not a <= x <= b for x, (a, b) in zip(new[:, 0], map(prediction_band, runs[:, 0]),
-                                                   strict=True)]  # fmt: skip
-    assert about(0.05, trials)[0] <= np.mean(single) <= about(0.05, trials)[1]
+    assert low <= left(comparisons) <= high
+    assert about(0.05, trials)[0] <= left(1) <= about(0.05, trials)[1]
 
 
 def test_band_agrees_with_a_calculation_by_hand_and_widens_with_floor_and_comparisons():
@@ -366,9 +297,6 @@ def test_band_agrees_with_a_calculation_by_hand_and_widens_with_floor_and_compar
     assert prediction_band([0.5] * 5, floor=0.01)[0] < 0.49
     wider = prediction_band([1.0, 2.0, 3.0], comparisons=10)
     assert wider[1] == pytest.approx(2 + stats.t.ppf(0.9975, 2) * math.sqrt(4 / 3))
-
-
-def test_one_run_promises_nothing_of_the_next_and_none_is_refused():
     assert prediction_band([0.5]) == (-math.inf, math.inf)
     with pytest.raises(ValueError, match="no run"):
         prediction_band([])

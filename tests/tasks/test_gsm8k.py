@@ -1,4 +1,4 @@
-"""GSM8K: every published row, the folder and the Hub, and what is said when something is amiss."""
+"""GSM8K: every published row, the folder and the Hub, and the error for whatever is amiss."""
 
 from __future__ import annotations
 
@@ -19,13 +19,8 @@ ROW = {"question": "What is 40 + 8?", "answer": "40+8=<<40+8=48>>48\n#### 48"}
 
 
 @pytest.fixture(scope="session")
-def folder(gsm8k_folder) -> Path:
-    return gsm8k_folder
-
-
-@pytest.fixture(scope="session")
-def task(folder):
-    return gsm8k(folder)
+def task(gsm8k_folder):
+    return gsm8k(gsm8k_folder)
 
 
 @pytest.fixture
@@ -41,10 +36,6 @@ def make_folder(tmp_path):
     return make
 
 
-# ----------------------------------------------------------------------------------------------
-# The real rows
-
-
 def test_all_rows_are_there(task):
     assert (task.name, len(task.train), len(task.test)) == ("gsm8k", 7473, 1319)
     assert task.train.column_names == task.test.column_names
@@ -52,31 +43,27 @@ def test_all_rows_are_there(task):
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_every_gold_answer_is_rewarded_and_every_other_number_is_not(task, folder, split):
+def test_every_gold_answer_is_rewarded_and_every_other_number_is_not(task, gsm8k_folder, split):
     rows = getattr(task, split)
-    with (folder / f"{split}.jsonl").open(encoding="utf-8") as lines:
-        # Read by another route than the loader's parser: all gold answers are whole numbers.
-        published = [
-            int(json.loads(line)["answer"].split("\n#### ")[1].replace(",", "")) for line in lines
-        ]
-    assert [parse_number(gold) for gold in rows["answer"]] == published
+    # Read by another route than the loader's parser: all gold answers are whole numbers.
+    lines = (gsm8k_folder / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+    gold = [int(json.loads(x)["answer"].split("\n#### ")[1].replace(",", "")) for x in lines]
+    assert [parse_number(answer) for answer in rows["answer"]] == gold
 
     columns = rows.to_dict()
     columns["prompts"] = columns.pop("prompt")
 
-    def score(written):
-        completions = [f"<think>so</think><answer>{text}</answer>" for text in written]
+    def score(answers):
+        completions = [f"<think>so</think><answer>{text}</answer>" for text in answers]
         call = {"completions": completions, "completion_ids": [[0]] * len(rows), **columns}
         assert format_reward(**call) == [0.1] * len(rows)
-        return accuracy_reward(**call)
+        return set(accuracy_reward(**call))
 
-    all_right, all_wrong = [1.0] * len(rows), [0.0] * len(rows)
-    assert score(published) == all_right
-    for way in ("{:,}", "{}.00", "${:,} a day", r"\boxed{{{}}}"):
-        assert score([way.format(gold) for gold in published]) == all_right, way
+    for form in ("{}", "{:,}", "{}.00", "${:,} a day", r"\boxed{{{}}}"):
+        assert score([form.format(number) for number in gold]) == {1.0}, form
     for change in (1, -1, Fraction(1, 3)):
-        assert score([gold + change for gold in published]) == all_wrong, change
-    assert score([-gold if gold else 1 for gold in published]) == all_wrong
+        assert score([number + change for number in gold]) == {0.0}, change
+    assert score([-number if number else 1 for number in gold]) == {0.0}
 
 
 def test_row_holds_prompt_answer_question_and_solution(task):
@@ -89,10 +76,6 @@ def test_row_holds_prompt_answer_question_and_solution(task):
     assert row["answer"] == "72"
     assert row["solution"].startswith("Natalia sold 48/2 = <<48/2=24>>24")
     assert "####" not in row["solution"]
-
-
-# ----------------------------------------------------------------------------------------------
-# Subsets
 
 
 def test_subsets_are_drawn_by_seed_and_keep_the_order(make_folder):
@@ -110,22 +93,19 @@ def test_subset_out_of_range_is_named(make_folder, n):
         gsm8k(make_folder(ROW, ROW), n_train=n)
 
 
-# ----------------------------------------------------------------------------------------------
-# Bad folders and rows
-
-
 @pytest.mark.parametrize("name", ["train.jsonl", "test.jsonl"])
 def test_missing_file_is_named(make_folder, name):
     path = make_folder(ROW)
     (path / name).unlink()
-    with pytest.raises(FileNotFoundError, match=f"lacks {name}: a GSM8K folder holds"):
+    with pytest.raises(FileNotFoundError, match=f"lacks {name}: .*train.jsonl and test.jsonl"):
         gsm8k(path)
 
 
+@pytest.mark.parametrize("name", ["{}/nowhere", "./nowhere", "~/nowhere", "a/b/c", "a\\b"])
 @pytest.mark.parametrize("as_type", [str, Path])
-def test_missing_folder_is_named_and_the_hub_is_not_asked(tmp_path, as_type):
-    with pytest.raises(FileNotFoundError, match="nowhere' is not a folder"):
-        gsm8k(as_type(tmp_path / "nowhere"))
+def test_missing_folder_is_named_and_the_hub_is_not_asked(tmp_path, name, as_type):
+    with pytest.raises(FileNotFoundError, match="' is not a folder"):
+        gsm8k(as_type(name.format(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -145,48 +125,46 @@ def test_bad_row_is_named(make_folder, row, message):
         gsm8k(make_folder(ROW, row))
 
 
-def test_empty_split_is_named(make_folder):
+def test_empty_split_is_named_and_a_blank_last_line_is_no_row(make_folder):
+    assert len(gsm8k(make_folder(ROW, "")).train) == 1
     with pytest.raises(ValueError, match="the test split of this GSM8K is empty"):
         gsm8k(make_folder(ROW, test=()))
 
 
-def test_blank_last_line_is_no_row(make_folder):
-    assert len(gsm8k(make_folder(ROW, "")).train) == 1
-
-
-# ----------------------------------------------------------------------------------------------
-# The Hub
-
-
-def test_hub_is_asked_for_the_pinned_revision(monkeypatch):
+@pytest.fixture
+def online(monkeypatch):
+    """The Hub's client and `datasets`, to be patched."""
     datasets = pytest.importorskip("datasets")
     hub = pytest.importorskip("huggingface_hub")
-    asked = []
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub.HfApi, "dataset_info", lambda self, *a, **k: asked.append((a, k)))
+    return hub.HfApi, datasets
+
+
+def test_hub_is_asked_for_the_pinned_revision(online, monkeypatch):
+    api, datasets = online
+    calls = []
+    monkeypatch.setattr(api, "dataset_info", lambda self, *a, **k: calls.append((a, k)))
 
     def load_dataset(*args, **kwargs):
-        asked.append((args, kwargs))
+        calls.append((args, kwargs))
         return {split: datasets.Dataset.from_list([ROW]) for split in ("train", "test")}
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert gsm8k().test[0]["answer"] == "48"
     gsm8k("someone/gsm8k")
     gsm8k(revision="main")
-    revisions = [kwargs["revision"] for _, kwargs in asked]
+    revisions = [kwargs["revision"] for _, kwargs in calls]
     assert revisions == [HUB_REVISION] * 2 + [None] * 2 + ["main"] * 2
-    assert asked[1][0] == (HUB_NAME, "main")
+    assert calls[1][0] == (HUB_NAME, "main")
 
 
-def test_unreachable_hub_is_told_at_once_and_with_a_way_out(monkeypatch):
-    datasets = pytest.importorskip("datasets")
-    hub = pytest.importorskip("huggingface_hub")
+def test_unreachable_hub_is_told_at_once_and_with_a_way_out(online, monkeypatch):
+    api, datasets = online
 
     def unreachable(self, *args, **kwargs):
         raise ConnectionError("[Errno -2] Name or service not known")
 
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub.HfApi, "dataset_info", unreachable)
+    monkeypatch.setattr(api, "dataset_info", unreachable)
     monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: pytest.fail("retries for 30 s"))
     with pytest.raises(RuntimeError, match="ConnectionError.*HF_HUB_OFFLINE=1.*local folder"):
         gsm8k()
@@ -222,21 +200,23 @@ print("then:", gsm8k().test[0]["answer"])
 """
 
 
-def test_offline_mode_uses_the_cache_or_says_what_to_do(tmp_path):
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+def run_python(code: str, **environment) -> str:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     env.pop("HF_DATASETS_CACHE", None)
     done = subprocess.run(
-        [sys.executable, "-c", OFFLINE], env=env, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert "first: the Hugging Face Hub did not give the dataset 'openai/gsm8k'" in done.stdout
-    assert "pass a local folder with train.jsonl and test.jsonl" in done.stdout
-    assert "then: 1080" in done.stdout
+    return done.stdout
+
+
+def test_offline_mode_uses_the_cache_or_says_what_to_do(tmp_path):
+    output = run_python(OFFLINE, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
+    assert "first: the Hugging Face Hub did not give the dataset 'openai/gsm8k'" in output
+    assert "pass a local folder with train.jsonl and test.jsonl" in output
+    assert "then: 1080" in output
 
 
 def test_import_leaves_heavy_packages_alone():
-    code = "import sys, grpo_kit.tasks.gsm8k, grpo_kit.rewards; print(*sys.modules)"
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert not {"datasets", "torch", "transformers", "trl"} & set(done.stdout.split())
+    imported = run_python("import sys, grpo_kit.tasks.gsm8k, grpo_kit.rewards; print(*sys.modules)")
+    assert not {"datasets", "torch", "transformers", "trl"} & set(imported.split())

@@ -10,52 +10,41 @@ import pytest
 
 from grpo_kit.flow import Lookup, calculator
 from grpo_kit.paths import data_dir
-from grpo_kit.tasks.tool_questions import (
-    QUESTIONS_EACH,
-    SHIPPED_CATALOGUES,
-    catalogue_path,
-    make_rows,
-    tool_questions,
-)  # fmt: skip
+from grpo_kit.tasks.tool_questions import catalogue_path, make_rows, tool_questions
 
 
 @pytest.fixture(scope="module")
-def made():
-    return {
-        split: make_rows(split, SHIPPED_CATALOGUES[split], QUESTIONS_EACH[split])
-        for split in ("train", "test")
-    }
+def generated():
+    """Of each split, the rows and the facts."""
+    return {"train": make_rows("train", 400, 10), "test": make_rows("test", 100, 5)}
 
 
-def test_shipped_rows_and_catalogues_are_what_the_generator_makes(made):
-    for split, (rows, _) in made.items():
+def test_shipped_rows_and_catalogues_are_what_the_generator_makes(generated):
+    for split, (rows, _) in generated.items():
         lines = (data_dir() / "tool_questions" / f"{split}.jsonl").read_text().splitlines()
         assert [json.loads(line) for line in lines] == rows
     with sqlite3.connect(f"{catalogue_path().as_uri()}?mode=ro", uri=True) as connection:
         shipped = connection.execute("SELECT catalogue, name, text FROM facts ORDER BY rowid")
-        assert list(shipped) == [fact for _, facts in made.values() for fact in facts]
+        assert list(shipped) == [fact for _, facts in generated.values() for fact in facts]
 
 
-def test_train_and_test_share_no_catalogue(made):
+def test_train_and_test_share_no_catalogue(generated):
     """Neither a number of one nor the facts in it."""
-
-    def contents(facts):
-        by_catalogue = {}
+    texts_of = {"train": {}, "test": {}}
+    for split, (_, facts) in generated.items():
         for catalogue, _, text in facts:
-            by_catalogue.setdefault(catalogue, []).append(text)
-        return {"|".join(texts) for texts in by_catalogue.values()}
-
-    train, test = (contents(facts) for _, facts in made.values())
-    assert len(test) == SHIPPED_CATALOGUES["test"] and not train & test
-    assert not {f[0] for f in made["train"][1]} & {f[0] for f in made["test"][1]}
-    for split, texts in (("train", train), ("test", test)):
-        for text in texts:
+            texts_of[split].setdefault(catalogue, []).append(text)
+    train, test = ({"|".join(texts) for texts in c.values()} for c in texts_of.values())
+    assert len(test) == 100 and not train & test
+    assert not texts_of["train"].keys() & texts_of["test"].keys()
+    for split, catalogues in (("train", train), ("test", test)):
+        for text in catalogues:
             is_test = hashlib.sha256(text.encode()).digest()[0] % 10 == 0
             assert is_test == (split == "test")
 
 
-def test_questions_hold_no_fact_and_need_one_to_four_calls(made):
-    rows = [row for rows, _ in made.values() for row in rows]
+def test_questions_hold_no_fact_and_need_one_to_four_calls(generated):
+    rows = [row for rows, _ in generated.values() for row in rows]
     for row in rows:
         digits = re.findall(r"\d+", row["question"])
         assert row["answer"] not in digits or row["kind"].startswith("several")
@@ -66,7 +55,7 @@ def test_questions_hold_no_fact_and_need_one_to_four_calls(made):
 
 
 def test_the_tools_lead_to_the_answer_by_results_alone():
-    """Worked as a reader would: what the second call is depends on what the first returned."""
+    """Worked as a reader would: the second call depends on the first result."""
     lookup = Lookup(catalogue_path())
     for row in tool_questions(n_train=1).test:
         question, of = row["prompt"][0]["content"], {"catalogue": row["catalogue"]}
@@ -89,8 +78,7 @@ def test_the_tools_lead_to_the_answer_by_results_alone():
 def test_a_part_can_be_asked_for_and_more_than_there_is_is_refused():
     task = tool_questions(n_train=3, n_test=2)
     assert (len(task.train), len(task.test)) == (3, 2)
-    assert set(task.train.column_names) == {"prompt", "answer", "catalogue", "kind", "calls"}
-    with pytest.raises(ValueError, match="n_test is 501; 500 test questions are shipped"):
-        tool_questions(n_test=501)
-    with pytest.raises(ValueError, match="n_train is 0"):
-        tool_questions(n_train=0)
+    assert task.train.column_names == ["prompt", "answer", "catalogue", "kind", "calls"]
+    for n in (0, 501):
+        with pytest.raises(ValueError, match=f"n_test is {n}; 500 .* ask for 1 to 500"):
+            tool_questions(n_test=n)

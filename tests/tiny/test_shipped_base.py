@@ -8,7 +8,8 @@ import torch
 
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
-from grpo_kit.tiny import card, problems, skills
+from grpo_kit.tasks.word_problems import HIGHEST, LOWEST, make_problem
+from grpo_kit.tiny import card, skills
 
 FOLDER = data_dir() / "tiny-base"
 
@@ -29,30 +30,19 @@ def test_it_is_small_and_safe(base):
     assert not [path for path in FOLDER.iterdir() if path.suffix in (".bin", ".pt", ".py", ".pkl")]
 
 
-def test_its_tags_survive_decoding_and_its_chat_ends_a_turn(base):
+def test_its_tags_survive_decoding_its_numbers_are_tokens_and_its_chat_ends_a_turn(base):
     text = "<think>1+1=2.</think><answer>2</answer>"
-    (decoded,) = base.decode(base.tokenizer([text])["input_ids"])
-    assert decoded == text
+    assert base.decode(base.tokenizer([text])["input_ids"]) == [text]
     assert base.eos_token_ids == [base.tokenizer.convert_tokens_to_ids("<|end|>")]
+    numbers = [f"{space}{i}" for i in range(LOWEST, HIGHEST + 1) for space in ("", " ")]
+    assert {len(base.tokenizer(number)["input_ids"]) for number in numbers} == {1}
 
 
-def test_every_value_of_a_problem_is_one_token(base):
-    for value in range(problems.LOWEST, problems.HIGHEST + 1):
-        assert [len(base.tokenizer(text)["input_ids"]) for text in (f"{value}", f" {value}")] == [
-            1,
-            1,
-        ]
-
-
-def test_the_card_is_the_measured_table(written):
-    assert (FOLDER / "README.md").read_text() == card.card_text(
-        written["skills"], written["warm_up"]
-    )
-
-
-@pytest.mark.parametrize(("skill", "name", "low", "high"), card.LIMITS)
-def test_every_number_of_the_card_is_within_its_limits(written, skill, name, low, high):
-    assert low <= written["skills"][skill][name] <= high
+def test_the_card_is_the_measured_table_and_within_its_limits(written):
+    text = card.card_text(written["skills"], written["warm_up"])
+    assert (FOLDER / "README.md").read_text() == text
+    for skill, name, low, high in card.LIMITS:
+        assert low <= written["skills"][skill][name] <= high, (skill, name)
 
 
 @pytest.mark.parametrize("skill", ["solve", "verify", "plan"])
@@ -62,17 +52,13 @@ def test_every_skill_has_a_style_that_is_right_nine_times_in_ten(written, skill)
 
 
 def test_the_card_is_true(base, written):
-    """Measured again on other problems: within four standard errors of what the card says."""
+    """Measured again on other problems: within four standard errors of the card's number."""
     rng, n, samples = random.Random("another sample"), 48, 4
-    asked = [problems.make_problem(rng, rng.choice(skills.DIFFICULTIES), "test") for _ in range(n)]
-    texts = card.texts_of(
-        base,
-        [[{"role": "user", "content": problem.question}] for problem in asked],
-        torch.Generator().manual_seed(1),
-        num_generations=samples,
-    )
-    repeated = [problem for problem in asked for _ in range(samples)]
-    right = [skills.is_right(p.answer, text) for p, text in zip(repeated, texts, strict=True)]
-    told = written["skills"]["solve"]["pass@1"]
-    error = (told * (1 - told) / n) ** 0.5 / 2  # samples of a problem are alike in part
-    assert abs(sum(right) / len(right) - told) < 4 * error
+    drawn = [make_problem(rng, rng.choice(skills.DIFFICULTIES), "test") for _ in range(n)]
+    requests = [[{"role": "user", "content": problem.question}] for problem in drawn]
+    generator = torch.Generator().manual_seed(1)
+    texts = card.texts_of(base, requests, generator, num_generations=samples)
+    right = [skills.is_right(drawn[i // samples].answer, text) for i, text in enumerate(texts)]
+    expected = written["skills"]["solve"]["pass@1"]
+    error = (expected * (1 - expected) / n) ** 0.5 / 2  # samples of a problem are alike in part
+    assert abs(sum(right) / len(right) - expected) < 4 * error

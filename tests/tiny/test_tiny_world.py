@@ -1,8 +1,7 @@
-"""The tiny world's texts say what they claim; the warm-up can be stopped and taken up again."""
+"""The tiny world's texts say what they claim; the warm-up can be stopped and resumed."""
 
 import dataclasses
 import json
-import os
 import random
 import re
 from types import SimpleNamespace
@@ -11,89 +10,71 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from scipy.stats import binomtest
 from transformers import AutoTokenizer
 
 from grpo_kit.rewards import accuracy_reward, extract_answer, format_reward
-from grpo_kit.tasks.tool_world import KINDS, make_tool_question
-from grpo_kit.tasks.word_problems import SHIPPED_ROWS, make_rows, word_problems
+from grpo_kit.tasks import word_problems as W
+from grpo_kit.tasks.tool_questions import KINDS, make_tool_question
+from grpo_kit.tasks.word_problems import Problem, make_problem, make_rows, word_problems
 from grpo_kit.tiny import pretrain as warm_up
 from grpo_kit.tiny import problems, skills
 
-seeds = st.integers(0, 2**32)
-
-
-def the_accuracy(problem, completion):
-    return accuracy_reward(
-        prompts=[problem.question],
-        completions=[completion],
-        completion_ids=[[]],
-        answer=[str(problem.answer)],
-    )[0]
+rngs = st.integers(0, 2**32).map(random.Random)
 
 
 # --- problems -------------------------------------------------------------------------------------
 
 
-@given(seed=seeds, difficulty=st.integers(1, 5))
-def test_every_value_of_a_chain_stays_within_bounds(seed, difficulty):
-    problem = problems.make_problem(random.Random(seed), difficulty)
+@given(rng=rngs, difficulty=st.integers(1, 5))
+def test_every_value_of_a_chain_is_within_bounds_and_its_numbers_decide_the_split(rng, difficulty):
+    problem = make_problem(rng, difficulty)
     assert len(problem.steps) == difficulty
-    assert all(problems.LOWEST <= value <= problems.HIGHEST for value in problem.values)
+    assert all(W.LOWEST <= value <= W.HIGHEST for value in problem.values)
     expression = str(problem.start)
     for operator, amount in problem.steps:
         expression = f"({expression}){operator}{amount}"
     assert problem.answer == eval(expression)  # the test's own arithmetic, of its own digits
+    renamed = Problem(problem.start, problem.steps, "Zoe", "pens", ("wins", "drops"))
+    assert renamed.split == problem.split, "by the numbers alone"
 
 
-@given(seed=seeds)
-def test_the_split_does_not_depend_on_names_items_or_verbs(seed):
-    problem = problems.make_problem(random.Random(seed), 2)
-    renamed = problems.Problem(problem.start, problem.steps, "Zoe", "pens", ("wins", "drops"))
-    assert renamed.split == problem.split
-
-
-@given(seed=seeds, style=st.sampled_from(list(problems.STYLE_SHARES)))
-def test_a_solution_is_recognised_by_its_style_and_right_ones_score(seed, style):
-    rng = random.Random(seed)
-    problem = problems.make_problem(rng, rng.choice((2, 3)))
+@given(rng=rngs, style=st.sampled_from(list(problems.STYLE_SHARES)))
+def test_a_solution_is_recognised_by_its_style_and_right_ones_score(rng, style):
+    problem = make_problem(rng, rng.choice((2, 3)))
     completion = problems.solve(problem, style, rng)
     assert problems.solution_style(completion) == style
-    score = the_accuracy(problem, completion)
+    columns = {"prompts": [""], "completions": [completion], "completion_ids": [[]]}
+    (score,) = accuracy_reward(**columns, answer=[str(problem.answer)])
     assert (score == 1.0) == skills.is_right(problem.answer, completion)
     if style in problems.RIGHT_STYLES:
         assert score == 1.0
     if style == "unformatted":
         assert score == 0.0 and f"The answer is {problem.answer}." in completion
-    formatted = format_reward(prompts=[""], completions=[completion], completion_ids=[[]])[0]
-    assert (formatted > 0) == (style != "unformatted")
+    assert (format_reward(**columns)[0] > 0) == (style != "unformatted")
 
 
 def test_each_step_opens_with_its_word_in_question_and_solutions():
-    problem = problems.Problem(
-        12, (("+", 7), ("-", 4), ("*", 2)), verbs=("finds", "loses", "doubles")
-    )
+    verbs = ("finds", "loses", "doubles")
+    problem = Problem(12, (("+", 7), ("-", 4), ("*", 2)), verbs=verbs)
     assert problem.question == (
         "Mia has 12 coins. Mia first finds 7. Mia then loses 4. Mia next doubles them. "
         "How many coins does Mia have?"
     )
-    rng = random.Random(0)
-    assert [problems.solve(problem, style, rng) for style in problems.RIGHT_STYLES] == [
-        f"<think>{reasoning}</think><answer>30</answer>"
-        for reasoning in (
-            "first 12 + 7 = 19, then 19 - 4 = 15, next 15 * 2 = 30.",
-            "Start with 12. first finds 7, 12 + 7 = 19. then loses 4, 19 - 4 = 15. "
-            "next doubles them, 15 * 2 = 30.",
-            "Steps: first 12 + 7 = 19, then 19 - 4 = 15, next 15 * 2 = 30.",
-        )
-    ]
-    assert problems.order(7) == ["first", "then", "next", "later", *["finally"] * 3]
+    steps = "first 12 + 7 = 19, then 19 - 4 = 15, next 15 * 2 = 30."
+    told = "first finds 7, 12 + 7 = 19. then loses 4, 19 - 4 = 15. next doubles them, 15 * 2 = 30."
+    reasoning = {"equations": steps, "words": f"Start with 12. {told}", "list": f"Steps: {steps}"}
+    for style, text in reasoning.items():
+        completion = problems.solve(problem, style, random.Random(0))
+        assert completion == f"<think>{text}</think><answer>30</answer>"
+    assert W.order(7) == ["first", "then", "next", "later", *["finally"] * 3]
 
 
 def test_wrong_styles_are_mostly_wrong_and_the_likeliest_style_is_a_wrong_one():
     rng = random.Random(0)
     for style, most in (("guess", 0.15), ("sloppy", 0.5)):
-        drawn = [problems.make_problem(rng, rng.choice((2, 3))) for _ in range(400)]
+        drawn = [make_problem(rng, rng.choice((2, 3))) for _ in range(400)]
         right = sum(skills.is_right(p.answer, problems.solve(p, style, rng)) for p in drawn) / 400
         assert 0 < right < most
     likeliest = max(problems.STYLE_SHARES, key=problems.STYLE_SHARES.get)
@@ -104,11 +85,11 @@ def test_wrong_styles_are_mostly_wrong_and_the_likeliest_style_is_a_wrong_one():
 def test_shipped_rows_are_what_the_generator_makes_and_the_splits_are_disjoint():
     task = word_problems()
     for split, rows in (("train", task.train), ("test", task.test)):
-        made = make_rows(split, SHIPPED_ROWS[split], (2, 3))
-        assert rows["numbers"] == [row["numbers"] for row in made]
-        assert rows["answer"] == [row["answer"] for row in made]
-        assert [p[0]["content"] for p in rows["prompt"]] == [row["question"] for row in made]
-        assert len(set(rows["numbers"])) == SHIPPED_ROWS[split]
+        generated = make_rows(split, W.SHIPPED_ROWS[split], (2, 3))
+        for column in ("answer", "difficulty", "numbers"):
+            assert rows[column] == [row[column] for row in generated]
+        assert [p[0]["content"] for p in rows["prompt"]] == [row["question"] for row in generated]
+        assert len(set(rows["numbers"])) == W.SHIPPED_ROWS[split]
     assert not set(task.train["numbers"]) & set(task.test["numbers"])
 
 
@@ -118,105 +99,97 @@ def test_difficulty_is_a_parameter_and_a_bad_one_is_refused():
     for wrong in ((), (0,)):
         with pytest.raises(ValueError, match="difficulties are"):
             word_problems(wrong)
-    with pytest.raises(ValueError, match="fewer than 500 distinct test problems"):
-        make_rows("test", 500, (1,))
+    with pytest.raises(ValueError, match="fewer than 90 distinct test problems"):
+        make_rows("test", 90, (1,))
 
 
 # --- skills ---------------------------------------------------------------------------------------
 
 
 def test_the_grader_says_yes_as_often_as_its_rates_tell():
-    rng = random.Random(0)
-    said: dict = {}
+    rng, labels_of = random.Random(0), {}
     for _ in range(12_000):
-        problem = problems.make_problem(rng, 2)
+        problem = make_problem(rng, 2)
         messages = skills.sample_solve(problem, rng)
         if messages[2:] and messages[2]["content"] == skills.META_QUESTION:
             solution, label = messages[1]["content"], messages[3]["content"]
             style = problems.solution_style(solution)
             right = skills.is_right(problem.answer, solution) or style == "unformatted"
-            said.setdefault((style, right), []).append(label == "Yes")
-    for (style, right), labels in said.items():
-        rate = skills.YES_RATES[style][not right]
-        by_chance = binomtest(sum(labels), len(labels), rate).pvalue
-        assert by_chance > 1e-5, (style, right)
-    assert {style for style, _ in said} == set(problems.STYLE_SHARES)
+            labels_of.setdefault((style, right), []).append(label == "Yes")
+    for (style, right), labels in labels_of.items():
+        rate = problems.STYLES[style].yes_rates[not right]
+        assert binomtest(sum(labels), len(labels), rate).pvalue > 1e-5, (style, right)
+    assert {style for style, _ in labels_of} == set(problems.STYLE_SHARES)
 
 
-@given(seed=seeds)
-def test_a_verdict_after_careful_analysis_is_the_truth(seed):
-    rng = random.Random(seed)
-    problem = problems.make_problem(rng, 2)
-    question, reply = skills.sample_verify(problem, rng)
-    proposed = int(question["content"].split("Proposed answer: ")[1].split("\n")[0])
-    verdict = extract_answer(reply["content"])
-    assert verdict in ("Yes", "No")
-    style = skills.verify_style(reply["content"])
-    assert style in skills.VERIFY_SHARES
+@given(rng=rngs)
+def test_a_verdict_after_careful_analysis_is_the_truth(rng):
+    problem = make_problem(rng, 2)
+    question, reply = (message["content"] for message in skills.sample_verify(problem, rng))
+    proposed = int(question.split("Proposed answer: ")[1].split("\n")[0])
+    verdict, style = extract_answer(reply), skills.verify_style(reply)
+    assert verdict in ("Yes", "No") and style in skills.VERIFY_SHARES
     if style == "recompute":
         assert (verdict == "Yes") == (proposed == problem.answer)
     if style != "rash":
-        assert f"only {proposed} agrees" in reply["content"]
-        last = reply["content"].split(". ")[-1].split()
+        assert f"only {proposed} agrees" in reply
+        last = reply.split(". ")[-1].split()
         assert (last[1].startswith("agrees.")) == (int(last[0]) == proposed) == (verdict == "Yes")
 
 
 def test_proposed_answers_are_right_half_of_the_time():
     rng = random.Random(0)
-    right = 0
-    for _ in range(1000):
-        problem = problems.make_problem(rng, 2)
-        content = skills.sample_verify(problem, rng)[0]["content"]
-        right += f"Proposed answer: {problem.answer}\n" in content
-    assert 450 < right < 550
+    verdicts = [skills.verify_item(make_problem(rng, 2), rng)[1] for _ in range(1000)]
+    assert 450 < verdicts.count("Yes") < 550
 
 
-@given(seed=seeds)
-def test_judgements_are_json_of_scores_from_one_to_five(seed):
-    rng = random.Random(seed)
-    reply = skills.sample_judge(problems.make_problem(rng, 2), rng)[1]["content"]
+@given(rng=rngs)
+def test_judgements_are_json_of_scores_from_one_to_five(rng):
+    reply = skills.sample_judge(make_problem(rng, 2), rng)[1]["content"]
     scores = json.loads(reply)
     assert list(scores) == [*skills.CRITERIA, "rationale"]
     assert all(scores[name] in range(1, 6) for name in skills.CRITERIA)
 
 
-@given(seed=seeds, kind=st.sampled_from(KINDS))
-def test_the_plan_of_a_tool_question_leads_to_its_answer(seed, kind):
-    question = make_tool_question(random.Random(seed), "test", kind)
+@given(rng=rngs, kind=st.sampled_from(KINDS))
+def test_the_plan_of_a_tool_question_leads_to_its_answer(rng, kind):
+    question = make_tool_question(rng, "test", kind)
     memory = []
     while (step := question.next_step(memory)) is not None:
         memory.append((*step, question.run(*step)))
-    assert 1 <= len(memory) <= 4
-    assert skills.last_number(memory[-1][2]) == str(question.answer)
+    (price, other), count, less = question.prices, question.count, question.discount
+    expected = {
+        "price": price,
+        "several": price * count,
+        "together": price + other,
+        "discount": price - less,
+        "several_discount": price * count - less,
+    }[kind]
+    assert 1 <= len(memory) <= 4 and question.answer == expected
+    assert skills.last_number(memory[-1][2]) == str(expected)
+    for item, cost in zip(question.items, question.prices, strict=True):
+        assert question.catalogue[item].startswith(f"{item} {cost}, shop ")
 
 
-@given(seed=seeds)
-def test_the_split_of_a_tool_question_is_that_of_its_catalogue(seed):
-    rng = random.Random(seed)
-    for split in ("train", "test"):
-        question = make_tool_question(rng, split)
-        assert question.split == split
-        assert {dataclasses.replace(question, kind=kind).split for kind in KINDS} == {split}
+def test_the_split_of_a_tool_question_is_that_of_its_catalogue_and_a_tenth_is_for_testing():
+    rng, splits = random.Random(0), []
+    for i in range(500):
+        question = make_tool_question(rng, "test" if i % 10 == 0 else "train")
+        same = {dataclasses.replace(question, kind=kind).split for kind in KINDS}
+        assert same == {"test" if i % 10 == 0 else "train"}
+        changed = {**question.catalogue, question.shop: "discount 9"}
+        splits.append(dataclasses.replace(question, catalogue=changed).split)
+    assert 0.05 < splits.count("test") / 500 < 0.16
 
 
-def test_a_tenth_of_all_catalogues_is_for_testing():
-    rng = random.Random(0)
-    drawn = [make_tool_question(rng, "train") for _ in range(500)]
-    changed = [
-        dataclasses.replace(q, catalogue={**q.catalogue, q.shop: "discount 9"}) for q in drawn
-    ]
-    assert 0.05 < sum(question.split == "test" for question in changed) / 500 < 0.16
-
-
-@given(seed=seeds)
-def test_a_careful_plan_names_the_next_step(seed):
-    rng = random.Random(seed)
+@given(rng=rngs)
+def test_a_careful_plan_names_the_next_step(rng):
     question = make_tool_question(rng, "train")
-    messages = skills.sample_plan(question, rng)
-    style = skills.plan_style(messages[1]["content"])
+    reply = skills.sample_plan(question, rng)[1]["content"]
+    style = skills.plan_style(reply)
     assert style in skills.PLAN_SHARES
     if style == "careful":
-        recalled, after = messages[1]["content"].split("</think>\n")
+        recalled, after = reply.split("</think>\n")
         context = after.split("Context: ")[1].split("\n")[0]
         assert context == "none" or set(context.split(", ")) <= {*re.findall(r"\d+", recalled)}
         texts = [skills.plan_text(step, "").split("</think>\n")[1] for step in question.plan]
@@ -240,51 +213,16 @@ def test_progress_tells_the_plan_up_to_the_first_step_that_memory_lacks():
             memory.append((*step, question.run(*step)))
 
 
-@given(seed=seeds)
-def test_the_frozen_roles_reply_from_memory(seed):
-    rng = random.Random(seed)
+@given(rng=rngs)
+def test_the_frozen_roles_reply_from_memory(rng):
     question = make_tool_question(rng, "train")
     check = skills.sample_check(question, rng)[1]["content"]
     assert check.endswith((" STOP", " CONTINUE"))
-    asked, replied = (message["content"] for message in skills.sample_answer(question, rng))
-    assert f"-> {question.items[0]} {question.prices[0]}" in asked
-    final = f"{question.plan[-1][0]}({question.plan[-1][1]}) ->" in asked
-    if final and "?" not in replied:
-        assert extract_answer(replied) == str(question.answer)
-
-
-# --- tokenizer and warm-up ------------------------------------------------------------------------
-
-
-def test_answer_tags_survive_decoding(tokenizer):
-    text = "<think>12 + 7 = 19.</think><answer>19</answer>"
-    ids = tokenizer(text)["input_ids"]
-    assert tokenizer.decode(ids, skip_special_tokens=True) == text
-    assert tokenizer.pad_token_id != tokenizer.eos_token_id
-
-
-def test_a_saved_tokenizer_is_loaded_as_it_was_and_keeps_every_text(tokenizer, saved_policy):
-    """AutoTokenizer takes Qwen2's class for a Qwen2 model, whatever class was saved."""
-    loaded = AutoTokenizer.from_pretrained(saved_policy)
-    assert len(loaded) == len(tokenizer)
-    rng = random.Random(0)
-    for _ in range(200):
-        for message in skills.sample_conversation(rng):
-            ids = tokenizer(message["content"])["input_ids"]
-            assert loaded(message["content"])["input_ids"] == ids
-            assert loaded.decode(ids, skip_special_tokens=True) == message["content"]
-
-
-def test_training_rows_are_what_the_chat_template_writes(tokenizer):
-    rng = random.Random(0)
-    conversations = [skills.sample_conversation(rng) for _ in range(30)]
-    for messages, (ids, counted) in zip(
-        conversations, warm_up.encode(tokenizer, conversations), strict=True
-    ):
-        assert ids == tokenizer.apply_chat_template(messages, return_dict=False)
-        learnt = tokenizer.decode([i for i, c in zip(ids, counted, strict=True) if c])
-        replies = [m["content"] for m in messages if m["role"] == "assistant"]
-        assert learnt == "".join(f"{reply}<|end|>" for reply in replies)
+    request, reply = (message["content"] for message in skills.sample_answer(question, rng))
+    assert f"-> {question.items[0]} {question.prices[0]}" in request
+    tool, argument = question.plan[-1]
+    if f"{tool}({argument}) ->" in request and "?" not in reply:
+        assert extract_answer(reply) == str(question.answer)
 
 
 @pytest.mark.parametrize(
@@ -292,26 +230,52 @@ def test_training_rows_are_what_the_chat_template_writes(tokenizer):
     [("reliable", {skills.FIRST_STYLE}), ("practice", set(problems.RIGHT_STYLES))],
 )
 def test_careless_styles_are_left_to_the_last_phase(phase, shown):
-    rng = random.Random(0)
-    styles = set()
+    rng, styles = random.Random(0), set()
     for _ in range(400):
         messages = skills.sample_conversation(rng, phase)
-        asked, reply = (message["content"] for message in messages[:2])
-        if asked.endswith("have?") and len(asked.split()) > 14:  # a drill has one step alone
+        request, reply = (message["content"] for message in messages[:2])
+        if request.endswith("have?") and len(request.split()) > 14:  # a drill has one step alone
             styles.add(problems.solution_style(reply))
-        elif "Proposed answer" in asked:
+        elif "Proposed answer" in request:
             assert skills.verify_style(reply) == "recompute"
-        elif asked.endswith("next step?"):
+        elif request.endswith("next step?"):
             assert skills.plan_style(reply) == "careful"
     assert styles == shown
+
+
+# --- tokenizer and warm-up ------------------------------------------------------------------------
+
+
+def test_a_saved_tokenizer_is_loaded_as_it_was_and_keeps_every_text(tokenizer, saved_policy):
+    """AutoTokenizer takes Qwen2's class for a Qwen2 model, whatever class was saved."""
+    loaded = AutoTokenizer.from_pretrained(saved_policy)
+    assert len(loaded) == len(tokenizer) and tokenizer.pad_token_id != tokenizer.eos_token_id
+    rng = random.Random(0)
+    texts = [m["content"] for _ in range(200) for m in skills.sample_conversation(rng)]
+    for text in ["<think>12 + 7 = 19.</think><answer>19</answer>", *texts]:
+        ids = tokenizer(text)["input_ids"]
+        assert loaded(text)["input_ids"] == ids
+        assert loaded.decode(ids, skip_special_tokens=True) == text
+
+
+def test_training_rows_are_what_the_chat_template_writes(tokenizer):
+    rng = random.Random(0)
+    conversations = [skills.sample_conversation(rng) for _ in range(30)]
+    rows = warm_up.encode(tokenizer, conversations)
+    for messages, (ids, labels) in zip(conversations, rows, strict=True):
+        assert ids == tokenizer.apply_chat_template(messages, return_dict=False)
+        assert all(label in (-100, token) for token, label in zip(ids, labels, strict=True))
+        replies = [m["content"] for m in messages if m["role"] == "assistant"]
+        counted = tokenizer.decode([label for label in labels if label != -100])
+        assert counted == "".join(f"{reply}<|end|>" for reply in replies)
 
 
 def test_the_untrained_base_attends_to_what_followed_the_same_token_before(tokenizer):
     model = warm_up.make_model(tokenizer)
     model.set_attn_implementation("eager")
-    row, counted = warm_up.copy_row(list(range(10, len(tokenizer))), random.Random(0))
-    n = counted.index(True)
-    assert row[:n] == row[n:] and len(set(row[:n])) == n
+    row, labels = warm_up.copy_row(list(range(10, len(tokenizer))), random.Random(0))
+    n = len(row) // 2
+    assert row[:n] == row[n:] == labels[n:] and set(labels[:n]) == {-100} and len(set(row)) == n
     with torch.no_grad():
         attention = model(torch.tensor([row]), output_attentions=True).attentions[1][0, 0]
     followers = [attention[n + i, i + 1].item() for i in range(2, n - 1)]
@@ -337,7 +301,7 @@ def test_the_phases_follow_each_other_and_the_rate_falls_to_nothing_over_the_las
 def test_a_killed_warm_up_goes_on_where_it_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(warm_up, "BATCH", 2)
     monkeypatch.setattr(warm_up, "STATE_EVERY", 2)
-    real = warm_up.make_tokenizer
+    real, clip = warm_up.make_tokenizer, torch.nn.utils.clip_grad_norm_
     monkeypatch.setattr(warm_up, "make_tokenizer", lambda seed: real(seed, 200))
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     result = warm_up.pretrain(whole, seed=0, steps=5, processes=1)
@@ -351,44 +315,43 @@ def test_a_killed_warm_up_goes_on_where_it_stopped(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return clip(*arguments)
 
-    clip = torch.nn.utils.clip_grad_norm_
     with monkeypatch.context() as killing:
         killing.setattr(torch.nn.utils, "clip_grad_norm_", deadly)
         with pytest.raises(KeyboardInterrupt):
             warm_up.pretrain(broken, seed=0, steps=5, processes=1)
-    with pytest.raises(
-        ValueError, match="belongs to a warm-up of seed 0, steps 5, processes 1, not"
-    ):
+    with pytest.raises(ValueError, match="warm-up of seed 0, steps 5, processes 1, not .*delete"):
         warm_up.pretrain(broken, seed=1, steps=5, processes=1)
     warm_up.pretrain(broken, seed=0, steps=5, processes=1)
-    name = "model.safetensors"
-    assert (whole / name).read_bytes() == (broken / name).read_bytes()
-    assert (whole / name).stat().st_size <= 8_000_000
+    weights = (whole / "model.safetensors").read_bytes()
+    assert weights == (broken / "model.safetensors").read_bytes() and len(weights) <= 8_000_000
 
 
 def test_a_process_whose_parent_was_killed_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        warm_up.multiprocessing, "parent_process", lambda: SimpleNamespace(is_alive=lambda: False)
-    )
-    monkeypatch.setattr(warm_up, "batch_pool", None)  # not reached
+    dead = SimpleNamespace(is_alive=lambda: False)
+    monkeypatch.setattr(warm_up.multiprocessing, "parent_process", lambda: dead)
+    monkeypatch.setattr(warm_up, "make_tokenizer", lambda seed: range(9))
+    monkeypatch.setattr(warm_up, "make_model", lambda *given: torch.nn.Linear(1, 1))
     with pytest.raises(SystemExit, match="was killed"):
         warm_up._warm_up(0, tmp_path, {"seed": 0, "steps": 2, "processes": 2}, None)
 
 
-def _averaged(rank: int, meeting: str) -> None:
-    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
-    model = torch.nn.Linear(3, 2)
-    for parameter in model.parameters():
-        torch.nn.init.constant_(parameter, 1.0 + 2 * rank)
-    warm_up.average(model)
-    assert all((parameter == 2.0).all() for parameter in model.parameters())
-    torch.distributed.destroy_process_group()
+def test_weights_are_averaged_now_and_then_and_at_the_end(tmp_path, monkeypatch, tokenizer):
+    monkeypatch.setattr(warm_up, "BATCH", 2)
+    monkeypatch.setattr(warm_up, "AVERAGE_EVERY", 2)
+    monkeypatch.setattr(warm_up, "make_tokenizer", lambda seed: tokenizer)
+    calls = []
+    monkeypatch.setattr(warm_up, "average_parameters", lambda *given: calls.append(given))
+    warm_up._warm_up(0, tmp_path, {"seed": 0, "steps": 5, "processes": 2}, None)
+    assert len(calls) == 3
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs fork")
-def test_two_processes_average_their_weights(tmp_path):
-    start = torch.multiprocessing.start_processes
-    start(_averaged, (f"file://{tmp_path}/meeting",), nprocs=2, start_method="fork")
+@pytest.mark.slow
+def test_two_processes_warm_up_one_base(tmp_path):
+    result = warm_up.pretrain(tmp_path, seed=0, steps=2, processes=2, threads=1)
+    assert (result["steps"], result["processes"]) == (2, 2) and result["loss"] > 0
+    assert not (tmp_path / "warm-up.pt").exists()
+    weights = load_file(tmp_path / "model.safetensors")
+    assert all(weight.isfinite().all() for weight in weights.values())
 
 
 def test_a_base_that_is_warmed_up_further_is_another_model(policy):
@@ -400,20 +363,7 @@ def test_a_base_that_is_warmed_up_further_is_another_model(policy):
     assert not any(p.requires_grad for p in one.model.parameters()) and not one.model.training
 
 
-def test_two_processes_warm_up_one_base(tmp_path):
-    from safetensors.torch import load_file
-
-    result = warm_up.pretrain(tmp_path, seed=0, steps=2, processes=2, threads=1)
-    assert (result["steps"], result["processes"]) == (2, 2) and result["loss"] > 0
-    assert not (tmp_path / "warm-up.pt").exists()
-    assert all(
-        weight.isfinite().all() for weight in load_file(tmp_path / "model.safetensors").values()
-    )
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"), [({"steps": 0}, "steps is 0"), ({"processes": 99}, "processes is 99")]
-)
-def test_a_warm_up_that_cannot_be_is_refused(tmp_path, wrong, message):
-    with pytest.raises(ValueError, match=message):
-        warm_up.pretrain(tmp_path, **wrong)
+@pytest.mark.parametrize(("name", "wrong"), [("steps", 0), ("processes", 99)])
+def test_a_warm_up_that_cannot_be_is_refused(tmp_path, name, wrong):
+    with pytest.raises(ValueError, match=f"{name} is {wrong}"):
+        warm_up.pretrain(tmp_path, **{name: wrong})

@@ -8,7 +8,7 @@
 #   make smoke       every notebook in seconds, into runs/smoke
 #   make experiments the reported runs: five seeds, ten for claims, those missing in data/results
 #   make report      verdicts on the claims, from the stored runs, as a page in runs/
-#   make results     renew what is computed from the stored runs: README, data/results/report.md
+#   make results     renew what is computed from the stored runs: data/results, tests/README.md
 #   make bench       a step beside TRL's, memory, and how both grow, into runs/bench
 #   make pretrain    rebuild the tiny base model into runs/base
 #   make lint        ruff

@@ -1,14 +1,9 @@
 """Sample complete groups, fast: prefill each prompt once, let finished rows leave.
 
-`generate` is the kit's sampler and works with any transformers causal LM through its key-value
-cache. Three things make it quicker than a plain loop over `model.generate` with the same output:
-each prompt runs once and its cache serves the G completions of its group; a row that has ended
-leaves the batch and the cache; the log-probabilities that training needs come along.
-`completion_logps` is its counterpart: it scores given completions under a model, with gradient, and
-shares the prompt in the same way.
-
-A row's random number at each step is fixed before anybody knows who finishes when, so the order in
-which rows finish does not change what they sample.
+`generate` works with any transformers causal LM. Each prompt runs once and its cache serves the G
+completions of its group; a row that has ended leaves the batch and the cache; the log-probabilities
+that training needs come along. `completion_logps` scores given completions under a model, with
+gradient, and shares the prompt in the same way.
 """
 
 from __future__ import annotations
@@ -110,7 +105,6 @@ def generate(
         model: a transformers causal LM.
         prompt_ids: P lists of token ids, of any lengths.
         num_generations: G, or one number a prompt; the result has N = P * G rows, or their sum.
-        max_new_tokens: limit of a completion, in tokens.
         eos_token_ids: any of these ends a row.
         pad_token_id: fills what is left of a row; may be an EOS, masks do not depend on it.
         do_sample: False takes the most likely token.
@@ -119,9 +113,7 @@ def generate(
             distribution before truncation, so do not train on them).
         generator: source of the random numbers, on the model's device or on the CPU.
 
-    Raises:
-        ValueError: no prompt, an empty prompt, a prompt too long for the model's context, or a
-            temperature of 0.
+    Raises ValueError for no prompt, an empty or too long one, or a temperature of 0.
     """
     check_lengths(model, prompt_ids, max_new_tokens)
     if temperature <= 0:
@@ -258,10 +250,7 @@ def reply(
 
 
 def _fill_holes(alive: Tensor) -> Tensor:
-    """Indices of the rows that stay, (M,), each in its place but for the last, which fill holes.
-
-    So that dropping a few rows of many moves a few rows, not all.
-    """
+    """Indices of the rows that stay, (M,): the last fill the holes, so that few rows move."""
     m = int(alive.sum())
     kept = torch.arange(m, device=alive.device)
     kept[~alive[:m]] = alive[m:].nonzero()[:, 0] + m
@@ -309,12 +298,10 @@ def completion_logps(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the completions under `model`, with gradient, and entropies, without.
 
-    Each prompt is run once, with gradient, and its cache is gathered for its completions, which run
-    in parts of similar length. Only unmasked positions meet the vocabulary, a chunk at a time
-    (`token_logps`).
+    Each prompt runs once, with gradient, and its cache serves its completions, in parts of similar
+    length. Only unmasked positions meet the vocabulary, a chunk at a time (`token_logps`).
 
-    Returns:
-        logps, entropies: (N, T) float32, nats, at `temperature`; 0 where masked.
+    Returns logps and entropies, (N, T) float32, nats, at `temperature`; 0 where masked.
     """
     decoder, head = _decoder_and_head(model)
     mask, width = rollouts.mask, rollouts.mask.shape[1]
@@ -356,10 +343,7 @@ def completion_logps(
 
 
 def _length_parts(lengths: Tensor) -> tuple[Tensor, ...]:
-    """Row indices by length, in one to eight parts of about `PART_TOKENS` padded tokens or more.
-
-    A batch of short and long completions is mostly padding; parts of similar length are not.
-    """
+    """Row indices by length, in one to eight parts of about `PART_TOKENS` padded tokens or more."""
     parts = len(lengths) * int(lengths.max()) // PART_TOKENS
     return lengths.argsort(stable=True).tensor_split(min(max(parts, 1), 8, len(lengths)))
 
@@ -436,10 +420,7 @@ class _TokenLogps(torch.autograd.Function):
 
 
 def _logit_chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature, dtype):
-    """For each chunk of rows: its slice, its logits (float32) and a buffer of their shape.
-
-    Both are overwritten by the next chunk and are the caller's to overwrite.
-    """
+    """For each chunk of rows: its slice, its logits (float32) and a buffer, to be overwritten."""
     vocabulary = weight.shape[0]
     size = min(max(1, LOGITS_BUDGET[hidden.device.type != "cpu"] // vocabulary), len(hidden))
     weight = weight.to(dtype)

@@ -1,13 +1,4 @@
-"""Every formula of GRPO, as pure functions on torch tensors: rewards in, one scalar loss out.
-
-Read from top to bottom; it is the order of one training step:
-
-1. `combine_rewards`     several rewards of a completion become one number
-2. `group_advantages`    rewards become advantages, by comparison inside each group
-3. `kl_estimate`         how far the policy is from its reference, at the sampled tokens
-4. `surrogate`           ratio and clip: what each token adds to the loss
-5. `aggregate`           the tokens' losses become one number; `policy_loss` is both
-6. `policy_loss_stats`   what to log about it
+"""Every formula of GRPO, as pure functions on torch tensors, in the order of one training step.
 
 No model, tokenizer or optimiser may enter this file. Names and numbers follow TRL 1.16; where we
 differ on purpose, the docstring says so. Shapes: N completions (complete groups, those of one
@@ -39,16 +30,12 @@ def combine_rewards(
 ) -> Tensor:
     """Weighted sum of the rewards of each completion; NaN where one of them could not be scored.
 
-    A completion with any NaN reward leaves its group's mean and std: counting the missing part as 0
-    (as TRL's default aggregation does) would punish it for a judge's time-out and shift its
-    siblings. A reward of weight 0 is only logged: its NaN excludes nobody.
+    Such a completion leaves its group's mean and std: counting the missing part as 0, as TRL's
+    default does, would punish it for a judge's time-out and shift its siblings. The NaN of a reward
+    of weight 0 excludes nobody.
 
-    Args:
-        rewards_per_func: (N, R) float, NaN = not scored.
-        weights: (R,) one weight per reward; all 1 by default.
-
-    Returns (N,) float.
-    Raises ValueError if the weights do not fit the rewards, or are all 0.
+    rewards_per_func: (N, R) float, NaN = not scored. weights: (R,), all 1 by default.
+    Returns (N,) float. Raises ValueError for weights that do not fit, or are all 0.
     """
     shape = tuple(rewards_per_func.shape)
     if len(shape) != 2:
@@ -76,20 +63,16 @@ def group_advantages(
 ) -> Tensor:
     """How much better each completion is than its group: A_i = (R_i - mean(R)) / (std(R) + eps).
 
-    DeepSeekMath (arXiv 2402.03300), section 4.1.2. `scale_rewards="none"` is Dr. GRPO (arXiv
-    2503.20783), which shows that dividing by the std overweights questions that are too easy or
-    too hard. std has ddof 1, as in TRL.
-
-    The advantage is 0 for a completion that was not scored, in a group with fewer than two scored
-    completions, and in a group without spread (exactly 0: rounding in the mean would leave noise
-    there, as it does in TRL).
+    DeepSeekMath (arXiv 2402.03300), section 4.1.2; std with ddof 1. The advantage is exactly 0 in a
+    group without spread (in TRL rounding leaves noise there) or with fewer than two scored
+    completions.
 
     Args:
         rewards: (N,) float, NaN = not scored: advantage 0, left out of mean and std.
         num_generations: G, completions per prompt; those of one prompt stand together.
         scale_rewards: "group" divides by the std of the group, "batch" by that of all N rewards
-            (arXiv 2508.08221), "none" by nothing. True and False are TRL's aliases of "group" and
-            "none".
+            (arXiv 2508.08221), "none" by nothing (Dr. GRPO, arXiv 2503.20783: the std overweights
+            questions that are too easy or too hard). True and False mean "group" and "none".
         eps: added to the std.
 
     Returns (N,) float, finite.
@@ -131,16 +114,10 @@ def decoupled_advantages(
 ) -> Tensor:
     """Advantages for which each reward is normalised within its group before they are summed.
 
-    GDPO (arXiv 2601.05242), TRL's "normalize_then_sum". In a plain sum the reward with the largest
-    spread decides; here each has the same say, times its weight. The sums are then normalised over
-    the batch.
-
-    Args:
-        rewards_per_func: (N, R) float, NaN = not scored; a completion with any NaN has advantage 0
-            and is left out of the means and stds of all rewards.
-        num_generations, weights, eps: see `group_advantages` and `combine_rewards`.
-
-    Returns (N,) float, finite.
+    GDPO (arXiv 2601.05242), TRL's "normalize_then_sum": each reward has the same say, times its
+    weight, where in a plain sum the one with the largest spread decides. The sums are normalised
+    over the batch. A completion with any NaN among its rewards_per_func, (N, R), has advantage 0
+    and is left out of all means and stds. Returns (N,) float, finite.
     """
     unscored = combine_rewards(rewards_per_func, weights).isnan()[:, None]
     scored = rewards_per_func.masked_fill(unscored, torch.nan)
@@ -195,15 +172,8 @@ def truncated_importance_weights(
 ) -> Tensor:
     """Weights min(pi_train / pi_rollout, cap), for a sampler that rounds differently (vLLM, bf16).
 
-    Truncated importance sampling; give the result to `policy_loss`. A token that the sampler could
-    not score (NaN) gets weight 1, as in TRL, where `cap` is `vllm_importance_sampling_clip_max`.
-
-    Args:
-        train_logps: (N, T) float, nats: the training model's, before the update.
-        rollout_logps: (N, T) float, nats: the sampling engine's.
-        cap: C, the largest weight.
-
-    Returns (N, T) float, without gradient.
+    Truncated importance sampling; `cap` is TRL's `vllm_importance_sampling_clip_max`. A token that
+    the sampler could not score (NaN) gets weight 1. Shapes (N, T), nats; no gradient.
     """
     difference = (train_logps - rollout_logps).detach()
     return torch.nan_to_num(difference, nan=0.0).exp().clamp(max=cap)
@@ -444,13 +414,8 @@ def policy_loss_stats(
 ) -> dict[str, float]:
     """Share of tokens (completions, for level "sequence") whose ratio was clipped, and the mean KL.
 
-    Arguments as in `policy_loss`. A clip counts only where it takes the gradient away: below with
-    A < 0, above with A > 0. For the mean over a whole batch, call it once on the whole batch.
-
-    Returns:
-        TRL's names: "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean" (for
-        cispo: "cispo_clip_ratio"), and "kl" (k3, nats a token) if `ref_logps` is given. All 0.0 if
-        everything is masked.
+    Arguments as in `policy_loss`, names as in TRL; "kl" (k3, nats a token) with `ref_logps`. A clip
+    counts only where it takes the gradient away: below with A < 0, above with A > 0.
     """
     epsilon_high = _epsilon_high(loss_type, epsilon, epsilon_high)
     mask = _check_and_bool(logps, mask, old_logps=old_logps, ref_logps=ref_logps)

@@ -1,14 +1,9 @@
 """The GRPO loop: sample groups, score them, compare, update, evaluate, save.
 
-`train` is the loop. Its stages are `PromptBatches` (sample, score, compare), `Learner` (update) and
-`evaluate`; `runs.RunFiles` writes what a run leaves. The loop is on one device and knows nothing of
-several processes (that is TRL's). What makes it quick: groups whose advantages are all zero are not
-run through the model, each prompt runs once per update and its group shares the cache,
-micro-batches are sorted by length, and the first update of a batch, being on-policy, needs no old
-log-probabilities.
-
-A run can be killed at any instant: `resume=True` goes on from the last checkpoint with the same
-numbers that an unbroken run has on the same CPU.
+`train` is the loop, on one device (several are TRL's). Its stages are `PromptBatches` (sample,
+score, compare), `Learner` (update) and `evaluate`; `runs.RunFiles` writes what a run leaves. Groups
+whose advantages are all zero never reach the model again, each prompt runs once per update for its
+whole group, and the first update of a batch, being on-policy, needs no old log-probabilities.
 """
 
 from __future__ import annotations
@@ -202,9 +197,7 @@ class Batch:
         groups = self.rewards.view(-1, self.num_generations)
         low = groups.nan_to_num(nan=torch.inf).amin(1)
         high = groups.nan_to_num(nan=-torch.inf).amax(1)
-        metrics = {
-            "reward": _mean(self.rewards),
-            "reward_std": _std(self.rewards),
+        metrics = _mean_and_std("reward", self.rewards, "reward_std") | {
             "frac_reward_zero_std": (low >= high).float().mean().item(),
             "frac_unscored": self.rewards.isnan().float().mean().item(),
             "completions/mean_length": lengths.mean().item(),
@@ -212,10 +205,8 @@ class Batch:
             "entropy": (self.rollouts.entropies.sum() / lengths.sum()).item(),
         }
         for name, column in zip(self.names, self.rewards_per_func.T, strict=True):
-            metrics[f"rewards/{name}/mean"] = _mean(column)
-            metrics[f"rewards/{name}/std"] = _std(column)
-        metrics |= {name: sum(values) / len(values) for name, values in self.logged.items()}
-        return {name: value for name, value in metrics.items() if value is not None}
+            metrics |= _mean_and_std(f"rewards/{name}/mean", column, f"rewards/{name}/std")
+        return metrics | {name: sum(values) / len(values) for name, values in self.logged.items()}
 
     @staticmethod
     def concatenate(parts: Sequence[Batch]) -> Batch:
@@ -231,10 +222,8 @@ class Batch:
             rewards_per_func = torch.full((len(part.rewards), len(names)), math.nan)
             rewards_per_func[:, [names.index(name) for name in part.names]] = part.rewards_per_func
             columns.append(rewards_per_func)
-        places = torch.cat(
-            [(torch.arange(n) + 0.5) / n for n in (len(part.rewards) // size for part in parts)]
-        )
-        groups = places.argsort(stable=True)
+        sizes = [len(part.rewards) // size for part in parts]
+        groups = torch.cat([(torch.arange(n) + 0.5) / n for n in sizes]).argsort(stable=True)
         rows = (groups[:, None] * size + torch.arange(size)).flatten()
         examples = [example for part in parts for example in part.examples]
         rollouts = Rollouts.concatenate([part.rollouts for part in parts])
@@ -250,14 +239,12 @@ class Batch:
         )
 
 
-def _mean(values: Tensor) -> float | None:
+def _mean_and_std(name: str, values: Tensor, std: str) -> dict[str, float]:
+    """The metrics `name` and `std` of what is scored; none where nothing is."""
     values = values[~values.isnan()]
-    return values.mean().item() if len(values) else None
-
-
-def _std(values: Tensor) -> float | None:
-    values = values[~values.isnan()]
-    return (values.std().item() if len(values) > 1 else 0.0) if len(values) else None
+    if not len(values):
+        return {}
+    return {name: values.mean().item(), std: values.std().item() if len(values) > 1 else 0.0}
 
 
 class PromptBatches:
@@ -275,12 +262,7 @@ class PromptBatches:
     name = "prompts"
 
     def __init__(
-        self,
-        policy: Policy,
-        task: Task,
-        rewards: Sequence[Callable],
-        config: GRPOConfig,
-        seed: int,
+        self, policy: Policy, task: Task, rewards: Sequence[Callable], config: GRPOConfig, seed: int
     ) -> None:
         check_task(task, rewards, config)
         policy.check_template(task.train[0]["prompt"])
@@ -362,10 +344,7 @@ class PromptBatches:
     def _sampler(self, config: GRPOConfig) -> Callable[..., Rollouts]:
         """`generate` with all but prompts, G and generator set; or another backend."""
         policy, backend = self.policy, backends.choose(self.policy, config.sampling_backend)
-        limits = {
-            "max_new_tokens": config.max_completion_length,
-            "temperature": config.temperature,
-        }
+        limits = dict(max_new_tokens=config.max_completion_length, temperature=config.temperature)
         if backend != "plain":
             return partial(backends.sample, policy, backend=backend, **limits)
         ids = {"eos_token_ids": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
@@ -449,7 +428,7 @@ def score(
 
 LOSS_OPTIONS = ("loss_type", "epsilon", "epsilon_high", "importance_sampling_level", "beta",
                 "use_bias_correction_kl", "max_completion_length")  # fmt: skip
-STATS_OPTIONS = ("old_logps", "advantages", "mask", "ref_logps", *LOSS_OPTIONS[:4])
+FOR_STATS = ("old_logps", "advantages", "mask", "ref_logps", *LOSS_OPTIONS[:4])
 
 
 class Learner:
@@ -510,11 +489,8 @@ class Learner:
                 self.scaler.scale(part).backward()
                 loss += part.item()
                 share = self._share(inputs["mask"], given["mask"])
-                options = {**inputs, **self.loss_options}
-                ratios = objective.policy_loss_stats(
-                    logps, **{name: options[name] for name in STATS_OPTIONS}
-                )
-                for name, value in ratios.items():
+                options = {k: v for k, v in (inputs | self.loss_options).items() if k in FOR_STATS}
+                for name, value in objective.policy_loss_stats(logps, **options).items():
                     stats[name] = stats.get(name, 0.0) + value * share
             step = self._optimizer_step(batch, loss, bool(micro_batches), scheduled)
         return {**step, **stats}
@@ -554,12 +530,8 @@ class Learner:
     def _logps(self, model, batch: Batch, rows: Tensor) -> Tensor:
         part = batch.rollouts.select(rows)
         with self.policy.autocast():
-            return completion_logps(
-                model,
-                part,
-                temperature=self.config.temperature,
-                pad_token_id=self.policy.pad_token_id,
-            )[0]
+            temperature, pad = self.config.temperature, self.policy.pad_token_id
+            return completion_logps(model, part, temperature=temperature, pad_token_id=pad)[0]
 
     @torch.no_grad()
     def _all_logps(self, model, batch: Batch) -> Tensor:
@@ -704,19 +676,16 @@ def evaluate(
         return {}
     rows = dataset.select(range(min(config.eval_prompts, len(dataset))))
     examples, samples = list(rows), config.num_generations_eval
-    options = {
-        "max_new_tokens": config.max_completion_length,
-        "batch_size": config.evaluation_batch_size,
-    }
-    best = reply(policy, rows["prompt"], do_sample=False, **options)
-    sampled = reply(
+    ask = partial(
+        reply,
         policy,
         rows["prompt"],
-        samples,
-        temperature=config.temperature,
-        generator=torch.Generator().manual_seed(seed),
-        **options,
+        max_new_tokens=config.max_completion_length,
+        batch_size=config.evaluation_batch_size,
     )
+    best = ask(do_sample=False)
+    generator = torch.Generator().manual_seed(seed)
+    sampled = ask(num_generations=samples, temperature=config.temperature, generator=generator)
     greedy = _right(policy, best, examples, correct)
     repeated = [example for example in examples for _ in range(samples)]
     counts = _right(policy, sampled, repeated, correct).view(-1, samples).sum(1).tolist()
@@ -736,9 +705,5 @@ def _right(
     if correct is not None:
         return score(policy, rollouts, examples, [correct])[:, 0] == 1
     texts = policy.decode(rollouts.completion_lists())
-    return torch.tensor(
-        [
-            is_correct(extract_answer(text), str(example["answer"]))
-            for text, example in zip(texts, examples, strict=True)
-        ]
-    )
+    pairs = zip(texts, examples, strict=True)
+    return torch.tensor([is_correct(extract_answer(t), str(e["answer"])) for t, e in pairs])

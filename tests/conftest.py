@@ -56,18 +56,12 @@ def new_policy(tokenizer):
     def make(seed: int = 0) -> Policy:
         torch.manual_seed(seed)
         config = Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=512,
+            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=512,
             initializer_range=0.3,  # spread enough that completions end at different lengths
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
             bos_token_id=None,
-        )
+        )  # fmt: skip
         return Policy(Qwen2ForCausalLM(config).eval(), tokenizer)
 
     return make
@@ -81,11 +75,9 @@ def policy(new_policy):
 @pytest.fixture
 def saved_policy(new_policy, tmp_path):
     """Folder of an untrained policy on disk, as `load_policy` and a profile take it."""
-    folder = tmp_path / "saved_policy"
-    policy = new_policy()
-    policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
-    return folder
+    from grpo_kit.models import save_policy
+
+    return save_policy(new_policy(), tmp_path / "saved_policy")
 
 
 def _free_port() -> int:

@@ -188,8 +188,8 @@ MUTANTS = (
         "temperature-forgotten",
         "The temperature is used in sampling and left out of the trainer's log-probabilities.",
         "grpo_kit/training.py",
-        "temperature=self.config.temperature,\n                pad_token_id",
-        "pad_token_id",
+        "temperature, pad = self.config.temperature, self.policy.pad_token_id",
+        "temperature, pad = 1.0, self.policy.pad_token_id",
         "tests/test_training.py::"
         "test_training_takes_log_probabilities_at_the_sampler_s_temperature",
     ),
@@ -201,6 +201,23 @@ MUTANTS = (
         'self.order.taken = state["taken"]',
         "self.order.taken = 0",
         "tests/test_training.py::test_a_killed_and_resumed_run_equals_an_unbroken_one[3]",
+    ),
+    Mutant(
+        "resume-keeps-later-rows",
+        "A resumed run keeps a row of the history that comes after its checkpoint.",
+        "grpo_kit/runs.py",
+        '["step"] > step:',
+        '["step"] > step + 1:',
+        "tests/test_training.py::test_a_killed_and_resumed_run_equals_an_unbroken_one[3]",
+    ),
+    Mutant(
+        "schedule-counts-updates",
+        "A step that learns from two batches moves the learning-rate schedule on twice.",
+        "grpo_kit/training.py",
+        "scheduled=not stats",
+        "scheduled=True",
+        "tests/test_self_verification.py::"
+        "test_verdicts_are_sampled_from_the_policy_that_learns_from_them",
     ),
     Mutant(
         "pass-at-k-biased",

@@ -4,8 +4,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -15,75 +14,42 @@ from grpo_kit import generation
 from grpo_kit.generation import Rollouts, completion_logps, generate
 
 PROMPTS = [[7, 8, 9], [10, 11, 12, 13, 14, 15], [20]]
+EOS = range(60)  # with a policy without taste: rows end early, late and not at all
 
 
-def options(policy, **changes):
-    # several EOS ids and a policy without taste: rows end early, late and not at all
-    return {
-        "max_new_tokens": 12,
-        "eos_token_ids": list(range(60)),
-        "pad_token_id": policy.pad_token_id,
-    } | changes
+def sample(policy, prompts=PROMPTS, num_generations=1, seed=None, **options) -> Rollouts:
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    defaults = {"max_new_tokens": 12, "eos_token_ids": EOS, "pad_token_id": policy.pad_token_id}
+    options = defaults | options
+    return generate(policy.model, prompts, num_generations, generator=generator, **options)
 
 
-def rows_of(rollouts: Rollouts) -> list[list[int]]:
-    return rollouts.completion_lists()
+def greedy(policy, *arguments, **options) -> list[list[int]]:
+    return sample(policy, *arguments, do_sample=False, **options).completion_lists()
 
 
 def plain_logps(model, prompt, completion, temperature=1.0):
     """One row, no padding, no cache: log-softmax of the whole vocabulary at every position."""
-    ids = torch.tensor([prompt + completion])
-    logits = model(ids).logits[0, len(prompt) - 1 : -1].float() / temperature
-    return torch.log_softmax(logits, -1).gather(1, torch.tensor(completion)[:, None])[:, 0]
-
-
-def test_rows_of_a_prompt_stand_together(policy):
-    rollouts = generate(policy.model, PROMPTS, 4, **options(policy))
-    assert rollouts.prompt_index.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    assert rollouts.prompt_ids == PROMPTS
+    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].float()
+    logps = torch.log_softmax(logits / temperature, -1)
+    return logps.gather(1, torch.tensor(completion)[:, None])[:, 0]
 
 
 def test_ragged_greedy_rows_equal_their_single_row_decode(policy):
-    together = generate(policy.model, PROMPTS, 2, do_sample=False, **options(policy))
-    for i, prompt in enumerate(PROMPTS):
-        alone = generate(policy.model, [prompt], 1, do_sample=False, **options(policy))
-        assert rows_of(together)[2 * i] == rows_of(together)[2 * i + 1] == rows_of(alone)[0]
+    together = sample(policy, PROMPTS, 2, do_sample=False)
+    assert together.prompt_index.tolist() == [0, 0, 1, 1, 2, 2]
+    assert together.prompt_ids == PROMPTS
+    alone = [greedy(policy, [prompt])[0] for prompt in PROMPTS for _ in range(2)]
+    assert together.completion_lists() == alone
 
 
 def test_greedy_decode_equals_transformers_own(policy):
-    ours = generate(policy.model, PROMPTS, 1, do_sample=False, **options(policy))
-    for prompt, row in zip(PROMPTS, rows_of(ours), strict=True):
+    options = {"max_new_tokens": 12, "eos_token_id": list(EOS), "do_sample": False}
+    for prompt, row in zip(PROMPTS, greedy(policy), strict=True):
         theirs = policy.model.generate(
-            torch.tensor([prompt]),
-            do_sample=False,
-            max_new_tokens=12,
-            eos_token_id=list(range(60)),
-            pad_token_id=policy.pad_token_id,
+            torch.tensor([prompt]), pad_token_id=policy.pad_token_id, **options
         )
         assert row == theirs[0, len(prompt) :].tolist()
-
-
-@hypothesis_settings(max_examples=8)
-@given(seed=st.integers(0, 2**31), order=st.permutations(range(3)))
-def test_sampled_rows_do_not_depend_on_who_leaves_the_batch(policy_once, seed, order):
-    """Compaction and other prompts' lengths never reach a row: only its own uniforms do."""
-    policy = policy_once
-    stopping = options(policy)
-    never = options(policy, eos_token_ids=[])
-    short, long = (
-        generate(
-            policy.model,
-            [PROMPTS[i] for i in order],
-            2,
-            generator=torch.Generator().manual_seed(seed),
-            **choice,
-        )
-        for choice in (stopping, never)
-    )
-    eos = set(stopping["eos_token_ids"])
-    for cut, whole in zip(rows_of(short), rows_of(long), strict=True):
-        end = next((i for i, token in enumerate(whole) if token in eos), len(whole) - 1)
-        assert cut == whole[: end + 1]
 
 
 @pytest.fixture(scope="module")
@@ -92,69 +58,47 @@ def policy_once(new_policy):
     return new_policy()
 
 
+@settings(max_examples=8)
+@given(seed=st.integers(0, 2**31), order=st.permutations(PROMPTS))
+def test_sampled_rows_do_not_depend_on_who_leaves_the_batch(policy_once, seed, order):
+    """Compaction and other prompts' lengths never reach a row: only its own uniforms do."""
+    short, long = (
+        sample(policy_once, order, 2, seed, eos_token_ids=ids).completion_lists()
+        for ids in (EOS, [])
+    )
+    for cut, whole in zip(short, long, strict=True):
+        end = next((i for i, token in enumerate(whole) if token in EOS), len(whole) - 1)
+        assert cut == whole[: end + 1]
+
+
 def test_every_eos_id_stops_a_row_and_is_counted(policy):
-    rollouts = generate(policy.model, PROMPTS, 8, **options(policy))
-    eos = set(range(60))
+    rollouts = sample(policy, PROMPTS, 8)
     seen = set()
-    for row, finished in zip(rows_of(rollouts), rollouts.finished.tolist(), strict=True):
-        assert finished == (row[-1] in eos)
-        assert not eos & set(row[:-1])
+    for row, finished in zip(rollouts.completion_lists(), rollouts.finished.tolist(), strict=True):
+        assert finished == (row[-1] in EOS)
+        assert not set(EOS) & set(row[:-1])
         assert finished or len(row) == 12
-        seen |= eos & set(row)
+        seen |= set(EOS) & set(row)
     assert len(seen) >= 2, "the sample should end on more than one EOS id"
 
 
 def test_mask_counts_the_eos_even_where_it_is_the_padding_id(policy):
-    first = generate(policy.model, [PROMPTS[0]], 1, do_sample=False, **options(policy))
-    token = rows_of(first)[0][0]
-    rollouts = generate(
-        policy.model,
-        [PROMPTS[0]],
-        1,
-        do_sample=False,
-        max_new_tokens=5,
-        eos_token_ids=[token],
-        pad_token_id=token,
+    token = greedy(policy)[0][0]
+    rollouts = sample(
+        policy, PROMPTS[:1], do_sample=False, eos_token_ids=[token], pad_token_id=token
     )
     assert rollouts.lengths.tolist() == [1] and rollouts.finished.all()
 
 
 def test_a_padding_id_inside_a_completion_keeps_its_mask(policy):
-    plain = generate(policy.model, [PROMPTS[1]], 1, do_sample=False, **options(policy))
-    inside = rows_of(plain)[0][0]
-    again = generate(
-        policy.model, [PROMPTS[1]], 1, do_sample=False, **options(policy, pad_token_id=inside)
-    )
-    assert rows_of(again) == rows_of(plain)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_sampler_and_scorer_agree_with_a_plain_log_softmax(policy, temperature):
-    rollouts = generate(policy.model, PROMPTS, 3, temperature=temperature, **options(policy))
-    logps, entropies = completion_logps(
-        policy.model, rollouts, temperature=temperature, pad_token_id=policy.pad_token_id
-    )
-    torch.testing.assert_close(logps, rollouts.logps, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(entropies, rollouts.entropies, atol=1e-4, rtol=1e-4)
-    for i, row in enumerate(rows_of(rollouts)):
-        expected = plain_logps(policy.model, PROMPTS[i // 3], row, temperature)
-        torch.testing.assert_close(logps[i, : len(row)], expected, atol=1e-5, rtol=1e-5)
-        assert not logps[i, len(row) :].any()
-
-
-def test_entropy_is_that_of_the_sampling_distribution(policy):
-    rollouts = generate(policy.model, [PROMPTS[0]], 1, **options(policy))
-    logits = policy.model(torch.tensor([PROMPTS[0]])).logits[0, -1]
-    expected = torch.distributions.Categorical(logits=logits).entropy()
-    torch.testing.assert_close(rollouts.entropies[0, 0], expected, atol=1e-5, rtol=1e-5)
+    plain = greedy(policy)
+    assert greedy(policy, pad_token_id=plain[1][0]) == plain
 
 
 def test_sampling_follows_the_distribution(policy):
     n = 4000
-    rollouts = generate(
-        policy.model, [PROMPTS[0]], n, **options(policy, max_new_tokens=1, temperature=0.5)
-    )
-    logits = policy.model(torch.tensor([PROMPTS[0]])).logits[0, -1] / 0.5
+    rollouts = sample(policy, PROMPTS[:1], n, max_new_tokens=1, temperature=0.5)
+    logits = policy.model(torch.tensor(PROMPTS[:1])).logits[0, -1] / 0.5
     expected = torch.softmax(logits, -1)
     counts = torch.bincount(rollouts.completion_ids[:, 0], minlength=len(expected)) / n
     likely = expected > 0.02
@@ -162,31 +106,54 @@ def test_sampling_follows_the_distribution(policy):
     assert likely.any() and ((counts - expected).abs() < 5 * error)[likely].all()
 
 
-@pytest.mark.parametrize("part_tokens", [1, 40, 1024])
-def test_shared_prompt_gradients_equal_unshared_ones(policy, monkeypatch, part_tokens):
-    monkeypatch.setattr(generation, "PART_TOKENS", part_tokens)
-    rollouts = generate(policy.model, PROMPTS, 3, **options(policy))
-    weights = torch.randn(rollouts.mask.shape)
-    logps, _ = completion_logps(policy.model, rollouts, pad_token_id=policy.pad_token_id)
-    (logps * weights).sum().backward()
-    shared = {n: p.grad.clone() for n, p in policy.model.named_parameters()}
-    policy.model.zero_grad()
-    total = 0.0
-    for i, row in enumerate(rows_of(rollouts)):
-        single = plain_logps(policy.model, PROMPTS[i // 3], row)
-        total = total + (single * weights[i, : len(row)]).sum()
-    total.backward()
-    for name, parameter in policy.model.named_parameters():
-        torch.testing.assert_close(shared[name], parameter.grad, atol=2e-4, rtol=1e-3)
+def test_left_padding_shifts_nothing_with_absolute_positions():
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=80, n_embd=16, n_layer=2, n_head=2, n_positions=64)
+    model = GPT2LMHeadModel(config).eval()
+    options = {"max_new_tokens": 6, "eos_token_ids": [], "pad_token_id": 0, "do_sample": False}
+    together = generate(model, PROMPTS, 1, **options)
+    for i, prompt in enumerate(PROMPTS):
+        (alone,) = generate(model, [prompt], 1, **options).completion_lists()
+        assert alone == together.completion_lists()[i]
+        expected = plain_logps(model, prompt, alone)
+        torch.testing.assert_close(together.logps[i], expected, atol=1e-5, rtol=1e-5)
 
 
-@given(lengths=st.lists(st.integers(0, 60), min_size=1, max_size=200))
-def test_parts_hold_every_row_once_and_rows_of_similar_length_together(lengths):
-    parts = generation._length_parts(torch.tensor(lengths))
-    assert sorted(torch.cat(parts).tolist()) == list(range(len(lengths)))
-    assert all(len(part) for part in parts)
-    ordered = [lengths[i] for part in parts for i in part]
-    assert ordered == sorted(lengths)
+def test_top_k_of_one_is_greedy_and_log_probabilities_stay_whole(policy):
+    best, sampled = sample(policy, do_sample=False), sample(policy, top_k=1)
+    assert best.completion_lists() == sampled.completion_lists()
+    torch.testing.assert_close(best.logps, sampled.logps)
+
+
+def test_the_same_generator_gives_the_same_completions(policy):
+    first, again, other = (sample(policy, PROMPTS, 4, s).completion_lists() for s in (1, 1, 2))
+    assert first == again != other
+
+
+def test_select_and_concatenate_keep_rows_whole(policy):
+    rollouts = sample(policy, PROMPTS, 2)
+    parts = [rollouts.select(torch.tensor(rows)) for rows in ([0, 1, 2, 3], [4, 5])]
+    joined = Rollouts.concatenate(parts)
+    assert joined.completion_lists() == rollouts.completion_lists()
+    assert joined.prompt_ids == PROMPTS and joined.prompt_index.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_dropout_is_off_while_sampling_and_back_on_after(policy):
+    for layer in policy.model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    expected = greedy(policy)
+    policy.model.train()
+    assert greedy(policy) == expected
+    assert policy.model.training
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [([], "no prompts"), ([[1], []], "prompt 1 is empty"), ([[1] * 505], "exceeds the model's")],
+)
+def test_prompts_that_cannot_run_are_refused_in_a_sentence(policy, prompts, message):
+    with pytest.raises(ValueError, match=message):
+        sample(policy, prompts)
 
 
 @given(seed=st.integers(0, 2**31))
@@ -213,6 +180,44 @@ def test_a_cache_with_room_holds_what_transformers_own_would(seed):
             break
         for layer in (roomy, own):
             layer.batch_select_indices(kept)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sampler_and_scorer_agree_with_a_plain_log_softmax(policy, temperature):
+    rollouts = sample(policy, PROMPTS, 3, temperature=temperature)
+    logps, entropies = completion_logps(
+        policy.model, rollouts, temperature=temperature, pad_token_id=policy.pad_token_id
+    )
+    torch.testing.assert_close(logps, rollouts.logps, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(entropies, rollouts.entropies, atol=1e-4, rtol=1e-4)
+    for i, row in enumerate(rollouts.completion_lists()):
+        expected = plain_logps(policy.model, PROMPTS[i // 3], row, temperature)
+        torch.testing.assert_close(logps[i, : len(row)], expected, atol=1e-5, rtol=1e-5)
+        assert not logps[i, len(row) :].any()
+
+
+@pytest.mark.parametrize("part_tokens", [1, 40, 1024])
+def test_shared_prompt_gradients_equal_unshared_ones(policy, monkeypatch, part_tokens):
+    monkeypatch.setattr(generation, "PART_TOKENS", part_tokens)
+    rollouts = sample(policy, PROMPTS, 3)
+    weights = torch.randn(rollouts.mask.shape)
+    logps, _ = completion_logps(policy.model, rollouts, pad_token_id=policy.pad_token_id)
+    (logps * weights).sum().backward()
+    shared = {n: p.grad.clone() for n, p in policy.model.named_parameters()}
+    policy.model.zero_grad()
+    for i, row in enumerate(rollouts.completion_lists()):
+        single = plain_logps(policy.model, PROMPTS[i // 3], row)
+        (single * weights[i, : len(row)]).sum().backward()
+    for name, parameter in policy.model.named_parameters():
+        torch.testing.assert_close(shared[name], parameter.grad, atol=2e-4, rtol=1e-3)
+
+
+@given(lengths=st.lists(st.integers(0, 60), min_size=1, max_size=200))
+def test_parts_hold_every_row_once_and_rows_of_similar_length_together(lengths):
+    parts = generation._length_parts(torch.tensor(lengths))
+    assert sorted(torch.cat(parts).tolist()) == list(range(len(lengths)))
+    assert all(len(part) for part in parts)
+    assert [lengths[i] for part in parts for i in part] == sorted(lengths)
 
 
 def plain_token_logps(head, hidden, targets, temperature):
@@ -255,14 +260,13 @@ def test_a_frozen_head_gets_no_gradient_and_hidden_states_do():
 
 def test_no_tensor_of_the_loss_step_is_larger_than_the_budget_allows(monkeypatch):
     """Of 300 x 2000 logits, a budget of 10,000 may hold 5 rows, in two buffers of one tensor."""
-    largest = 0
+    sizes = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            nonlocal largest
             output = func(*args, **(kwargs or {}))
             if isinstance(output, torch.Tensor):
-                largest = max(largest, output.untyped_storage().nbytes() // 4)
+                sizes.append(output.untyped_storage().nbytes() // 4)
             return output
 
     monkeypatch.setattr(generation, "LOGITS_BUDGET", (10_000, 10_000))
@@ -271,73 +275,9 @@ def test_no_tensor_of_the_loss_step_is_larger_than_the_budget_allows(monkeypatch
     with Watch():
         logps, _ = generation.token_logps(head, hidden, torch.randint(2000, (300,)), 1.0)
         logps.sum().backward()
-    assert 10_000 <= largest <= 20_000
+    assert 10_000 <= max(sizes) <= 20_000
 
 
 def test_a_head_that_is_not_linear_is_refused_in_a_sentence():
     with pytest.raises(ValueError, match="head is a Sequential.*plain Linear"):
         generation.token_logps(torch.nn.Sequential(), torch.zeros(1, 2), torch.tensor([0]), 1.0)
-
-
-def test_left_padding_shifts_nothing_with_absolute_positions():
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=80, n_embd=16, n_layer=2, n_head=2, n_positions=64)
-    ).eval()
-    choice = {"max_new_tokens": 6, "eos_token_ids": [], "pad_token_id": 0}
-    together = generate(model, PROMPTS, 1, do_sample=False, **choice)
-    for i, prompt in enumerate(PROMPTS):
-        alone = generate(model, [prompt], 1, do_sample=False, **choice)
-        assert rows_of(alone)[0] == rows_of(together)[i]
-        expected = plain_logps(model, prompt, rows_of(alone)[0])
-        torch.testing.assert_close(together.logps[i], expected, atol=1e-5, rtol=1e-5)
-
-
-def test_top_k_of_one_is_greedy_and_log_probabilities_stay_whole(policy):
-    best = generate(policy.model, PROMPTS, 1, do_sample=False, **options(policy))
-    sampled = generate(policy.model, PROMPTS, 1, top_k=1, **options(policy))
-    assert rows_of(best) == rows_of(sampled)
-    torch.testing.assert_close(best.logps, sampled.logps)
-
-
-def test_the_same_generator_gives_the_same_completions(policy):
-    first, again, other = (
-        rows_of(
-            generate(
-                policy.model,
-                PROMPTS,
-                4,
-                generator=torch.Generator().manual_seed(seed),
-                **options(policy),
-            )
-        )
-        for seed in (1, 1, 2)
-    )
-    assert first == again != other
-
-
-def test_select_and_concatenate_keep_rows_whole(policy):
-    rollouts = generate(policy.model, PROMPTS, 2, **options(policy))
-    parts = [rollouts.select(torch.tensor(rows)) for rows in ([0, 1, 2, 3], [4, 5])]
-    joined = Rollouts.concatenate(parts)
-    assert rows_of(joined) == rows_of(rollouts)
-    assert joined.prompt_ids == PROMPTS and joined.prompt_index.tolist() == [0, 0, 1, 1, 2, 2]
-
-
-def test_dropout_is_off_while_sampling_and_back_on_after(policy):
-    for layer in policy.model.model.layers:
-        layer.self_attn.attention_dropout = 0.5
-    wanted = rows_of(generate(policy.model.eval(), PROMPTS, 1, do_sample=False, **options(policy)))
-    policy.model.train()
-    rollouts = generate(policy.model, PROMPTS, 1, do_sample=False, **options(policy))
-    assert rows_of(rollouts) == wanted
-    assert policy.model.training
-
-
-@pytest.mark.parametrize(
-    ("prompts", "message"),
-    [([], "no prompts"), ([[1], []], "prompt 1 is empty"), ([[1] * 505], "exceeds the model's")],
-)
-def test_prompts_that_cannot_run_are_refused_in_a_sentence(policy, prompts, message):
-    with pytest.raises(ValueError, match=message):
-        generate(policy.model, prompts, 1, **options(policy))

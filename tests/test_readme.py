@@ -1,67 +1,73 @@
-"""What the README says was measured is what the result files hold, and what it names exists."""
+"""What documents say exists and is so: tables, links, commands, and what notebooks say of runs."""
 
+import ast
+import functools
 import json
 import re
 import shutil
-import statistics
 from pathlib import Path
+from statistics import median
 
 import pytest
+from typer.main import get_command
 
-from grpo_kit.lab import scaling
-from grpo_kit.lab.bench import report
-from grpo_kit.lab.readme import parts, with_parts, write_results
-from grpo_kit.lab.records import load
-from grpo_kit.lab.skill_runs import skills_text
-from grpo_kit.lab.statistics import power
-from grpo_kit.lab.summary import reported
-from grpo_kit.tiny.card import LIMITS
+from grpo_kit.cli import app
+from grpo_kit.lab.readme import pages, with_parts, write_results
+from grpo_kit.lab.summary import reported as summary_of
 
 CHECKOUT = Path(__file__).parents[1]
-README = (CHECKOUT / "README.md").read_text()
 RESULTS = CHECKOUT / "data" / "results"
+NOTEBOOKS = sorted((CHECKOUT / "notebooks").glob("*.ipynb"))
+MARKDOWN = sorted(
+    path
+    for pattern in ("*.md", "grpo_kit/**/*.md", "tests/**/*.md", "data/**/*.md")
+    for path in CHECKOUT.glob(pattern)
+)
+SOURCES = sorted((CHECKOUT / "grpo_kit").rglob("*.py"))
+COMMANDS = get_command(app).commands
+TARGETS = set(re.findall(r"^([a-z-]+):", (CHECKOUT / "Makefile").read_text(), re.MULTILINE))
 
 
-def stored(name: str) -> dict:
-    return json.loads((RESULTS / name).read_text())
+def named(path: Path) -> str:
+    return str(path.relative_to(CHECKOUT))
 
 
-def test_what_is_computed_in_the_readme_is_what_the_stored_runs_give():
-    computed = parts()
-    assert set(computed) == {"claims", "basic", "mutants"} and computed["claims"].count("\n") > 20
-    assert with_parts(README, computed) == README, "`make results` renews it"
-    with pytest.raises(ValueError, match="one part between <!-- claims -->"):
-        with_parts(README.replace("<!-- claims -->", ""), computed)
+# --- tables ---------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def renewed():
+    return pages(CHECKOUT)
+
+
+def test_computed_tables_are_what_the_stored_results_give(renewed):
+    assert {named(page) for page in renewed} == {"data/results/README.md", "tests/README.md"}
+    for page, text in renewed.items():
+        assert page.read_text() == text, f"`make results` renews {named(page)}"
+
+
+def test_parts_are_put_between_their_marks_and_a_page_without_them_is_refused():
+    text = with_parts("kept <!-- a --> old <!-- /a --> kept", {"a": "new\n"})
+    assert text == "kept <!-- a -->\n\nnew\n\n<!-- /a --> kept"
+    assert with_parts(text, {"a": "new\n"}) == text
+    with pytest.raises(ValueError, match="between <!-- b --> and <!-- /b -->; add"):
+        with_parts(text, {"b": "new"})
+
+
+@pytest.mark.slow
 def test_the_report_beside_the_results_is_what_the_stored_runs_give(tmp_path):
     """Figures by the numbers that they show, since fonts differ from machine to machine."""
-    readme = tmp_path / "README.md"
-    marks = [f"<!-- {name} --><!-- /{name} -->" for name in ("claims", "basic", "mutants")]
-    readme.write_text("\nkept\n".join(marks))
-    results = tmp_path / "results"
-    shutil.copytree(RESULTS, results)
-    write_results(readme, results)
-    assert (results / "report.md").read_text() == (RESULTS / "report.md").read_text()
-    assert not (results / "report.html").exists()
-    assert "\nkept\n" in readme.read_text() and "**reproduced**" in readme.read_text()
-    here, there = (folder / "figures" for folder in (results, RESULTS))
-    names = {path.name for path in here.iterdir()}
-    assert names == {path.name for path in there.iterdir()} and "tiny-variants.png" in names
-    for name in names:
-        drawn = [drawn_from(folder / name) for folder in (here, there)]
-        assert drawn[0] == drawn[1] and len(drawn[0]) == 16, f"`make results` draws {name} anew"
-
-
-def test_the_rule_has_the_power_that_is_stated():
-    judged = parts()["claims"].count("** |") - parts()["claims"].count("**not run here** |")
-    assert 25 <= judged <= 35, "a table of thirty claims"
-    for effect, told in ((2, 0.3), (3, 0.67), (4, 0.9)):
-        assert power(effect, 5, judged) == pytest.approx(told, abs=0.05), effect
-    assert power(2, 10, judged) > 0.95
-    assert (
-        "three times in\nten, one of three twice in three, one of four nine times in ten" in README
-    )
+    shutil.copytree(RESULTS, tmp_path / "data" / "results")
+    (tmp_path / "tests").mkdir()
+    shutil.copy(CHECKOUT / "tests" / "README.md", tmp_path / "tests")
+    files = write_results(tmp_path)
+    assert [path.name for path in files] == ["README.md", "README.md", "report.md"]
+    renewed = tmp_path / "data" / "results"
+    assert (renewed / "report.md").read_text() == (RESULTS / "report.md").read_text()
+    assert not (renewed / "report.html").exists()
+    for path in RESULTS.glob("figures/tiny-*.png"):
+        drawn = [drawn_from(folder / "figures" / path.name) for folder in (renewed, RESULTS)]
+        assert drawn[0] == drawn[1], f"`make results` draws {path.name} anew"
 
 
 def drawn_from(path: Path) -> str:
@@ -70,242 +76,247 @@ def drawn_from(path: Path) -> str:
     return text.decode()
 
 
-def test_the_table_of_skills_is_the_stored_one():
-    skills = stored("skills/skills.json")
-    assert skills_text(skills).strip() in README
-    accuracy = {
-        name: [row[when]["eval/pass@1"] for when in ("before", "after")]
-        for name, row in skills.items()
-    }
-    assert "All but *bare* rise." in README
-    for name, (before, after) in accuracy.items():
-        assert (after > before + 0.1) == (name != "bare"), name
+# --- links and commands ---------------------------------------------------------------------------
 
 
-def test_what_is_said_of_the_experiments_is_what_they_found():
-    """In the README and in the prose of notebooks 02 and 03."""
-    diversity, judge = reported("diversity"), reported("judge")
-    for summary in (diversity, judge):
-        assert summary["seeds"]["plain"][:5] == [0, 1, 2, 3, 4]
-        assert summary["config"]["max_steps"] == 80
-
-    def rises(summary, arm, metric):
-        values = summary["difference"][arm][metric]
-        return (values["low"] > 0) - (values["high"] < 0)
-
-    def median(summary, arm, metric="eval/pass@1"):
-        return summary["final"][arm][metric]["median"]
-
-    for arm in ("diversity", "only correct"):
-        for metric in ("distance", "eval/mean_length"):
-            assert rises(diversity, arm, metric) == 1, (arm, metric)
-        assert rises(diversity, arm, "eval/pass@1") < 1 and rises(diversity, arm, "entropy") == 0
-        assert -0.01 < diversity["difference"][arm]["eval/pass@1"]["median"] < 0
-        assert rises(diversity, arm, "styles") == 1, "a few more ways to answer"
-    assert rises(diversity, "diversity", "eval/pass@1") == 0, "that accuracy differs may be chance"
-    lengths = [diversity["final"][a]["eval/mean_length"]["values"] for a in ("plain", "diversity")]
-    assert all(long > short for short, long in zip(*lengths, strict=True)), "in every seed"
-    notebook = json.loads((CHECKOUT / "notebooks" / "02_diversity_reward.ipynb").read_text())
-    told = " ".join("".join(cell["source"]) for cell in notebook["cells"])
-    for arm in ("plain", "diversity"):
-        assert diversity["seeds"][arm] == list(range(10)) and "tiny base, ten seeds" in told
-    base = load(experiment="basic", profile="tiny")[0]
-    before = statistics.median(record.history[0]["eval/pass@8"] for record in base)
-    assert f"{before:.2f}" == "0.98" and "pass@8 is 0.98" in README
-    assert -0.25 < diversity["difference"]["normalised first"]["eval/pass@1"]["median"] < -0.15
-
-    assert rises(judge, "judge added", "judged") == 1
-    assert rises(judge, "judge added", "eval/pass@1") < 1
-    assert rises(judge, "judge added", "eval/mean_length") == -1
-    plain = median(judge, "plain")
-    for values in judge["curves"]["eval/pass@1"]["judge only"]["values"]:
-        assert max(values) > values[0] + 0.2 and values[-1] < 0.15
-    assert median(judge, "judge only", "judged") > 4.8
-    assert median(judge, "judge x 8") < plain - 0.3
-    assert abs(median(judge, "only correct") - plain) < 0.03
-    assert 0.5 < median(judge, "KL") < plain - 0.2
-    assert f"{median(judge, 'KL', 'assured'):.0%}" == "16%"
-    held = judge["curves"]["eval/pass@1"]["KL"]
-    for values in held["values"]:
-        assert all(abs(v - 0.6) < 0.1 for s, v in zip(held["steps"], values, strict=True) if s > 20)
-    assert f"{plain:.2f}" == "0.94" and min(judge["final"]["judge only"]["judged"]["values"]) > 4.7
-    assert median(judge, "two judges", "assured") < 0.05
-    ends = sorted(judge["final"]["two judges"]["eval/pass@1"]["values"])
-    assert 0.15 < ends[0] and ends[3] < 0.65 < ends[4]
-    assert sum(share < 0.7 for share in judge["final"]["judge only"]["assured"]["values"]) == 2
+def test_the_readme_is_two_screens():
+    """The rest has pages of its own: data/results, grpo_kit and tests."""
+    assert len((CHECKOUT / "README.md").read_bytes()) <= 9_000
 
 
-def test_what_is_said_of_self_verification_is_what_was_found():
-    """In the README and in the prose of notebook 04."""
-    summary = reported("verification")
-    assert all(seeds[:5] == [0, 1, 2, 3, 4] for seeds in summary["seeds"].values())
-    assert summary["config"]["max_generated_tokens"] == 130_000
-    final, difference = summary["final"], summary["difference"]
-
-    def told(arm, metric):
-        return f"{final[arm][metric]['median']:.2f}"
-
-    assert told("self-verify", "verdicts/accuracy") == "0.96"
-    starts = summary["curves"]["verdicts/accuracy"]["self-verify"]["values"]
-    assert f"{sorted(values[0] for values in starts)[5]:.3f}" == "0.625"
-    assert told("self-verify", "gained/generation") == "0.03"
-    assert final["self-verify"]["gained/generation"]["low"] > 0
-    assert told("generate", "gained/generation") == "0.55"
-    gained = final["generate"]["gained/verification"]["values"]
-    assert (f"{min(gained):.2f}", f"{max(gained):.2f}") == ("0.04", "0.26")
-    assert told("generate", "gained/verification") == "0.09"
-    assert (
-        told("generate", "eval/pass@1") == "0.94" and told("self-verify", "eval/pass@1") == "0.43"
-    )
-    assert told("self-verify", "of_n/own_verdicts") == "0.97"
-    assert told("self-verify", "of_n/majority") == "0.87"
-    strategies = ("mixed", "verify-init", "verify-alter")
-    for arm in strategies:
-        assert difference[arm]["eval/pass@1"]["low"] < 0 > difference[arm]["eval/pass@1"]["median"]
-        assert final[arm]["verdicts/accuracy"]["low"] > 0.88 < final[arm]["eval/pass@1"]["median"]
-    whole = final["mixed"]
-    for arm in ("mixed, unfiltered", "mixed, undiversified", "mixed, unbalanced"):
-        for metric in ("eval/pass@1", "verdicts/accuracy"):
-            assert final[arm][metric]["low"] <= whole[metric]["high"], (arm, metric)
-            assert final[arm][metric]["high"] >= whole[metric]["low"], (arm, metric)
+@pytest.mark.parametrize("path", [*MARKDOWN, *NOTEBOOKS], ids=named)
+def test_local_links_lead_to_files(path):
+    text = "\n".join(prose_and_shell(path))
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)|src=\"([^\"]+)\"", text):
+        address = "".join(target)
+        if "://" not in address and not address.startswith(("mailto:", "data:", "attachment:")):
+            assert (path.parent / address).exists(), f"{named(path)} leads to {address}"
 
 
-def test_what_is_said_of_p_yes_is_what_was_found():
-    """In the README and in the prose of notebook 05."""
-    summary = reported("meta")
-    assert all(seeds[:5] == [0, 1, 2, 3, 4] for seeds in summary["seeds"].values())
-    assert summary["config"]["max_steps"] == 120
-    final, difference = summary["final"], summary["difference"]
-
-    def ends(arm):
-        return final[arm]["eval/pass@1"]
-
-    assert (
-        f"{ends('our defaults')['median']:.2f}" == "0.37"
-        and final["our defaults"]["fell"]["low"] > 0
-    )
-    assert f"{ends('paper')['median']:.2f}" == "0.78"
-    assert sum(value > 0.1 for value in final["paper"]["fell"]["values"]) == 2
-    assert final["paper"]["fell"]["median"] < final["our defaults"]["fell"]["median"]
-    ten = ends("truth 10 %")
-    assert f"{ten['low']:.2f}" == "0.63" and f"{ten['high']:.2f}" == "0.83"
-    assert 0.08 < final["truth 10 %"]["fell"]["low"] and final["truth 10 %"]["fell"]["high"] < 0.21
-    for arm in ("ensemble", "other question"):
-        assert ends(arm)["median"] < 0.4 and difference[arm]["fell"]["low"] > 0.1
-    fell = [final[arm]["fell"]["median"] for arm in ("our defaults", "truth 1 %")]
-    assert fell[1] > fell[0] and ends("truth 1 %")["low"] < ends("our defaults")["median"]
-    for arm in difference:
-        assert 0.74 < final[arm]["stopped early"]["median"] < 0.89, arm
-        assert difference[arm]["p_yes"]["low"] > 0 > difference[arm]["eval/pass@1"]["high"], arm
-    for values in summary["curves"]["eval/pass@1"]["our defaults"]["values"]:
-        assert values[0] < 0.45 < 0.54 < max(values)
+SHELLS = ("", "bash", "sh", "shell", "console")
+CALL = re.compile(r"(?:^|\s)(grpo-kit|grpo_kit\.cli|make)\s+([a-z][a-z-]*)\b(.*)", re.DOTALL)
 
 
-def test_what_is_said_of_flow_grpo_is_what_was_found():
-    """In the README and in the prose of notebook 06."""
-    flow = reported("flow")
-    assert all(seeds[:5] == [0, 1, 2, 3, 4] for seeds in flow["seeds"].values())
-    assert flow["config"]["max_steps"] == 24
-    notebook = json.loads((CHECKOUT / "notebooks" / "06_flow_grpo.ipynb").read_text())
-    (told,) = ["".join(c["source"]) for c in notebook["cells"] if c["id"] == "seeds-read"]
-    prose = " ".join(README.split("**Flow-GRPO**")[1].split("![")[0].split())
-    own, change = flow["final"]["trajectory"], flow["difference"]
-
-    def before(metric):
-        values = [by_seed[0] for by_seed in flow["curves"][metric]["trajectory"]["values"]]
-        assert len(set(values)) == 1  # the same base, evaluated alike
-        return values[0]
-
-    curve = flow["curves"]["eval/pass@1"]["offline traces"]
-    middle = [statistics.median(column) for column in zip(*curve["values"], strict=True)]
-    offline_at = dict(zip(curve["steps"], middle, strict=True))
-    for text in (prose, " ".join(told.split())):
-        for metric in ("eval/pass@1", "eval/tool_errors"):
-            assert f"{before(metric):.2f} to {own[metric]['median']:.2f}" in text
-        assert (
-            f"{own['eval/turns']['median']:.1f}" in text and f"{before('eval/turns'):.1f}" in text
-        )
-        assert f"{own['eval/greedy']['median']:.2f}" in text
-        assert f"improves to {offline_at[16]:.2f}" in text
-        assert f"slips to {offline_at[24]:.2f}" in text
-        assert f"by {-change['per turn']['eval/pass@1']['median']:.2f} in the middle" in text
-    assert min(own["eval/pass@1"]["values"]) > 0.8  # what was wanted of every seed
-    at_16 = [values[2] for values in flow["curves"]["eval/pass@1"]["trajectory"]["values"]]
-    slowest, *others = sorted(at_16)
-    ended = own["eval/pass@1"]["values"][at_16.index(slowest)]
-    assert curve["steps"][2] == 16 and min(others) > 0.845
-    assert f"slowest is at {slowest:.2f} there, and at {ended:.2f} in the end" in prose
-    taken = [
-        sum(row.get("step_time", 0.0) for row in record.history if row["step"] <= 16)
-        for record in load(None, "tiny", "flow")[0]
-        if record.arm == "trajectory"
-    ]
-    assert f"{min(taken):.0f} to {max(taken):.0f} seconds" in prose
-    assert f"to {min(own['eval/pass@1']['values']):.2f} at least" in " ".join(told.split())
-    per_turn = flow["final"]["per turn"]["eval/pass@1"]["values"]
-    assert all(a < b for a, b in zip(per_turn, own["eval/pass@1"]["values"], strict=True))
-    # the finer print of the notebook
-    told = " ".join(told.split())
-    differences = [b - a for a, b in zip(per_turn, own["eval/pass@1"]["values"], strict=True)]
-    assert round(128 * min(differences)) == 1 and "one episode of 128 in one seed" in told
-    assert f"by {max(differences):.2f} in another" in told
-    curves = {arm: curve["values"] for arm, curve in flow["curves"]["eval/pass@1"].items()}
-    at_16 = {arm: statistics.median(v[2] for v in values) for arm, values in curves.items()}
-    assert at_16["per turn"] >= at_16["trajectory"] and "At step 16 it was not behind" in told
-    greedy = {arm: table["eval/greedy"]["median"] for arm, table in flow["final"].items()}
-    assert greedy["per turn"] == greedy["trajectory"] and "greedy plans the medians are" in told
-    assert f"({greedy['offline traces']:.2f} greedy)" in told
-    final_only = change["final turn only"]["eval/pass@1"]
-    assert f"only**: −{-final_only['median']:.2f}," in told
-    assert final_only["low"] < 0 < final_only["high"]
-    offline = flow["final"]["offline traces"]
-    assert offline["gained/success"]["low"] > 0 and offline["eval/turns"]["median"] > 4
-    assert f"{offline['eval/turns']['median']:.1f} turns" in " ".join(told.split())
+def prose_and_shell(path: Path) -> list[str]:
+    """Markdown of a page or notebook, docstrings and messages of a module; shell lines fenced."""
+    if path.suffix == ".md":
+        return [path.read_text()]
+    if path.suffix == ".py":
+        nodes = ast.walk(ast.parse(path.read_text()))
+        return [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    cells = json.loads(path.read_text())["cells"]
+    prose = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+    code = "".join("".join(cell["source"]) + "\n" for cell in cells if cell["cell_type"] == "code")
+    shell = re.findall(r"^\s*[!%](.*)", code, re.MULTILINE)
+    return [*prose, *re.findall("`[^`\n]+`", code), "```sh\n" + "\n".join(shell) + "\n```\n"]
 
 
-def test_what_it_says_of_the_kit_beside_trl_is_so():
-    final = reported("engines")["final"]
-    said = {arm: of["eval/pass@1"] for arm, of in final.items()}
-    kit, theirs = (f"{v['median']:.3g} [{v['low']:.3g}, {v['high']:.3g}]" for v in said.values())
-    assert f"after 40 steps is {kit} with the kit and {theirs} with TRL" in README
-    assert said["kit"]["low"] < said["TRL"]["high"] and said["TRL"]["low"] < said["kit"]["high"]
+def commands_in(text: str) -> list[tuple[str, str, list[str]]]:
+    """(program, what is called, its --options) in shell blocks, indented lines and inline code."""
+    text = text.replace("\\\n", " ")
+    blocks = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    shell = [body for language, body in blocks.findall(text) if language in SHELLS]
+    shell = [re.sub(r"\s#.*", "", body) for body in shell]
+    lines = [line for body in shell for line in re.split(r"\n|;|&&|\|", body)]
+    text = blocks.sub("", text)
+    lines += re.findall(r"`((?:grpo-kit|make) [^`]+)`", text)
+    lines += re.findall(r"^ {4,}((?:grpo-kit|make) .*)", text, re.MULTILINE)
+    calls = [match for line in lines if (match := CALL.search(line))]
+    return [(m[1], m[2], re.findall(r"(?<!\S)--[a-z][a-z-]*", m[3])) for m in calls]
 
 
-def test_the_benchmark_is_the_stored_one():
-    assert report(stored("bench/bench.json")).strip() in README
-    scaled = stored("bench/scaling.json")
-    assert scaling.report(scaled).strip() in README
-    steps = [row["median_seconds"] for row in scaled["rows"]]
-    factors = [of["trl"]["step"] / of["kit"]["step"] for of in steps]
-    told = f"{min(factors):.1f} to {max(factors):.1f} times as long, and nowhere less"
-    assert told in README and min(factors) > 1
-    assert stored("bench/bench.json")["step"]["trl_over_kit"]["step"] >= 2.5
+def test_commands_are_found_wherever_they_are_named():
+    shell = "```sh\nA=1 grpo-kit a \\\n --b  # make x\ntorchrun -m grpo_kit.cli c\n```\n"
+    text = "`make d` and `grpo-kit e\n --f-g 1` `make`\n\n    make h\n```python\nmake i\n```\n"
+    assert commands_in(shell + text) == [
+        ("grpo-kit", "a", ["--b"]), ("grpo_kit.cli", "c", []), ("make", "d", []),
+        ("grpo-kit", "e", ["--f-g"]), ("make", "h", []),
+    ]  # fmt: skip
 
 
-def test_the_table_of_the_base_is_its_card():
-    skills = json.loads((CHECKOUT / "data/tiny-base/card.json").read_text())["skills"]
-    for skill, name, low, high in LIMITS:
-        assert f"| {skill} | {name} | {skills[skill][name]:.3f} | {low:.2f}–{high:.2f} |" in README
-
-
-def test_every_file_and_every_make_target_that_it_names_is_there():
-    for target in re.findall(r"\]\(([^):#]+)\)", README):
-        assert (CHECKOUT / target).exists(), target
-    makefile = (CHECKOUT / "Makefile").read_text()
-    targets = set(re.findall(r"`make ([a-z]+)`|^make ([a-z]+)", README, re.MULTILINE))
-    assert len(targets) >= 4
-    for pair in targets:
-        assert re.search(rf"^{''.join(pair)}:", makefile, re.MULTILINE), pair
+@pytest.mark.parametrize("path", [*MARKDOWN, *NOTEBOOKS, *SOURCES], ids=named)
+def test_every_command_that_is_named_exists_with_its_options(path):
+    for text in prose_and_shell(path):
+        for tool, name, options in commands_in(text):
+            if tool == "make":
+                assert name in TARGETS, f"{named(path)} names `make {name}`"
+                continue
+            assert name in COMMANDS, f"{named(path)} names `grpo-kit {name}`"
+            known = {opt for p in COMMANDS[name].params for opt in (*p.opts, *p.secondary_opts)}
+            unknown = set(options) - known - {"--help"}
+            assert not unknown, f"{named(path)} names `grpo-kit {name}` with {unknown}"
 
 
 def test_the_example_of_an_agent_runs(capsys):
-    (code,) = re.findall(
-        r"```python\n(.*?)```", README.split("### Agents")[1].split("\n### ")[0], re.S
-    )
+    page = (CHECKOUT / "grpo_kit" / "README.md").read_text()
+    (code,) = [c for c in re.findall(r"```python\n(.*?)```", page, re.S) if "agent_system" in c]
     exec(code, {})
     printed = capsys.readouterr().out
+    assert "step 1" in printed and "<answer>" in printed
+
+
+# --- what notebooks and the results page say of the stored runs ---------------------------------
+
+
+reported = functools.cache(summary_of)
+
+
+def of(name: str, arm: str, metric: str = "eval/pass@1", kind: str = "final") -> dict:
+    return reported(name)[kind][arm][metric]
+
+
+def direction(name: str, arm: str, metric: str = "eval/pass@1") -> int:
+    """Whether the whole interval of a difference from the first arm is above 0, or below."""
+    values = of(name, arm, metric, "difference")
+    return int(values["low"] > 0) - int(values["high"] < 0)
+
+
+def curves_of(name: str, arm: str, metric: str = "eval/pass@1") -> list[list[float]]:
+    return of(name, metric, arm, "curves")["values"]
+
+
+STATED = """
+judge         plain         eval/pass@1          0.94
+judge         KL            assured              0.16
+verification  self-verify   verdicts/accuracy    0.96
+verification  self-verify   gained/generation    0.03
+verification  self-verify   eval/pass@1          0.43
+verification  self-verify   of_n/own_verdicts    0.97
+verification  self-verify   of_n/majority        0.87
+verification  generate      gained/generation    0.55
+verification  generate      gained/verification  0.09
+verification  generate      eval/pass@1          0.94
+meta          our_defaults  eval/pass@1          0.37
+meta          paper         eval/pass@1          0.78
+flow          trajectory    eval/pass@1          0.91
+flow          trajectory    eval/greedy          0.95
+flow          trajectory    eval/tool_errors     0.07
+flow          offline_traces  eval/greedy        0.97
+"""
+
+
+@pytest.mark.parametrize("line", STATED.split("\n")[1:-1])
+def test_medians_that_notebooks_state_are_those_of_the_stored_runs(line):
+    name, arm, metric, stated = line.split()
+    values = of(name, arm.replace("_", " "), metric)
+    assert f"{values['median']:.2f}" == stated and values["n"] >= 5
+
+
+def test_what_is_said_of_diversity_and_judge_is_so():
+    for arm in ("diversity", "only correct"):
+        assert [direction("diversity", arm, m) for m in ("distance", "styles", "entropy")] == [
+            1,
+            1,
+            0,
+        ]
+        assert direction("diversity", arm, "eval/mean_length") == 1 > direction("diversity", arm)
+        assert -0.01 < of("diversity", arm, kind="difference")["median"] < 0
+    lengths = [of("diversity", a, "eval/mean_length")["values"] for a in ("plain", "diversity")]
+    assert all(long > short for short, long in zip(*lengths, strict=True)), "in every seed"
+    assert reported("diversity")["seeds"]["diversity"] == list(range(10)), "ten seeds"
+    assert -0.25 < of("diversity", "normalised first", kind="difference")["median"] < -0.15
+    assert median(v[0] for v in curves_of("variants", "plain", "eval/pass@8")) > 0.95
+
+    metrics = ("judged", "eval/pass@1", "eval/mean_length")
+    assert [direction("judge", "judge added", m) for m in metrics] == [1, 0, -1]
+    for values in curves_of("judge", "judge only"):
+        assert max(values) > values[0] + 0.2 and values[-1] < 0.15
+    assert min(of("judge", "judge only", "judged")["values"]) > 4.7
+    plain = of("judge", "plain")["median"]
+    assert of("judge", "judge x 8")["median"] < plain - 0.3
+    assert abs(of("judge", "only correct")["median"] - plain) < 0.03
+    assert 0.5 < of("judge", "KL")["median"] < plain - 0.2
+    held = reported("judge")["curves"]["eval/pass@1"]["KL"]
+    late = [v for row in held["values"] for s, v in zip(held["steps"], row, strict=True) if s > 20]
+    assert 0.5 < min(late) <= max(late) < 0.7
+    assert of("judge", "two judges", "assured")["median"] < 0.05
+    ends = sorted(of("judge", "two judges")["values"])
+    assert 0.15 < ends[0] and ends[3] < 0.65 < ends[4]
+    assert sum(share < 0.7 for share in of("judge", "judge only", "assured")["values"]) == 2
+
+
+def test_what_is_said_of_self_verification_is_so():
+    starts = sorted(v[0] for v in curves_of("verification", "self-verify", "verdicts/accuracy"))
+    assert f"{starts[5]:.3f}" == "0.625"
+    assert of("verification", "self-verify", "gained/generation")["low"] > 0
+    gained = of("verification", "generate", "gained/verification")["values"]
+    assert (f"{min(gained):.2f}", f"{max(gained):.2f}") == ("0.04", "0.26")
+    for arm in ("mixed", "verify-init", "verify-alter"):
+        difference = of("verification", arm, kind="difference")
+        assert difference["low"] < 0 > difference["median"]
+        assert of("verification", arm, "verdicts/accuracy")["low"] > 0.88
+        assert of("verification", arm)["median"] > 0.88
+    for metric in ("eval/pass@1", "verdicts/accuracy"):
+        whole = of("verification", "mixed", metric)
+        for stage in ("unfiltered", "undiversified", "unbalanced"):
+            without = of("verification", f"mixed, {stage}", metric)
+            assert without["low"] <= whole["high"] and without["high"] >= whole["low"], stage
+
+
+def test_what_is_said_of_p_yes_is_so():
+    fell = {arm: values["fell"] for arm, values in reported("meta")["final"].items()}
+    ends = {arm: of("meta", arm) for arm in fell}
+    assert fell["our defaults"]["low"] > 0 and 0.63 < ends["truth 10 %"]["low"] + 0.005
+    assert ends["truth 10 %"]["high"] < 0.835 and 0.08 < fell["truth 10 %"]["low"]
+    assert fell["truth 10 %"]["high"] < 0.21
+    assert sum(value > 0.1 for value in fell["paper"]["values"]) == 2
+    assert fell["paper"]["median"] < fell["our defaults"]["median"] < fell["truth 1 %"]["median"]
+    assert ends["truth 1 %"]["low"] < ends["our defaults"]["median"]
+    for arm in ("ensemble", "other question"):
+        assert ends[arm]["median"] < 0.4 and of("meta", arm, "fell", "difference")["low"] > 0.1
+    for arm in reported("meta")["difference"]:
+        assert 0.74 < of("meta", arm, "stopped early")["median"] < 0.89, arm
+        assert (direction("meta", arm, "p_yes"), direction("meta", arm)) == (1, -1), arm
+    for values in curves_of("meta", "our defaults"):
+        assert values[0] < 0.45 < 0.54 < max(values)
+
+
+def test_what_is_said_of_flow_grpo_is_so():
+    cells = json.loads((CHECKOUT / "notebooks" / "06_flow_grpo.ipynb").read_text())["cells"]
+    (text,) = [" ".join("".join(c["source"]).split()) for c in cells if c["id"] == "seeds-read"]
+    ends = {arm: of("flow", arm) for arm in reported("flow")["final"]}
+    own, per_turn = (ends[arm]["values"] for arm in ("trajectory", "per turn"))
+    less = [b - a for a, b in zip(per_turn, own, strict=True)]
+    steps = reported("flow")["curves"]["eval/pass@1"]["trajectory"]["steps"]
+    at_16 = {a: median(v[steps.index(16)] for v in curves_of("flow", a)) for a in ends}
+    assert min(less) > 0 and round(128 * min(less)) == 1 and min(own) > 0.8
+    assert at_16["per turn"] >= at_16["trajectory"]
+    final_only = of("flow", "final turn only", kind="difference")
+    assert final_only["low"] < 0 < final_only["high"]
     assert (
-        "step 1" in printed
-        and "<answer>" in printed
-        and ("lookup(" in printed or "calc" in printed)
+        of("flow", "per turn", "eval/greedy")["median"]
+        == of("flow", "trajectory", "eval/greedy")["median"]
     )
+    assert of("flow", "offline traces", "gained/success")["low"] > 0
+    before = {
+        metric: curves_of("flow", "trajectory", metric)[0][0]
+        for metric in ("eval/pass@1", "eval/tool_errors", "eval/turns")
+    }
+    errors = of("flow", "trajectory", "eval/tool_errors")
+    turns = {arm: of("flow", arm, "eval/turns")["median"] for arm in ends}
+    for stated in (
+        f"{before['eval/pass@1']:.2f} to {ends['trajectory']['median']:.2f}",
+        f"{before['eval/tool_errors']:.2f} to {errors['median']:.2f}",
+        f"{turns['trajectory']:.1f}", f"{before['eval/turns']:.1f}",
+        f"{turns['offline traces']:.1f} turns",
+        f"improves to {at_16['offline traces']:.2f}",
+        f"slips to {ends['offline traces']['median']:.2f}",
+        f"by {-of('flow', 'per turn', kind='difference')['median']:.2f} in the middle",
+        f"to {min(own):.2f} at least", f"by {max(less):.2f} in another",
+        f"only**: −{-final_only['median']:.2f},",
+    ):  # fmt: skip
+        assert stated in text, stated
+
+
+def test_what_is_said_of_speed_and_skills_is_so():
+    step, growth, skills = (
+        json.loads((RESULTS / name).read_text())
+        for name in ("bench/bench.json", "bench/scaling.json", "skills/skills.json")
+    )
+    rows = [row["median_seconds"] for row in growth["rows"]]
+    assert all(row["trl"]["step"] > row["kit"]["step"] for row in rows)
+    assert step["step"]["trl_over_kit"]["step"] >= 2.5
+    assert direction("engines", "TRL") == 0
+    for name, row in skills.items():
+        before, after = (row[when]["eval/pass@1"] for when in ("before", "after"))
+        assert (after > before + 0.1) == (name != "bare"), "all but *bare* rise"

@@ -1,21 +1,24 @@
 """Instant checks of the notebooks' exercises: `check.<name>(your_function)`.
 
-Each shows one line, right, wrong or not done yet, and never raises, whatever the function does. A
-verdict is true only if the function is right.
+Each shows one line: right, wrong (with the input, what was expected and what came) or not done yet.
+It never raises, whatever the function does. An exercise needs a case for each typical mistake.
 """
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, tensor
 
 from grpo_kit.objective import group_advantages, policy_loss
 from grpo_kit.rewards import group_similarities
-from grpo_kit.training import pass_at_k as reference_pass_at_k
+from grpo_kit.rewards.judge.texts import CRITERIA
+from grpo_kit.training import pass_at_k as estimate_pass_at_k
 
 MARKS = {"right": "✔ right", "wrong": "✘ not yet", "not done": "… not done yet"}
 
@@ -34,27 +37,43 @@ class Verdict:
         return f"{MARKS[self.state]}: {self.message}"
 
 
-def _judge(function: Callable, cases: Iterable[tuple[tuple, Any, str]], praise: str) -> Verdict:
-    """Call `function` with the arguments of each case (arguments, expected, hint)."""
-    for arguments, expected, hint in cases:
-        try:
-            result = function(*arguments)
-        except NotImplementedError:
-            return Verdict("not done", "replace the body of the function, then run this again.")
-        except Exception as error:  # a learner's function may do anything
-            return Verdict("wrong", f"it raised {type(error).__name__}: {error}")
-        if result is None or result is Ellipsis:
-            return Verdict("not done", "the function returns nothing so far.")
-        problem = _difference(result, expected)
-        if problem:
-            return Verdict("wrong", f"{problem}. {hint}")
-    return Verdict("right", praise)
+@dataclass(frozen=True)
+class Exercise:
+    """A function to be written; call this with a solution for the verdict.
+
+    `cases`: hint for a solution that fails -> its arguments and, last, the expected result.
+    `praise`: what a right solution is told. `call`: calls the solution with a case's arguments.
+    """
+
+    task: str
+    cases: dict[str, tuple]
+    praise: str
+    call: Callable = lambda function, *arguments: function(*arguments)
+
+    def __call__(self, function: Callable) -> Verdict:
+        # A copy of the cases, as a solution may change its arguments.
+        for hint, (*arguments, expected) in copy.deepcopy(self.cases).items():
+            call = f"{getattr(function, '__name__', 'function')}({_text(arguments)[1:-1]})"
+            try:
+                result = self.call(function, *arguments)
+                if result is None or result is Ellipsis:
+                    return Verdict("not done", "the function returns nothing so far.")
+                problem = _difference(result, expected)
+            except NotImplementedError:
+                return Verdict("not done", "replace the function's body, then run this again.")
+            except Exception as error:  # a learner's function may do anything
+                return Verdict("wrong", f"{call} raised {type(error).__name__}: {error}")
+            if problem:
+                return Verdict("wrong", f"{call}: {problem}. {hint}")
+        return Verdict("right", self.praise)
 
 
 def _difference(result: Any, expected: Any) -> str:
-    """What is wrong with `result`, in words; empty if nothing is."""
+    """How `result` differs from `expected`, in words; empty if it does not."""
+    if isinstance(expected, Tensor):
+        expected = expected.tolist()
     if isinstance(expected, list):
-        if isinstance(result, torch.Tensor) and result.ndim:
+        if isinstance(result, Tensor) and result.ndim:
             result = result.double().tolist()  # so that a difference is named by its place
         if not isinstance(result, (list, tuple)):
             return f"expected a list, got a {type(result).__name__}"
@@ -62,542 +81,280 @@ def _difference(result: Any, expected: Any) -> str:
             return f"expected {len(expected)} values, got {len(result)}"
         problems = (_difference(r, e) for r, e in zip(result, expected, strict=True))
         return next((f"value {i}: {p}" for i, p in enumerate(problems) if p), "")
-    if expected is None or result is None:
-        return "" if result is expected else f"expected {expected}, got {result}"
+    if expected is None or result is None or isinstance(expected, str):
+        same = type(result) is type(expected) and result == expected
+        return "" if same else f"expected {expected}, got {_text(result)}"
     try:
-        actual = torch.as_tensor(result, dtype=torch.float64)
+        number = torch.as_tensor(result, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
-        return f"expected numbers, got a {type(result).__name__}"
-    wanted = torch.as_tensor(expected, dtype=torch.float64)
-    if actual.shape != wanted.shape:
-        return f"expected shape {tuple(wanted.shape)}, got {tuple(actual.shape)}"
-    if not torch.allclose(actual, wanted, atol=1e-5, rtol=1e-4):
-        return f"expected {_short(wanted)}, got {_short(actual)}"
-    return ""
+        return f"expected a number, got a {type(result).__name__}"
+    if number.ndim:
+        return f"expected a number, got shape {tuple(number.shape)}"
+    same = torch.isclose(number, tensor(expected, dtype=torch.float64), atol=1e-5, rtol=1e-4)
+    return "" if same else f"expected {_text(float(expected))}, got {_text(number)}"
 
 
-def _short(values: torch.Tensor) -> str:
-    return str([round(v, 4) for v in values.flatten().tolist()]) if values.ndim else f"{values:.4g}"
+def _text(value: Any, width: int = 120) -> str:
+    """A value in one short line: tensors as lists, numbers rounded."""
+    value = value.tolist() if isinstance(value, Tensor) else value
+    text = f"{value:.4g}" if isinstance(value, float) else repr(value)
+    if isinstance(value, list):
+        text = f"[{', '.join(_text(item) for item in value)}]"
+    return text if len(text) <= width else f"{text[: width - 2]}…{text[-1]}"
 
 
-# --- notebook 00 ----------------------------------------------------------------------------------
+def _solved(reference: Callable, inputs: dict[str, tuple]) -> dict[str, tuple]:
+    """Cases of which `reference` gives the expected results."""
+    return {hint: (*arguments, reference(*arguments)) for hint, arguments in inputs.items()}
 
 
-def pass_at_k(function: Callable) -> Verdict:
-    """`function(n, correct, k)`: the unbiased estimate of pass@k (Codex, arXiv 2107.03374)."""
-    cases = [
-        ((8, 0, 8), 0.0, "Nothing right among the samples: nothing can be right among k of them."),
-        ((8, 3, 1), 3 / 8, "pass@1 is the share of right samples."),
-        ((8, 3, 6), 1.0, "Only 5 are wrong, so any 6 hold a right one."),
-        ((8, 3, 2), reference_pass_at_k(8, 3, 2), "1 - (1 - c/n)^k draws with replacement."),
-        ((100, 7, 20), reference_pass_at_k(100, 7, 20), "Count the ways to choose k wrong ones."),
-    ]
-    return _judge(function, cases, "k samples drawn without putting any back.")
+# --- notebook 00
+pass_at_k = Exercise("(n, correct, k): the unbiased estimate of pass@k (arXiv 2107.03374)", {
+    "With no right sample, none can be among k of them.": (8, 0, 8, 0.0),
+    "pass@1 is the share of right samples.": (8, 3, 1, 3 / 8),
+    "Only 5 are wrong, so any 6 hold a right one.": (8, 3, 6, 1.0),
+    "1 - (1 - c/n)^k draws with replacement.": (8, 3, 2, estimate_pass_at_k(8, 3, 2)),
+    "Count the ways to choose k wrong ones.": (100, 7, 20, estimate_pass_at_k(100, 7, 20)),
+}, "k samples drawn without putting any back.")  # fmt: skip
 
 
-def near_miss_reward(function: Callable) -> Verdict:
-    """`function(completions, answer, **columns)`: 1 - |error| / 10, at least 0; 0 unread."""
-
-    def call(texts: list[str], answers: list[str]) -> Any:
-        completions = [[{"role": "assistant", "content": text}] for text in texts]
-        return function(
-            prompts=[[{"role": "user", "content": "How many?"}]] * len(texts),
-            completions=completions,
-            completion_ids=[[1, 2]] * len(texts),
-            answer=answers,
-            difficulty=[2] * len(texts),
-        )
-
-    cases = [
-        (
-            (["<answer>12</answer>", "<answer>15</answer>"], ["12", "12"]),
-            [1.0, 0.7],
-            "One number a completion: 1 for the right answer, 0.1 less for each that it is off.",
-        ),
-        ((["<answer>90</answer>"], ["12"]), [0.0], "Far off is 0, not below."),
-        (
-            (
-                ["Twelve, I think.", "<answer>twelve</answer>", "<answer>12</answer>"],
-                ["12", "12", "12"],
-            ),
-            [0.0, 0.0, 1.0],
-            "Where there is no number to read, pay 0.",
-        ),
-    ]
-    return _judge(call, cases, "any GRPO trainer that speaks TRL's protocol can train on it.")
-
-
-# --- notebook 01 ----------------------------------------------------------------------------------
-
-
-def leave_one_out(function: Callable) -> Verdict:
-    """`function(rewards, num_generations)`: each reward minus the mean of the others (RLOO)."""
-    rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.5, 0.1, -0.2, 0.7])
-    cases = [
-        ((rewards[:4], 4), [2 / 3, -2 / 3, -2 / 3, 2 / 3], "The others of four are three."),
-        (
-            (rewards, 4),
-            (group_advantages(rewards, 4, "none") * 4 / 3).tolist(),
-            "The others are those of the same group.",
-        ),
-        ((rewards[:2], 2), [1.0, -1.0], "A group of two works as well."),
-    ]
-    return _judge(
-        function,
-        cases,
-        "it is G/(G-1) times the advantage without std: the same direction, a larger step.",
+def _as_a_trainer_does(function: Callable, texts: list[str], answer: list[str]) -> Any:
+    return function(
+        prompts=[[{"role": "user", "content": "How many?"}]] * len(texts),
+        completions=[[{"role": "assistant", "content": text}] for text in texts],
+        completion_ids=[[1, 2]] * len(texts),
+        answer=answer,
+        difficulty=[2] * len(texts),
     )
 
 
-def clipped_away(function: Callable) -> Verdict:
-    """`function(ratio, advantages, epsilon)`: True where a token's gradient is exactly 0."""
-    ratio = torch.tensor([[1.0, 1.1, 1.3, 0.7, 0.9], [1.0, 1.1, 1.3, 0.7, 0.9]])
-    advantages = torch.tensor([0.5, -2.0])
-
-    def truth(epsilon: float) -> list:
-        logps = ratio.log().requires_grad_()
-        policy_loss(
-            logps, torch.zeros_like(logps), advantages, torch.ones(2, 5), epsilon=epsilon
-        ).backward()
-        return (logps.grad == 0).int().tolist()
-
-    cases = [
-        (
-            (ratio, advantages, epsilon),
-            truth(epsilon),
-            "min() keeps the unclipped term where it is the smaller one: with A > 0 only a ratio "
-            "above 1 + epsilon is cut off, with A < 0 only one below 1 - epsilon.",
-        )
-        for epsilon in (0.2, 0.05, 0.5)
-    ]
-    return _judge(
-        function,
-        cases,
-        "clipping stops a step that has gone far enough, never one back.",
-    )
-
-
-def token_weights(function: Callable) -> Verdict:
-    """`function(mask, loss_type, max_completion_length)`: each token's share of the loss, (N, T).
-
-    For loss types "grpo", "dapo" and "dr_grpo".
-    """
-    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0]]).bool()
-
-    def truth(loss_type: str) -> list:
-        logps = torch.zeros(3, 5, requires_grad=True)
-        policy_loss(
-            logps, None, -torch.ones(3), mask, loss_type=loss_type, max_completion_length=8
-        ).backward()
-        return logps.grad.tolist()
-
-    hints = {
-        "grpo": "First each completion's mean, then the mean of the completions.",
-        "dapo": "One mean over all unmasked tokens.",
-        "dr_grpo": "The divisor is a constant: completions times max_completion_length.",
-    }
-    cases = [((mask, name, 8), truth(name), f"{name}: {hint}") for name, hint in hints.items()]
-    return _judge(
-        function,
-        cases,
-        "under grpo a token of a short completion weighs more than one of a long one.",
-    )
-
-
-# --- notebook 02 ----------------------------------------------------------------------------------
-
-
-def leave_one_out_similarity(function: Callable) -> Verdict:
-    """`function(embeddings, num_generations)`: cosine with the mean of the others, (N,)."""
-    square = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
-    several = torch.tensor([[1.0, 0.2], [0.3, 1.0], [0.5, 0.5], [2.0, 1.0], [0.1, 1.0], [1.0, 0.0]])
-    cases = [
-        (
-            (square, 3),
-            group_similarities(square, 3, leave_one_out=True).tolist(),
-            "The others of the first one point along the second axis: their cosine is 0.",
-        ),
-        (
-            (several, 3),
-            group_similarities(several, 3, leave_one_out=True).tolist(),
-            "The others are those of the same group.",
-        ),
-    ]
-    return _judge(function, cases, "the divisor of the mean does not matter to a cosine.")
-
-
-def rarity(function: Callable) -> Verdict:
-    """`function(styles, num_generations)`: 1 minus the share of each style in its group."""
-    cases = [
-        (
-            (["words", "words", "words", "list"], 4),
-            [0.25, 0.25, 0.25, 0.75],
-            "Three of four share a style, so each of them earns 1 - 3/4.",
-        ),
-        (
-            (["words", "list", "words", "words"], 2),
-            [0.5, 0.5, 0.0, 0.0],
-            "Count within the group of num_generations answers, not over all.",
-        ),
-    ]
-    return _judge(function, cases, "no embedder, but somebody must name the styles.")
-
-
-def gated_advantage(function: Callable) -> Verdict:
-    """`function(accuracy, bonus, weight, num_generations)`: a bonus among right answers alone."""
-    accuracy = torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
-    bonus = torch.tensor([0.4, 0.0, 0.9, 0.1, 0.9, 0.1, 0.2, 0.3])
-    plain = group_advantages(accuracy, 4)
-    pushed = plain + torch.tensor([0.1, -0.1, 0, 0, 0, 0, 0, 0])
-    cases = [
-        ((accuracy, bonus, 0.0, 4), plain.tolist(), "Without weight, only accuracy is left."),
-        (
-            (accuracy, bonus, 0.5, 4),
-            pushed.tolist(),
-            "The two right answers of the first group have a mean bonus of 0.2; nobody else moves.",
-        ),
-    ]
-    return _judge(
-        function, cases, "an all-wrong group teaches nothing again, and the weight counts."
-    )
-
-
-# --- notebook 03 ----------------------------------------------------------------------------------
-
-
-def judgement_rewards(function: Callable) -> Verdict:
-    """`function(judgements)`: (mean - 1) / 4 - 0.5 of four whole numbers from 1 to 5, or None."""
-    names = ("accuracy", "grammar", "informativeness", "coherence")
-
-    def given(*values: Any) -> tuple[list[dict]]:
-        return ([dict(zip(names, values, strict=False))],)
-
-    cases = [
-        (given(5, 5, 5, 5), [0.5], "The best scores are worth the upper end of the range."),
-        (given(1, 1, 1, 1), [-0.5], "The worst scores are worth the lower end."),
-        (given(5, 4, 3, 3), [0.1875], "Take the mean, then map 1..5 to -0.5..0.5."),
-        (given(5, 4, 3), [None], "A score is missing: there is no judgement."),
-        (given(9, 4, 3, 3), [None], "9 is no score from 1 to 5."),
-        (given(4.5, 4, 3, 3), [None], "4.5 is no whole number."),
-        (given("5", 4, 3, 3), [None], '"5" is text, not a number.'),
-        (given(True, 4, 3, 3), [None], "True is no score, though Python counts it as 1."),
-    ]
-    return _judge(function, cases, "what cannot be read is None, never 0.")
-
-
-def fence(function: Callable) -> Verdict:
-    """`function(text)`: the text with every `</response>` in it broken, all letters kept."""
-
-    def closes_and_keeps(text: str) -> Any:
-        result = function(text)
-        if not isinstance(result, str):
-            return result
-        kept = [c for c in result if c.isalnum()] == [c for c in text if c.isalnum()]
-        return [bool(re.search(r"<\s*/\s*response", result, re.IGNORECASE)), kept]
-
-    attempts = [
-        ("14 </response>", "The plain closing tag still closes."),
-        ("a</response>b</response>c", "Break every one, not just the first."),
-        ("</RESPONSE>", "A model reads capitals just as well."),
-        ("< / response >", "So do blanks inside the tag."),
-        ("</res</response>ponse>", "Taking the tag out makes a new one of what stood around it."),
-    ]
-    told = "value 0: does it still close? value 1: are all letters kept?"
-    cases = [((text,), [False, True], f"{hint} ({told})") for text, hint in attempts]
-    verdict = _judge(closes_and_keeps, cases, "what is fenced in stays in.")
-    plain = "12 < 15, <answer>15</answer>"
-    unchanged = [((plain,), [True], "A text without the tag must stay as it is.")]
-    return verdict and _judge(lambda text: [function(text) == text], unchanged, verdict.message)
-
-
-def gated_quality(function: Callable) -> Verdict:
-    """`function(accuracy, quality)`: quality of right answers, -0.5 of wrong ones, None of None."""
-    cases = [
-        (([1.0, 0.0], [0.25, 0.5]), [0.25, -0.5], "A wrong answer earns the least, however liked."),
-        (
-            ([1.0, 1.0, 0.0], [None, -0.25, None]),
-            [None, -0.25, -0.5],
-            "No judgement of a right answer is None; a wrong one needs none.",
-        ),
-        (
-            ([None, 1.0], [0.5, 0.5]),
-            [None, 0.5],
-            "Where nobody knows whether it is right, nothing can be paid.",
-        ),
-    ]
-    return _judge(function, cases, "the judge decides among right answers only.")
-
-
-# --- notebook 04 ----------------------------------------------------------------------------------
-
-
-def verdict_rewards(function: Callable) -> Verdict:
-    """`function(texts, correct)`: 1.0 where the last Yes or No after the analysis is true."""
-    cases = [
-        ((["Yes", "No"], [True, True]), [1.0, 0.0], "Both answers are right; one verdict says so."),
-        ((["No", "Yes"], [False, False]), [1.0, 0.0], "No is the true verdict on a wrong answer."),
-        (
-            (["<think>No, wait.</think><answer>Yes</answer>"], [True]),
-            [1.0],
-            "What the analysis says before </think> is no verdict.",
-        ),
-        ((["Yes? No."], [False]), [1.0], "Of several the last one counts."),
-        ((["the answer is YES"], [True]), [1.0], "Capitals do not matter."),
-        ((["I know nothing."], [False]), [0.0], "No verdict earns 0, and 'know' holds no No."),
-        ((["<think>Yes, surely"], [True]), [0.0], "The analysis was cut off: there is no verdict."),
-    ]
-    return _judge(function, cases, "the label is what a verdict is compared with.")
-
-
-def balanced(function: Callable) -> Verdict:
-    """`function(right, wrong, n)`: n // 2 of each, from the front, starting again if too few."""
-    cases = [
-        ((["a", "b", "c"], ["x", "y"], 4), [["a", "b"], ["x", "y"]], "Take n // 2 of each."),
-        ((["a", "b", "c"], ["x", "y"], 5), [["a", "b"], ["x", "y"]], "n // 2 of 5 is 2."),
-        (
-            (["a"], ["x", "y", "z"], 6),
-            [["a", "a", "a"], ["x", "y", "z"]],
-            "With too few of one label, start again at its first.",
-        ),
-        (
-            ([], ["x", "y"], 4),
-            [[], []],
-            "With one label missing, the other alone would teach a constant verdict.",
-        ),
-    ]
-
-    def as_numbers(right: list, wrong: list, n: int) -> Any:
-        result = function(right, wrong, n)
-        if not isinstance(result, (list, tuple)) or len(result) != 2:
-            return result
-        return [list(map(str, half)) == want for half, want in zip(result, expected[n, len(right)],
-                                                                   strict=True)]  # fmt: skip
-
-    expected = {(arguments[2], len(arguments[0])): want for arguments, want, _ in cases}
-    truths: list = [
-        (arguments, [True, True], f"{hint} (value 0: the right ones, value 1: the wrong ones.)")
-        for arguments, _, hint in cases
-    ]
-    return _judge(as_numbers, truths, "always saying Yes is now worth no more than a coin.")
-
-
-def pick(function: Callable) -> Verdict:
-    """`function(answers, verdicts)`: place of the first answer with most Yes for its number."""
-    cases = [
-        ((["7", "9"], [[True, False], [True, True]]), 1, "Count each answer's Yes."),
-        ((["7", "9"], [[True, True], [True, True]]), 0, "Of equals take the first."),
-        (
-            (["7", "9", "7"], [[True, False], [True, False], [True, True]]),
-            0,
-            "Equal answers are one: 7 has three Yes of four, and stands first at place 0.",
-        ),
-        (
-            (["7", "9"], [[True, True, False, False], [True]]),
-            1,
-            "Go by the share of Yes, not by their number: one of one beats two of four.",
-        ),
-        ((["7", None, "9"], [[False], [], [True]]), 2, "An answer without verdicts cannot win."),
-    ]
-    return _judge(function, cases, "this is best-of-n with the policy's own verdicts.")
-
-
-# --- notebook 05 ----------------------------------------------------------------------------------
-
-
-def p_yes(function: Callable) -> Verdict:
-    """`function(logits, yes, no)`: P(Yes) among the spellings of Yes and No; logits (B, V)."""
-    logits = torch.tensor([[2.0, 0.0, 1.0, 1.0, 5.0], [0.0, 3.0, 0.0, 0.0, -2.0]])
-    probs = logits.softmax(-1)
-    several = probs[:, [0, 2]].sum(1) / probs[:, [0, 2, 1, 3]].sum(1)
-    single = probs[:, 0] / probs[:, [0, 1]].sum(1)
-    cases = [
-        ((logits, [0], [1]), single.tolist(), "Softmax over the two tokens alone."),
-        (
-            (logits, [0, 2], [1, 3]),
-            several.tolist(),
-            "Add up the probabilities of all spellings of each, then divide.",
-        ),
-        (
-            (logits + 200.0, [0, 2], [1, 3]),
-            several.tolist(),
-            "Large logits overflow exp: take a softmax first.",
-        ),
-    ]
-    return _judge(function, cases, "tokens that say neither do not count.")
-
-
-def meta_rewards(function: Callable) -> Verdict:
-    """`function(p, weights)`: sum over questions of weight * log(max(p, 1e-4)); p (N, K)."""
-    p = torch.tensor([[0.9, 0.5], [0.2, 0.0]])
-    floor = torch.tensor(1e-4).log()
-    cases = [
-        ((p[:1], [1.0, 0.0]), [float(p[0, 0].log())], "A weight of 0 leaves a question out."),
-        (
-            (p[:1], [0.5, 2.0]),
-            [float(0.5 * p[0, 0].log() + 2 * p[0, 1].log())],
-            "Weight each question's log, then add up.",
-        ),
-        (
-            (p, [1.0, 1.0]),
-            [float(p[0].log().sum()), float(p[1, 0].log() + floor)],
-            "log 0 would be minus infinity: bound P below by 1e-4.",
-        ),
-    ]
-    return _judge(function, cases, "one sure No cannot outweigh all the rest of its group.")
-
-
-def stop_early(function: Callable) -> Verdict:
-    """`function(accuracies, patience)`: index of the best before `patience` without a better."""
-    cases = [
-        (([0.2, 0.6, 0.5], 5), 1, "The best is at 1."),
-        (([0.2, 0.6, 0.6], 5), 1, "Of equals the first: later is not better."),
-        (([0.3, 0.2, 0.1, 0.9], 2), 0, "After two evaluations without a better one, it is over."),
-        (([0.3, 0.2, 0.4, 0.1, 0.5], 2), 4, "A new best starts the count again."),
-        (([0.5], 1), 0, "A single evaluation is the best there is."),
-    ]
-    return _judge(function, cases, "a few labels, never trained on, are enough for that.")
-
-
-# --- notebook 06 ----------------------------------------------------------------------------------
-
-
-def broadcast(function: Callable) -> Verdict:
-    """`function(rewards, turns)`: of one group's episodes to the advantages of all turn rows."""
-
-    def truth(rewards: list, turns: list) -> list:
-        own = group_advantages(torch.tensor(rewards), len(rewards)).tolist()
-        return [a for a, n in zip(own, turns, strict=True) for _ in range(n)]
-
-    cases = [
-        (([1.0, 0.0], [1, 1]), truth([1.0, 0.0], [1, 1]), "One turn each: notebook 01."),
-        (
-            ([1.0, 0.0, 0.0], [2, 1, 3]),
-            truth([1.0, 0.0, 0.0], [2, 1, 3]),
-            "A row a turn, episode by episode, each with its episode's advantage.",
-        ),
-        (
-            ([1.0, 0.0], [1, 4]),
-            truth([1.0, 0.0], [1, 4]),
-            "Mean and std are over episodes: four turns of one make it no more of a member.",
-        ),
-        (([1.0, 1.0], [2, 1]), [0.0] * 3, "No spread, no advantage."),
-    ]
-    return _judge(lambda r, t: function(torch.tensor(r), t), cases, "one outcome, every turn.")
-
-
-def turn_token_weights(function: Callable) -> Verdict:
-    """`function(lengths)`: of each episode's turn lengths to the weight of each token, by turn."""
-
-    def truth(lengths: list) -> list:
-        return [1 / len(lengths) / len(turns) / n for turns in lengths for n in turns]
-
-    cases = [
-        (([[4]],), truth([[4]]), "One episode of one turn: the mean over its tokens."),
-        (([[4], [2]],), truth([[4], [2]]), "1/G for each of G episodes."),
-        (([[4, 5], [2]],), truth([[4, 5], [2]]), "1/T_i for each turn of an episode of T_i."),
-        (
-            ([[3, 1, 2], [6], [2, 2]],),
-            truth([[3, 1, 2], [6], [2, 2]]),
-            "One number a turn, episode by episode: 1/G times 1/T_i times 1/|a|.",
-        ),
-    ]
-    return _judge(function, cases, "each episode has the same say, however long it is.")
-
-
-def sampled_mask(function: Callable) -> Verdict:
-    """`function(turns)`: (prompt, completion) ids of an appended episode to its 0/1 mask."""
-    one = [([1, 2], [3, 9])]
-    two = [*one, ([1, 2, 3, 9, 4, 5], [6, 9])]
-    three = [*two, ([1, 2, 3, 9, 4, 5, 6, 9, 4], [7])]
-    cases = [
-        ((one,), [1, 1], "What the policy sampled is 1; the first prompt is left out."),
-        ((two,), [1, 1, 0, 0, 1, 1], "What stands between two actions was not sampled: 0."),
-        ((three,), [1, 1, 0, 0, 1, 1, 0, 1], "As long as everything after the first prompt."),
-        (([([1], [2, 2]), ([1, 2, 2], [2])],), [1, 1, 1], "Nothing between: nothing masked."),
-    ]
-    return _judge(function, cases, "this is the env_mask that TRL takes.")
-
-
-# --- notebook 07 ----------------------------------------------------------------------------------
-
-
-def paired_median(function: Callable) -> Verdict:
-    """`function(arm, baseline)`: of two arms' values by seed to the median of their differences."""
-    cases = [
-        (({0: 0.5, 1: 0.7, 2: 0.6}, {0: 0.4, 1: 0.5, 2: 0.3}), 0.2, "The middle of .1, .2, .3."),
-        (
-            ({0: 0.9, 1: 0.5, 2: 0.1}, {0: 0.8, 1: 0.1, 2: 0.5}),
-            0.1,
-            "Difference first, median after: the medians of the two arms are equal here.",
-        ),
-        (({0: 0.5, 3: 0.9}, {3: 0.7}), 0.2, "Only seeds that both arms have make a pair."),
-        (
-            ({2: 0.9, 0: 0.1, 1: 0.5}, {0: 0.0, 1: 0.1, 2: 0.2}),
-            0.4,
-            "Pairs go by seed, not by place.",
-        ),
-    ]
-    return _judge(function, cases, "what both runs of a seed owe to it cancels.")
-
-
-def any_false(function: Callable) -> Verdict:
-    """`function(alpha, m)`: chance of a false verdict among `m` independent claims of chance."""
-    cases = [
-        ((0.05, 1), 0.05, "One claim: alpha itself."),
-        ((0.05, 14), 1 - 0.95**14, "That none is false has the chance (1 - alpha)^m."),
-        ((0.01, 100), 1 - 0.99**100, "Not m times alpha, which may be more than 1."),
-    ]
-    return _judge(function, cases, "twenty claims at 5 % are wrong somewhere two times in three.")
-
-
-def holm(function: Callable) -> Verdict:
-    """`function(p_values)`: Holm's adjusted p-values, in the order given."""
-    cases = [
-        (([0.03],), [0.03], "A single claim needs no correction."),
-        (([0.01, 0.04],), [0.02, 0.04], "The smallest counts m times, the next m - 1 times."),
-        (([0.04, 0.01],), [0.04, 0.02], "In the order in which they came."),
-        (([0.01, 0.011, 0.9],), [0.03, 0.03, 0.9], "None may be below the one before it."),
-        (([0.6, 0.7, 0.8],), [1.0, 1.0, 1.0], "A probability is at most 1."),
-    ]
-    return _judge(
-        function,
-        cases,
-        "of tables in which nothing is true, at most one in twenty calls anything true.",
-    )
-
-
-# --- notebook 08 ----------------------------------------------------------------------------------
-
-
-def training_bytes(function: Callable) -> Verdict:
-    """`function(n, width)`: bytes of n weights, their gradients and Adam's two moments."""
-    cases = [
-        ((1_000, 4), 16_000, "Weights, gradients, two moments: four numbers a weight."),
-        ((1_543_714_304, 4), 24_699_428_864, "Qwen2.5-1.5B in float32: 23 GiB."),
-        ((1_000, 2), 8_000, "`width` is that of each of the four."),
-    ]
-    return _judge(function, cases, "no smaller batch makes it less; fewer trained weights do.")
-
-
-def decode_floor(function: Callable) -> Verdict:
-    """`function(n, weight_bytes, cache_bytes, rows, bandwidth, flops)`: seconds of a step."""
-    cases = [
-        ((1e9, 2e9, 0, 1, 1e12, 1e14), 0.002, "One row: the weights are read, 2e9 / 1e12."),
-        ((1e9, 2e9, 1e6, 1000, 1e12, 1e16), 0.003, "Each row has its own cache to be read."),
-        ((1e9, 2e9, 0, 1000, 1e12, 1e14), 0.02, "With many rows computing takes longer: 2 n rows."),
-        ((1e9, 4e9, 0, 1, 1e12, 1e14), 0.004, "In float32 more bytes are read: `weight_bytes`."),
-        ((1e9, 4e9, 0, 400, 1e12, 1e14), 0.008, "Of float32, too, 2 n operations a row."),
-    ]
-    return _judge(function, cases, "few rows cost as much as many: sample them together.")
-
-
-def split_groups(function: Callable) -> Verdict:
-    """`function(rows, processes, size)`: groups that lie in more than one process."""
-    cases = [
-        ((12, 2, 8), 1, "Groups 0-7, 8-15, 16-23; the second process begins at 12."),
-        ((16, 4, 8), 0, "Where `rows` is a multiple of `size`, no group is split."),
-        ((4, 6, 8), 3, "A group may fill two processes: each of these does."),
-        ((12, 4, 8), 2, "Borders at 12, 24 and 36; 24 is between two groups."),
-        ((2, 4, 8), 1, "One group in four processes is one split group, not three."),
-    ]
-    return _judge(function, cases, "choose rows a process as a multiple of the group, or gather.")
+near_miss_reward = Exercise("(completions, answer, **columns): 1 - |error| / 10, at least 0", {
+    "Return one number per completion: 1 if right, 0.1 less for each that it is off.":
+        (["<answer>12</answer>", "<answer>15</answer>"], ["12", "12"], [1.0, 0.7]),
+    "Far off is 0, not below.": (["<answer>90</answer>"], ["12"], [0.0]),
+    "Where there is no number to read, pay 0.": (["Twelve, I think.", "<answer>twelve</answer>",
+        "<answer>12</answer>"], ["12", "12", "12"], [0.0, 0.0, 1.0]),
+}, "any GRPO trainer that speaks TRL's protocol can train on it.", _as_a_trainer_does)  # fmt: skip
+
+# --- notebook 01
+REWARDS = tensor([1.0, 0.0, 0.0, 1.0, 0.5, 0.1, -0.2, 0.7])
+leave_one_out = Exercise("(rewards, num_generations): reward minus the others' mean (RLOO)", {
+    "The others of four are three.": (REWARDS[:4], 4, [2 / 3, -2 / 3, -2 / 3, 2 / 3]),
+    "The others are of its group.": (REWARDS, 4, group_advantages(REWARDS, 4, "none") * 4 / 3),
+    "A group of two works as well.": (REWARDS[:2], 2, [1.0, -1.0]),
+}, "it is G/(G-1) times the advantage without std: the same direction, a larger step.")  # fmt: skip
+
+
+def _no_gradient(ratio: Tensor, advantages: Tensor, epsilon: float) -> Tensor:
+    logps = ratio.log().requires_grad_()
+    old, mask = torch.zeros_like(ratio), torch.ones_like(ratio)
+    policy_loss(logps, old, advantages, mask, epsilon=epsilon).backward()
+    return logps.grad == 0
+
+
+clipped_away = Exercise("(ratio, advantages, epsilon): where is the gradient 0?", _solved(
+    _no_gradient, {
+    f"min() keeps the smaller term: A > 0 is cut above {1 + eps}, A < 0 below {1 - eps}.":
+        (tensor([[1.0, 1.1, 1.3, 0.7, 0.9]] * 2), tensor([0.5, -2.0]), eps)
+    for eps in (0.2, 0.05, 0.5)
+}), "clipping stops a step that has gone far enough, never one back.")  # fmt: skip
+
+
+def _weights(mask: Tensor, loss_type: str, max_completion_length: int) -> Tensor:
+    logps, advantages = torch.zeros(mask.shape, requires_grad=True), -torch.ones(len(mask))
+    options = {"loss_type": loss_type, "max_completion_length": max_completion_length}
+    policy_loss(logps, None, advantages, mask, **options).backward()
+    return logps.grad
+
+
+MASK = tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0]]).bool()
+token_weights = Exercise("(mask, loss_type, max_completion_length): (N, T)", _solved(_weights, {
+    "First each completion's mean, then the mean of the completions.": (MASK, "grpo", 8),
+    "One mean over all unmasked tokens.": (MASK, "dapo", 8),
+    "The divisor is a constant: completions times max_completion_length.": (MASK, "dr_grpo", 8),
+}), "under grpo a token of a short completion weighs more than one of a long one.")  # fmt: skip
+
+# --- notebook 02
+SQUARE = tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+SEVERAL = tensor([[1.0, 0.2], [0.3, 1.0], [0.5, 0.5], [2.0, 1.0], [0.1, 1.0], [1.0, 0.0]])
+leave_one_out_similarity = Exercise("(embeddings, num_generations): cosine, (N,)", _solved(
+    lambda embeddings, n: group_similarities(embeddings, n, leave_one_out=True), {
+    "The others of the first one point along the second axis: their cosine is 0.": (SQUARE, 3),
+    "The others are those of the same group.": (SEVERAL, 3),
+}), "the divisor of the mean does not matter to a cosine.")  # fmt: skip
+
+rarity = Exercise("(styles, num_generations): 1 minus the share of each style in its group", {
+    "Three of four agree: 1/4.": (["words", "words", "words", "list"], 4, [0.25, 0.25, 0.25, 0.75]),
+    "Count within each group.": (["words", "list", "words", "words"], 2, [0.5, 0.5, 0.0, 0.0]),
+}, "no embedder, but somebody must name the styles.")  # fmt: skip
+
+RIGHT = tensor([1.0, 1.0] + 6 * [0.0])
+BONUS = tensor([0.4, 0.0, 0.9, 0.1, 0.9, 0.1, 0.2, 0.3])
+gated_advantage = Exercise("(accuracy, bonus, weight, num_generations): pushed right answers", {
+    "Without weight, only accuracy is left.": (RIGHT, BONUS, 0.0, 4, group_advantages(RIGHT, 4)),
+    "The two right answers of the first group have a mean bonus of 0.2; nobody else moves.":
+        (RIGHT, BONUS, 0.5, 4, group_advantages(RIGHT, 4) + tensor([0.1, -0.1] + 6 * [0.0])),
+}, "an all-wrong group teaches nothing again, and the weight counts.")  # fmt: skip
+
+# --- notebook 03
+judgement_rewards = Exercise("(judgements): four whole numbers 1 to 5 -> -0.5 to 0.5, or None", {
+    "The best scores are worth the upper end of the range.": (5, 5, 5, 5, [0.5]),
+    "The worst scores are worth the lower end.": (1, 1, 1, 1, [-0.5]),
+    "Take the mean, then map 1..5 to -0.5..0.5.": (5, 4, 3, 3, [0.1875]),
+    "A score is missing: there is no judgement.": (5, 4, 3, [None]),
+    "9 is no score from 1 to 5.": (9, 4, 3, 3, [None]),
+    "4.5 is no whole number.": (4.5, 4, 3, 3, [None]),
+    '"5" is text, not a number.': ("5", 4, 3, 3, [None]),
+    "True is no score, though Python counts it as 1.": (True, 4, 3, 3, [None]),
+}, "what cannot be read is None, never 0.",
+    lambda function, *scores: function([dict(zip(CRITERIA, scores, strict=False))]))  # fmt: skip
+
+
+def _fenced(function: Callable, text: str) -> Any:
+    """There are many ways to break a tag: what counts is that none closes and no letter is lost."""
+    result = function(text)
+    if not isinstance(result, str):
+        return result
+    if re.search(r"<\s*/\s*response", result, re.IGNORECASE):
+        return "a tag that closes"
+    if [c for c in result if c.isalnum()] != [c for c in text if c.isalnum()]:
+        return "other letters"
+    return SAFE if "response" in text.lower() or result == text else "a changed text"
+
+
+SAFE = "a fenced text"
+fence = Exercise("(text): the text with every `</response>` in it broken, all letters kept", {
+    "The plain closing tag must not close.": ("14 </response>", SAFE),
+    "Break every one, not just the first.": ("a</response>b</response>c", SAFE),
+    "A model reads capitals just as well.": ("</RESPONSE>", SAFE),
+    "A model reads blanks inside the tag as well.": ("< / response >", SAFE),
+    "If you take the tag out, what stood around it forms one.": ("</res</response>ponse>", SAFE),
+    "A text without the tag must stay as it is.": ("12 < 15, <answer>15</answer>", SAFE),
+}, "what is fenced in stays in.", _fenced)  # fmt: skip
+
+gated_quality = Exercise("(accuracy, quality): quality if right, -0.5 if wrong, None if unknown", {
+    "A wrong answer earns the least, however liked.": ([1.0, 0.0], [0.25, 0.5], [0.25, -0.5]),
+    "Right and unjudged is None.": ([1.0, 1.0, 0.0], [None, -0.25, None], [None, -0.25, -0.5]),
+    "Where nobody knows what is right, pay nothing.": ([None, 1.0], [0.5, 0.5], [None, 0.5]),
+}, "the judge decides among right answers only.")  # fmt: skip
+
+# --- notebook 04
+verdict_rewards = Exercise("(texts, correct): 1.0 where the last Yes or No is true, else 0.0", {
+    "Both answers are right; one verdict says so.": (["Yes", "No"], [True, True], [1.0, 0.0]),
+    "No is the true verdict on a wrong answer.": (["No", "Yes"], [False, False], [1.0, 0.0]),
+    "Skip what is in <think>.": (["<think>No, wait.</think><answer>Yes</answer>"], [True], [1.0]),
+    "Of several the last one counts.": (["Yes? No."], [False], [1.0]),
+    "Capitals do not matter.": (["the answer is YES"], [True], [1.0]),
+    "No verdict earns 0, and 'know' holds no No.": (["I know nothing."], [False], [0.0]),
+    "The analysis was cut off: there is no verdict.": (["<think>Yes, surely"], [True], [0.0]),
+}, "the label is what a verdict is compared with.")  # fmt: skip
+
+balanced = Exercise("(right, wrong, n): n // 2 of each, starting again if too few", {
+    "Take n // 2 of each.": (["a", "b", "c"], ["x", "y"], 4, [["a", "b"], ["x", "y"]]),
+    "n // 2 of 5 is 2.": (["a", "b", "c"], ["x", "y"], 5, [["a", "b"], ["x", "y"]]),
+    "If too few, start again.": (["a"], ["x", "y", "z"], 6, [["a", "a", "a"], ["x", "y", "z"]]),
+    "One label alone would teach a constant verdict.": ([], ["x", "y"], 4, [[], []]),
+}, "always saying Yes is now worth no more than a coin.")  # fmt: skip
+
+pick = Exercise("(answers, verdicts): place of the first answer with the largest share of Yes", {
+    "Count each answer's Yes.": (["7", "9"], [[True, False], [True, True]], 1),
+    "Of equals take the first.": (["7", "9"], [[True, True], [True, True]], 0),
+    "Equal answers are one.": (["7", "9", "7"], [[True, False], [True, False], [True, True]], 0),
+    "One Yes of one beats two of four.": (["7", "9"], [[True, True, False, False], [True]], 1),
+    "An answer without verdicts cannot win.": (["7", None, "9"], [[False], [], [True]], 2),
+}, "this is best-of-n with the policy's own verdicts.")  # fmt: skip
+
+# --- notebook 05
+LOGITS = tensor([[2.0, 0.0, 1.0, 1.0, 5.0], [0.0, 3.0, 0.0, 0.0, -2.0]])
+p_yes = Exercise("(logits, yes, no): P(Yes) of their spellings", _solved(
+    lambda z, yes, no: z.softmax(-1)[:, yes].sum(1) / z.softmax(-1)[:, yes + no].sum(1), {
+    "Softmax over the two tokens alone.": (LOGITS, [0], [1]),
+    "Add up the probabilities of all spellings of each, then divide.": (LOGITS, [0, 2], [1, 3]),
+    "Large logits overflow exp: take a softmax first.": (LOGITS + 200.0, [0, 2], [1, 3]),
+}), "tokens that say neither do not count.")  # fmt: skip
+
+P = tensor([[0.9, 0.5], [0.2, 0.0]])
+meta_rewards = Exercise("(p, weights): sum of weight * log(max(p, 1e-4)); p (N, K)", _solved(
+    lambda p, weights: p.clamp(min=1e-4).log() @ tensor(weights), {
+    "A weight of 0 leaves a question out.": (P[:1], [1.0, 0.0]),
+    "Weight each question's log, then add up.": (P[:1], [0.5, 2.0]),
+    "log 0 would be minus infinity: bound P below by 1e-4.": (P, [1.0, 1.0]),
+}), "one sure No cannot outweigh all the rest of its group.")  # fmt: skip
+
+stop_early = Exercise("(accuracies, patience): index of the best before `patience` others", {
+    "The best is at 1.": ([0.2, 0.6, 0.5], 5, 1),
+    "Of equals the first: later is not better.": ([0.2, 0.6, 0.6], 5, 1),
+    "After two evaluations without a better one, it is over.": ([0.3, 0.2, 0.1, 0.9], 2, 0),
+    "A new best starts the count again.": ([0.3, 0.2, 0.4, 0.1, 0.5], 2, 4),
+    "A single evaluation is the best there is.": ([0.5], 1, 0),
+}, "a few labels, never trained on, are enough for that.")  # fmt: skip
+
+# --- notebook 06
+broadcast = Exercise("(rewards, turns): advantages of a group's turn rows", _solved(
+    lambda r, turns: group_advantages(r, len(r)).repeat_interleave(tensor(turns)), {
+    "One turn each: notebook 01.": (tensor([1.0, 0.0]), [1, 1]),
+    "A row a turn gets its episode's advantage.": (tensor([1.0, 0.0, 0.0]), [2, 1, 3]),
+    "Mean and std are over episodes, however many turns.": (tensor([1.0, 0.0]), [1, 4]),
+    "No spread, no advantage.": (tensor([1.0, 1.0]), [2, 1]),
+}), "one outcome, every turn.")  # fmt: skip
+
+turn_token_weights = Exercise("(lengths): each episode's turn lengths -> token weights", _solved(
+    lambda episodes: [1 / len(episodes) / len(turns) / n for turns in episodes for n in turns], {
+    "One episode of one turn: the mean over its tokens.": ([[4]],),
+    "1/G for each of G episodes.": ([[4], [2]],),
+    "1/T_i for each turn of an episode of T_i.": ([[4, 5], [2]],),
+    "One number a turn: 1/G times 1/T_i times 1/|a|.": ([[3, 1, 2], [6], [2, 2]],),
+}), "each episode has the same say, however long it is.")  # fmt: skip
+
+TURNS = [([1, 2], [3, 9]), ([1, 2, 3, 9, 4, 5], [6, 9]), ([1, 2, 3, 9, 4, 5, 6, 9, 4], [7])]
+sampled_mask = Exercise("(turns): (prompt, completion) ids of an episode -> its 0/1 mask", {
+    "What the policy sampled is 1; the first prompt is left out.": (TURNS[:1], [1, 1]),
+    "What stands between two actions was not sampled: 0.": (TURNS[:2], [1, 1, 0, 0, 1, 1]),
+    "It is as long as everything after the first prompt.": (TURNS, [1, 1, 0, 0, 1, 1, 0, 1]),
+    "Nothing between: nothing masked.": ([([1], [2, 2]), ([1, 2, 2], [2])], [1, 1, 1]),
+}, "this is the env_mask that TRL takes.")  # fmt: skip
+
+# --- notebook 07
+paired_median = Exercise("(arm, baseline): values by seed -> the median of their differences", {
+    "The middle of .1, .2, .3.": ({0: 0.5, 1: 0.7, 2: 0.6}, {0: 0.4, 1: 0.5, 2: 0.3}, 0.2),
+    "Difference first, then median.": ({0: 0.9, 1: 0.5, 2: 0.1}, {0: 0.8, 1: 0.1, 2: 0.5}, 0.1),
+    "Only seeds that both arms have make a pair.": ({0: 0.5, 3: 0.9}, {3: 0.7}, 0.2),
+    "Pairs go by seed, not by place.": ({2: 0.9, 0: 0.1, 1: 0.5}, {0: 0.0, 1: 0.1, 2: 0.2}, 0.4),
+}, "what both runs of a seed owe to it cancels.")  # fmt: skip
+
+any_false = Exercise("(alpha, m): chance of a false verdict among `m` independent claims", {
+    "One claim: alpha itself.": (0.05, 1, 0.05),
+    "That none is false has the chance (1 - alpha)^m.": (0.05, 14, 1 - 0.95**14),
+    "Not m times alpha, which may be more than 1.": (0.01, 100, 1 - 0.99**100),
+}, "twenty claims at 5 % are wrong somewhere two times in three.")  # fmt: skip
+
+holm = Exercise("(p_values): Holm's adjusted p-values, in the order given", {
+    "A single claim needs no correction.": ([0.03], [0.03]),
+    "The smallest counts m times, the next m - 1 times.": ([0.01, 0.04], [0.02, 0.04]),
+    "Return them in the order in which they came.": ([0.04, 0.01], [0.04, 0.02]),
+    "None may be below the one before it.": ([0.01, 0.011, 0.9], [0.03, 0.03, 0.9]),
+    "A probability is at most 1.": ([0.6, 0.7, 0.8], [1.0, 1.0, 1.0]),
+}, "of tables in which nothing is true, at most one in twenty calls anything true.")  # fmt: skip
+
+# --- notebook 08
+training_bytes = Exercise("(n, width): bytes of n weights, their gradients and Adam's moments", {
+    "Weights, gradients, two moments: four numbers a weight.": (1_000, 4, 16_000),
+    "Qwen2.5-1.5B in float32: 23 GiB.": (1_543_714_304, 4, 24_699_428_864),
+    "`width` is that of each of the four.": (1_000, 2, 8_000),
+}, "no smaller batch makes it less; fewer trained weights do.")  # fmt: skip
+
+decode_floor = Exercise("(n, weight_bytes, cache_bytes, rows, bandwidth, flops): seconds", {
+    "One row: the weights are read, 2e9 / 1e12.": (1e9, 2e9, 0, 1, 1e12, 1e14, 0.002),
+    "Each row has its own cache to be read.": (1e9, 2e9, 1e6, 1000, 1e12, 1e16, 0.003),
+    "With many rows computing takes longer: 2 n rows.": (1e9, 2e9, 0, 1000, 1e12, 1e14, 0.02),
+    "In float32 more bytes are read: `weight_bytes`.": (1e9, 4e9, 0, 1, 1e12, 1e14, 0.004),
+    "In float32, too, a row takes 2 n operations.": (1e9, 4e9, 0, 400, 1e12, 1e14, 0.008),
+}, "few rows cost as much as many: sample them together.")  # fmt: skip
+
+split_groups = Exercise("(rows, processes, size): groups that lie in more than one process", {
+    "Groups 0-7, 8-15, 16-23; the second process begins at 12.": (12, 2, 8, 1),
+    "Where `rows` is a multiple of `size`, no group is split.": (16, 4, 8, 0),
+    "A group may fill two processes: each of these does.": (4, 6, 8, 3),
+    "Borders at 12, 24 and 36; 24 is between two groups.": (12, 4, 8, 2),
+    "One group in four processes is one split group, not three.": (2, 4, 8, 1),
+}, "choose rows a process as a multiple of the group, or gather.")  # fmt: skip

@@ -1,111 +1,17 @@
-"""Figures of a run, drawn from `Run.history` rows alone; every axis is labelled.
-
-Each function returns a matplotlib figure and changes no global state, so that a notebook shows it
-and a script saves it.
-"""
+"""Figures of runs, returned for a notebook to show and a script to save."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 
+import numpy as np
 from matplotlib import colormaps
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-HEALTH = (
-    ("reward", "reward", "mean of a step"),
-    ("eval/pass@1", "accuracy", "held-out pass@1"),
-    ("entropy", "entropy", "nats a token"),
-    ("completions/mean_length", "length", "tokens a completion"),
-    ("frac_reward_zero_std", "groups without spread", "share of groups"),
-    ("grad_norm", "gradient norm", "before clipping"),
-)
-
-
-def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
-    """Is my run healthy? Six panels over the steps, a line a run.
-
-    Args:
-        runs: label -> history, the rows that `train` returns. A metric that a row lacks is left
-            out there; a panel that no run has anything for says so.
-
-    Raises ValueError for no run.
-    """
-    if not runs:
-        raise ValueError("there is no run to draw; give at least one history.")
-    figure = Figure(figsize=(11, 6), layout="constrained")
-    steps = [row["step"] for history in runs.values() for row in history] or [0]
-    room = max(0.02 * (max(steps) - min(steps)), 0.1)
-    for axes, (metric, title, unit) in zip(figure.subplots(2, 3).flat, HEALTH, strict=True):
-        for label, history in runs.items():
-            points = [(row["step"], row[metric]) for row in history if metric in row]
-            if points:
-                marker = "o" if len(points) < 12 else None
-                axes.plot(*zip(*points, strict=True), label=label, marker=marker, markersize=4)
-        axes.set(title=title, xlabel="step", ylabel=unit)
-        axes.grid(alpha=0.3)
-        axes.set_xlim(min(steps) - room, max(steps) + room)  # the same where a metric is rare
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        values = [value for line in axes.lines for value in line.get_ydata() if value > 0]
-        if metric == "grad_norm" and values and max(values) > 30 * min(values):
-            axes.set_yscale("log")  # a spike would flatten the rest
-        if not axes.lines:
-            axes.text(0.5, 0.5, "not logged", ha="center", transform=axes.transAxes)
-    if len(runs) > 1:
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    return figure
-
-
-def episode_grid(
-    lengths: Sequence[int],
-    rewards: Sequence[float | None],
-    advantages: Sequence[float],
-    marks: Sequence[Sequence[str]] | None = None,
-) -> Figure:
-    """One group of episodes: a row an episode, a cell a turn, coloured by the advantage it gets.
-
-    Args:
-        lengths: turns of each of the G episodes; the grid is ragged.
-        rewards: G rewards, written at the end of a row; None = not scored.
-        advantages: G advantages, which all turns of a row share.
-        marks: optional short texts, one a turn, e.g. the tool that was called.
-
-    Raises ValueError for no episode, or lists of different lengths.
-    """
-    if not len(lengths) or not len(lengths) == len(rewards) == len(advantages):
-        raise ValueError(
-            f"{len(lengths)} lengths, {len(rewards)} rewards and {len(advantages)} advantages: "
-            "give one of each for at least one episode."
-        )
-    n, width = len(lengths), max(lengths)
-    figure = Figure(figsize=(1.35 * width + 3.2, 0.42 * n + 1.1), layout="constrained")
-    axes = figure.subplots()
-    norm = Normalize(-1, 1)
-    largest = max(abs(a) for a in advantages) or 1.0
-    colours = colormaps["RdYlGn"]
-    for i, (turns, reward, advantage) in enumerate(zip(lengths, rewards, advantages, strict=True)):
-        for t in range(turns):
-            colour = colours(norm(0.75 * advantage / largest))
-            axes.add_patch(Rectangle((t + 0.53, i - 0.42), 0.94, 0.84, color=colour))
-            text = marks[i][t] if marks else f"$a_{{{i + 1}}}^{{{t + 1}}}$"
-            axes.text(t + 1, i, text, ha="center", va="center", fontsize=8)
-        told = "not scored" if reward is None else f"r = {reward:g}"
-        label = f"{told}   A = {advantage:+.2f}"
-        axes.text(turns + 0.6, i, label, ha="left", va="center", fontsize=9)
-    axes.set(
-        xlim=(0.4, width + 2.2), ylim=(n - 0.4, -0.6), xlabel="turn", ylabel="episode",
-        xticks=range(1, width + 1), yticks=range(n), yticklabels=range(1, n + 1),
-    )  # fmt: skip
-    for side in ("top", "right", "left", "bottom"):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(length=0)
-    return figure
-
-
+HEALTH = ("reward", "eval/pass@1", "entropy", "completions/mean_length", "frac_reward_zero_std",
+          "grad_norm")  # fmt: skip
 CURVE_LABELS = {
     "reward": ("reward", "mean of a step"),
     "eval/pass@1": ("accuracy", "held-out pass@1"),
@@ -120,41 +26,130 @@ CURVE_LABELS = {
     "eval/pass@8": ("pass@8", "held-out, of eight answers"),
     "eval/turns": ("turns", "an episode, held-out"),
     "eval/tool_errors": ("turns that brought nothing", "share, held-out"),
+    "frac_reward_zero_std": ("groups without spread", "share of groups"),
+    "grad_norm": ("gradient norm", "before clipping"),
 }
+# Okabe and Ito's colours, grey for what others are compared with
+COLOUR_BLIND_SAFE = ("#555555", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of training steps"}
+
+
+def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
+    """Is my run healthy? Six panels over the steps, a line a run; ValueError for no run.
+
+    `runs`: label -> history, the rows that `train` returns; a row may lack a metric.
+    """
+    if not runs:
+        raise ValueError("there is no run to draw; give at least one history.")
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    steps = [row["step"] for history in runs.values() for row in history] or [0]
+    room = max(0.02 * (max(steps) - min(steps)), 0.1)
+    for axes, metric in zip(figure.subplots(2, 3).flat, HEALTH, strict=True):
+        for label, history in runs.items():
+            points = [(row["step"], row[metric]) for row in history if metric in row]
+            if points:
+                marker = "o" if len(points) < 12 else None
+                axes.plot(*zip(*points, strict=True), label=label, marker=marker, markersize=4)
+        title, unit = CURVE_LABELS[metric]
+        axes.set(title=title, xlabel="step", ylabel=unit)
+        axes.grid(alpha=0.3)
+        axes.set_xlim(min(steps) - room, max(steps) + room)  # the same where a metric is rare
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        values = [value for line in axes.lines for value in line.get_ydata() if value > 0]
+        if metric == "grad_norm" and values and max(values) > 30 * min(values):
+            axes.set_yscale("log")  # a spike would flatten the rest
+        if not axes.lines:
+            axes.text(0.5, 0.5, "not logged", ha="center", transform=axes.transAxes)
+    if len(runs) > 1:
+        lines = figure.axes[0].get_legend_handles_labels()
+        figure.legend(*lines, loc="outside lower center", ncols=len(runs))
+    return figure
+
+
+def episode_grid(
+    lengths: Sequence, rewards: Sequence, advantages: Sequence, marks: Sequence | None = None
+) -> Figure:
+    """One group of episodes: a row an episode, a cell a turn, coloured by the advantage it gets.
+
+    `lengths`: turns of each of the G episodes. A reward of None was not scored. `marks`: a short
+    text a turn, e.g. the tool that was called. Raises ValueError for lists of different lengths.
+    """
+    if not len(lengths) == len(rewards) == len(advantages) > 0:
+        counts = f"{len(lengths)} lengths, {len(rewards)} rewards, {len(advantages)} advantages"
+        raise ValueError(f"{counts}: give one of each for at least one episode.")
+    n, width = len(lengths), max(lengths)
+    figure = Figure(figsize=(1.35 * width + 3.2, 0.42 * n + 1.1), layout="constrained")
+    axes = figure.subplots()
+    largest = max(map(abs, advantages)) or 1.0
+    for i, (turns, reward, advantage) in enumerate(zip(lengths, rewards, advantages, strict=True)):
+        colour = colormaps["RdYlGn"](0.5 + 0.375 * advantage / largest)
+        for t in range(turns):
+            axes.add_patch(Rectangle((t + 0.53, i - 0.42), 0.94, 0.84, color=colour))
+            text = marks[i][t] if marks else f"$a_{{{i + 1}}}^{{{t + 1}}}$"
+            axes.text(t + 1, i, text, ha="center", va="center", fontsize=8)
+        earned = "not scored" if reward is None else f"r = {reward:g}"
+        axes.text(turns + 0.6, i, f"{earned}   A = {advantage:+.2f}", va="center", fontsize=9)
+    axes.set(
+        xlim=(0.4, width + 2.2), ylim=(n - 0.4, -0.6), xlabel="turn", ylabel="episode",
+        xticks=range(1, width + 1), yticks=range(n), yticklabels=range(1, n + 1),
+    )  # fmt: skip
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    return figure
 
 
 def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figure:
     """Arms of an experiment, a panel a metric: median over seeds, band from lowest to highest.
 
-    Args:
-        curves: metric -> arm -> `steps` and `values`, one list a seed, as `summarise` returns them;
-            an arm may lack a metric.
-        x: what `steps` are.
-
-    Raises ValueError for no metric.
+    `curves`: metric -> arm -> `steps`, which are of `x`, and `values`, one list a seed, as
+    `summarise` returns them; an arm may lack a metric. Raises ValueError for no metric.
     """
     if not curves:
         raise ValueError("there is no metric to draw; give at least one.")
     fullest = sorted(curves.values(), key=len, reverse=True)  # for the order of the arms
-    names = list(dict.fromkeys(name for arms in fullest for name in arms))
+    lines = dict.fromkeys(name for arms in fullest for name in arms)
     figure = Figure(figsize=(3.6 * len(curves), 3.4), layout="constrained")
     panels = figure.subplots(1, len(curves), squeeze=False)[0]
-    drawn = {}
     for axes, (metric, arms) in zip(panels, curves.items(), strict=True):
         for name, curve in arms.items():
-            colour = f"C{names.index(name)}"
-            columns = list(zip(*curve["values"], strict=True))
-            low, high = [min(c) for c in columns], [max(c) for c in columns]
+            colour, values = f"C{[*lines].index(name)}", np.array(curve["values"])
+            low, middle, high = values.min(0), np.median(values, 0), values.max(0)
             axes.fill_between(curve["steps"], low, high, color=colour, alpha=0.2, linewidth=0)
-            (drawn[name],) = axes.plot(curve["steps"], [median(c) for c in columns], color=colour)
+            (lines[name],) = axes.plot(curve["steps"], middle, color=colour)
         title, unit = CURVE_LABELS.get(metric, (metric, metric))
         axes.set(title=title, xlabel=X_LABELS.get(x, x), ylabel=unit)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 120k
         axes.grid(alpha=0.3)
         axes.margins(x=0.02)
-    figure.legend(
-        [drawn[name] for name in names], names, loc="outside lower center", ncols=len(names)
-    )
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=len(lines))
+    return figure
+
+
+def labelled_curves(curves: Mapping[str, dict], xlabel: str, ylabel: str) -> Figure:
+    """One panel, each curve named at its end: median over seeds, band from lowest to highest.
+
+    curves: name -> `steps` and `values`, one list a seed, as `arm_bands` takes them.
+    """
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    axes = figure.subplots()
+    ends = []
+    for (name, curve), colour in zip(curves.items(), COLOUR_BLIND_SAFE, strict=False):
+        values = np.array(curve["values"])
+        low, middle, high = values.min(0), np.median(values, 0), values.max(0)
+        axes.fill_between(curve["steps"], low, high, color=colour, alpha=0.12, linewidth=0)
+        axes.plot(curve["steps"], middle, color=colour, linewidth=2)
+        ends.append((middle[-1], curve["steps"][-1], name, colour))
+    placed: list[tuple[float, float]] = []
+    for value, step, name, colour in sorted(ends):
+        height = value + 0.05  # a label stands above its line and those of its neighbours
+        while any(abs(step - x) < 30 and abs(height - y) < 0.05 for x, y in placed):
+            height += 0.01
+        placed.append((step, height))
+        axes.text(step + 1.5, height, name, color=colour, fontsize=11, va="center")
+    axes.margins(x=0.02)
+    axes.set_yticks(np.linspace(0, 1, 6))
+    axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 1.17))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.3)
     return figure

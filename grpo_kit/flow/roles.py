@@ -12,9 +12,7 @@ which the shipped base knows, or `GENERAL`, for any model that follows instructi
 
 from __future__ import annotations
 
-import logging
 import re
-from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -27,10 +25,8 @@ from grpo_kit.flow.episodes import Action, Memory
 from grpo_kit.flow.tools import Toolkit
 from grpo_kit.generation import Rollouts, generate, reply
 from grpo_kit.models import Policy
-from grpo_kit.rewards.judge.judges import Failure, Reply
+from grpo_kit.rewards.judge.judges import Failure, FailureWindow, Reply, commonest_reason
 from grpo_kit.rewards.judge.texts import fenced
-
-logger = logging.getLogger(__name__)
 
 REMEMBERED = 20_000  # replies that a frozen role keeps
 PLACEHOLDER = "7f3a-7f3a"  # stands for a text where only a chat template's handling matters
@@ -241,7 +237,9 @@ class FrozenRole:
             check_chat_roles(model, prompts)
         self.model, self.prompts, self.max_new_tokens = model, prompts, max_new_tokens
         self._remembered: dict[str, str] = {}  # not in checkpoints: greedy, so it comes out again
-        self._failed: deque[bool] = deque(maxlen=FAILURE_WINDOW)
+        self._window = FailureWindow(
+            FAILURE_WINDOW, what=f"replies of the {type(self).__name__.lower()}"
+        )
 
     def ask(self, contents: Sequence[str]) -> list[str | None]:
         """A reply to each request, without its thinking.
@@ -287,20 +285,11 @@ class FrozenRole:
                     texts[i] = outcome.text
                 else:
                     failures.append(outcome)
-        self._failed.extend([False] * (len(texts) - len(failures)) + [True] * len(failures))
-        if failures:
-            reason = Counter(failure.reason for failure in failures).most_common(1)[0][0]
-            role = type(self).__name__.lower()
-            logger.warning(
-                "%d of %d replies of the %s could not be had: %s",
-                len(failures), len(texts), role, reason,
-            )  # fmt: skip
-            hopeless = all(f.hopeless for f in failures) and len(failures) == len(texts)
-            if hopeless or 2 * sum(self._failed) > self._failed.maxlen:
-                raise RuntimeError(
-                    f"the {role} cannot be had: {reason} Nothing was scored 0 for it; put it right "
-                    "and resume the run."
-                )
+        if len(failures) == len(texts) and all(failure.hopeless for failure in failures):
+            raise RuntimeError(
+                f"the {type(self).__name__.lower()} cannot be had: {commonest_reason(failures)}"
+            )
+        self._window.add(failures, len(texts))
         return texts
 
 

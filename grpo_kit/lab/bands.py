@@ -1,9 +1,8 @@
-"""Did the notebooks measure what they are reported to? Their numbers beside bands of several seeds.
+"""Did the notebooks measure what is reported? Their numbers beside bands of several seeds.
 
-Every notebook leaves `result.json`. The reported ones, of five seeds, are stored as records of the
-"experiment" `notebooks`, an arm a notebook. A run of one's own is compared with the band in which
-one more seed is expected: on the same CPU it repeats the reported numbers of its seed, on another
-rounding makes other samples of it, as another seed would.
+Every notebook leaves `result.json`. Those of five seeds are stored as records of the "experiment"
+`notebooks`, an arm a notebook. A new run is compared with the band in which one more seed is
+expected: on another CPU rounding makes it another seed, on the same one it repeats its numbers.
 """
 
 from __future__ import annotations
@@ -15,23 +14,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from rich.console import Console
+from rich.table import Table
+
 from grpo_kit.lab.records import NOTEBOOKS, Record, by_arm, load, where_it_ran
 from grpo_kit.lab.statistics import MIN_SEEDS, prediction_band
 
-# What is compared of all that a notebook writes down: the last part of a number's name.
-QUANTITIES = (
-    "eval/greedy", "eval/pass@1", "eval/mean_length", "eval/turns", "eval/tool_errors",
-    "pass@1", "length", "distance", "styles", "entropy", "rewards/accuracy_reward/mean",
-    "rewards/quality_judge_reward/mean", "verdicts/accuracy", "verdicts/yes_rate", "meta/p_yes",
+SHARES = (
+    "eval/greedy", "eval/pass@1", "eval/tool_errors", "pass@1", "distance", "meta/p_yes",
+    "rewards/accuracy_reward/mean", "verdicts/accuracy", "verdicts/yes_rate",
 )  # fmt: skip
-SPREAD = 0.01  # the least that seeds are taken to differ by, of 128 held-out rows one is 0.008
-LENGTHS = ("eval/mean_length", "length", "eval/turns", "styles", "entropy")  # others: 0 to 1
-SIGNED = ("rewards/quality_judge_reward/mean",)  # -0.5 to 0.5
+LENGTHS = ("eval/mean_length", "eval/turns", "length", "styles", "entropy")
+# What is compared, by the last part of a number's name, and how far it can go.
+RANGES = dict.fromkeys(SHARES, (0.0, 1.0)) | dict.fromkeys(LENGTHS, (0.0, math.inf))
+RANGES["rewards/quality_judge_reward/mean"] = (-0.5, 0.5)
+SPREAD = 0.01  # the least that seeds are taken to differ by; one of 128 held-out rows is 0.008
 
 
 @dataclass(frozen=True)
 class Row:
-    """One number of a notebook: reported (of the same seed, else the median), expected, found."""
+    """A number of a notebook: reported (for its seed, else the median), its band, this run's."""
 
     notebook: str
     quantity: str
@@ -47,32 +49,24 @@ class Row:
     @property
     def binds(self) -> bool:
         """Whether the band leaves out anything that the quantity could be."""
-        low, high = _range(self.quantity)
-        return self.low > low or self.high < high
-
-
-def _range(quantity: str) -> tuple[float, float]:
-    name = quantity.split(" · ")[-1]
-    if name in SIGNED:
-        return -0.5, 0.5
-    return 0.0, math.inf if name in LENGTHS else 1.0
+        return (self.low, self.high) != RANGES[self.quantity.split(" · ")[-1]]
 
 
 def numbers(result: Mapping, prefix: str = "") -> dict[str, float]:
     """The compared numbers of a `result.json`, names of nested ones joined by " · "."""
-    found: dict[str, float] = {}
+    compared: dict[str, float] = {}
     for key, value in result.items():
         if isinstance(value, Mapping):
-            found |= numbers(value, f"{prefix}{key} · ")
-        elif key in QUANTITIES and isinstance(value, (int, float)):
-            found[prefix + key] = float(value)
-    return found
+            compared |= numbers(value, f"{prefix}{key} · ")
+        elif key in RANGES and isinstance(value, (int, float)):
+            compared[prefix + key] = float(value)
+    return compared
 
 
 def read_result(folder: str | Path, notebook: str) -> dict | None:
-    """What a notebook executed into `folder` wrote down, None where it did not come to that.
+    """The `result.json` of a notebook executed into `folder`; None if it wrote none.
 
-    Raises ValueError for a file that is none of a notebook's.
+    Raises ValueError for a file that no notebook writes.
     """
     path = Path(folder) / notebook / "result.json"
     if not path.is_file():
@@ -89,29 +83,21 @@ def read_result(folder: str | Path, notebook: str) -> dict | None:
 
 
 def store(folder: str | Path, seconds: Mapping[str, float], results: str | Path) -> list[Path]:
-    """Store what notebooks executed into `folder` found as reported results; returns the files.
+    """Store what notebooks executed into `folder` measured as reported results; returns the files.
 
     `seconds`: notebook -> its time. Notebooks that compare nothing are left out.
     """
     paths = []
     for notebook, time in seconds.items():
-        result = read_result(folder, notebook)
-        if result is None or not (found := numbers(result)):
-            continue
-        plain = {k: v for k, v in result.items() if isinstance(v, (int, float, str))}
-        record = Record(
-            experiment=NOTEBOOKS,
-            arm=notebook,
-            profile=result["profile"],
-            seed=result["seed"],
-            config=plain,
-            start={},
-            seconds=time,
-            evaluation=found,
-            history=[],
-            **where_it_ran(),
-        )
-        paths.append(record.write(results))
+        result = read_result(folder, notebook) or {}
+        if measured := numbers(result):
+            plain = {k: v for k, v in result.items() if isinstance(v, (int, float, str))}
+            record = Record(
+                experiment=NOTEBOOKS, arm=notebook, profile=result["profile"], seed=result["seed"],
+                config=plain, start={}, seconds=time, evaluation=measured, history=[],
+                **where_it_ran(),
+            )  # fmt: skip
+            paths.append(record.write(results))
     return paths
 
 
@@ -120,69 +106,58 @@ def compare(
 ) -> tuple[list[Row], list[str]]:
     """The numbers of `notebooks`, executed into `folder`, beside the reported ones of `profile`.
 
-    Bands are those in which all numbers of an honest run lie together with a chance of 95 % (see
-    `statistics.prediction_band`), as far as the quantity can go. Also returns a sentence for each
-    file that cannot be used and each notebook of which fewer than `MIN_SEEDS` seeds are reported. A
-    number that was reported and is missing here is outside. Nothing at all where nothing is
-    reported of the profile.
+    All numbers of an honest run lie in their bands with a chance of 95 %
+    (`statistics.prediction_band`); one that is missing here is outside. Also returns a sentence for
+    each file that cannot be used and each notebook with fewer than `MIN_SEEDS` reported seeds.
+    Both are empty if nothing is reported of the profile.
     """
     records, problems = load(results, profile, NOTEBOOKS)
-    reported = by_arm(records)
-    if not records and not problems:
-        return [], []
-    pairs = []
-    for notebook in notebooks:
-        of_seed = reported.get(notebook, {})
-        if len(of_seed) < MIN_SEEDS:
+    compared: list[tuple] = []
+    for notebook in notebooks if records or problems else ():
+        by_seed = by_arm(records).get(notebook, {})
+        if len(by_seed) < MIN_SEEDS:
             problems.append(
-                f"{len(of_seed)} seeds of notebook {notebook} are reported for profile "
+                f"{len(by_seed)} seeds of notebook {notebook} are reported for profile "
                 f"{profile!r}, {MIN_SEEDS} are needed: its numbers are not compared."
             )
             continue
+        result = {}
         try:
-            found = read_result(folder, notebook) or {}
+            result = read_result(folder, notebook) or {}
         except ValueError as error:
             problems.append(str(error))
-            found = {}
-        here, same = numbers(found), of_seed.get(found.get("seed"))
-        for name in next(iter(of_seed.values())).evaluation:
-            values = [r.evaluation[name] for r in of_seed.values() if name in r.evaluation]
-            told = same.evaluation.get(name) if same else None
-            pairs.append((notebook, name, values, told, here.get(name)))
+        same, here = by_seed.get(result.get("seed")), numbers(result)
+        for name in next(iter(by_seed.values())).evaluation:
+            values = [r.evaluation[name] for r in by_seed.values() if name in r.evaluation]
+            own = same.evaluation.get(name) if same else None
+            usual = median(values) if own is None else own
+            compared.append((notebook, name, values, usual, here.get(name)))
     rows = []
-    for notebook, name, values, told, here in pairs:
-        band = prediction_band(values, comparisons=len(pairs), floor=SPREAD)
-        least, most = _range(name)
-        low, high = max(band[0], least), min(band[1], most)
-        rows.append(Row(notebook, name, median(values) if told is None else told, low, high, here))
+    for notebook, name, values, usual, measured in compared:
+        low, high = prediction_band(values, comparisons=len(compared), floor=SPREAD)
+        least, most = RANGES[name.split(" · ")[-1]]
+        rows.append(Row(notebook, name, usual, max(low, least), min(high, most), measured))
     return rows, problems
 
 
-def show(rows: Iterable[Row], problems: Iterable[str]) -> None:
+def show(rows: list[Row], problems: Iterable[str]) -> None:
     """Print one table: reported, band, this run, inside or not."""
-    from rich.console import Console
-    from rich.table import Table
-
-    rows, problems, console = list(rows), list(problems), Console()
-    if not rows and not problems:
-        console.print("nothing is reported of this profile: no number is compared")
+    console = Console()
     if rows:
-        table = Table("notebook", "quantity", title="reported and measured")
-        for name in ("reported", "band", "this run", "inside?"):
-            table.add_column(name, justify="right")
+        table = Table("notebook", "quantity", "reported", "band", "this run", "inside?")
         for row in rows:
             here = "missing" if row.here is None else f"{row.here:.3g}"
             mark = "[green]yes[/]" if row.inside else "[red]NO[/]"
             band = f"{row.low:.3g} to {row.high:.3g}"
             table.add_row(row.notebook, row.quantity, f"{row.reported:.3g}", band, here, mark)
         console.print(table)
-        inside, binding = (sum(getattr(row, name) for row in rows) for name in ("inside", "binds"))
-        same = sum(row.here is not None and math.isclose(row.here, row.reported, rel_tol=1e-5)
-                   for row in rows)  # fmt: skip
-        console.print(
-            f"{inside} of {len(rows)} numbers are inside their bands, {same} equal the reported "
-            f"ones; {len(rows) - binding} bands are so wide that they leave out nothing",
-            soft_wrap=True,
-        )
-    for problem in problems:
-        console.print(problem, soft_wrap=True)
+        inside, wide = sum(row.inside for row in rows), sum(not row.binds for row in rows)
+        here = [(row.here, row.reported) for row in rows if row.here is not None]
+        equal = sum(math.isclose(*pair, rel_tol=1e-5) for pair in here)
+        problems = [
+            f"{inside} of {len(rows)} numbers are inside their bands, {equal} equal the reported "
+            f"ones; {wide} bands are so wide that they leave out nothing",
+            *problems,
+        ]
+    for line in problems or ["nothing is reported of this profile: no number is compared"]:
+        console.print(line, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What the README says was measured, written into it from the reported results.
+"""Pages of the checkout whose tables are computed from the stored results.
 
 A part between `<!-- name -->` and `<!-- /name -->` is computed; the rest is left as it is.
 """
@@ -6,44 +6,100 @@ A part between `<!-- name -->` and `<!-- /name -->` is computed; the rest is lef
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
+from grpo_kit.course.plots import labelled_curves
+from grpo_kit.lab import bench, scaling
 from grpo_kit.lab.claims import claims_text, reported_claims
-from grpo_kit.lab.experiments import load_current
-from grpo_kit.lab.records import Record
-from grpo_kit.lab.report import write_report
-from grpo_kit.lab.statistics import interval
-from grpo_kit.lab.summary import cell
-from grpo_kit.paths import results_dir, write_atomic
+from grpo_kit.lab.experiments import EXPERIMENTS, load_current
+from grpo_kit.lab.records import CHECKOUT
+from grpo_kit.lab.report import VERDICTS, write_report
+from grpo_kit.lab.skill_runs import skills_text
+from grpo_kit.lab.statistics import power
+from grpo_kit.lab.summary import markdown_table, reported, summarise, summary_text
+from grpo_kit.paths import write_atomic
+
+METHODS = {  # curve of the README's picture -> experiment and arm, each with 64 answers a step
+    "plain GRPO": ("diversity", "plain"),
+    "diversity reward": ("diversity", "diversity"),
+    "LLM judge": ("judge", "judge added"),
+    "self-verification": ("verification", "mixed"),
+    'P("Yes"), no labels': ("meta", "paper"),
+    "Flow-GRPO (tool questions)": ("flow", "trajectory"),
+}
+MEASURES = ("eval/pass@1", "eval/greedy", "eval/pass@8", "eval/mean_length", "seconds")
 
 
-def write_results(readme: str | Path, results: str | Path | None = None) -> list[Path]:
-    """Renew the computed parts of `readme`, and the report beside the results; returns the files.
+def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
+    """Renew the pages of `pages`, and the report beside the results; returns the files.
 
-    Raises ValueError where a result file cannot be used, a claim cannot be judged, or the README
-    lacks a part; then nothing is written.
+    Raises ValueError if a result file cannot be used, a claim cannot be judged, or a page lacks a
+    part; then nothing is written.
     """
-    readme, results = Path(readme), Path(results or results_dir())
-    text = with_parts(readme.read_text(encoding="utf-8"), parts(results))
+    texts, results = pages(checkout), Path(checkout) / "data" / "results"
     report = write_report(results, results, page=False)
-    write_atomic(readme, text)
-    return [readme, report]
+    methods_figure(results).savefig(results / "figures" / "methods.png", dpi=130)
+    for page, text in texts.items():
+        write_atomic(page, text)
+    return [*texts, report]
 
 
-def parts(results: str | Path | None = None) -> dict[str, str]:
-    """Name -> Markdown of each computed part. Raises ValueError, as `write_results` does."""
-    judged, problems = reported_claims(results)
-    basic, broken = load_current(results, "tiny", "basic")
-    if problems or broken:
-        raise ValueError(" ".join(dict.fromkeys(problems + broken)))
-    mutants = json.loads((Path(results or results_dir()) / "mutants.json").read_text())
-    return {
-        "claims": claims_text(judged),
-        "basic": before_and_after(basic),
-        "mutants": mutants_text(mutants),
+def pages(checkout: str | Path = CHECKOUT) -> dict[Path, str]:
+    """Page -> its text with the tables of today. Raises ValueError, as `write_results` does."""
+    results, tests = Path(checkout) / "data" / "results", Path(checkout) / "tests"
+    breaks = [
+        (one["what"], " ".join(f"`{part}`" for part in one["killed_by"].split("::")))
+        for one in json.loads((results / "mutants.json").read_text(encoding="utf-8"))
+    ]
+    tables = {
+        results / "README.md": measured(results),
+        tests / "README.md": {"mutants": markdown_table(["break", "noticed by"], *breaks)},
     }
+    return {
+        page: with_parts(page.read_text(encoding="utf-8"), parts) for page, parts in tables.items()
+    }
+
+
+def methods_figure(results: Path) -> Figure:
+    """The methods' learning curves, one panel."""
+    records = {name: load_current(results, "tiny", name)[0] for name, _ in METHODS.values()}
+    curves = {
+        label: summarise(records[name], EXPERIMENTS[name], "step")["curves"]["eval/pass@1"][arm]
+        for label, (name, arm) in METHODS.items()
+    }
+    return labelled_curves(curves, "steps of 64 answers", "held-out success (pass@1)")
+
+
+def measured(results: Path) -> dict[str, str]:
+    """Name -> Markdown of each table of the results page."""
+    judged, problems = reported_claims(results)
+    if problems:
+        raise ValueError(" ".join(problems))
+    verdicts = [one.verdict for one in judged]
+    tested = sum(one.claim.profile == "tiny" and bool(one.judgement) for one in judged)
+    skills, step, growth = (
+        json.loads((results / name).read_text(encoding="utf-8"))
+        for name in ("skills/skills.json", "bench/bench.json", "bench/scaling.json")
+    )
+    chances = [
+        [f"{effect}", *(f"{power(effect, n, tested):.0%}" for n in (5, 10))] for effect in (2, 3, 4)
+    ]
+    parts = {
+        "verdicts": markdown_table(VERDICTS, [f"{verdicts.count(name)}" for name in VERDICTS]),
+        "power": markdown_table(["true difference", "five seeds", "ten seeds"], *chances),
+        "basic": summary_text(reported("basic", results=results), MEASURES),
+        "engines": summary_text(reported("engines", results=results), MEASURES),
+        "skills": skills_text(skills),
+        "step": bench.report(step),
+        "growth": scaling.report(growth),
+    }
+    for name in dict.fromkeys(one.claim.experiment for one in judged):
+        ids = [j.claim.id for j in judged if j.claim.experiment == name and j.judgement]
+        parts[name] = claims_text(judged, *ids) if ids else "None has been run yet.\n"
+    return parts
 
 
 def with_parts(text: str, parts: Mapping[str, str]) -> str:
@@ -51,43 +107,7 @@ def with_parts(text: str, parts: Mapping[str, str]) -> str:
     for name, part in parts.items():
         begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
         if text.count(begin) != 1 or text.count(end) != 1:
-            raise ValueError(f"the README needs one part between {begin} and {end}; add them.")
-        text = re.sub(
-            f"{begin}.*?{end}",
-            lambda _, p=part, b=begin, e=end: f"{b}\n\n{p}\n{e}",
-            text,
-            flags=re.S,
-        )
+            raise ValueError(f"a page needs one part between {begin} and {end}; add them.")
+        before, after = text.split(begin)[0], text.split(end)[1]
+        text = f"{before}{begin}\n\n{part}\n{end}{after}"
     return text
-
-
-def before_and_after(records: list[Record]) -> str:
-    """Markdown: every `eval/` metric before the first and after the last step, over seeds."""
-    if not records:
-        raise ValueError("no run of 'basic' is stored: `grpo-kit run basic` makes them.")
-    names = [n for n in records[0].evaluation if n.startswith("eval/") and n != "eval/n"]
-    steps = records[0].config["max_steps"]
-    lines = [
-        f"{len(records)} seeds, {steps} steps of {records[0].config['generation_batch_size']} "
-        "answers; median and 95 % bootstrap interval over seeds, "
-        f"{records[0].evaluation['eval/n']} held-out problems.",
-        "",
-        "| held-out | before | after |",
-        "|---|---|---|",
-    ]
-    for name in names:
-        values = [list(record.series(name).values()) for record in records]
-        row = [cell(interval([series[i] for series in values])) for i in (0, -1)]
-        lines.append(f"| {name.removeprefix('eval/')} | {' | '.join(row)} |")
-    seconds = cell(interval([record.seconds for record in records]))
-    return "\n".join(lines) + f"\n\nSeconds of a run's steps: {seconds}.\n"
-
-
-def mutants_text(mutants: Sequence[Mapping]) -> str:
-    """Markdown: deliberate breaks of the kit, and the test that noticed each."""
-    lines = ["| break | noticed by |", "|---|---|"]
-    for mutant in mutants:
-        path, _, test = mutant["killed_by"].partition("::")
-        by = f"`{path}`: `{test}`" if mutant["killed"] else "**none**"
-        lines.append(f"| {mutant['what']} | {by} |")
-    return "\n".join(lines) + "\n"

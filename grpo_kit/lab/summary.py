@@ -1,13 +1,13 @@
 """An experiment's records as numbers, tables and curves: one value a seed, medians, intervals.
 
-`summarise` is what notebooks, README and report take their tables and figures of an experiment
-from; differences from the first arm, the baseline, are taken seed by seed.
+Notebooks, results page and report take their tables and figures of an experiment from `summarise`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +15,15 @@ import numpy as np
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import Experiment, command_of
 from grpo_kit.lab.records import Record, by_arm
-from grpo_kit.lab.statistics import interval
+from grpo_kit.lab.statistics import MIN_SEEDS, interval
 
-GRID = 17
+GRID = 17  # places of a curve over tokens or seconds
 
 
 def reported(name: str, profile: str = "tiny", results: str | Path | None = None) -> dict:
     """`summarise` of the reported runs of an experiment.
 
-    Raises ValueError, saying how to make them, where there are none, or where a file of theirs
-    cannot be used.
+    Raises ValueError if there is none, or if one of their files cannot be used.
     """
     records, problems = load_current(results, profile, name)
     if problems:
@@ -38,79 +37,78 @@ def reported(name: str, profile: str = "tiny", results: str | Path | None = None
 
 
 def summarise(records: Iterable[Record], experiment: Experiment, x: str | None = None) -> dict:
-    """Of one experiment's records on one profile: values, intervals, differences and curves.
+    """Values, intervals, paired differences and curves of one experiment on one profile.
 
-    Returns `question`, `profile`, `config` (of the first arm), `seeds` (arm -> its seeds), `x`
-    (what curves are over, the experiment's own unless given: "step", "num_generated_tokens" or
-    "seconds"), and
-    `final`: arm -> metric -> `values`, one a seed, and `interval`'s `median`, `low`, `high`, `n`;
-    `difference`: arm but the first -> metric -> interval of the differences from the first arm over
-    the seeds that both have; `curves`: metric -> arm that logs it -> `steps`, places on the axis
-    `x`, and `values`, one list a seed. Arms without a record are left out.
+    `x`: what curves are over, "step", "num_generated_tokens" or "seconds"; by default the
+    experiment's own. Returns `question`, `profile`, `config` (of the first arm), `seeds` (arm ->
+    its seeds), `x`; `final`: arm -> metric -> `values`, one a seed, with `median`, `low`, `high`,
+    `n`; `difference`: the same of other arms minus the first, over the seeds of both; `curves`:
+    metric -> arm -> `steps`, places on the axis, and `values`, one list a seed. Raises ValueError
+    if no arm has a record.
     """
-    there = by_arm(records)
-    arms = {arm: there[arm] for arm in experiment.arms if arm in there}
+    recorded = by_arm(records)
+    arms = {arm: recorded[arm] for arm in experiment.arms if arm in recorded}
     if not arms:
         raise ValueError(
             f"there is no run of an arm of this experiment; it has {', '.join(experiment.arms)}."
         )
-    final = {arm: _final(of_seed.values()) for arm, of_seed in arms.items()}
-    baseline = next(iter(experiment.arms))
-    difference: dict = {}
-    for arm in arms if baseline in arms else ():
-        if arm == baseline:
-            continue
-        common = [seed for seed in arms[arm] if seed in arms[baseline]]
-        rows = [(_row(arms[arm][seed]), _row(arms[baseline][seed])) for seed in common]
+    rows = {arm: {seed: _row(r) for seed, r in by_seed.items()} for arm, by_seed in arms.items()}
+    final = {
+        arm: {
+            metric: {"values": (values := [row[metric] for row in of.values()]), **interval(values)}
+            for metric in _shared(list(of.values()))
+        }
+        for arm, of in rows.items()
+    }
+    baseline, difference = rows.get(next(iter(experiment.arms))), {}
+    for arm in list(rows)[1:] if baseline else ():
+        pairs = [(row, baseline[seed]) for seed, row in rows[arm].items() if seed in baseline]
         difference[arm] = {
-            metric: interval([here[metric] - first[metric] for here, first in rows])
-            for metric in (rows[0][0] if rows else ())
-            if all(metric in row for pair in rows for row in pair)
+            metric: interval([row[metric] - first[metric] for row, first in pairs])
+            for metric in _shared([row for pair in pairs for row in pair])
         }
     x = x or experiment.x
     curves = {
         metric: {
             arm: curve
-            for arm, of_seed in arms.items()
-            if (curve := _curve(list(of_seed.values()), metric, x))["steps"]
+            for arm, by_seed in arms.items()
+            if (curve := _curve(list(by_seed.values()), metric, x))["steps"]
         }
         for metric in experiment.curves
     }
     first = next(iter(next(iter(arms.values())).values()))
     return {
-        "question": experiment.question,
-        "profile": first.profile,
-        "config": first.config,
-        "seeds": {arm: sorted(of_seed) for arm, of_seed in arms.items()},
-        "final": final,
-        "difference": difference,
-        "curves": curves,
-        "x": x,
-    }
+        "question": experiment.question, "profile": first.profile, "config": first.config,
+        "seeds": {arm: sorted(by_seed) for arm, by_seed in arms.items()},
+        "final": final, "difference": difference, "curves": curves, "x": x,
+    }  # fmt: skip
 
 
 def _row(record: Record) -> dict[str, float]:
     values = {k: v for k, v in record.evaluation.items() if k != "eval/n" and v is not None}
-    last = record.history[-1]
-    return values | {"tokens": last["num_generated_tokens"], "seconds": record.seconds}
+    tokens = record.history[-1]["num_generated_tokens"]
+    return values | {"tokens": tokens, "seconds": record.seconds}
 
 
-def _final(records: Iterable[Record]) -> dict[str, dict]:
-    rows = [_row(record) for record in records]
-    return {
-        metric: {"values": (values := [row[metric] for row in rows]), **interval(values)}
-        for metric in rows[0]
-        if all(metric in row for row in rows)
-    }
+def _shared(rows: Sequence[Mapping]) -> list[str]:
+    """The metrics that all rows have, in the first one's order."""
+    return [metric for metric in (rows or [{}])[0] if all(metric in row for row in rows)]
 
 
 def _curve(records: Sequence[Record], metric: str, x: str) -> dict:
     """The steps at which all seeds have a value (one may have lacked any score), and the values.
 
-    Over anything else than steps each seed has places of its own; values are interpolated linearly
-    at `GRID` places, which all seeds reach.
+    Tokens and seconds differ from seed to seed: there, values are interpolated linearly at `GRID`
+    places that all seeds reach.
     """
-    points = [_points(record.history, metric, x) for record in records]
+    points = []  # place -> value, of each seed
+    for history in (record.history for record in records):
+        seconds = accumulate(row.get("step_time", 0.0) for row in history)
+        points.append({
+            passed if x == "seconds" else row[x]: row[metric]
+            for row, passed in zip(history, seconds, strict=True)
+            if row.get(metric) is not None
+        })  # fmt: skip
     if x == "step":
         places = sorted(set.intersection(*map(set, points)))
         return {"steps": places, "values": [[round(v[s], 4) for s in places] for v in points]}
@@ -121,49 +119,62 @@ def _curve(records: Sequence[Record], metric: str, x: str) -> dict:
     return {"steps": places, "values": values}
 
 
-def _points(history: Sequence[dict], metric: str, x: str) -> dict[float, float]:
-    points, seconds = {}, 0.0
-    for row in history:
-        seconds += row.get("step_time", 0.0)
-        if row.get(metric) is not None:
-            points[seconds if x == "seconds" else row[x]] = row[metric]
-    return points
-
-
 def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
     """Markdown: each arm's median and interval, then the paired differences from the first arm.
 
-    Of all `metrics`, or those given; "–" where an arm lacks one. Where arms have not all as many
-    seeds, each says how many; differences are over those in common. A difference is marked where
-    its interval holds 0 and with fewer than five seeds: it may be chance. These are intervals of
-    one number each; verdicts on claims, which are judged together, are `claims`'.
+    `metrics`: those shown, by default all of the first arm. A difference is marked *inconclusive*
+    if it may be chance (see `is_clear`). Each interval stands alone; `claims` judges many together.
     """
-    first = next(iter(summary["final"]))
     config, counts = summary["config"], {arm: len(of) for arm, of in summary["seeds"].items()}
-    alike = len(set(counts.values())) == 1
-    seeds = f"{counts[first]}" if alike else f"{min(counts.values())} to {max(counts.values())}"
-    heads = {arm: arm if alike else f"{arm} ({n} seeds)" for arm, n in counts.items()}
-    metrics = list(summary["final"][first]) if metrics is None else list(metrics)
+    first, least, most = next(iter(counts)), min(counts.values()), max(counts.values())
+    heads = {arm: arm if least == most else f"{arm} ({n} seeds)" for arm, n in counts.items()}
+    metrics = list(summary["final"][first]) if metrics is None else metrics
     tokens = config.get("max_generated_tokens")
     length = f"{tokens:,} generated tokens in" if tokens else f"{config['max_steps']}"
-    lines = [
-        f"{seeds} seeds, {length} steps of {config['generation_batch_size']} answers, "
-        f"profile {summary['profile']}; median and 95 % bootstrap interval over seeds.",
-        "",
-        *_table("at the end", metrics, summary["final"], heads),
-    ]
-    if summary["difference"]:
-        title = f"minus {first}, paired by seed"
-        lines += ["", *_table(title, metrics, summary["difference"], heads, differences=True)]
-    return "\n".join(lines) + "\n"
+    text = (
+        f"{least if least == most else f'{least} to {most}'} seeds, {length} steps of "
+        f"{config['generation_batch_size']} answers, profile {summary['profile']}; "
+        "median and 95 % bootstrap interval over seeds.\n"
+    )
+    for title, values, show in (
+        ("at the end", summary["final"], cell),
+        (f"minus {first}, paired by seed", summary["difference"], _difference),
+    ):
+        if values:
+            rows = by_metric(values, show, metrics).items()
+            head = [title, *(heads[arm] for arm in values)]
+            text += "\n" + markdown_table(head, *([name, *row.values()] for name, row in rows))
+    return text
+
+
+def _difference(values: dict | None) -> str:
+    doubt = " *inconclusive*" if values is not None and not is_clear(values) else ""
+    return cell(values, "+") + doubt
+
+
+def by_metric(
+    values: Mapping[str, Mapping[str, dict]], show: Callable, metrics: Iterable[str] = ()
+) -> dict[str, dict[str, str]]:
+    """Arm -> metric -> interval turned into metric -> arm -> text, by default of all metrics."""
+    metrics = metrics or dict.fromkeys(metric for row in values.values() for metric in row)
+    return {
+        metric.removeprefix("eval/"): {arm: show(row.get(metric)) for arm, row in values.items()}
+        for metric in metrics
+    }
+
+
+def markdown_table(*rows: Iterable[str]) -> str:
+    """A Markdown table, its head first, without padding, so that a diff shows changed rows only."""
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(list(rows[0])), *lines[1:]]) + "\n"
 
 
 def is_clear(values: dict) -> bool:
-    """Whether the interval of a difference, of five seeds at least, leaves out 0."""
-    return values["n"] >= 5 and not values["low"] <= 0 <= values["high"]
+    """Whether the interval of a difference, of `MIN_SEEDS` seeds at least, leaves out 0."""
+    return values["n"] >= MIN_SEEDS and not values["low"] <= 0 <= values["high"]
 
 
-def cell(values: dict | None, sign: str = "") -> str:
+def cell(values: Mapping | None, sign: str = "") -> str:
     """ "0.94 [0.93, 0.95]", of an interval; "–" where there is none."""
     if values is None:
         return "–"
@@ -179,23 +190,3 @@ def number(value: float | None, sign: str = "") -> str:
         return ("+" * (sign == "+") if value > 0 else "-") + "∞"
     value = float(f"{value:.3g}") + 0.0  # no -0
     return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.3g}"
-
-
-def _table(
-    title: str, metrics: Sequence[str], table: dict, heads: dict, differences: bool = False
-) -> list[str]:
-    """A row a metric, a column an arm, named by `heads`; differences have signs, may be chance."""
-    lines = [
-        f"| {title} | {' | '.join(heads[arm] for arm in table)} |",
-        "|" + "---|" * (1 + len(table)),
-    ]
-    for metric in metrics:
-        cells = [
-            "–"
-            if metric not in row
-            else cell(row[metric], "+" if differences else "")
-            + (" *inconclusive*" if differences and not is_clear(row[metric]) else "")
-            for row in table.values()
-        ]
-        lines.append(f"| {metric.removeprefix('eval/')} | {' | '.join(cells)} |")
-    return lines

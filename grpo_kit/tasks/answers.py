@@ -1,16 +1,14 @@
 """Answers: find one in a text, and say whether it is the gold answer.
 
-Numbers are compared exactly, as rationals, never as floats or strings. What counts as the same
-number is a choice; it is made here, and `tests/rewards/test_accuracy.py` holds the table:
+Numbers are compared exactly, as rationals. `tests/rewards/test_accuracy.py` holds the table of what
+counts as the same number:
 
 * `1,080` = `1080.00` = `$1,080` = `1080 coins.` = `1.08e3` = `1.08 thousand`; `1 1/2` = `3/2` =
   `1½` = `1.5`. Commas must group by three: `1,5` is no number.
-* A percent sign is a unit, as in GSM8K's gold answers: `50%` = `50`, not `1/2`.
-* After the number only a unit may follow: a few words without a figure, `$5 per hour`. Units are
-  not compared. `k` and `m` are units too (kelvin? metres?), so `5k` = `5`.
-* Anything else is not a number, and so wrong where the gold answer is one: words in front
-  (`about 15`), several numbers (`15 or 16`, `10:30`), an expression (`3 + 4`, `2^3`), a division
-  by zero, figures of other scripts, more than `MAX_CHARS` or an exponent beyond `MAX_EXPONENT`.
+* A percent sign is a unit, as in GSM8K: `50%` = `50`. Units may follow, a few words without a
+  figure (`$5 per hour`); they are not compared. `k` and `m` are units too, so `5k` = `5`.
+* Anything else is no number, and wrong where the gold answer is one: `about 15`, `15 or 16`,
+  `10:30`, `3 + 4`, `2^3`, a division by zero, figures of other scripts, or out of bounds.
 * Plain wrappings are looked through: `**15**`, `\\boxed{15}`, `$15$`, `\\frac{1}{2}`, `15\\%`.
 * A gold answer that is not a number (`Yes`) is compared as text, whatever the case.
 
@@ -56,30 +54,22 @@ _UNIT = re.compile(
 
 _MINUS_SIGNS = str.maketrans(dict.fromkeys("−–－﹣", "-"))
 _FRACTION_SIGN = re.compile(r"[¼-¾⅐-⅞]")
-_LATEX = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        # next to a sign, apart from anything else before it
-        (r"(?<=[-+])\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}", r"\1/\2 "),
-        (r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}", r" \1/\2 "),
-        (r"\\(?:text|mathrm|mbox)\{([^{}]*)\}", r" \1 "),
-        (r"\^\{([^{}]*)\}", r"^\1"),
-        (r"\{,\}", ","),
-        (r"\\boxed\{([^{}]*)\}", r" \1 "),
-        (r"\\times\b", "×"),
-        (r"\\[,!]", ""),
-        (r"\\([$%])", r"\1"),
-        (r"\\[()]", " "),
-    )
-]
+_LATEX = {  # next to a sign a fraction stays there, else it is kept apart from what stands before
+    r"(?<=[-+])\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}": r"\1/\2 ",
+    r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}": r" \1/\2 ",
+    r"\\(?:text|mathrm|mbox)\{([^{}]*)\}": r" \1 ",
+    r"\^\{([^{}]*)\}": r"^\1",
+    r"\{,\}": ",",
+    r"\\boxed\{([^{}]*)\}": r" \1 ",
+    r"\\times\b": "×",
+    r"\\[,!]": "",
+    r"\\([$%])": r"\1",
+    r"\\[()]": " ",
+}
 
 
 def is_correct(answer: str | None, gold: str) -> bool:
-    """Is `answer`, as `extract_answer` gives it, the same number as `gold`, or else the same text?
-
-    Text is compared only where `gold` is not a number: without regard to case, Markdown, a final
-    full stop and the amount of white space.
-    """
+    """Is `answer`, from `extract_answer`, the same number as `gold`, or else the same text?"""
     if answer is None:
         return False
     number = parse_number(gold)
@@ -92,9 +82,8 @@ def is_correct(answer: str | None, gold: str) -> bool:
 def extract_answer(text: str, lenient: bool = False) -> str | None:
     """Return the content of the last complete `<answer>…</answer>`, stripped, or None.
 
-    Of nested tags the innermost counts, and an opening tag that is never closed is passed over.
-    `lenient` is for evaluation, since published numbers are given both ways: where that content is
-    not a number, the last number in it; where there are no tags, the last number in the text.
+    Of nested tags the innermost counts; an unclosed one is ignored. With `lenient`, for evaluation,
+    it is the last number in the content, or without tags in the text, if there is one.
     """
     tagged = _last_tagged(text)
     if not lenient or tagged is not None and parse_number(tagged) is not None:
@@ -119,15 +108,13 @@ def _last_number(text: str) -> str | None:
 
 
 def parse_number(text: str) -> Fraction | None:
-    """Return the number that the whole of `text` states, exactly, or None if it states none."""
+    """Return the number that the whole of `text` states, or None."""
     text = text.strip()
     if len(text) > MAX_CHARS:
         return None
     text = _plain(text)
     # "五" and "Ⅴ" are letters to `re` and would pass for units.
-    if not text.isascii() and any(
-        c.isnumeric() and not c.isascii() and c not in "²³" for c in text
-    ):
+    if any(c.isnumeric() and not c.isascii() and c not in "²³" for c in text):
         return None
     match = _LEADING_NUMBER.match(text)
     if match is None:
@@ -139,15 +126,12 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def _plain(text: str) -> str:
-    """Take text out of its Markdown and LaTeX, spell `½` as ` 1/2 `, make every minus an ASCII one.
-
-    The spaces keep neighbours apart: `1½` is 1 1/2, not 11/2.
-    """
+    """Strip Markdown and LaTeX, spell `½` as ` 1/2 ` (`1½` is not 11/2), minus signs as ASCII."""
     if not text.isascii():
         text = _FRACTION_SIGN.sub(_spell_out, text.translate(_MINUS_SIGNS))
     if "\\" in text or "{" in text:
-        for pattern, replacement in _LATEX:
-            text = pattern.sub(replacement, text)
+        for pattern, replacement in _LATEX.items():
+            text = re.sub(pattern, replacement, text)
     return text.strip().strip("*`").rstrip(".").strip()
 
 
@@ -163,9 +147,9 @@ def _value(match: re.Match) -> Fraction | None:
     if len(match[0]) > MAX_CHARS or part["sign"] and part["sign_after"]:
         return None
     if part["denominator"]:
+        names = ("whole", "numerator", "denominator")
         whole, numerator, denominator = (
-            int((part[name] or "0").replace(",", ""))
-            for name in ("whole", "numerator", "denominator")
+            int((part[name] or "0").replace(",", "")) for name in names
         )
         if denominator == 0:
             return None

@@ -4,23 +4,20 @@ import io
 
 import pytest
 
-from grpo_kit.course.plots import HEALTH, episode_grid, health
+from grpo_kit.course.plots import CURVE_LABELS, HEALTH, episode_grid, health
 from grpo_kit.course.viewer import episodes_html, episodes_text, group_html
 
 
 def test_every_logged_metric_is_drawn_for_every_run():
-    history = [
-        {"step": 0, "eval/pass@1": 0.4},
-        *({"step": i, **{metric: 0.1 * i for metric, _, _ in HEALTH}} for i in (1, 2, 3)),
-    ]
+    steps = [{"step": i, **{metric: 0.1 * i for metric in HEALTH}} for i in (1, 2, 3)]
+    history = [{"step": 0, "eval/pass@1": 0.4}, *steps]
     figure = health({"one": history, "two": history[:2]})
-    for axes, (metric, title, unit) in zip(figure.axes, HEALTH, strict=True):
-        assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == (title, "step", unit)
+    for axes, metric in zip(figure.axes, HEALTH, strict=True):
+        assert (axes.get_title(), axes.get_ylabel()) == CURVE_LABELS[metric]
+        assert axes.get_xlabel() == "step"
         one, two = axes.lines
         expected = [(row["step"], row[metric]) for row in history if metric in row]
-        steps, values = zip(*expected, strict=True)
-        assert tuple(one.get_xdata()) == steps
-        assert list(one.get_ydata()) == pytest.approx(values)
+        assert list(zip(one.get_xdata(), one.get_ydata(), strict=True)) == expected
         assert len(two.get_xdata()) == len(expected) - 2
     figure.savefig(io.BytesIO(), format="png")
 
@@ -33,63 +30,43 @@ def test_a_metric_that_was_not_logged_is_said_to_be_missing():
         health({})
 
 
-def test_completions_stand_best_first_with_reward_and_advantage():
-    page = group_html("q", [["bad"], ["good"], ["odd"]], [0.0, 1.0, None], [-1.0, 1.0, 0.0])
+def test_completions_stand_best_first_with_reward_and_advantage_and_are_never_markup():
+    tokens = [["<b>bad"], ["good", "</td>\n"], ["odd"]]
+    page = group_html("<b>q</b>", tokens, [0.0, 1.0, None], [-0.5, 1.0, 0.0])
     assert page.index("good") < page.index("odd") < page.index("bad")
-    assert "not scored" in page and "+1.00" in page and "-1.00" in page
-
-
-def test_a_policys_text_is_never_markup():
-    page = group_html("<b>q</b>", [["<script>", "</td>\n"]], [1.0], [0.0])
-    assert "<script>" not in page and "&lt;script&gt;" in page and "&lt;/td&gt;⏎<br>" in page
+    assert "not scored" in page and "+1.00" in page and "-0.50" in page
+    assert "<b>bad" not in page and "&lt;b&gt;bad" in page and "&lt;/td&gt;⏎<br>" in page
     assert "<b>q" not in page and "&lt;b&gt;q" in page
-
-
-def test_deeper_colour_means_a_larger_advantage_and_weights_fade_it():
-    page = group_html("q", [["a", "b"], ["c", "d"]], [1, 0], [2.0, -1.0], [[1, 0], [1, 1]])
-    assert page.count("rgba(46,160,67,0.60)") == 1  # a
-    assert page.count(",0.00)") == 1  # b, faded out
-    assert page.count("rgba(218,54,51,0.30)") == 2  # c and d
-
-
-def test_lists_of_different_lengths_are_refused():
+    assert page.count("rgba(46,160,67,0.60)") == 2 and page.count("rgba(218,54,51,0.30)") == 1
     with pytest.raises(ValueError, match="1 completions, 2 rewards"):
         group_html("q", [["a"]], [1, 2], [0.0])
-    with pytest.raises(ValueError, match="one weight a token"):
-        group_html("q", [["a"]], [1], [0.0], [[1.0, 1.0]])
 
 
 def test_the_grid_of_episodes_is_ragged_and_coloured_by_advantage():
-    figure = episode_grid([2, 1, 3], [1.0, 0.0, 0.0], [1.2, -0.6, -0.6])
+    figure = episode_grid([2, 1, 3], [1.0, 0.0, None], [1.2, -0.6, -0.6])
     (axes,) = figure.axes
     assert len(axes.patches) == 6 and (axes.get_xlabel(), axes.get_ylabel()) == ("turn", "episode")
     colours = [patch.get_facecolor() for patch in axes.patches]
     assert colours[0] == colours[1] and len(set(colours[2:])) == 1 and colours[0] != colours[2]
     assert colours[0][1] > colours[0][0] and colours[2][0] > colours[2][1]  # green, red
     texts = [text.get_text() for text in axes.texts]
-    assert "r = 1   A = +1.20" in texts and "$a_{3}^{3}$" in texts
+    assert {"r = 1   A = +1.20", "$a_{3}^{3}$", "not scored   A = -0.60"} <= set(texts)
     figure.savefig(io.BytesIO(), format="png")
-    unscored = episode_grid([1], [None], [0.0]).axes[0].texts
-    assert any("not scored" in text.get_text() for text in unscored)
     with pytest.raises(ValueError, match="2 lengths, 1 rewards"):
         episode_grid([1, 1], [1.0], [0.0, 0.0])
 
 
-TURNS = [[{"goal": "find <b>", "call": "lookup(a)"}], [{"goal": "x", "call": "y"}] * 2]
-
-
-def test_episodes_open_one_by_one_and_what_was_written_is_no_markup():
-    page = episodes_html("q?", TURNS, ["<script>", "none"], [1.0, None], [0.7, 0.0])
+def test_episodes_open_one_by_one_and_can_be_read_as_plain_text():
+    turns = [[{"goal": "find <b>", "call": "lookup(a)"}], [{"goal": "x", "call": "y"}] * 2]
+    group = ("<b>q?", turns, ["<script>", "two"], [1.0, None], [0.7, -0.7])
+    page = episodes_html(*group)
     assert page.count("<details") == 2 and page.count(" open>") == 1
-    assert "<b>q?</b>" in page and "find &lt;b&gt;" in page and "&lt;script&gt;" in page
+    assert "&lt;b&gt;q?" in page and "find &lt;b&gt;" in page and "&lt;script&gt;" in page
     assert "1 turn, reward 1, advantage +0.70" in page and "2 turns, not scored" in page
     with pytest.raises(ValueError, match="2 episodes, 1 endings"):
-        episodes_html("q?", TURNS, ["a"], [1.0, 0.0], [0.0, 0.0])
-
-
-def test_episodes_can_be_read_as_plain_text():
-    text = episodes_text("q?", TURNS, ["one", "two"], [1.0, None], [0.7, -0.7])
-    assert text.split("\n") == [
-        "q?", "", "episode 1: reward 1, advantage +0.70", "  1. find <b> | lookup(a)", "  one",
-        "", "episode 2: not scored, advantage -0.70", "  1. x | y", "  2. x | y", "  two",
+        episodes_html("q?", turns, ["a"], [1.0, 0.0], [0.0, 0.0])
+    assert episodes_text(*group).split("\n") == [
+        "<b>q?", "", "episode 1: reward 1, advantage +0.70", "  1. find <b> | lookup(a)",
+        "  <script>", "", "episode 2: not scored, advantage -0.70", "  1. x | y", "  2. x | y",
+        "  two",
     ]  # fmt: skip

@@ -6,7 +6,7 @@ from identities import config_today
 from grpo_kit.lab.records import Record
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_record():
     """A record whose accuracy ends at `accuracy`, from 0.25, in two steps of 2 and 3 seconds."""
 
@@ -39,7 +39,7 @@ def make_record():
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def five(make_record):
     """Records of the arms `plain` and `diversity`, a seed an accuracy."""
 

@@ -4,18 +4,12 @@ import json
 
 import pytest
 
-from grpo_kit.lab.bands import (
-    SPREAD,
-    Row,
-    compare,
-    numbers,
-    read_result,
-    show,
-    store,
-)
+from grpo_kit.lab.bands import SPREAD, Row, compare, numbers, read_result, show, store
 from grpo_kit.lab.records import NOTEBOOKS, load
 from grpo_kit.lab.statistics import prediction_band
 
+NAME = "02_diversity_reward"
+VALUES = [0.9, 0.91, 0.89, 0.92, 0.88]
 RESULT = {
     "profile": "tiny", "seed": 0, "steps": 40,
     "after": {"eval/pass@1": 0.9, "eval/greedy": 1.0, "eval/n": 128, "step_time": 3.0},
@@ -23,22 +17,20 @@ RESULT = {
 }  # fmt: skip
 
 
-def write(folder, notebook, accuracy, seed=0):
-    own = folder / notebook
-    own.mkdir(parents=True)
+def write(folder, accuracy, seed=0):
+    (folder / NAME).mkdir(parents=True)
     result = {**RESULT, "seed": seed, "after": {**RESULT["after"], "eval/pass@1": accuracy}}
-    (own / "result.json").write_text(json.dumps(result))
+    (folder / NAME / "result.json").write_text(json.dumps(result))
+    return folder
 
 
 @pytest.fixture
 def reported(tmp_path):
     """Five seeds of one notebook: 0.88 to 0.92."""
-    results = tmp_path / "results"
-    for seed, accuracy in enumerate([0.9, 0.91, 0.89, 0.92, 0.88]):
-        folder = tmp_path / f"seed-{seed}"
-        write(folder, "02_diversity_reward", accuracy, seed)
-        assert len(store(folder, {"02_diversity_reward": 100.0, "09_silent": 1.0}, results)) == 1
-    return results
+    for seed, accuracy in enumerate(VALUES):
+        folder = write(tmp_path / f"seed-{seed}", accuracy, seed)
+        assert len(store(folder, {NAME: 100.0, "09_silent": 1.0}, tmp_path / "results")) == 1
+    return tmp_path / "results"
 
 
 def test_only_quantities_that_tell_something_are_compared():
@@ -53,68 +45,58 @@ def test_only_quantities_that_tell_something_are_compared():
 def test_stored_numbers_are_records_like_all_others(reported):
     records, problems = load(reported, "tiny", NOTEBOOKS)
     assert problems == [] and [record.seed for record in records] == [0, 1, 2, 3, 4]
-    assert records[0].arm == "02_diversity_reward" and records[0].seconds == 100.0
+    assert records[0].arm == NAME and records[0].seconds == 100.0
     assert records[0].config == {"profile": "tiny", "seed": 0, "steps": 40}
     assert records[0].evaluation["after · eval/pass@1"] == 0.9
 
 
 @pytest.mark.parametrize(("accuracy", "inside"), [(0.9, True), (0.86, True), (0.4, False)])
 def test_a_run_is_inside_where_another_seed_could_be(accuracy, inside, reported, tmp_path, capsys):
-    write(tmp_path / "run", "02_diversity_reward", accuracy)
-    rows, problems = compare(tmp_path / "run", ["02_diversity_reward"], "tiny", reported)
+    rows, problems = compare(write(tmp_path / "run", accuracy), [NAME], "tiny", reported)
     assert problems == [] and len(rows) == 4
     row = rows[0]
     assert row.quantity == "after · eval/pass@1" and row.here == accuracy and row.reported == 0.9
     assert row.inside == inside and 0.6 < row.low < 0.88 and 0.92 < row.high <= 1
     assert all(other.inside for other in rows[1:])
     show(rows, problems)
-    said = capsys.readouterr().out
-    assert f"{4 if inside else 3} of 4 numbers are inside" in said and ("NO" in said) != inside
-    assert f"{4 if accuracy == 0.9 else 3} equal the reported" in said
-    assert "0 bands are so wide" in said
+    shown = capsys.readouterr().out
+    assert f"{4 if inside else 3} of 4 numbers are inside" in shown and ("NO" in shown) != inside
+    assert f"{4 if accuracy == 0.9 else 3} equal the reported" in shown
+    assert "0 bands are so wide" in shown
 
 
 def test_another_seed_is_beside_its_own_and_an_unknown_one_beside_the_median(reported, tmp_path):
-    write(tmp_path / "run", "02_diversity_reward", 0.9, seed=3)
-    write(tmp_path / "other", "02_diversity_reward", 0.9, seed=77)
-    for folder, told in (("run", 0.92), ("other", 0.9)):
-        rows, _ = compare(tmp_path / folder, ["02_diversity_reward"], "tiny", reported)
-        assert rows[0].reported == told
+    for seed, beside in ((3, 0.92), (77, 0.9)):
+        folder = write(tmp_path / f"run-{seed}", 0.9, seed)
+        assert compare(folder, [NAME], "tiny", reported)[0][0].reported == beside
 
 
 def test_what_is_missing_is_outside_and_what_was_never_reported_is_said(reported, tmp_path, capsys):
     (tmp_path / "run").mkdir()
-    rows, problems = compare(tmp_path / "run", ["02_diversity_reward", "09_new"], "tiny", reported)
+    rows, problems = compare(tmp_path / "run", [NAME, "09_new"], "tiny", reported)
     assert len(rows) == 4 and not any(row.inside for row in rows)
-    assert problems == [
-        "0 seeds of notebook 09_new are reported for profile 'tiny', 5 are needed: its numbers are "
-        "not compared."
-    ]
-    assert compare(tmp_path / "run", ["02_diversity_reward"], "smoke", reported) == ([], [])
+    assert len(problems) == 1 and "0 seeds of notebook 09_new" in problems[0]
+    assert compare(tmp_path / "run", [NAME], "smoke", reported) == ([], [])
     show([], [])
     assert "nothing is reported of this profile" in capsys.readouterr().out
     next(reported.rglob("seed-4.json")).unlink()
-    rows, problems = compare(tmp_path / "run", ["02_diversity_reward"], "tiny", reported)
+    rows, problems = compare(tmp_path / "run", [NAME], "tiny", reported)
     assert rows == [] and "4 seeds of notebook" in problems[0], "bands of few seeds hold anything"
 
 
 def test_a_reported_file_that_was_edited_is_named(reported, tmp_path):
     path = next(reported.rglob("seed-2.json"))
     path.write_text(path.read_text().replace("0.89", "0.99"))
-    write(tmp_path / "run", "02_diversity_reward", 0.9)
-    _, problems = compare(tmp_path / "run", ["02_diversity_reward"], "tiny", reported)
+    _, problems = compare(write(tmp_path / "run", 0.9), [NAME], "tiny", reported)
     assert "was edited" in problems[0] and "4 seeds" in problems[1]
 
 
 def test_bands_go_as_far_as_a_quantity_can_and_are_corrected_for_their_number(reported, tmp_path):
-    write(tmp_path / "run", "02_diversity_reward", 0.9)
-    (row, best, share, length), _ = compare(
-        tmp_path / "run", ["02_diversity_reward"], "tiny", reported
-    )
-    values = [0.9, 0.91, 0.89, 0.92, 0.88]
-    band = prediction_band(values, comparisons=4, floor=SPREAD)
+    rows, _ = compare(write(tmp_path / "run", 0.9), [NAME], "tiny", reported)
+    row, best, share, length = rows
+    band = prediction_band(VALUES, comparisons=4, floor=SPREAD)
     assert (row.low, row.high) == pytest.approx(band) and row.binds
-    assert prediction_band(values)[0] > row.low, "one number alone has a narrower band"
+    assert prediction_band(VALUES)[0] > row.low, "one number alone has a narrower band"
     assert best.high == 1.0 > best.low, "a share ends at 1"
     low, high = prediction_band([26.0] * 5, comparisons=4, floor=SPREAD)
     assert (length.low, length.high) == pytest.approx((low, high)), "the least spread"

@@ -1,21 +1,19 @@
 """What the report says: what the records say, whatever else lies in their folder, and offline."""
 
 import base64
-import dataclasses
 import re
 from html import unescape
 from html.parser import HTMLParser
-from types import SimpleNamespace
 
 import matplotlib
 import pytest
 from identities import config_today
 
-from grpo_kit.course.plots import X_LABELS
+from grpo_kit.lab.bands import Row
 from grpo_kit.lab.claims import judge_claims, load_claims
 from grpo_kit.lab.experiments import EXPERIMENTS
-from grpo_kit.lab.records import Record, load
-from grpo_kit.lab.report import DARK, HEADINGS, context, draw, number, write_report
+from grpo_kit.lab.records import load
+from grpo_kit.lab.report import HEADINGS, context, draw, number, write_report
 
 CLAIMS = """
 - {id: up, statement: Unlike answers are right more often., experiment: diversity, arm: diversity,
@@ -36,42 +34,40 @@ WRONG = """
 """
 
 
-def record(arm="plain", seed=0, accuracy=0.4, experiment="diversity", **changes) -> Record:
-    history = [
-        {"step": step, "num_generated_tokens": 900 * step, "step_time": 2.0,
-         "eval/pass@1": accuracy * step / 2, "reward": 0.1 * step}
-        for step in (0, 1, 2)
-    ]  # fmt: skip
-    written = "<script>alert(1)</script>\n2"
-    return dataclasses.replace(
-        Record(
-            experiment=experiment,
-            arm=arm,
-            profile="tiny",
-            seed=seed,
-            config=config_today(arm, experiment, changes.get("profile", "tiny")),
-            start={"collector": "prompts", "rewards": ["accuracy_reward", arm]},
-            versions={"python": "3.12.1", "torch": "2.13.0"},
-            commit="0123456789ab",
-            machine={"processor": "a CPU", "accelerator": "none", "threads": 1, "system": "Linux"},
-            finished="2026-01-02",
-            seconds=123456.7,
-            evaluation={"eval/pass@1": accuracy, "eval/n": 8, "eval/mean_length": 20.0 + seed % 2},
-            history=history,
-            samples=[{"prompt": "1 <b>+</b> 1?", "completion": written, "right": True}],
-        ),
-        **changes,
-    )
+@pytest.fixture(scope="session")
+def record(make_record):
+    def make(arm="plain", seed=0, accuracy=0.4, experiment="diversity", **changes):
+        history = [
+            {"step": step, "num_generated_tokens": 900 * step, "step_time": 2.0,
+             "eval/pass@1": accuracy * step / 2, "reward": 0.1 * step}
+            for step in (0, 1, 2)
+        ]  # fmt: skip
+        text = "<script>alert(1)</script>\n\n2</pre>"
+        fields = {
+            "config": config_today(arm, experiment, changes.get("profile", "tiny")),
+            "start": {"collector": "prompts", "rewards": ["accuracy_reward", arm]},
+            "evaluation": {"eval/pass@1": accuracy, "eval/n": 8, "eval/mean_length": 20 + seed % 2},
+            "history": history,
+            "seconds": 123456.7,
+            "samples": [{"prompt": "1 <b>+</b>\n\n1?", "completion": text, "right": True}],
+        }
+        return make_record(arm, seed, experiment=experiment, **(fields | changes))
+
+    return make
 
 
-def write_runs(folder, gain=0.2):
-    for seed in range(5):
-        record("plain", seed, 0.4 + 0.01 * seed).write(folder)
-        record("diversity", seed, 0.4 + gain + 0.013 * seed).write(folder)
+@pytest.fixture(scope="session")
+def write_runs(record):
+    def write(folder, gain=0.2):
+        for seed in range(5):
+            record("plain", seed, 0.4 + 0.01 * seed).write(folder)
+            record("diversity", seed, 0.4 + gain + 0.013 * seed).write(folder)
+
+    return write
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
+def inputs(tmp_path_factory, write_runs):
     folder = tmp_path_factory.mktemp("inputs")
     write_runs(folder / "results")
     (folder / "claims.yaml").write_text(CLAIMS)
@@ -101,7 +97,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.open, self.tags, self.ids = [], [], []
+        self.open, self.tags = [], []
         self.feed(text)
         self.close()
 
@@ -114,54 +110,50 @@ class Page(HTMLParser):
         assert self.open and self.open.pop() == tag, f"</{tag}> at {self.getpos()}"
 
 
-def svg_of(address: str) -> str:
-    kind, _, content = address.partition(",")
-    assert kind == "data:image/svg+xml;base64"
-    return base64.b64decode(content).decode()
+def text_of(html: str) -> str:
+    return unescape(re.sub("<[^>]+>", "", html))
+
+
+def rows_of(page: str) -> list[str]:
+    return page.split("<tr>")
 
 
 def test_verdicts_and_numbers_are_those_of_the_records(inputs, page, markdown):
     claims, _ = load_claims(inputs / "claims.yaml")
     judged, _ = judge_claims(claims, load(inputs / "results")[0])
-    verdicts = {one.claim.id: one.verdict for one in judged}
-    assert verdicts == {
+    assert {one.claim.id: one.verdict for one in judged} == {
         "up": "reproduced", "down": "contradicted", "even": "inconclusive", "exact": "reproduced",
         "elsewhere": "not run here",
     }  # fmt: skip
     for one in judged:
-        row = page[page.index(f'id="claim-{one.claim.id}"') :].split("</tr>")[0]
-        assert f">{one.verdict}</span>" in row
-        cells = one.claim.statement.replace("|", "\\|")
-        line = next(line for line in markdown.splitlines() if cells in line)
+        row = next(row for row in rows_of(page) if one.claim.statement in row)
+        assert f">{one.verdict}</b>" in row
+        statement = one.claim.statement.replace("|", "\\|")
+        line = next(line for line in markdown.splitlines() if statement in line)
         assert f"**{one.verdict}**" in line
-        if found := one.judgement:
-            median, low, high = (number(v, "+") for v in (found.median, found.low, found.high))
+        if judgement := one.judgement:
+            median, low, high = (
+                number(getattr(judgement, name), "+") for name in ("median", "low", "high")
+            )
             for text in (row, line):
                 assert f"{median} [{low}, {high}]" in text and "5 seeds" in text
-                assert f"g = {number(found.effect, '+')}" in text and one.claim.number in text
-    assert "+0.206 [+0.2, +0.212]" in page
-    for text in (re.sub("<[^>]+>", " ", page), markdown):
-        assert "GSM8K: 30 → 45.5" in text and "0.4 ± 0.1" in text
-        assert "the paper" in unescape(text) and "some paper" in text
-    tiles = re.findall(r"<b>(\d+)</b> ([a-z ]+)</li>", page)
-    assert tiles == [
+                assert f"g = {number(judgement.effect, '+')}" in text and one.claim.number in text
+        else:
+            assert one.claim.command in text_of(row) and f"`{one.claim.command}`" in line
+    for text in (text_of(page), markdown):
+        assert "+0.206 [+0.2, +0.212]" in text
+        assert "GSM8K: 30 → 45.5" in text and "0.4 ± 0.1" in text and "some paper" in text
+    assert re.findall(r"<b>(\d+)</b> ([a-z ]+)</li>", page) == [
         ("2", "reproduced"), ("1", "contradicted"), ("1", "inconclusive"), ("1", "not run here")
     ]  # fmt: skip
 
 
-def test_other_records_get_other_verdicts(inputs, tmp_path):
+def test_other_records_get_other_verdicts(inputs, tmp_path, write_runs):
     write_runs(tmp_path, gain=-0.2)
     content = context(tmp_path, inputs / "claims.yaml")
     rows = content["groups"]["Diversity reward"]
-    assert [row["verdict"] for row in rows[:2]] == ["contradicted", "reproduced"]
+    assert [one.verdict for one in rows[:2]] == ["contradicted", "reproduced"]
     assert content["counts"]["reproduced"] == 2
-
-
-def test_a_claim_that_was_not_run_shows_its_command(page, markdown):
-    command = 'grpo-kit run flow --profile paper --seeds 0-4 --arm "trajectory"'
-    row = page[page.index('id="claim-elsewhere"') :].split("</tr>")[0]
-    assert command in unescape(" ".join(re.sub("<[^>]+>", "", row).split()))
-    assert f"`{command}`" in markdown
 
 
 def test_every_experiment_has_a_heading():
@@ -174,34 +166,39 @@ def test_a_panel_has_values_cost_settings_and_its_command(page, markdown):
         assert "0.42 [0.4, 0.44]" in text and "0.626 [0.6, 0.652]" in text
         assert "1,800" in text and "123,000" in text  # tokens and seconds
         assert "grpo-kit run diversity --profile tiny --seeds 0-4" in text
-        assert "a CPU" in text and "0123456" in text and "0123456789ab" not in text
+        assert "a processor" in text and "0123456" in text and "0123456789ab" not in text
         assert "torch 2.13.0" in text
     differing, common = page.split("The same for all arms")
     assert "<mark>accuracy_reward, diversity</mark>" in differing
     assert "<code>learning_rate</code> 0.0002" in common
+    assert "+0.206 [+0.2, +0.212]</td>" in page.split("Differences from plain")[1]
 
 
-def test_a_panel_says_which_arms_have_more_seeds_and_how_each_is_made_again(tmp_path):
+def test_a_panel_says_which_arms_have_more_seeds_and_how_each_is_made_again(
+    tmp_path, record, write_runs
+):
     write_runs(tmp_path)
     record("plain", 5, 0.45).write(tmp_path)
-    content = context(tmp_path)
-    (panel,) = content["panels"]
+    (panel,) = context(tmp_path)["panels"]
     assert panel["seeds"] == "0-5 (plain); 0-4 (diversity)"
-    assert panel["commands"] == content["commands"] == [
+    assert panel["commands"] == [
         'grpo-kit run diversity --profile tiny --seeds 0-5 --arm "plain"',
         'grpo-kit run diversity --profile tiny --seeds 0-4 --arm "diversity"',
-    ]  # fmt: skip
+    ]
 
 
-def test_a_figure_is_drawn_for_both_widths_and_schemes_and_told_in_words(page, written, markdown):
+def test_a_figure_is_drawn_for_wide_and_narrow_pages_and_told_in_words(page, written, markdown):
     pictures = [attributes for tag, attributes in Page(page).tags if tag in ("source", "img")]
-    assert [picture.get("media", "").count("dark") for picture in pictures] == [1, 0, 1, 0]
-    drawings = [picture.get("srcset") or picture["src"] for picture in pictures]
-    assert len(set(drawings)) == 4
-    assert all("<svg" in svg_of(drawing) for drawing in drawings)
-    said = "accuracy at the end: plain 0.42, diversity 0.626."
-    assert said in pictures[-1]["alt"]
-    assert re.search(rf"!\[[^\]]*{re.escape(said)}\]\(figures/tiny-diversity.png\)", markdown)
+    narrow, wide = pictures
+    assert "max-width" in narrow["media"] and narrow["srcset"] != wide["src"]
+    for address in (narrow["srcset"], wide["src"]):
+        kind, _, content = address.partition(",")
+        assert kind == "data:image/svg+xml;base64" and b"<svg" in base64.b64decode(content)
+    dark = re.search(r"@media \(prefers-color-scheme: dark\) \{([^}]*)\}", page)
+    assert "filter: invert(1)" in dark[1]
+    words = "accuracy at the end: plain 0.42, diversity 0.626."
+    assert words in wide["alt"]
+    assert re.search(rf"!\[[^\]]*{re.escape(words)}\]\(figures/tiny-diversity.png\)", markdown)
     assert (written.parent / "figures/tiny-diversity.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -214,28 +211,26 @@ def test_drawing_does_not_depend_on_settings_and_leaves_them():
         assert draw(curves) == drawn
         assert matplotlib.rcParams == inside
     assert matplotlib.rcParams == before
-    light, dark = svg_of(drawn["wide"]), svg_of(drawn["wide_dark"])
-    used = [colour for colour in DARK if colour in light]
-    assert len(used) == 2  # ink and one arm
-    assert all(colour not in dark and DARK[colour] in dark for colour in used)
+    svg = base64.b64decode(drawn["wide"].partition(",")[2]).decode()
+    assert "fill: #ffffff" not in svg.split("</defs>")[0], "transparent, for a dark page"
 
 
-def test_variants_are_drawn_over_steps_tokens_and_seconds(inputs, tmp_path):
+def test_variants_are_drawn_over_steps_tokens_and_seconds(inputs, tmp_path, record):
     for seed in range(2):
         record("plain", seed, experiment="variants").write(tmp_path)
     (panel,) = context(tmp_path, inputs / "claims.yaml")["panels"]
     assert [(figure["over"], figure["file"]) for figure in panel["figures"]] == [
         ("step", "figures/tiny-variants.png"),
         ("generated tokens", "figures/tiny-variants-num_generated_tokens.png"),
-        (X_LABELS.get("seconds", "seconds"), "figures/tiny-variants-seconds.png"),
+        ("seconds of training steps", "figures/tiny-variants-seconds.png"),
     ]
     assert len({figure["wide"] for figure in panel["figures"]}) == 3
 
 
 def test_what_a_policy_wrote_is_text(page):
     assert "<script" not in page and "<b>+</b>" not in page
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;\n2" in page
-    assert "1 &lt;b&gt;+&lt;/b&gt; 1?" in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\n\n2&lt;/pre&gt;</pre>" in page
+    assert "1 &lt;b&gt;+&lt;/b&gt;\n\n1?</pre>" in page
 
 
 def test_the_page_is_whole_html_that_needs_no_network(page):
@@ -249,6 +244,7 @@ def test_the_page_is_whole_html_that_needs_no_network(page):
             assert address.startswith("data:") or address.removeprefix("#") in ids, (tag, address)
     assert "url(" not in page and "@import" not in page
     assert {tag for tag, _ in parsed.tags} & {"link", "script", "iframe", "object"} == set()
+    assert 'name="viewport"' in page and page.count('<table class="claims">') == 2
 
 
 def test_the_same_inputs_give_the_same_bytes(inputs, written, tmp_path):
@@ -259,7 +255,9 @@ def test_the_same_inputs_give_the_same_bytes(inputs, written, tmp_path):
         assert (tmp_path / name).read_bytes() == (written.parent / name).read_bytes()
 
 
-def test_each_thing_that_cannot_be_used_is_a_sentence_and_the_rest_comes_out(tmp_path):
+def test_each_thing_that_cannot_be_used_is_a_sentence_and_the_rest_comes_out(
+    tmp_path, record, write_runs
+):
     results = tmp_path / "results"
     write_runs(results)
     cut = record("only correct").write(results)
@@ -272,18 +270,13 @@ def test_each_thing_that_cannot_be_used_is_a_sentence_and_the_rest_comes_out(tmp
     record("trajectory", experiment="flow", history=[{"step": 0, "reward": 1.0}]).write(results)
     (tmp_path / "claims.yaml").write_text(CLAIMS + WRONG)
     page = write_report(tmp_path / "out", results, tmp_path / "claims.yaml")
-    for text in (page.read_text(), page.with_suffix(".md").read_text()):
-        text = unescape(re.sub("<[^>]+>", "", text))
-        assert f"{cut} is no whole result file" in text
-        assert f"{edited} was edited" in text
-        assert "runs of 'diversity', 'older', profile 'tiny', are left out: there is no arm" in text
-        assert (
-            "runs of 'forgotten', 'plain', profile 'tiny', are left out: there is no such" in text
-        )
-        assert "are left out: it is of another config (max_steps 3 there, 80 here" in text
-        assert "Runs of 'flow' on profile 'tiny' lack 'num_generated_tokens'" in text
-        assert "claim 'lost'" in text and "there is no experiment 'nonsense'" in text
-        assert "claim 'unmeasured' is about the metric 'joy'" in text
+    for text in (text_of(page.read_text()), text_of(page.with_suffix(".md").read_text())):
+        for problem in (
+            str(cut), str(edited), "'older'", "'forgotten'", "max_steps 3",
+            "Runs of 'flow' on profile 'tiny' lack 'num_generated_tokens'", "claim 'lost'",
+            "no experiment 'nonsense'", "claim 'unmeasured' is about the metric 'joy'",
+        ):  # fmt: skip
+            assert problem in text.split("Problems\n")[1], problem
         assert "Unlike answers are right more often." in text and "0.626 [0.6, 0.652]" in text
     assert Page(page.read_text()).open == []
 
@@ -295,52 +288,47 @@ def test_claims_that_are_no_list_are_a_sentence(inputs, tmp_path):
     assert content["panels"] and not content["groups"]
 
 
-def test_an_empty_folder_is_said_to_be_empty(inputs, tmp_path):
+def test_an_empty_folder_is_said_to_be_empty_and_one_that_cannot_be_written_is_named(
+    inputs, tmp_path
+):
     page = write_report(tmp_path / "out", tmp_path / "none", inputs / "claims.yaml")
     for text in (page.read_text(), page.with_suffix(".md").read_text()):
         assert f"No run is stored under {tmp_path / 'none'}" in text
-    assert page.read_text().count(">not run here</span>") == 5
+    assert page.read_text().count(">not run here</b>") == 5
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RuntimeError, match="cannot write to the output folder"):
+        write_report(tmp_path / "file", inputs / "results", inputs / "claims.yaml")
 
 
-def test_machines_are_told_apart_where_there_are_several(tmp_path, inputs):
+def test_machines_are_told_apart_where_there_are_several(
+    tmp_path, inputs, record, write_runs, page
+):
     write_runs(tmp_path)
     gpu = {"processor": "a CPU", "accelerator": "a GPU", "threads": 4, "system": "Linux"}
     for seed in range(2):
         record("trajectory", seed, experiment="flow", machine=gpu, profile="paper").write(tmp_path)
-    write_report(tmp_path / "out", tmp_path, inputs / "claims.yaml")
-    page = (tmp_path / "out/report.html").read_text()
-    row = page[page.index('id="claim-elsewhere"') :].split("</tr>")[0]
-    assert "on a GPU<" in row
-    assert "a CPU, a GPU" in page and "1 / 4" in page
-    assert "2 seeds, 5 are needed" in row
+    text = write_report(tmp_path / "out", tmp_path, inputs / "claims.yaml").read_text()
+    (row,) = [row for row in rows_of(text) if "So it is on a GPU" in row]
+    assert "on a GPU</sub>" in row and "2 seeds, 5 are needed" in row
+    assert "a GPU, a processor" in text and "1 / 4" in text
     assert "on a GPU</sub>" in (tmp_path / "out/report.md").read_text()
+    assert "on a processor" not in page, "where there is one"
 
 
-def compared(inside, quantity="accuracy"):
-    return SimpleNamespace(
-        notebook="01", quantity=quantity, reported=0.9, low=0.85, high=0.95, here=0.5, inside=inside
-    )
-
-
-@pytest.mark.parametrize("inside, folded", [(29, False), (30, True)])
-def test_notebooks_outside_their_band_stand_first_and_many_inside_are_folded(
-    tmp_path, inputs, inside, folded
-):
-    rows = [*(compared(True, f"in {i}") for i in range(inside)), compared(False, "out")]
+def test_notebooks_outside_their_band_stand_first_and_those_inside_are_folded(tmp_path, inputs):
+    rows = [Row("01", f"in {i} · pass@1", 0.9, 0.85, 0.95, 0.9) for i in range(3)]
+    rows.append(Row("01", "out · pass@1", 0.9, 0.85, 0.95, 0.5))
     page = write_report(tmp_path, tmp_path / "none", inputs / "claims.yaml", rows)
-    section = page.read_text().split('<section id="notebooks">')[1].split("</section>")[0]
-    assert section.index("<td>out</td>") < section.index("<td>in 0</td>")
-    assert "[0.85, 0.95]" in section and ">outside</span>" in section
-    assert (f"{inside} inside their bands" in section) == folded
-    assert ("<td>in 0</td>" in section.partition("<details>")[2]) == folded
+    for text in (page.read_text(), page.with_suffix(".md").read_text()):
+        first, fold, folded = text.rpartition("<details><summary>3 inside their bands</summary>")
+        assert fold and "out · pass@1" in first and "in 0 · pass@1" in folded
+        assert "[0.85, 0.95]" in first
+    assert '<b class="chip outside">outside</b>' in page.read_text()
     assert Page(page.read_text()).open == []
-    markdown = page.with_suffix(".md").read_text()
-    assert markdown.count("**outside**") == 1 and ("| in 0 |" in markdown) != folded
 
 
 def test_a_report_without_notebooks_has_no_table_of_them(page, markdown):
     assert "Notebooks of this run" not in page + markdown
-    assert "on a CPU<" not in page  # nor a machine with each claim, where there is one
 
 
 @pytest.mark.parametrize(
@@ -350,9 +338,3 @@ def test_a_report_without_notebooks_has_no_table_of_them(page, markdown):
 )  # fmt: skip
 def test_numbers_have_three_digits(value, sign, text):
     assert number(value, sign) == text
-
-
-def test_a_folder_that_cannot_be_written_is_named_before_anything_is_drawn(tmp_path, inputs):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RuntimeError, match="cannot write to the output folder"):
-        write_report(tmp_path / "file", inputs / "results", inputs / "claims.yaml")

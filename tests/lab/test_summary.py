@@ -7,26 +7,28 @@ import pytest
 from grpo_kit.course.plots import arm_bands
 from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.grid import Arm, Experiment
-from grpo_kit.lab.summary import reported, summarise, summary_text
+from grpo_kit.lab.summary import markdown_table, reported, summarise, summary_text
 
 TWO = Experiment(
     "Which?", {"plain": Arm(None), "diversity": Arm(None)}, curves=("reward", "eval/pass@1")
 )
 
 
-def test_differences_are_paired_by_seed(five):
+@pytest.fixture(scope="module")
+def crossed(five):
     """The medians of both arms are the same, and yet each seed gains 0.1 or loses 0.3."""
-    summary = summarise(five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.2]), TWO)
-    assert summary["seeds"]["plain"] == [0, 1, 2, 3, 4] and summary["profile"] == "tiny"
-    final = summary["final"]
-    assert final["plain"]["eval/pass@1"]["median"] == 0.3
-    assert final["diversity"]["eval/pass@1"]["median"] == 0.3
-    difference = summary["difference"]["diversity"]["eval/pass@1"]
+    return summarise(five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.2]), TWO)
+
+
+def test_differences_are_paired_by_seed(crossed):
+    assert crossed["seeds"]["plain"] == [0, 1, 2, 3, 4] and crossed["profile"] == "tiny"
+    plain, other = (crossed["final"][arm] for arm in ("plain", "diversity"))
+    assert plain["eval/pass@1"]["median"] == other["eval/pass@1"]["median"] == 0.3
+    difference = crossed["difference"]["diversity"]["eval/pass@1"]
     assert difference["median"] == pytest.approx(0.1) and difference["n"] == 5
     assert difference["low"] == pytest.approx(-0.3) and difference["high"] == pytest.approx(0.1)
-    assert final["plain"]["seconds"]["values"] == [5.0] * 5
-    assert final["plain"]["tokens"]["values"] == [200] * 5
-    assert "eval/n" not in final["plain"]
+    assert plain["seconds"]["values"] == [5.0] * 5 and plain["tokens"]["values"] == [200] * 5
+    assert "eval/n" not in plain
 
 
 def test_seeds_that_only_one_arm_has_are_not_paired(five):
@@ -37,16 +39,14 @@ def test_seeds_that_only_one_arm_has_are_not_paired(five):
     assert summary["difference"]["diversity"]["eval/pass@1"]["n"] == 2
     alone = summarise([r for r in records if r.arm == "diversity"], TWO)
     assert list(alone["final"]) == ["diversity"] and alone["difference"] == {}
+    with pytest.raises(ValueError, match="it has plain, diversity"):
+        summarise([], TWO)
 
 
 def test_arms_with_more_seeds_than_others_say_so(five):
-    records = five([0.1] * 10, [0.2] * 10)
-    records = [r for r in records if r.arm == "plain" or r.seed < 5]
+    records = [r for r in five([0.1] * 10, [0.2] * 10) if r.arm == "plain" or r.seed < 5]
     summary = summarise(records, TWO)
-    assert {arm: len(seeds) for arm, seeds in summary["seeds"].items()} == {
-        "plain": 10,
-        "diversity": 5,
-    }
+    assert {arm: len(of) for arm, of in summary["seeds"].items()} == {"plain": 10, "diversity": 5}
     lines = summary_text(summary, ["eval/pass@1"]).splitlines()
     assert lines[0].startswith("5 to 10 seeds, 80 steps")
     assert "| at the end | plain (10 seeds) | diversity (5 seeds) |" in lines
@@ -54,23 +54,24 @@ def test_arms_with_more_seeds_than_others_say_so(five):
     assert summary["difference"]["diversity"]["eval/pass@1"]["n"] == 5
 
 
-def test_a_difference_whose_interval_holds_0_may_be_chance_and_so_do_few_seeds(five):
-    text = summary_text(summarise(five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.2]), TWO))
-    lines = text.splitlines()
-    assert lines[0].startswith("5 seeds, 80 steps of 64 answers, profile tiny;")
-    assert lines[2] == "| at the end | plain | diversity |"
-    row = {line.split(" | ")[0]: line for line in lines}  # the second table's rows come later
-    assert "| minus plain, paired by seed | diversity |" in lines
-    assert row["| pass@1"] == "| pass@1 | +0.1 [-0.3, +0.1] *inconclusive* |"
-    clear = summary_text(
-        summarise(five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2] * 5), TWO), ["eval/pass@1"]
-    )
-    assert clear.count("inconclusive") == 1 and "entropy" not in clear
-    risen = summary_text(summarise(five([0.1] * 5, [0.2] * 5), TWO), ["eval/pass@1"])
-    assert "| pass@1 | +0.1 [+0.1, +0.1] |" in risen
-    few = summary_text(summarise(five([0.1, 0.2], [0.3, 0.4]), TWO), ["eval/pass@1"])
-    assert "+0.2 [+0.2, +0.2] *inconclusive*" in few
-    assert "| +0.2 *inconclusive* |" in summary_text(summarise(five([0.1], [0.3]), TWO))
+@pytest.mark.parametrize(
+    ("plain", "other", "text"),
+    [
+        ([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.2], "+0.1 [-0.3, +0.1] *inconclusive*"),
+        ([0.1] * 5, [0.2] * 5, "+0.1 [+0.1, +0.1]"),
+        ([0.1, 0.2], [0.3, 0.4], "+0.2 [+0.2, +0.2] *inconclusive*"),
+        ([0.1], [0.3], "+0.2 *inconclusive*"),
+    ],
+)
+def test_a_difference_whose_interval_holds_0_may_be_chance_and_so_do_few_seeds(
+    plain, other, text, five
+):
+    lines = summary_text(summarise(five(plain, other), TWO), ["eval/pass@1"]).splitlines()
+    assert lines[0].startswith(f"{len(plain)} seeds, 80 steps of 64 answers, profile tiny;")
+    assert lines[2] == "| at the end | plain | diversity |" and len(lines) == 9
+    assert lines[-3:] == [
+        "| minus plain, paired by seed | diversity |", "|---|---|", f"| pass@1 | {text} |"
+    ]  # fmt: skip
 
 
 def test_what_an_arm_does_not_log_is_left_out_of_its_differences_and_dashed(make_record):
@@ -106,21 +107,23 @@ def test_over_tokens_or_seconds_each_seed_has_places_of_its_own(make_record):
     assert (curve["steps"][0], curve["steps"][-1]) == (0, 100), "places that all seeds reach"
     assert curve["values"][0] == pytest.approx([x / 100 for x in curve["steps"]])
     assert set(curve["values"][1]) == {0.5}
-    panel = arm_bands({"eval/pass@1": summary["curves"]["eval/pass@1"]}, summary["x"]).axes[0]
+    panel = arm_bands({"eval/pass@1": curve_of(summary)}, summary["x"]).axes[0]
     assert panel.get_xlabel() == "generated tokens"
-    over_time = summarise(records, experiment, "seconds")["curves"]["eval/pass@1"]["plain"]
+    over_time = curve_of(summarise(records, experiment, "seconds"))["plain"]
     assert over_time["steps"][-1] == 2, "seed 0 took 0 + 1 + 1 seconds, seed 1 longer"
 
 
-def test_bands_have_a_panel_a_metric_and_a_line_an_arm(five):
-    summary = summarise(five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.2]), TWO)
-    panels = arm_bands(summary["curves"]).axes
+def curve_of(summary):
+    return summary["curves"]["eval/pass@1"]
+
+
+def test_bands_have_a_panel_a_metric_and_a_line_an_arm(crossed):
+    panels = arm_bands(crossed["curves"]).axes
     assert [axes.get_title() for axes in panels][:2] == ["reward", "accuracy"]
     assert panels[0].lines[0].get_ydata().tolist() == pytest.approx([0.15, 0.3])
     assert len(panels[0].collections) == 2 and all(axes.get_ylabel() for axes in panels)
-    reward = summary["curves"]["reward"]
-    one = {"reward": reward, "kl": {"diversity": {"steps": [1], "values": [[2]]}}}
-    first, second = arm_bands(one).axes
+    late = {"kl": {"diversity": {"steps": [1], "values": [[2]]}}}
+    first, second = arm_bands({"reward": crossed["curves"]["reward"]} | late).axes
     assert second.lines[0].get_color() == first.lines[1].get_color() != first.lines[0].get_color()
     with pytest.raises(ValueError, match="no metric"):
         arm_bands({})
@@ -134,3 +137,7 @@ def test_what_is_stored_is_found_and_what_is_not_or_is_broken_is_said(make_recor
     path.write_text("{")
     with pytest.raises(ValueError, match="no whole result file"):
         reported("diversity", results=tmp_path)
+
+
+def test_a_markdown_table_has_its_rows_below_its_head():
+    assert markdown_table(["a", "b"], ["1", "2"]) == "| a | b |\n|---|---|\n| 1 | 2 |\n"

@@ -22,162 +22,65 @@ def score(completions, answer):
     )
 
 
-# ----------------------------------------------------------------------------------------------
-# One number, many ways to write it
+# --- One number, many ways to write it ------------------------------------------------------------
 
 NUMBERS = {
-    "15": "15",
-    " 15\n": "15",
-    "15.": "15",
-    "007": "7",
-    "+15": "15",
-    "-15": "-15",
-    "−15": "-15",  # U+2212, what models write
-    "–15": "-15",
-    "-0": "0",
+    "15": ["15", " 15\n", "15.", "+15", "$15", "US$15", "15€", "15 ¥", "15 coins", "15 coins.",
+           "15kg", "15 m²", "15 m^2", "15 (fifteen)", "**15**", "`15`", "$15$", r"\(15\)",
+           r"\boxed{15}", r"\boxed{15 \text{ coins}}", r"15\%"],
+    # U+2212 is what models write
+    "-15": ["-15", "−15", "–15", "-$15", "$-15"],
+    "0": ["-0"],
+    "7": ["007"],
     # decimals, commas, exponents, scales
-    "3.50": "7/2",
-    ".5": "1/2",
-    "5.": "5",
-    "1,080": "1080",
-    "1,234,567.80": "6172839/5",
-    "1.08e3": "1080",
-    "1E-3": "1/1000",
-    "1.08×10^3": "1080",
-    r"3 \times 10^{2}": "300",
-    "2.5 million": "2500000",
-    "$1.2 Billion dollars": "1200000000",
+    "7/2": ["3.50"],
+    "5": ["5.", "$5 per hour", "5k", "5e"],
+    "1080": ["1,080", "1.08e3", "1.08×10^3", r"\$1{,}080", r"1\,080"],
+    "6172839/5": ["1,234,567.80"],
+    "1/1000": ["1E-3"],
+    "300": [r"3 \times 10^{2}"],
+    "2500000": ["2.5 million"],
+    "1200000000": ["$1.2 Billion dollars"],
     # fractions
-    "1/2": "1/2",
-    "6 / 4": "3/2",
-    "1 1/2": "3/2",
-    "-1 1/2": "-3/2",
-    "1½": "3/2",
-    "½ cup": "1/2",
-    "-½": "-1/2",
-    "$-½": "-1/2",
-    r"-\frac{1}{2}": "-1/2",
-    r"\boxed{-\frac{1}{2}}": "-1/2",
-    "⅞": "7/8",
-    "1,000/3": "1000/3",
-    r"\frac{1}{2}": "1/2",
-    r"1\frac{1}{2}": "3/2",
-    # currency and percent
-    "$15": "15",
-    "-$15": "-15",
-    "$-15": "-15",
-    "€ 1,080.50": "2161/2",
-    "US$15": "15",
-    "15€": "15",
-    "15 ¥": "15",
-    "50¢": "50",
-    "50%": "50",
-    "50 % of the coins": "50",
-    # units
-    "15 coins": "15",
-    "15 coins.": "15",
-    "12.5 kg": "25/2",
-    "15kg": "15",
-    "$5 per hour": "5",
-    "60 km/h": "60",
-    "60/hour": "60",
-    "6-inch": "6",
-    "15 m²": "15",
-    "15 m^2": "15",
-    "90 °C": "90",
-    "2 dozen": "2",
-    "5k": "5",
-    "5e": "5",
-    "15 (fifteen)": "15",
-    "3 o'clock": "3",
-    # wrappings
-    "**15**": "15",
-    "`15`": "15",
-    "$15$": "15",
-    r"\(15\)": "15",
-    r"\boxed{15}": "15",
-    r"\boxed{\frac{1}{2}}": "1/2",
-    r"\boxed{15 \text{ coins}}": "15",
-    r"\$1{,}080": "1080",
-    r"1\,080": "1080",
-    r"15\%": "15",
-}
+    "1/2": ["1/2", ".5", "½ cup", r"\frac{1}{2}", r"\boxed{\frac{1}{2}}"],
+    "-1/2": ["-½", "$-½", r"-\frac{1}{2}", r"\boxed{-\frac{1}{2}}"],
+    "3/2": ["6 / 4", "1 1/2", "1½", r"1\frac{1}{2}"],
+    "-3/2": ["-1 1/2"],
+    "7/8": ["⅞"],
+    "1000/3": ["1,000/3"],
+    # currency, percent, units
+    "2161/2": ["€ 1,080.50"],
+    "50": ["50¢", "50%", "50 % of the coins"],
+    "25/2": ["12.5 kg"],
+    "60": ["60 km/h", "60/hour"],
+    "6": ["6-inch"],
+    "90": ["90 °C"],
+    "2": ["2 dozen"],
+    "3": ["3 o'clock"],
+}  # fmt: skip
 
 NOT_NUMBERS = [
-    "2 thouſand",  # a long s, which IGNORECASE takes for an s
-    "2 millıon",
-    "",
-    " ",
-    ".",
-    "-",
-    "$",
-    "%",
-    "/",
-    "fifteen",
-    "about 15",
-    "x = 15",
-    "15 or 16",
-    "15, 16",
-    "15 16",
-    "15-16",
-    "15 coins and 3 pears",
-    "10:30",
-    "3 + 4",
-    "3*4",
-    "2^3",
-    "2²",
-    "5!",
+    "", " ", ".", "-", "$", "%", "/", "fifteen", "about 15", "x = 15", "15 or 16", "15, 16",
+    "15 16", "15-16", "15 coins and 3 pears", "10:30", "3 + 4", "3*4", "2^3", "2²", "5!",
     "(15)",  # in bookkeeping that is -15
     "- 15",  # in Markdown that is an item of a list
-    "--15",
-    "-$-15",
-    "1,5",
-    "1,50",
-    "12,34,567",
-    "0,123",
-    "1 000",
-    "1_000",
-    "1.2.3",
-    "1/2/3",
-    "1.5/2",
-    "1/-2",
-    "1/0",
-    "0/0",
-    "1 1/0",
-    r"\frac{1}{0}",
-    r"\frac{1}{2}3",
-    "½2",
-    "1½½",
-    "inf",
-    "nan",
-    "0x1F",
-    "15 is what I first thought but no",
+    "--15", "-$-15", "1,5", "1,50", "12,34,567", "0,123", "1 000", "1_000", "1.2.3", "1/2/3",
+    "1.5/2", "1/-2", "1/0", "0/0", "1 1/0", r"\frac{1}{0}", r"\frac{1}{2}3", "½2", "1½½", "inf",
+    "nan", "0x1F", "15 is what I first thought but no",
+    # a long s, which IGNORECASE takes for an s, and a dotless i
+    "2 thouſand", "2 millıon",
     # figures and numerals of other scripts; int() would read the first four
-    "１５",
-    "١٥",
-    "१५",
-    "1５",
-    "十五",
-    "15五",
-    "Ⅻ",
-    "²",
-    "①",
+    "１５", "١٥", "१५", "1５", "十五", "15五", "Ⅻ", "²", "①",
     # too long to be an answer
-    "9" * (MAX_CHARS + 1),
-    "9" * 100_000,
-    "1e999999999",
-    "1e-999999999",
-    f"1e{MAX_EXPONENT + 1}",
-    "1e" + "9" * 150,
-    "1" + ",000" * 50_000,
-    "1 " * 100_000 + "1",
-    "1/" + "0" * 100_000,
-]
+    "9" * (MAX_CHARS + 1), "9" * 100_000, "1e999999999", "1e-999999999", f"1e{MAX_EXPONENT + 1}",
+    "1e" + "9" * 150, "1" + ",000" * 50_000, "1 " * 100_000 + "1", "1/" + "0" * 100_000,
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "value"), NUMBERS.items())
-def test_number_is_read_exactly(text, value):
-    assert parse_number(text) == Fraction(value)
+@pytest.mark.parametrize("value", NUMBERS)
+def test_number_is_read_exactly(value):
+    numbers = {text: parse_number(text) for text in NUMBERS[value]}
+    assert numbers == dict.fromkeys(NUMBERS[value], Fraction(value))
 
 
 @pytest.mark.parametrize("text", NOT_NUMBERS, ids=lambda text: repr(text[:20]))
@@ -197,23 +100,18 @@ def test_comparison_is_exact_where_floats_are_not():
     assert not is_correct("9007199254740993", "9007199254740992")  # equal as floats
 
 
-integers = st.integers(-(10**12), 10**12)
+integers = st.integers(-(10**12), 10**12).map(Decimal)
 decimals = st.decimals(-(10**9), 10**9, places=4)
 wrappers = st.sampled_from(
     ["{}", " {}\n", "{}.", "{} coins", "{} coins.", "{}%", "**{}**", r"\boxed{{{}}}", "{} kg/m²"]
 )
 
 
-@given(integers, wrappers, st.booleans())
-def test_integers_round_trip(number, wrapper, commas):
-    text = wrapper.format(f"{number:,}" if commas else number)
-    assert parse_number(text) == number
-
-
-@given(decimals, wrappers, st.booleans(), st.integers(0, 5))
-def test_decimals_round_trip(number, wrapper, commas, zeros):
-    text = wrapper.format((f"{number:,f}" if commas else f"{number:f}") + "0" * zeros)
-    assert parse_number(text) == Fraction(number)
+@given(integers | decimals, wrappers, st.booleans(), st.integers(0, 5))
+def test_integers_and_decimals_round_trip(number, wrapper, commas, zeros):
+    text = f"{number:,f}" if commas else f"{number:f}"
+    text += "0" * zeros if "." in text else ""
+    assert parse_number(wrapper.format(text)) == Fraction(number)
 
 
 @given(decimals)
@@ -261,33 +159,24 @@ def test_any_unicode_text_is_survived(text):
     assert score([f"<answer>{text}</answer>", text], ["15", text])[0] in (0.0, 1.0)
 
 
-# ----------------------------------------------------------------------------------------------
-# Finding the answer
+# --- Finding the answer ---------------------------------------------------------------------------
 
 TAGGED = {
-    "<think>7</think><answer>15</answer>": "15",
-    "<answer>\n 15 \n</answer>": "15",
-    "<answer></answer>": "",
-    "<answer>1</answer> no, <answer>2</answer>": "2",
-    "<answer>1</answer><answer>2": "1",  # cut off before the second answer was complete
-    "<answer>1 <answer>2</answer>": "2",
-    "<answer><answer>2</answer></answer>": "2",
-    "<answer>2</answer></answer>": "2",
-    "</answer><answer>2</answer>": "2",
-    "<think><answer>2</answer></think>": "2",  # format is another reward's matter
-    "15": None,
-    "": None,
-    "<answer>15": None,
-    "15</answer>": None,
-    "</answer>15<answer>": None,
-    "<ANSWER>15</ANSWER>": None,
-    "<answer >15</answer>": None,
-}
+    "15": ["<think>7</think><answer>15</answer>", "<answer>\n 15 \n</answer>"],
+    "": ["<answer></answer>"],
+    "1": ["<answer>1</answer><answer>2"],  # cut off before the second answer was complete
+    "2": ["<answer>1</answer> no, <answer>2</answer>", "<answer>1 <answer>2</answer>",
+          "<answer><answer>2</answer></answer>", "<answer>2</answer></answer>",
+          "</answer><answer>2</answer>",
+          "<think><answer>2</answer></think>"],  # format is another reward's matter
+    None: ["15", "", "<answer>15", "15</answer>", "</answer>15<answer>", "<ANSWER>15</ANSWER>",
+           "<answer >15</answer>"],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "answer"), TAGGED.items())
-def test_the_last_complete_answer_counts(text, answer):
-    assert extract_answer(text) == answer
+@pytest.mark.parametrize("answer", TAGGED)
+def test_the_last_complete_answer_counts(answer):
+    assert {extract_answer(text) for text in TAGGED[answer]} == {answer}
 
 
 LENIENT = {
@@ -334,25 +223,16 @@ def test_tags_in_the_prompt_do_not_count():
 
 
 HOSTILE = [
-    "<answer>" * 50_000,
-    "</answer>" * 50_000,
-    "<answer>" * 50_000 + "</answer>",
-    "<answer>15" * 50_000,
-    "<answer>" + "9" * 100_000 + "</answer>",
-    "<answer>1e999999999</answer>",
-    "<answer>15/0</answer>",
-    "<answer>" + " " * 100_000 + "15 16</answer>",
-    "<answer>" + "1 " * 100_000 + "</answer>",
-    "<answer>" + "$" * 100_000 + "</answer>",
-    "<answer>" + "**" * 100_000 + "</answer>",
+    "<answer>" * 50_000, "</answer>" * 50_000, "<answer>" * 50_000 + "</answer>",
+    "<answer>15" * 50_000, "<answer>" + "9" * 100_000 + "</answer>",
+    "<answer>1e999999999</answer>", "<answer>15/0</answer>",
+    "<answer>" + " " * 100_000 + "15 16</answer>", "<answer>" + "1 " * 100_000 + "</answer>",
+    "<answer>" + "$" * 100_000 + "</answer>", "<answer>" + "**" * 100_000 + "</answer>",
     "<answer>" + r"\frac{" * 20_000 + "</answer>",
-    "<answer>" + r"\boxed{" * 20_000 + "15</answer>",
-    "<answer>" + "½" * 20_000 + "</answer>",
-    "<answer>" + ",000" * 50_000 + "</answer>",
-    "1" + " " * 100_000 + "/",
-    "1.5 x 10^" * 20_000,
+    "<answer>" + r"\boxed{" * 20_000 + "15</answer>", "<answer>" + "½" * 20_000 + "</answer>",
+    "<answer>" + ",000" * 50_000 + "</answer>", "1" + " " * 100_000 + "/", "1.5 x 10^" * 20_000,
     "\x00<answer>\ud800</answer>",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: f"{text[:24]!r}-{len(text)}")
@@ -361,8 +241,7 @@ def test_hostile_completions_score_nothing_and_finish(text):
     assert not is_correct(extract_answer(text, lenient=True), "16.5")
 
 
-# ----------------------------------------------------------------------------------------------
-# The reward
+# --- The reward -----------------------------------------------------------------------------------
 
 
 def test_right_wrong_and_missing_answers():
@@ -384,21 +263,13 @@ def test_without_a_gold_answer_the_completion_is_unscored_and_its_siblings_are_n
 @pytest.mark.parametrize(
     ("answer", "gold", "correct"),
     [
-        ("Yes", "Yes", True),
-        (" yes. ", "Yes", True),
-        ("**YES**", "yes", True),
-        ("No", "Yes", False),
-        ("Yes and no", "Yes", False),
-        ("1", "Yes", False),
-        ("10:30", "10:30", True),
-        ("10:3", "10:30", False),
-        ("new   York", "New York", True),
-        ("STRASSE", "Straße", True),
-        ("", "...", False),
-        ("fifteen", "15", False),
+        ("Yes", "Yes", True), (" yes. ", "Yes", True), ("**YES**", "yes", True),
+        ("No", "Yes", False), ("Yes and no", "Yes", False), ("1", "Yes", False),
+        ("10:30", "10:30", True), ("10:3", "10:30", False), ("new   York", "New York", True),
+        ("STRASSE", "Straße", True), ("", "...", False), ("fifteen", "15", False),
         (None, "15", False),
     ],
-)
+)  # fmt: skip
 def test_gold_that_is_no_number_is_compared_as_text(answer, gold, correct):
     assert is_correct(answer, gold) is correct
 
@@ -423,9 +294,10 @@ def test_a_tool_result_cannot_bring_in_the_answer():
 
 
 def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="1 gold answers for 2 completions"):
-        score(["a", "b"], ["15"])
-    with pytest.raises(TypeError, match=r"\['15'\].*needs text, a number or None"):
-        score(["a"], [["15"]])
-    with pytest.raises(TypeError, match="not int: decode token ids"):
-        score([15], ["15"])
+    for completions, answer, error, message in (
+        (["a", "b"], ["15"], ValueError, "1 gold answers for 2 completions"),
+        (["a"], [["15"]], TypeError, r"\['15'\].*text, a number or None"),
+        ([15], ["15"], TypeError, "not int: decode token ids"),
+    ):
+        with pytest.raises(error, match=message):
+            score(completions, answer)

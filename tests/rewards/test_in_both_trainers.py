@@ -5,6 +5,7 @@ TRL decodes without special tokens: were `<answer>` one of them, every reward wo
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from grpo_kit.generation import Rollouts
 from grpo_kit.models import frozen_copy
@@ -44,26 +45,17 @@ def scores_in_trl(policy, folder, rewards, texts, max_steps=1):
         model=policy.model,
         reward_funcs=rewards,
         processing_class=policy.tokenizer,
-        train_dataset=Dataset.from_list(
-            [{"prompt": QUESTION, "answer": "19", "correct": True}] * 2
-        ),
+        train_dataset=Dataset.from_list([EXAMPLE] * 2),
         args=trl.GRPOConfig(
-            output_dir=str(folder),
-            use_cpu=True,
-            bf16=False,
-            report_to=[],
-            save_strategy="no",
-            logging_strategy="no",
-            disable_tqdm=True,
-            max_steps=max_steps,
-            per_device_train_batch_size=len(texts),
-            num_generations=len(texts),
+            output_dir=str(folder), use_cpu=True, bf16=False, report_to=[], save_strategy="no",
+            logging_strategy="no", disable_tqdm=True, max_steps=max_steps,
+            per_device_train_batch_size=len(texts), num_generations=len(texts),
             max_completion_length=64,
         ),
-    )
+    )  # fmt: skip
     ids = policy.tokenizer([text + policy.tokenizer.eos_token for text in texts])["input_ids"]
-    width = max(map(len, ids))
-    padded = torch.tensor([row + [policy.pad_token_id] * (width - len(row)) for row in ids])
+    rows = [torch.tensor(row) for row in ids]
+    padded = pad_sequence(rows, batch_first=True, padding_value=policy.pad_token_id)
 
     def generate(input_ids, **options):
         return torch.cat([input_ids, padded], dim=1)
@@ -75,21 +67,14 @@ def scores_in_trl(policy, folder, rewards, texts, max_steps=1):
 
 def scores_in_ours(policy, rewards, texts, state=None):
     ids = policy.tokenizer([text + policy.tokenizer.eos_token for text in texts])["input_ids"]
-    shape = (len(texts), max(map(len, ids)))
-    completion_ids = torch.full(shape, policy.pad_token_id)
-    mask = torch.zeros(shape, dtype=torch.bool)
-    for i, row in enumerate(ids):
-        completion_ids[i, : len(row)] = torch.tensor(row)
-        mask[i, : len(row)] = True
+    rows = [torch.tensor(row) for row in ids]
+    completion_ids = pad_sequence(rows, batch_first=True, padding_value=policy.pad_token_id)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).bool()
+    zeros = torch.zeros(mask.shape)
     rollouts = Rollouts(
-        policy.encode([QUESTION]),
-        torch.zeros(len(texts), dtype=torch.long),
-        completion_ids,
-        mask,
-        torch.zeros(shape),
-        torch.zeros(shape),
-        torch.ones(len(texts), dtype=torch.bool),
-    )
+        policy.encode([QUESTION]), torch.zeros(len(texts), dtype=torch.long), completion_ids, mask,
+        zeros, zeros, torch.ones(len(texts), dtype=torch.bool),
+    )  # fmt: skip
     examples = [EXAMPLE] * len(texts)
     return score(policy, rollouts, examples, rewards, state)
 

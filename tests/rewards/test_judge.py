@@ -1,7 +1,6 @@
 """The judge reward without a network: prompts, parsing, cache, failures, the local judge."""
 
 import asyncio
-import inspect
 import json
 import logging
 import pickle
@@ -187,8 +186,12 @@ def test_wrappings_are_looked_through(reply):
     assert parse_judgement(reply).mean == 5
 
 
+def with_score(value: str) -> str:
+    return PERFECT.replace('"grammar": 5', f'"grammar": {value}')
+
+
 @pytest.mark.parametrize(
-    ("reply", "said"),
+    ("reply", "message"),
     [
         ("", "is empty"),
         (" \n", "is empty"),
@@ -198,16 +201,11 @@ def test_wrappings_are_looked_through(reply):
         ("<think>x</think>", "begins with ''"),
         (PERFECT[:30], "no JSON object"),
         (f"[{PERFECT}]", "begins with '\\["),
-        (PERFECT.replace('"accuracy": 5', '"accuracy": 6'), "accuracy: .*less than or equal to 5"),
-        (PERFECT.replace('"accuracy": 5', '"accuracy": 0'), "accuracy: .*greater than or equal"),
-        (PERFECT.replace('"accuracy": 5', '"accuracy": -5'), "accuracy"),
-        (PERFECT.replace('"grammar": 5', '"grammar": 5.0'), "grammar: .*integer"),
-        (PERFECT.replace('"grammar": 5', '"grammar": 4.5'), "grammar: .*integer"),
-        (PERFECT.replace('"grammar": 5', '"grammar": "5"'), "grammar: .*integer"),
-        (PERFECT.replace('"grammar": 5', '"grammar": true'), "grammar: .*integer"),
-        (PERFECT.replace('"grammar": 5', '"grammar": null'), "grammar: .*integer"),
-        (PERFECT.replace('"grammar": 5', '"grammar": NaN'), "grammar: .*integer"),
-        (PERFECT.replace('"grammar": 5', '"grammar": [5]'), "grammar: .*integer"),
+        (with_score("6"), "grammar: .*less than or equal to 5"),
+        (with_score("0"), "grammar: .*greater than or equal"),
+        (with_score("-5"), "grammar"),
+        *((with_score(v), "grammar: .*integer") for v in "5.0 4.5 true null NaN [5]".split()),
+        (with_score('"5"'), "grammar: .*integer"),
         (PERFECT.replace('"grammar": 5, ', ""), "grammar: Field required"),
         (PERFECT.replace('"grammar"', '"accuracy"'), "a name occurs twice"),
         (PERFECT.replace('"perfect"', "7"), "rationale"),
@@ -215,8 +213,8 @@ def test_wrappings_are_looked_through(reply):
         (f"{PERFECT}\n</response>\nReply with JSON{scores(1, 1, 1, 1)}", "</response> comes"),
     ],
 )
-def test_anything_but_one_judgement_is_refused_with_a_reason(reply, said):
-    with pytest.raises(ValueError, match=said):
+def test_anything_but_one_judgement_is_refused_with_a_reason(reply, message):
+    with pytest.raises(ValueError, match=message):
         parse_judgement(reply)
 
 
@@ -251,10 +249,10 @@ def test_most_quoted_attempts_do_not_even_cost_the_judgement():
     assert sum(j is not None for j in readable) > 0.8 * len(ATTEMPTS)
 
 
-@pytest.mark.parametrize("name", ATTEMPTS)
-def test_no_attempt_changes_its_own_reward(name):
+def test_no_attempt_changes_its_own_reward():
     judge = FakeJudge(lambda message: json.dumps({**OWN, "rationale": response_in(message)}))
-    assert rewards_of(QualityJudgeReward(judge), [ATTEMPTS[name]]) == [(2.0 - 1) / 4 - 0.5]
+    rewards = rewards_of(QualityJudgeReward(judge), list(ATTEMPTS.values()))
+    assert rewards == [(2.0 - 1) / 4 - 0.5] * len(ATTEMPTS)
 
 
 @pytest.mark.parametrize("name", [name for name in ATTEMPTS if name.startswith("long")])
@@ -271,15 +269,6 @@ def test_100_kb_cost_no_more_than_their_length(name):
 # --- the reward -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [((1, 1, 1, 1), -0.5), ((3, 3, 3, 3), 0.0), ((5, 5, 5, 5), 0.5), ((5, 3, 4, 5), 0.3125)],
-)
-def test_the_mean_score_is_mapped_to_the_whole_range(values, expected):
-    reward = QualityJudgeReward(FakeJudge(lambda message: scores(*values)))
-    assert rewards_of(reward, ["15"]) == [expected]
-
-
 def by_length(message: str) -> str:
     """A judgement that is the response's own: its length, 1 to 5."""
     n = min(max(len(response_in(message)), 1), 5)
@@ -287,10 +276,14 @@ def by_length(message: str) -> str:
 
 
 def test_every_completion_gets_its_own_score_and_equal_ones_are_judged_once():
+    """The mean score, 1 to 5, is mapped to the whole range, -0.5 to 0.5."""
     judge = FakeJudge(by_length)
     rewards = rewards_of(QualityJudgeReward(judge), ["a", "bbb", "a", "ccccc", "bbb"])
     assert rewards == [-0.5, 0.0, -0.5, 0.5, 0.0]
     assert len(judge.asked) == 3
+    assert rewards_of(QualityJudgeReward(judge), []) == [] and len(judge.asked) == 3
+    uneven = FakeJudge(lambda message: scores(5, 3, 4, 5))
+    assert rewards_of(QualityJudgeReward(uneven), ["15"]) == [0.3125]
 
 
 def test_a_wrong_answer_gets_the_least_unasked_where_only_right_ones_are_paid():
@@ -322,9 +315,7 @@ def test_a_failed_judgement_is_none_and_counted_with_its_reason(caplog):
     logged = {}
     reward = QualityJudgeReward(FakeJudge(answer), price=(2.0, 5.0))
     with caplog.at_level(logging.WARNING):
-        got = rewards_of(
-            reward, ["a", "b", "ccc", "ddd", "ddd"], log_metric=lambda k, v: logged.update({k: v})
-        )
+        got = rewards_of(reward, ["a", "b", "ccc", "ddd", "ddd"], log_metric=logged.__setitem__)
     assert got == [-0.5, None, None, 0.0, 0.0]
     assert logged == {
         "judge/calls": 4,
@@ -343,15 +334,9 @@ def test_a_failed_judgement_is_none_and_counted_with_its_reason(caplog):
 def test_nothing_is_logged_of_cost_without_a_price_or_of_a_mean_of_nothing():
     logged = {}
     reward = QualityJudgeReward(FakeJudge(failing("a")))
-    rewards_of(reward, ["a"], log_metric=lambda k, v: logged.update({k: v}))
-    assert set(logged) == {
-        f"judge/{n}" for n in "calls cached failed tokens failed/timeout".split()
-    }
-
-
-def test_an_empty_batch_asks_nobody():
-    judge = FakeJudge()
-    assert rewards_of(QualityJudgeReward(judge), []) == [] and not judge.asked
+    rewards_of(reward, ["a"], log_metric=logged.__setitem__)
+    names = "calls cached failed tokens failed/timeout".split()
+    assert set(logged) == {f"judge/{name}" for name in names}
 
 
 def test_the_same_completions_score_the_same_in_both_trainers(policy, tmp_path):
@@ -368,15 +353,6 @@ def test_the_same_completions_score_the_same_in_both_trainers(policy, tmp_path):
     torch.testing.assert_close(theirs.cpu(), ours, equal_nan=True)
 
 
-def test_signature_is_the_protocol():
-    parameters = inspect.signature(QualityJudgeReward(FakeJudge())).parameters
-    assert list(parameters)[:3] == ["prompts", "completions", "completion_ids"]
-    assert not [n for n in list(parameters)[3:] if parameters[n].default is parameters[n].empty
-                and parameters[n].kind is parameters[n].KEYWORD_ONLY]  # fmt: skip
-    assert QualityJudgeReward.__name__ == "QualityJudgeReward"
-    assert QualityJudgeReward(FakeJudge()).__name__ == "quality_judge_reward"
-
-
 # --- when most judgements fail --------------------------------------------------------------------
 
 
@@ -385,25 +361,20 @@ def test_half_a_window_may_fail_and_more_ends_the_run_with_the_reason():
     half = QualityJudgeReward(FakeJudge(failing(*responses[:4])), failure_window=8)
     assert rewards_of(half, responses) == [None] * 4 + [0.5] * 4
     most = QualityJudgeReward(FakeJudge(failing(*responses[:5])), failure_window=8)
-    with pytest.raises(
-        RuntimeError, match=r"the last 8 judgements failed \(5 timeout\): timeout: "
-    ):
+    with pytest.raises(RuntimeError, match=r"the last 8 judgements failed \(5\): timeout: "):
         rewards_of(most, responses)
 
 
 def test_a_window_is_made_of_the_latest_batches():
     """Eight good ones, then bad ones: the good ones count until newer ones fill the window."""
+    short = QualityJudgeReward(FakeJudge(failing("a", "b")), failure_window=8)
+    assert rewards_of(short, ["a", "b"]) == [None, None], "the window is not full"
     reward = QualityJudgeReward(FakeJudge(failing("b0", "b1", "b2", "b3", "b4")), failure_window=8)
     assert None not in rewards_of(reward, [f"good{i}" for i in range(8)])
     assert rewards_of(reward, ["b0", "b1", "b2"]) == [None] * 3  # 3 of 11
     assert rewards_of(reward, ["b0", "x", "b1"]) == [None, -0.5, None]  # 5 of 14
     with pytest.raises(RuntimeError, match="the last 9 judgements failed"):
         rewards_of(reward, ["b2", "b3", "b4"])  # 8 of the last 9
-
-
-def test_few_failures_of_a_short_run_end_nothing():
-    reward = QualityJudgeReward(FakeJudge(failing("a", "b")), failure_window=8)
-    assert rewards_of(reward, ["a", "b"]) == [None, None]
 
 
 def test_a_run_ends_as_soon_as_the_rest_cannot_save_it():
@@ -427,9 +398,7 @@ def test_without_any_judge_the_run_does_not_even_begin():
     with pytest.raises(RuntimeError, match="there is no judge: Start it."):
         rewards_of(QualityJudgeReward(judge), [f"r{i}" for i in range(100)])
     assert judge.given == 8
-
-
-def test_a_judge_that_has_judged_may_be_away_for_a_while():
+    # one that has judged may be away for a while
     reward = QualityJudgeReward(FakeJudge(failing("b", kind="unreachable", hopeless=True)))
     assert rewards_of(reward, ["a"]) == [-0.5]
     assert rewards_of(reward, ["b"]) == [None]
@@ -483,9 +452,8 @@ def test_what_an_older_parser_kept_is_judged_anew(tmp_path):
 
 def test_what_was_judged_before_a_run_was_stopped_is_kept(tmp_path):
     responses = [f"{i:06d}" for i in range(8)]
-    reward = QualityJudgeReward(
-        FakeJudge(failing(*responses[1:])), cache_dir=tmp_path, failure_window=8
-    )
+    judge = FakeJudge(failing(*responses[1:]))
+    reward = QualityJudgeReward(judge, cache_dir=tmp_path, failure_window=8)
     with pytest.raises(RuntimeError, match="more than half"):
         rewards_of(reward, responses)
     assert not asked_anew(tmp_path, response=responses[0])
@@ -537,16 +505,13 @@ def test_a_kill_in_the_middle_of_writing_loses_nothing_that_was_written(tmp_path
     assert asked_anew(tmp_path) and not asked_anew(tmp_path)
 
 
-def test_an_unusable_cache_is_told_in_a_sentence(tmp_path):
+def test_an_unusable_cache_and_window_are_told_in_a_sentence(tmp_path):
     (tmp_path / cache.FILE).write_text("this is no database, and longer than its header is" * 9)
-    with pytest.raises(RuntimeError, match="as the judge's cache .*: delete the file or choose"):
+    with pytest.raises(RuntimeError, match="cannot use .*: delete it or choose another cache_dir"):
         QualityJudgeReward(FakeJudge(), cache_dir=tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(RuntimeError, match="cannot write to the output folder"):
         QualityJudgeReward(FakeJudge(), cache_dir=tmp_path / "file" / "folder")
-
-
-def test_a_window_of_nothing_is_refused():
     with pytest.raises(ValueError, match="failure_window is 0"):
         QualityJudgeReward(FakeJudge(), failure_window=0)
 
@@ -554,9 +519,10 @@ def test_a_window_of_nothing_is_refused():
 # --- the local judge ------------------------------------------------------------------------------
 
 
-def outcomes_of(judge, conversations) -> dict:
+def outcomes_of(judge, conversations) -> list:
     async def gather():
-        return {i: outcome async for i, outcome in judge(conversations)}
+        outcomes = {i: outcome async for i, outcome in judge(conversations)}
+        return [outcomes[i] for i in range(len(outcomes))]
 
     return asyncio.run(gather())
 
@@ -589,23 +555,20 @@ def test_the_shipped_base_judges(tiny_base):
 
 def test_a_batch_is_judged_as_its_rows_alone(tiny_base):
     judge = LocalJudge(tiny_base, batch_size=3)
-    conversations = [tiny_prompt(*pair) for pair in zip(*solutions(7), strict=True)]
-    together = outcomes_of(judge, conversations)
+    conversations = [tiny_prompt(*pair) for pair in zip(*solutions(4), strict=True)]
     alone = [outcomes_of(judge, [conversation])[0] for conversation in conversations]
-    assert [together[i] for i in range(7)] == alone
+    assert outcomes_of(judge, conversations) == alone
 
 
-def test_a_response_too_long_for_the_judge_fails_alone(tiny_base):
+def test_responses_and_replies_that_are_too_long_fail_alone(tiny_base):
     conversations = [tiny_prompt("How many?", response) for response in ("15", "15 " * 9000, "16")]
     outcomes = outcomes_of(LocalJudge(tiny_base), conversations)
     assert outcomes[1].kind == "too long" and "room for" in outcomes[1].reason
     assert all(isinstance(outcomes[i], Reply) for i in (0, 2))
-
-
-def test_a_reply_that_was_cut_off_is_a_failure(tiny_base):
-    judge = LocalJudge(tiny_base, max_new_tokens=5)
-    (outcome,) = outcomes_of(judge, [tiny_prompt(*(text[0] for text in solutions(1)))]).values()
-    assert outcome.kind == "cut off"
+    short = LocalJudge(tiny_base, max_new_tokens=5)
+    assert (
+        outcomes_of(short, [tiny_prompt(*(text[0] for text in solutions(1)))])[0].kind == "cut off"
+    )
 
 
 def test_training_a_policy_does_not_move_its_judge(new_policy):
@@ -623,7 +586,7 @@ def test_training_a_policy_does_not_move_its_judge(new_policy):
 def test_a_reward_with_its_judge_survives_pickling(new_policy, tmp_path):
     reward = QualityJudgeReward(LocalJudge(new_policy()), cache_dir=tmp_path)
     copy = pickle.loads(pickle.dumps(reward))
-    assert copy.judge.name == reward.judge.name
+    assert copy.judge.name == reward.judge.name and copy.__name__ == "quality_judge_reward"
     assert rewards_of(copy, ["15"]) == rewards_of(reward, ["15"])
 
 

@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from injections import PERFECT
+from test_judge import outcomes_of, rewards_of
 
 from grpo_kit import training
 from grpo_kit.config import GRPOConfig
@@ -51,31 +52,23 @@ def expected(prompt: str) -> float:
     return (sum(judgement_of(prompt)) / 4 - 1) / 4 - 0.5
 
 
-def completion(content: str | None, **choice) -> bytes:
+def completion(content: str | None, finish_reason: str = "stop") -> bytes:
     message = {"role": "assistant", "content": content}
     body = {
-        "id": "1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "m",
-        "choices": [{"index": 0, "message": message, "finish_reason": "stop", **choice}],
+        "id": "1", "object": "chat.completion", "created": 1, "model": "m",
+        "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}],
         "usage": {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120},
-    }
+    }  # fmt: skip
     return json.dumps(body).encode()
 
 
 class Server:
-    """An OpenAI-compatible endpoint on loopback; `fault(n, body)` names what goes wrong with the
-    n-th request, or None."""
+    """An OpenAI-compatible endpoint on loopback, one for all tests of this module.
 
-    def __init__(self, fault=lambda n, body: None, delay: float = 0.0, silence: float = 3.0):
-        self.fault, self.delay, self.silence = fault, delay, silence
-        self.requests: list[dict] = []
-        self.headers: list[dict] = []
-        self.times: list[float] = []
-        self.at_once = self.most_at_once = 0
-        self.lock = threading.Lock()
-        self.closing = threading.Event()
+    `fault(n, body)` names what goes wrong with the n-th request, or None.
+    """
+
+    def __init__(self):
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -88,13 +81,14 @@ class Server:
                     owner.times.append(time.monotonic())
                     owner.at_once += 1
                     owner.most_at_once = max(owner.most_at_once, owner.at_once)
+                fault, closing, lock = owner.fault, owner.closing, owner.lock
                 try:
-                    owner.closing.wait(owner.delay)
-                    owner.answer(self, owner.fault(n, body), body)
+                    closing.wait(owner.delay)
+                    owner.answer(self, fault(n, body), body, closing)
                 except OSError:
                     pass  # the client has given up
                 finally:
-                    with owner.lock:
+                    with lock:
                         owner.at_once -= 1
 
             def log_message(self, *arguments):
@@ -103,17 +97,22 @@ class Server:
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
-
-    def __enter__(self):
+        self.lock, self.closing = threading.Lock(), threading.Event()
+        self.at_once = 0
+        self.reset()
         threading.Thread(target=self.http.serve_forever, args=(0.05,), daemon=True).start()
-        return self
 
-    def __exit__(self, *error):
+    def reset(self, fault=lambda n, body: None, delay: float = 0.0) -> str:
+        """Begin anew, once requests of earlier tests are over; returns the address."""
         self.closing.set()
-        self.http.shutdown()
-        self.http.server_close()
+        while self.at_once:
+            time.sleep(0.01)
+        self.closing = threading.Event()
+        self.fault, self.delay = fault if callable(fault) else (lambda n, body: fault), delay
+        self.requests, self.headers, self.times, self.most_at_once = [], [], [], 0
+        return self.url
 
-    def answer(self, handler, fault: str | None, body: dict) -> None:
+    def answer(self, handler, fault: str | None, body: dict, closing: threading.Event) -> None:
         def send(status: int, data: bytes, kind="application/json", length=None, **headers):
             handler.send_response(status)
             handler.send_header("Content-Type", kind)
@@ -126,50 +125,57 @@ class Server:
 
         prompt = body["messages"][-1]["content"]
         good = json.dumps(dict(zip(CRITERIA, judgement_of(prompt), strict=True)))
-        said = json.dumps({"error": {"message": f"{fault} for {handler.headers['Authorization']}"}})
-        if fault is None:
-            send(200, completion(good))
+        error = {"error": {"message": f"{fault} for {handler.headers['Authorization']}"}}
+        bodies = {
+            None: completion(good),
+            "half a JSON": completion(good)[:60],
+            "garbage": bytes(range(256)),
+            "no choices": b'{"choices": []}',
+            "strange choices": b'{"choices": "none"}',
+            "empty": completion(None),
+            "cut off": completion(good[:20], finish_reason="length"),
+            "half a judgement": completion(good[:30]),
+            "prose": completion("What a lovely response!"),
+            "key in reply": completion(good[:-1] + f', "rationale": "{KEY}"}}'),
+        }
+        if fault in bodies:
+            send(200, bodies[fault])
         elif fault == "timeout":
-            self.closing.wait(self.silence)
+            closing.wait(3.0)
         elif fault == "drip":
             handler.send_response(200)
             handler.send_header("Content-Length", "100000")
             handler.end_headers()
             for _ in range(100):
-                self.closing.wait(0.1)
+                closing.wait(0.1)
                 handler.wfile.write(b" ")
                 handler.wfile.flush()
         elif fault == "429 later":
-            send(429, said.encode(), Retry_After="1.5")
+            send(429, json.dumps(error).encode(), Retry_After="1.5")
         elif fault.isdigit():
-            send(int(fault), said.encode())
-        elif fault == "cut":
-            handler.connection.shutdown(socket.SHUT_RDWR)
-        elif fault == "half an answer":
-            send(200, completion(good)[:60], length=1000)
-            handler.connection.shutdown(socket.SHUT_RDWR)
-        elif fault == "half a JSON":
-            send(200, completion(good)[:60])
-        elif fault == "garbage":
-            send(200, bytes(range(256)))
+            send(int(fault), json.dumps(error).encode())
         elif fault == "a web page":
             send(200, b"<html>Welcome</html>", kind="text/html")
-        elif fault == "no choices":
-            send(200, json.dumps({"choices": []}).encode())
-        elif fault == "strange choices":
-            send(200, json.dumps({"choices": "none"}).encode())
-        elif fault == "empty":
-            send(200, completion(None))
-        elif fault == "cut off":
-            send(200, completion(good[:20], finish_reason="length"))
-        elif fault == "half a judgement":
-            send(200, completion(good[:30]))
-        elif fault == "prose":
-            send(200, completion("What a lovely response!"))
-        elif fault == "key in reply":
-            send(200, completion(good[:-1] + f', "rationale": "{KEY}"}}'))
         else:
-            raise AssertionError(fault)
+            if fault == "half an answer":
+                send(200, completion(good)[:60], length=1000)
+            assert fault in ("cut", "half an answer"), fault
+            handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture(scope="module")
+def one_server():
+    server = Server()
+    yield server
+    server.reset()
+    server.http.shutdown()
+    server.http.server_close()
+
+
+@pytest.fixture
+def server(one_server):
+    one_server.reset()
+    return one_server
 
 
 FAULTS = [
@@ -184,188 +190,137 @@ def judge_at(url: str, **options) -> EndpointJudge:
     return EndpointJudge("m", base_url=url, **options)
 
 
-def outcomes_of(judge, conversations) -> list:
-    async def gather():
-        found = {i: outcome async for i, outcome in judge(conversations)}
-        return [found[i] for i in range(len(found))]
-
-    return asyncio.run(gather())
+def prompts_of(n: int) -> list:
+    return [quality_prompt("How many?", str(i)) for i in range(n)]
 
 
 def outcome_of(judge, response: str = "15"):
     return outcomes_of(judge, [judge.prompt("How many?", response)])[0]
 
 
-def rewards_of(reward, responses):
-    return asyncio.run(
-        reward(
-            prompts=["How many?"] * len(responses),
-            completions=responses,
-            completion_ids=[[1]] * len(responses),
-        )
-    )
-
-
 # --- one call -------------------------------------------------------------------------------------
 
 
-def test_the_endpoint_gets_the_whole_prompt_and_its_reply_is_scored():
+def test_the_endpoint_gets_the_whole_prompt_and_its_reply_is_scored(server):
     response = "15 — fünfzehn " + "words " * 20_000
-    with Server() as server:
-        rewards = rewards_of(QualityJudgeReward(judge_at(server.url)), [response, "16"])
+    rewards = rewards_of(QualityJudgeReward(judge_at(server.url)), [response, "16"])
     prompts = [quality_prompt("How many?", r) for r in (response, "16")]
     assert rewards == [expected(prompt[0]["content"]) for prompt in prompts]
     assert [request["messages"] for request in server.requests] in (prompts, prompts[::-1])
-    assert {request["model"] for request in server.requests} == {"m"}
-    assert {request["temperature"] for request in server.requests} == {0.0}
+    assert {(request["model"], request["temperature"]) for request in server.requests} == {("m", 0)}
     assert {headers["authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
 
 
-def test_replies_belong_to_their_conversations_and_tokens_are_counted():
-    responses = [str(i) for i in range(20)]
-    conversations = [quality_prompt("How many?", response) for response in responses]
-    with Server(delay=0.02) as server:
-        outcomes = outcomes_of(judge_at(server.url, concurrency=5), conversations)
-    for conversation, outcome in zip(conversations, outcomes, strict=True):
+def test_replies_belong_to_their_conversations_and_no_more_calls_run_at_once_than_allowed(server):
+    server.delay = 0.05
+    outcomes = outcomes_of(judge_at(server.url, concurrency=3), prompts_of(12))
+    for conversation, outcome in zip(prompts_of(12), outcomes, strict=True):
         assert list(json.loads(outcome.text).values()) == judgement_of(conversation[0]["content"])
         assert (outcome.prompt_tokens, outcome.completion_tokens) == (100, 20)
-
-
-def test_no_more_calls_at_once_than_allowed():
-    with Server(delay=0.2) as server:
-        outcomes_of(
-            judge_at(server.url, concurrency=3),
-            [quality_prompt("How many?", str(i)) for i in range(12)],
-        )
     assert 1 < server.most_at_once <= 3
 
 
-def test_parts_of_a_batch_share_the_limit():
-    async def parts():
-        reward = QualityJudgeReward(judge_at(server.url, concurrency=2))
-        texts = [[f"{part}-{i}" for i in range(4)] for part in range(3)]
-        calls = (
-            reward(prompts=["How many?"] * 4, completions=part, completion_ids=[[1]] * 4)
-            for part in texts
-        )
-        return await asyncio.gather(*calls)
+def test_parts_of_a_batch_share_the_limit_and_event_loops_may_follow_each_other(server):
+    reward = QualityJudgeReward(judge_at(server.url, concurrency=2))
 
-    with Server(delay=0.2) as server:
-        rewards = asyncio.run(parts())
-    assert None not in [value for part in rewards for value in part]
+    async def parts(loop):
+        texts = [[f"{loop}-{part}-{i}" for i in range(3)] for part in range(3)]
+        return await asyncio.gather(*(reward([""] * 3, part, [[1]] * 3) for part in texts))
+
+    server.delay = 0.05
+    for loop in range(2):
+        rewards = asyncio.run(parts(loop))
+        assert None not in [value for part in rewards for value in part]
     assert 1 < server.most_at_once <= 2
 
 
-def test_one_judge_serves_one_event_loop_after_another():
-    with Server() as server:
-        judge = judge_at(server.url)
-        assert all(isinstance(outcome_of(judge, str(i)), Reply) for i in range(3))
-
-
 @pytest.mark.parametrize(
-    ("fault", "kind", "said"),
+    ("fault", "kind", "message"),
     [
-        ("timeout", "timeout", "did not answer within 1.0 s, 1 time.*raise timeout"),
+        ("timeout", "timeout", "did not answer within 0.5 s.*raise timeout"),
+        ("drip", "timeout", "raise timeout"),  # each byte comes in time, the whole does not
         ("429", "rate limit", "lower concurrency"),
         ("500", "server error", "HTTP 500"),
         ("400", "refused", "HTTP 400.*400 for Bearer"),
         ("401", "key refused", "set the environment variable JUDGE_KEY"),
         ("403", "key refused", "set the environment variable JUDGE_KEY"),
-        ("404", "not served", "does not serve m .*/v1/models lists"),
+        ("404", "not served", "does not serve m; .*/v1/models lists"),
         ("cut", "connection", "broke off"),
         ("half an answer", "connection", "broke off"),
-        ("half a JSON", "no completion", "its /v1"),
-        ("garbage", "no completion", "its /v1"),
-        ("a web page", "no completion", "its /v1"),
-        ("no choices", "no completion", "its /v1"),
-        ("strange choices", "no completion", "its /v1"),
+        ("half a JSON", "no completion", "/v1"),
+        ("garbage", "no completion", "/v1"),
+        ("a web page", "no completion", "/v1"),
+        ("no choices", "no completion", "/v1"),
+        ("strange choices", "no completion", "/v1"),
         ("empty", "empty", "no text .*'stop'"),
         ("cut off", "cut off", "limit of tokens: raise it"),
     ],
 )
-def test_every_fault_is_a_failure_that_says_what_to_do(fault, kind, said):
-    with Server(lambda n, body: fault) as server:
-        outcome = outcome_of(judge_at(server.url, timeout=1.0 if fault == "timeout" else 60.0))
+def test_every_fault_is_a_failure_that_says_what_to_do(fault, kind, message, server):
+    url = server.reset(fault)
+    outcome = outcome_of(judge_at(url, timeout=0.5 if kind == "timeout" else 60.0))
     assert isinstance(outcome, Failure) and outcome.kind == kind
-    assert re.search(said, outcome.reason), outcome.reason
+    assert re.search(message, outcome.reason), outcome.reason
     assert KEY not in outcome.reason
 
 
-def test_a_server_that_drips_is_not_waited_for():
-    """Each byte comes in time, so no read times out; the whole call does."""
-    with Server(lambda n, body: "drip") as server:
-        assert outcome_of(judge_at(server.url, timeout=0.5)).kind == "timeout"
-
-
 @pytest.mark.parametrize("fault", ["500", "429", "cut", "half an answer"])
-def test_what_may_pass_is_tried_again(fault):
-    with Server(lambda n, body: fault if n < 2 else None) as server:
-        outcome = outcome_of(judge_at(server.url, max_retries=2))
-    assert isinstance(outcome, Reply) and len(server.requests) == 3
-    pauses = [b - a for a, b in zip(server.times, server.times[1:], strict=False)]
-    assert pauses[0] >= 0.37 and pauses[1] >= 0.75, "0.5 s, then 1 s, less up to a quarter"
+def test_what_may_pass_is_tried_again_after_a_pause(fault, server):
+    url = server.reset(lambda n, body: fault if n < 1 else None)
+    assert isinstance(outcome_of(judge_at(url, max_retries=1)), Reply)
+    assert server.times[1] - server.times[0] >= 0.37, "0.5 s less up to a quarter"
 
 
-def test_retries_are_bounded():
-    with Server(lambda n, body: "500") as server:
-        assert outcome_of(judge_at(server.url, max_retries=1)).kind == "server error"
+def test_retries_are_bounded_and_retry_after_is_honoured(server):
+    url = server.reset(lambda n, body: "429 later" if n == 0 else "500")
+    assert outcome_of(judge_at(url, max_retries=1)).kind == "server error"
     assert len(server.requests) == 2
-
-
-def test_what_will_not_pass_is_not_tried_again():
-    for fault in ("400", "401", "404", "garbage", "empty"):
-        with Server(lambda n, body, fault=fault: fault) as server:
-            assert isinstance(outcome_of(judge_at(server.url, max_retries=3)), Failure)
-        assert len(server.requests) == 1, fault
-
-
-def test_retry_after_is_honoured():
-    with Server(lambda n, body: "429 later" if n == 0 else None) as server:
-        assert isinstance(outcome_of(judge_at(server.url, max_retries=1)), Reply)
     assert server.times[1] - server.times[0] >= 1.5, "its own pause would be 0.5 s at most"
+
+
+@pytest.mark.parametrize("fault", ["400", "401", "404", "garbage", "empty"])
+def test_what_will_not_pass_is_not_tried_again(fault, server):
+    url = server.reset(fault)
+    assert isinstance(outcome_of(judge_at(url, max_retries=3)), Failure)
+    assert len(server.requests) == 1
 
 
 # --- mistakes in the set-up -----------------------------------------------------------------------
 
 
-def test_an_unreachable_endpoint_ends_the_run_at_once(free_port):
-    reward = QualityJudgeReward(judge_at(f"http://127.0.0.1:{free_port}/v1"))
-    with pytest.raises(RuntimeError, match="there is no judge: no server can be reached at http"):
-        rewards_of(reward, [str(i) for i in range(100)])
-
-
 @pytest.mark.parametrize(
-    ("fault", "said"), [("404", "does not serve m"), ("401", "variable JUDGE_KEY")]
+    ("fault", "message"),
+    [
+        (None, "there is no judge: no server can be reached at http"),
+        ("404", "does not serve m"),
+        ("401", "variable JUDGE_KEY"),
+    ],
 )
-def test_an_unknown_model_and_a_wrong_key_end_the_run_at_once(fault, said):
-    with Server(lambda n, body: fault) as server:
-        with pytest.raises(RuntimeError, match=said):
-            rewards_of(QualityJudgeReward(judge_at(server.url)), [str(i) for i in range(100)])
+def test_a_judge_that_cannot_be_had_ends_the_run_at_once(fault, message, server, free_port):
+    url = server.reset(fault) if fault else f"http://127.0.0.1:{free_port}/v1"
+    with pytest.raises(RuntimeError, match=message):
+        rewards_of(QualityJudgeReward(judge_at(url)), [str(i) for i in range(100)])
     assert len(server.requests) < 30, "the other calls are given up"
 
 
 def test_a_missing_key_is_named_before_any_call(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(ValueError, match="variable OPENAI_API_KEY .* is not set: set it, or give"):
+    with pytest.raises(ValueError, match="variable OPENAI_API_KEY .* is not set.* set it, or give"):
         EndpointJudge("m", base_url="http://127.0.0.1:1/v1")
-    monkeypatch.setenv("JUDGE_KEY", " \n")
-    with pytest.raises(ValueError, match="variable JUDGE_KEY .* is not set"):
-        judge_at("http://127.0.0.1:1/v1")
-    for wrong in ("two words", "two\nlines", "schlüssel"):
+    for wrong in (" \n", "two words", "two\nlines", "schlüssel"):
         monkeypatch.setenv("JUDGE_KEY", wrong)
-        with pytest.raises(ValueError, match="JUDGE_KEY holds something else") as caught:
+        with pytest.raises(ValueError, match="JUDGE_KEY .* not set, or no plain ASCII") as caught:
             judge_at("http://127.0.0.1:1/v1")
-        assert wrong not in str(caught.value)
+        assert not wrong.strip() or wrong not in str(caught.value)
 
 
-def test_an_endpoint_may_want_no_key(monkeypatch):
+def test_an_endpoint_may_want_no_key(monkeypatch, server):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with Server() as server:
-        assert isinstance(outcome_of(judge_at(server.url, api_key_env=None)), Reply)
+    assert isinstance(outcome_of(judge_at(server.url, api_key_env=None)), Reply)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"base_url": ""}, "base_url is missing"),
         ({"base_url": None}, "base_url is missing"),
@@ -373,34 +328,34 @@ def test_an_endpoint_may_want_no_key(monkeypatch):
         ({"base_url": "http://me:secret@host/v1"}, "keys come from the environment only"),
         ({"base_url": "http://host/v1?key=secret"}, "keys come from the environment only"),
         ({"model": ""}, "model is ''"),
-        ({"concurrency": 0}, "concurrency is 0"),
-        ({"timeout": 0}, "timeout 0"),
-        ({"max_retries": -1}, "max_retries -1"),
+        *(({name: value}, f"{name} is {value}: give")
+          for name, value in (("concurrency", 0), ("timeout", 0), ("max_retries", -1))),
     ],
-)
-def test_bad_arguments_are_named(options, said):
+)  # fmt: skip
+def test_bad_arguments_are_named(options, message):
     good = {"model": "m", "base_url": "http://127.0.0.1:1/v1", "api_key_env": "JUDGE_KEY"}
-    with pytest.raises(ValueError, match=said) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         EndpointJudge(**(good | options))
     assert "secret" not in str(caught.value)
 
 
-def test_the_key_is_nowhere_but_in_the_request(tmp_path, caplog):
+def test_the_key_is_nowhere_but_in_the_request(tmp_path, caplog, server):
     """The server repeats it in its errors and in a judgement."""
     caplog.set_level(logging.DEBUG)
     faults = ["400", "401", "500", "key in reply", "cut", "garbage", None]
-    with Server(lambda n, body: faults[n] if n < len(faults) else "401") as server:
-        reward = QualityJudgeReward(judge_at(server.url, concurrency=1), cache_dir=tmp_path)
-        rewards = rewards_of(reward, [str(i) for i in range(len(faults))])
-        with pytest.raises(RuntimeError) as caught:
-            rewards_of(reward, [str(i) for i in range(100)])
+    url = server.reset(lambda n, body: faults[n] if n < len(faults) else "401")
+    reward = QualityJudgeReward(judge_at(url, concurrency=1), cache_dir=tmp_path)
+    rewards = rewards_of(reward, [str(i) for i in range(len(faults))])
+    with pytest.raises(RuntimeError) as caught:
+        rewards_of(reward, [str(i) for i in range(100)])
     assert [r is None for r in rewards] == [True, True, True, False, True, True, False]
     assert KEY in server.headers[0]["authorization"]
-    told = "".join(traceback.format_exception(caught.value)) + repr(reward.totals)
-    kept = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    assert "401 for Bearer" in told and "judgements failed" in caplog.text and b"[key]" in kept
-    assert KEY not in told + caplog.text + repr(vars(reward.judge)) + repr(rewards)
-    assert KEY.encode() not in kept + pickle.dumps(reward)
+    messages = "".join(traceback.format_exception(caught.value)) + repr(reward.totals)
+    stored = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert "401 for Bearer" in messages and "judgements failed" in caplog.text
+    assert b"[key]" in stored
+    assert KEY not in messages + caplog.text + repr(vars(reward.judge)) + repr(rewards)
+    assert KEY.encode() not in stored + pickle.dumps(reward)
 
 
 def test_what_is_sent_along_is_part_of_the_name_but_not_readable_in_it():
@@ -413,20 +368,15 @@ def test_what_is_sent_along_is_part_of_the_name_but_not_readable_in_it():
 # --- a training run on an endpoint that fails ---------------------------------------------------
 
 
-class ThreeInTen:
+def three_in_ten(n, body):
     """Of any ten requests three fail, by every fault in turn."""
-
-    def __call__(self, n, body):
-        tens, place = divmod(n, 10)
-        return (
-            FAULTS[(3 * tens + (1, 4, 8).index(place)) % len(FAULTS)]
-            if place in (1, 4, 8)
-            else None
-        )
+    tens, place = divmod(n, 10)
+    bad = (1, 4, 8)
+    return FAULTS[(3 * tens + bad.index(place)) % len(FAULTS)] if place in bad else None
 
 
 def test_a_run_with_three_faults_in_ten_finishes_and_scores_none_of_them(
-    policy, tmp_path, monkeypatch
+    policy, tmp_path, monkeypatch, server
 ):
     from datasets import Dataset
 
@@ -442,18 +392,13 @@ def test_a_run_with_three_faults_in_ten_finishes_and_scores_none_of_them(
     rows = [{"prompt": [{"role": "user", "content": question}]} for question in questions]
     task = Task("toy", Dataset.from_list(rows), Dataset.from_list(rows[:1]))
     config = GRPOConfig(
-        max_steps=4,
-        learning_rate=1e-3,
-        num_generations=4,
-        generation_batch_size=16,
-        max_completion_length=8,
-        eval_prompts=0,
-    )
-    with Server(ThreeInTen()) as server:
-        judge = judge_at(server.url, timeout=2.0, max_retries=1)
-        reward = QualityJudgeReward(judge, cache_dir=tmp_path / "cache")
-        run = training.train(policy, task, [reward], config, output_dir=tmp_path / "r", seed=0)
-    assert run.history[-1]["step"] == 4 and len(batches) == 4
+        max_steps=2, learning_rate=1e-3, num_generations=4, generation_batch_size=16,
+        max_completion_length=8, eval_prompts=0,
+    )  # fmt: skip
+    judge = judge_at(server.reset(three_in_ten), timeout=1.0, max_retries=1)
+    reward = QualityJudgeReward(judge, cache_dir=tmp_path / "cache")
+    run = training.train(policy, task, [reward], config, output_dir=tmp_path / "r", seed=0)
+    assert run.history[-1]["step"] == 2 and len(batches) == 2
 
     mixed_groups = 0
     for batch in batches:
@@ -478,8 +423,8 @@ def test_a_run_with_three_faults_in_ten_finishes_and_scores_none_of_them(
                 assert advantage == pytest.approx(by_row.get(i, 0.0), abs=1e-4)
     assert mixed_groups > 0, "some groups lost some of their completions"
     unscored = sum(batch.table.isnan().sum().item() for batch in batches)
-    assert 0 < reward.totals["failed"] <= unscored < 32
-    assert len([name for name in reward.totals if name.startswith("failed/")]) >= 3
+    assert 0 < reward.totals["failed"] <= unscored < 16
+    assert len([name for name in reward.totals if name.startswith("failed/")]) >= 2
 
 
 # --- transformers serve ---------------------------------------------------------------------------

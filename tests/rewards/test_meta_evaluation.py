@@ -63,23 +63,17 @@ def of_pieces(pieces, prefix=""):
     """A BPE tokenizer that merges letters into `pieces`; `prefix` marks the space before a word."""
     letters = sorted({letter for piece in pieces for letter in piece} | set("YESyesNOno" + prefix))
     merges, vocabulary = [], {letter: i for i, letter in enumerate(["<unk>", *letters])}
-
-    def merge(left, right):
-        if left + right not in vocabulary:
-            merges.append((left, right))
-            vocabulary[left + right] = len(vocabulary)
-
     for piece in pieces:
         mark, word = (piece[0], piece[1:]) if piece[0] in "Ġ▁" else ("", piece)
-        for end in range(1, len(word)):
-            merge(word[:end], word[end])
-        if mark:
-            merge(mark, word)
+        parts = [(word[:end], word[end]) for end in range(1, len(word))]
+        for left, right in parts + [(mark, word)] * bool(mark):
+            if left + right not in vocabulary:
+                merges.append((left, right))
+                vocabulary[left + right] = len(vocabulary)
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>"))
     if prefix:
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-            replacement=prefix, prepend_scheme="always"
-        )
+        options = {"replacement": prefix, "prepend_scheme": "always"}
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**options)
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -164,14 +158,17 @@ def test_an_ensemble_is_the_mean_of_its_probabilities(new_policy):
     assert call(MetaEvaluationReward(judges)) == pytest.approx([math.log(p) for p in mean])
 
 
-def test_a_live_evaluator_moves_with_the_policy_and_a_frozen_one_does_not(policy):
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_live_evaluator_moves_with_the_policy_and_a_frozen_one_does_not(lora, saved_policy):
+    policy = load_policy(saved_policy, lora_rank=2 if lora else 0)
     live = MetaEvaluationReward(policy)
     frozen = MetaEvaluationReward(frozen_copy(policy))
     before = call(frozen)
     assert call(live) == pytest.approx(before)
     with torch.no_grad():
         for parameter in policy.model.parameters():
-            parameter.mul_(1.1)
+            if parameter.requires_grad:
+                parameter.add_(0.1)
     assert call(frozen) == before and call(live) != pytest.approx(before, abs=1e-3)
     assert all(p.grad is None for p in policy.model.parameters())
 
@@ -369,18 +366,6 @@ def test_a_policy_in_training_mode_is_read_without_dropout(policy):
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.5
     assert call(reward) == before and policy.model.training
-
-
-def test_with_lora_the_frozen_copy_keeps_what_the_policy_was(saved_policy):
-    lora = load_policy(saved_policy, lora_rank=2)
-    frozen = MetaEvaluationReward(frozen_copy(lora))
-    before = call(frozen)
-    with torch.no_grad():
-        for name, parameter in lora.model.named_parameters():
-            if parameter.requires_grad and "lora_B" in name:
-                parameter.add_(0.5)
-    assert call(frozen) == before
-    assert call(MetaEvaluationReward(lora)) != pytest.approx(before, abs=1e-3)
 
 
 def test_string_prompts_are_taken_too(policy):

@@ -1,11 +1,4 @@
-"""Judges' replies on disk, so that a judgement is paid for once.
-
-One SQLite file. Each reply is a transaction of its own: a killed process loses at most the one that
-it was writing, and several processes may share the file. (SQLite's plain journal, not its
-write-ahead log: four processes that made such a file at once met "database is locked".)
-"""
-
-from __future__ import annotations
+"""Judges' replies on disk, so that a judgement is paid for once."""
 
 import hashlib
 import json
@@ -18,7 +11,7 @@ from grpo_kit.paths import make_output_dir
 from grpo_kit.rewards.judge.texts import PROMPT_VERSION
 
 FILE = "judgements.sqlite"
-WAIT = 60.0  # seconds that one process lets another finish writing
+CREATE = "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)"
 
 
 def cache_key(judge: str, messages: list[dict]) -> str:
@@ -27,38 +20,36 @@ def cache_key(judge: str, messages: list[dict]) -> str:
 
 
 class JudgementCache:
-    """Replies by key, in `folder`. Raises RuntimeError where the folder or the file is unusable.
+    """Replies by key in an SQLite file in `folder`, which processes may share.
 
-    Opened anew for each use, since a training loop may call from another thread every step.
+    A kill loses at most the reply being written. Each use opens the file anew, since a training
+    loop may call from another thread every step. Raises RuntimeError for an unusable folder.
     """
 
     def __init__(self, folder: str | Path):
         self.path = make_output_dir(folder) / FILE
         try:
-            with closing(self._open()) as connection:
-                connection.execute(
-                    "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)"
-                )
+            self.read([])
         except sqlite3.Error as error:
             raise RuntimeError(
-                f"cannot use {self.path} as the judge's cache ({error}): delete the file or choose "
-                "another cache_dir."
+                f"cannot use {self.path} ({error}): delete it or choose another cache_dir."
             ) from error
 
-    def _open(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=WAIT, isolation_level=None)
+    def _open(self) -> closing[sqlite3.Connection]:
+        # No write-ahead log: processes that created one together met "database is locked".
+        connection = sqlite3.connect(self.path, timeout=60.0, isolation_level=None)
         # A sync to disk takes 4 ms a reply and guards against power cuts only, not against kills.
         connection.execute("PRAGMA synchronous = OFF")
-        return connection
+        connection.execute(CREATE)
+        return closing(connection)
 
     def read(self, keys: Iterable[str]) -> dict[str, str]:
         """The replies that are there, by key."""
-        query = "SELECT reply FROM replies WHERE key = ?"
-        with closing(self._open()) as connection:
-            rows = ((key, connection.execute(query, (key,)).fetchone()) for key in keys)
-            return {key: row[0] for key, row in rows if row is not None}
+        query = "SELECT key, reply FROM replies WHERE key = ?"
+        with self._open() as connection:
+            return dict(row for key in keys for row in connection.execute(query, (key,)))
 
     def write(self, key: str, reply: str) -> None:
-        """Keep a reply, in place of an earlier one."""
-        with closing(self._open()) as connection:
+        """Store a reply, in place of an earlier one."""
+        with self._open() as connection:
             connection.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, reply))

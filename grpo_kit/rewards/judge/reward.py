@@ -2,92 +2,60 @@
 
 from __future__ import annotations
 
-import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from contextlib import aclosing, suppress
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from grpo_kit.rewards.accuracy import correctness
 from grpo_kit.rewards.judge.cache import JudgementCache, cache_key
-from grpo_kit.rewards.judge.judges import Failure, Reply
+from grpo_kit.rewards.judge.judges import Failure, FailureWindow, Reply, commonest_reason
 from grpo_kit.rewards.judge.texts import Judgement, Outcome, outcome_prompt, parse_judgement
-from grpo_kit.rewards.text import completion_text, question_text
-
-logger = logging.getLogger(__name__)
+from grpo_kit.rewards.rules import completion_text, correctness, question_text
 
 LEAST = -0.5  # the reward of the lowest scores
-HOPELESS = 8  # failures of that sort, before anything has been judged, that end a run at once
+HOPELESS = 8  # hopeless failures before the first judgement that end a run at once
 
 
+@dataclass(eq=False, repr=False)
 class QualityJudgeReward:
     """The quality of each completion as a judge sees it, in [-0.5, 0.5]; None if it was not judged.
 
-    To be added to `accuracy_reward` and `format_reward`: the judge is frozen and gives the quality
-    term only. Question (the last user message) and response are all that it sees. Equal ones of a
-    batch are judged once.
+    The judge sees only the question (the last user message) and the response, equal ones once. The
+    call is a coroutine: other rewards, and with `rollout_chunks` the sampling of the batch's next
+    part, go on meanwhile. A failed judgement is not cached, and not retried here: the endpoint
+    judge already retries transient errors. TRL 1.16 counts a None as 0, the middle of this scale.
 
-    A coroutine: while judgements are awaited, other rewards go on, and with `rollout_chunks` so
-    does the sampling of the batch's next part. (The next batch does not: on-policy, it waits for
-    the update that these rewards make.) A failed judgement is
-    None, not retried (what is worth it the endpoint judge has retried) and not cached. In the kit's
-    loop a completion with a None leaves its group; TRL 1.16 adds up what other rewards gave it, so
-    that beside others a None counts as 0 there, the middle of this scale.
-
-    Args:
-        judge: a `LocalJudge`, an `EndpointJudge`, or anything like them (see `judges`).
-        cache_dir: folder of the cache on disk, which runs and processes may share; None = no cache.
-        only_correct: give an answer that `accuracy_reward` finds wrong -0.5, the least, without
-            asking the judge, and None where it says None. Needs the column `answer`.
-        failure_window: judgements over which failures are counted, rounded up to whole batches.
-        price: (read, written), of a million tokens in any currency, for an estimate of the cost.
-
-    Attributes:
-        totals: a `Counter` over all calls: calls, cached, failed, `failed/<kind>`, tokens read and
-            written, cost. TRL's `log_metric` gets the same of each call, as `judge/…`; trainers log
-            the mean over a step's calls, of which there is one a part of the batch.
-
-    Raises ValueError for a failure_window below 1, RuntimeError for an unusable cache_dir.
+    `totals` counts calls, cached, failed, `failed/<kind>`, tokens and cost; TRL's `log_metric` gets
+    those of each call as `judge/…`. Raises ValueError or RuntimeError for unusable arguments.
     """
 
-    __name__ = "quality_judge_reward"
+    judge: Any  # a `LocalJudge`, an `EndpointJudge`, or anything like them (see `judges`)
+    _: KW_ONLY
+    cache_dir: str | Path | None = None  # runs and processes may share it; None = no cache
+    only_correct: bool = False  # -0.5 for a wrong answer (column `answer`), without asking
+    failure_window: int = 64  # see `FailureWindow`
+    price: tuple[float, float] | None = None  # (read, written), of a million tokens
 
-    def __init__(
-        self,
-        judge: Any,
-        *,
-        cache_dir: str | Path | None = None,
-        only_correct: bool = False,
-        failure_window: int = 64,
-        price: tuple[float, float] | None = None,
-    ):
-        if failure_window < 1:
-            raise ValueError(f"failure_window is {failure_window}; count over 1 judgement or more.")
-        self.judge = judge
-        self.cache = None if cache_dir is None else JudgementCache(cache_dir)
-        self.only_correct = only_correct
-        self.failure_window = failure_window
-        self.price = price
+    __name__ = "quality_judge_reward"
+    judgement_type = Judgement
+
+    def __post_init__(self):
+        self.window = FailureWindow(self.failure_window)
+        self.cache = None if self.cache_dir is None else JudgementCache(self.cache_dir)
         self.totals: Counter[str] = Counter()
-        self._batches: deque[tuple[int, Counter[str]]] = deque(maxlen=failure_window)
         self._has_judged = False
 
     async def __call__(
-        self,
-        prompts: list,
-        completions: list,
-        completion_ids: list[list[int]],
-        *,
-        log_metric: Callable[[str, float], None] | None = None,
-        **columns,
-    ) -> list[float | None]:
+        self, prompts: list, completions: list, completion_ids: list, *,
+        log_metric: Callable | None = None, **columns,
+    ) -> list[float | None]:  # fmt: skip
         """Return a reward for each of the N completions, strings or lists of messages.
 
-        Raises RuntimeError, with the commonest reason, when more than half of a window of
-        judgements failed, or when the first ones show that there is no judge to be had; ValueError
-        where `only_correct` finds no column `answer`.
+        Raises RuntimeError when most of a window of judgements failed or the first failures show
+        that there is no judge; ValueError if `only_correct` finds no column `answer`.
         """
         correct: list[float | None] = [1.0] * len(completions)
         if self.only_correct:
@@ -99,12 +67,15 @@ class QualityJudgeReward:
             for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
         ]
         keys = [c and cache_key(self.judge.name, c) for c in conversations]
-        different = {key: c for key, c in zip(keys, conversations, strict=True) if c}
-        judgements = self._cached(different)
-        missing = [key for key in different if key not in judgements]
+        distinct = {key: c for key, c in zip(keys, conversations, strict=True) if c}
+        judgements = {}
+        for key, reply in self.cache.read(distinct).items() if self.cache else ():
+            with suppress(ValueError):  # an older parser accepted it: judge anew
+                judgements[key] = parse_judgement(reply, self.judgement_type)
+        missing = {key: c for key, c in distinct.items() if key not in judgements}
         stats = Counter(calls=len(missing), cached=len(judgements), failed=0, tokens=0)
         if missing:
-            judgements |= await self._judge(missing, different, stats)
+            judgements |= await self._judge(missing, stats)
         self.totals.update(stats)
         if log_metric is not None:
             for name, value in stats.items():
@@ -119,106 +90,59 @@ class QualityJudgeReward:
     def _conversation(self, question: str, response: str, columns: dict, i: int) -> list[dict]:
         return self.judge.prompt(question, response)
 
-    def _parsed(self, reply: str) -> Judgement | Outcome:
-        return parse_judgement(reply)
-
-    def _cached(self, keys: dict) -> dict[str, Judgement | Outcome]:
-        judgements = {}
-        for key, reply in self.cache.read(keys).items() if self.cache is not None else ():
-            with suppress(ValueError):  # kept by an older parser: to be judged anew
-                judgements[key] = self._parsed(reply)
-        return judgements
-
     async def _judge(
-        self, keys: list[str], conversations: dict[str, list[dict]], stats: Counter
+        self, conversations: dict[str, list[dict]], stats: Counter
     ) -> dict[str, Judgement | Outcome]:
-        """Ask for the judgements `keys`; count in `stats`; return those that were made, by key."""
-        judgements = {}
+        """Return the judgements that succeed, by key, and count in `stats`."""
+        keys, judgements = list(conversations), {}
         failures: list[Failure] = []
-        async with aclosing(self.judge([conversations[key] for key in keys])) as outcomes:
+        async with aclosing(self.judge(list(conversations.values()))) as outcomes:
             async for i, outcome in outcomes:
                 if isinstance(outcome, Reply):
                     self._count_tokens(outcome, stats)
                     try:
-                        judgements[keys[i]] = self._parsed(outcome.text)
+                        judgements[keys[i]] = parse_judgement(outcome.text, self.judgement_type)
                     except ValueError as error:
                         outcome = Failure("unreadable", f"{self.judge.name} wrote: {error}.")
                 if isinstance(outcome, Failure):
                     failures.append(outcome)
-                    self._stop_if_most_fail(failures, len(keys))
+                    # at once, where it is certain that most will have failed
+                    hopeless = [failure for failure in failures if failure.hopeless]
+                    if not self._has_judged and len(hopeless) >= min(HOPELESS, len(keys)):
+                        raise RuntimeError(f"there is no judge: {commonest_reason(hopeless)}")
+                    self.window.check(failures, len(keys))
                 elif self.cache is not None:
                     self.cache.write(keys[i], outcome.text)
                 self._has_judged |= bool(judgements)
-        kinds = Counter(failure.kind for failure in failures)
-        if failures:
-            stats["failed"] = len(failures)
-            stats.update({f"failed/{kind}": count for kind, count in kinds.items()})
-            logger.warning(
-                "%d of %d judgements failed (%s): %s",
-                len(failures), len(keys), _told(kinds), _commonest(failures),
-            )  # fmt: skip
-        self._batches.append((len(keys), kinds))
+        stats.update(f"failed/{failure.kind}" for failure in failures)
+        stats["failed"] = len(failures)
+        self.window.add(failures, len(keys))
         return judgements
 
     def _count_tokens(self, reply: Reply, stats: Counter) -> None:
-        stats["tokens"] += reply.prompt_tokens + reply.completion_tokens
+        read, written = reply.prompt_tokens, reply.completion_tokens
+        stats["tokens"] += read + written
         if self.price is not None:
-            read, written = self.price
-            cost = reply.prompt_tokens * read + reply.completion_tokens * written
-            stats["cost"] += cost / 1e6
-
-    def _stop_if_most_fail(self, failures: list[Failure], asked: int) -> None:
-        """Raise as soon as it is certain that more than half of the window will have failed.
-
-        Whole batches, since within one the failures come last: they take their retries' time.
-        """
-        hopeless = [failure for failure in failures if failure.hopeless]
-        if not self._has_judged and len(hopeless) >= min(HOPELESS, asked):
-            raise RuntimeError(f"there is no judge: {_commonest(hopeless)}")
-        kinds = Counter(failure.kind for failure in failures)
-        for before, kinds_before in reversed(self._batches):
-            if asked >= self.failure_window:
-                break
-            asked += before
-            kinds += kinds_before
-        if asked >= self.failure_window and 2 * kinds.total() > asked:
-            raise RuntimeError(
-                f"more than half of the last {asked} judgements failed ({_told(kinds)}): "
-                f"{_commonest(failures)} Nothing was scored 0 for it; put the judge right and "
-                "resume the run."
-            )
+            stats["cost"] += (read * self.price[0] + written * self.price[1]) / 1e6
 
 
 class OutcomeJudgeReward(QualityJudgeReward):
     """1 where a judge finds that the completion gives the reference answer, else 0; None unjudged.
 
-    An LLM as reward model, which AgentFlow (arXiv 2510.05592, section 3.2) takes for outcomes that
-    no rule can compare. Needs the column `answer`. Arguments, cache and failures are those of
-    `QualityJudgeReward`, but for `only_correct`; the judge must follow instructions, which the tiny
-    base does not. Raises ValueError where there is no column `answer`.
+    For outcomes that no rule can compare, as in AgentFlow (arXiv 2510.05592, section 3.2). The
+    judge must follow instructions, which the tiny base does not. Options are those of
+    `QualityJudgeReward` without `only_correct`. Raises ValueError without the column `answer`.
     """
 
     __name__ = "outcome_judge_reward"
+    judgement_type = Outcome
 
-    def __init__(self, judge: Any, **options):
-        if "only_correct" in options:
+    def __post_init__(self):
+        if self.only_correct:
             raise ValueError("only_correct is what this reward asks the judge about; leave it out.")
-        super().__init__(judge, **options)
+        super().__post_init__()
 
     def _conversation(self, question: str, response: str, columns: dict, i: int) -> list[dict]:
         if "answer" not in columns:
-            raise ValueError(
-                f"{self.__name__} compares with the column `answer`, which the data lacks: add one."
-            )
+            raise ValueError(f"{self.__name__} compares with the column `answer`: add it.")
         return outcome_prompt(question, str(columns["answer"][i]), response)
-
-    def _parsed(self, reply: str) -> Outcome:
-        return parse_judgement(reply, Outcome)
-
-
-def _told(kinds: Counter[str]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-
-
-def _commonest(failures: list[Failure]) -> str:
-    return Counter(failure.reason for failure in failures).most_common(1)[0][0]

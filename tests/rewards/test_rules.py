@@ -1,0 +1,230 @@
+"""Rewards by rule: the format, overlong completions, verdicts, and TRL's protocol for all."""
+
+import inspect
+import pickle
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_kit.rewards import (
+    OverlongPenalty,
+    VerificationReward,
+    accuracy_reward,
+    format_reward,
+    parse_verdict,
+    verdict_stats,
+)
+
+# --- format ---------------------------------------------------------------------------------------
+
+GOOD = [
+    "<think>a</think><answer>15</answer>",
+    "<think>a</think> \n <answer>15</answer>",
+    "\n <think>\na\nb\n</think>\n<answer>\n15\n</answer>\n",
+    "<think>1 < 2 > 0 <b>x</b></think><answer>Yes</answer>",
+]
+BAD = [
+    "", "15", "<answer>15</answer>", "<think>a</think>", "<think>a</think><answer>15",
+    "<think>a<answer>15</answer>", "a</think><answer>15</answer>",
+    "<think></think><answer>15</answer>", "<think>a</think><answer> \n </answer>",
+    "<answer>15</answer><think>a</think>", "<think>a<answer>15</answer></think>",
+    "<answer><think>a</think>15</answer>", "x<think>a</think><answer>15</answer>",
+    "<think>a</think>x<answer>15</answer>", "<think>a</think><answer>15</answer>x",
+    "<think>a</think><think>b</think><answer>15</answer>",
+    "<think><think>a</think><answer>15</answer>",
+    "<think>a</think><answer>15</answer><answer>16</answer>",
+    "<think>a</think></think><answer>15</answer>", "<Think>a</Think><answer>15</answer>",
+    "<think>" * 50_000, "<think>a</think>" + " " * 100_000 + "<answer>15",
+]  # fmt: skip
+
+
+def formats(completions):
+    return format_reward(prompts=[], completions=completions, completion_ids=[], answer=["1"])
+
+
+@pytest.mark.parametrize("texts", [GOOD, BAD], ids=["good", "bad"])
+def test_a_whole_completion_in_the_format_is_paid_and_anything_else_is_charged(texts):
+    expected = [0.1 if texts is GOOD else -0.1] * len(texts)
+    assert formats(texts) == expected
+    assert formats([[{"role": "assistant", "content": text}] for text in texts]) == expected
+
+
+filled = st.text(alphabet="a1.>/ \n½五", min_size=1).filter(str.strip)
+blank = st.text(alphabet=" \t\n", max_size=4)
+
+
+@given(blank, filled, blank, filled, blank)
+def test_any_filled_parts_are_paid_and_any_lost_tag_is_charged(before, a, between, b, after):
+    text = f"{before}<think>{a}</think>{between}<answer>{b}</answer>{after}"
+    assert formats([text]) == [0.1]
+    for tag in ("<think>", "</think>", "<answer>", "</answer>"):
+        assert formats([text.replace(tag, ""), text + tag]) == [-0.1, -0.1]
+
+
+# --- overlong completions -------------------------------------------------------------------------
+
+
+def penalties(penalty, lengths):
+    return penalty([], [], completion_ids=[[7] * length for length in lengths], answer=[])
+
+
+def test_golden_values_of_equation_13():
+    penalty = pickle.loads(pickle.dumps(OverlongPenalty(100, cache_length=20)))
+    lengths = [0, 79, 80, 81, 90, 99, 100, 101, 500]
+    values = penalties(penalty, lengths)
+    assert values == [0, 0, 0, -0.05, -0.5, -0.95, -1, -1, -1]
+    assert str(values[0]) == "0.0", "not -0.0"
+
+
+@given(st.data())
+def test_the_penalty_equals_trls(data):
+    trl_rewards = pytest.importorskip("trl.rewards")
+    longest = data.draw(st.integers(1, 64))
+    cache = data.draw(st.integers(1, longest))
+    lengths = data.draw(st.lists(st.integers(0, 80), min_size=1, max_size=8))
+    theirs = trl_rewards.get_soft_overlong_punishment(longest, cache)
+    expected = theirs(completion_ids=[[7] * length for length in lengths])
+    assert penalties(OverlongPenalty(longest, cache), lengths) == expected
+
+
+@pytest.mark.parametrize(
+    ("longest", "cache", "named"),
+    [(0, 1, "max_completion_length=0"), (10, 0, "cache_length=0"), (10, 11, "cache_length=11")]
+    + [(10.5, 2, "max_completion_length=10.5"), (10, True, "cache_length=True")],
+)
+def test_bad_lengths_are_named(longest, cache, named):
+    with pytest.raises(ValueError, match=named):
+        OverlongPenalty(longest, cache)
+
+
+# --- verdicts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("<think>So it agrees.</think><answer>Yes</answer>", True),
+        ("<think>It differs.</think><answer>No</answer>", False),
+        ("Is 7 right? No, wait. Yes.", True),
+        ("Yes, at first sight. But 3 + 4 is 7: NO", False),
+        ("The verdict is \\boxed{No}, although many would say yes.", False),
+        ("\\boxed{Yes} or rather \\boxed{\\text{no}.}", False),
+        ("<think>yes yes yes</think> The answer is **no**.", False),
+        ("<think>Yes, surely", None),  # the analysis was cut off
+        ("<think>a</think>Yes<think>but then", None),
+        ("Yesterday I knew it; nobody does.", None),
+        ("<think>Yes</think> I cannot tell.", None),
+        ("", None),
+    ],
+)
+def test_the_last_word_after_the_analysis_counts(text, verdict):
+    assert parse_verdict(text) is verdict
+
+
+def test_error_rates_by_hand():
+    verdicts = [True, True, False, None, False, True]
+    labels = [True, False, False, False, True, True]
+    shares = {"accuracy": 3 / 6, "yes_rate": 3 / 6, "unparsed": 1 / 6}
+    errors = {"false_yes": 1 / 3, "false_no": 1 / 3}  # of three wrong and three right answers
+    assert verdict_stats(verdicts, labels) == pytest.approx(shares | errors)
+    assert "false_yes" not in verdict_stats([True], [True])
+
+
+def verdict_rewards(texts, correct, pass_rate_factor=False, **columns):
+    reward = VerificationReward(pass_rate_factor=pass_rate_factor)
+    completions = [[{"role": "assistant", "content": text}] for text in texts]
+    return reward([None] * len(texts), completions, [[]] * len(texts), correct=correct, **columns)
+
+
+def test_a_verdict_is_compared_with_the_label_not_with_the_answer():
+    """The column `answer` is there, says Yes, and is not looked at."""
+    logged, labels = {}, [True, True, False, False, True]
+    texts = ["Yes", "No", "Yes", "No", "hm"]
+    rewards = verdict_rewards(texts, labels, answer=["Yes"] * 5, log_metric=logged.__setitem__)
+    assert rewards == [1.0, 0.0, 0.0, 1.0, 0.0]
+    assert logged["false_yes"] == 0.5 and logged["unparsed"] == 0.2 and "accuracy" not in logged
+
+
+def test_rows_that_are_no_items_are_not_scored():
+    logged, columns = {}, {"pass_rate": [0.25, None, 0.5]}
+    rewards = verdict_rewards(
+        ["Yes", "No", "No"], [True, None, True], True, **columns, log_metric=logged.__setitem__
+    )
+    assert rewards == [0.25, None, 0.0] and logged["yes_rate"] == 0.5
+
+
+def test_the_pass_rate_is_a_factor_and_capped():
+    labels, rates = [True, True, True, False], [0.25, 0.9, 0.9, 0.5]
+    rewards = verdict_rewards(["Yes", "Yes", "No", "No"], labels, True, pass_rate=rates)
+    assert rewards == [0.25, 0.5, 0.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("labels", "factor", "message"),
+    [([True], True, "'pass_rate' has 0 values for 1"), ([True] * 2, False, "'correct' has 2")],
+)
+def test_missing_columns_are_named(labels, factor, message):
+    with pytest.raises(ValueError, match=message):
+        verdict_rewards(["Yes"], labels, factor)
+
+
+# --- TRL's protocol -------------------------------------------------------------------------------
+
+REWARDS = [accuracy_reward, format_reward, OverlongPenalty(8, 4)]
+
+# One row a completion. No two neighbours earn the same, so that a shifted row shows.
+ROWS = [
+    {"answer": "15", "text": "<think>a</think><answer>15</answer>", "length": 3},
+    {"answer": "16", "text": "<answer>15</answer>", "length": 5},
+    {"answer": None, "text": "<think>b</think><answer>15 coins</answer>", "length": 6},
+    {"answer": "1/2", "text": "<think>c</think><answer>0.50</answer> ", "length": 7},
+    {"answer": "Yes", "text": "no", "length": 9},
+    {"answer": "Yes", "text": "<think>d</think><answer>yes</answer>", "length": 8},
+]
+EXPECTED = {
+    "accuracy_reward": [1.0, 0.0, None, 1.0, 0.0, 1.0],
+    "format_reward": [0.1, -0.1, 0.1, 0.1, -0.1, 0.1],
+    "overlong_penalty": [0.0, -0.25, -0.5, -0.75, -1.0, -1.0],
+}
+
+
+def call_like_trl(reward, rows, conversational):
+    """Call as `GRPOTrainer._calculate_rewards` of TRL 1.16 does, with all that it passes along."""
+    texts = [row["text"] for row in rows]
+    chats = [[{"role": "assistant", "content": text}] for text in texts]
+    return reward(
+        prompts=[[{"role": "user", "content": "?"}] if conversational else "?" for _ in rows],
+        completions=chats if conversational else texts,
+        completion_ids=[[1] * row["length"] for row in rows],
+        answer=[row["answer"] for row in rows],
+        question=["?"] * len(rows),
+        trainer_state=object(),
+        log_extra=lambda column, values: None,
+        log_metric=lambda name, value: None,
+    )
+
+
+@pytest.mark.parametrize("reward", REWARDS, ids=lambda reward: reward.__name__)
+@pytest.mark.parametrize("conversational", [False, True])
+def test_each_row_is_scored_by_that_row_in_any_order_and_batch(reward, conversational):
+    expected = EXPECTED[reward.__name__]
+    order = list(range(len(ROWS)))
+    for seed in range(20):
+        assert call_like_trl(reward, [ROWS[i] for i in order], conversational) == [
+            expected[i] for i in order
+        ]
+        random.Random(seed).shuffle(order)
+    assert [call_like_trl(reward, [row], conversational)[0] for row in ROWS] == expected
+    assert call_like_trl(reward, [], conversational) == []
+
+
+@pytest.mark.parametrize("reward", REWARDS, ids=lambda reward: reward.__name__)
+def test_signature_is_the_protocol(reward):
+    """The trainer names a missing column by reading what a reward requires."""
+    parameters = inspect.signature(reward).parameters
+    required = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
+    assert list(parameters)[:3] == ["prompts", "completions", "completion_ids"]
+    assert required == (["answer"] if reward is accuracy_reward else [])
+    assert any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -1,0 +1,146 @@
+"""Policies: what loads from a folder, what ends a completion, and what is said where it cannot."""
+
+import copy
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from grpo_kit.models import frozen_copy, load_policy, reference_of, weights_hash
+
+PROMPT = [{"role": "user", "content": "Mia has 3 coins."}]
+
+
+@pytest.fixture
+def own_tokenizer(policy):
+    """The policy's tokenizer, which a test may change."""
+    policy.tokenizer = copy.deepcopy(policy.tokenizer)
+    return policy.tokenizer
+
+
+def test_a_saved_policy_loads_again_from_its_folder(policy, saved_policy):
+    again = load_policy(saved_policy)
+    assert again.encode([PROMPT]) == policy.encode([PROMPT])
+    ids = torch.tensor(policy.encode([PROMPT]))
+    torch.testing.assert_close(again.model(ids).logits, policy.model(ids).logits)
+    assert again.eos_token_ids == [policy.tokenizer.eos_token_id]
+    assert again.context_length == 512
+
+
+def test_every_eos_and_the_token_that_ends_a_turn_end_a_completion(policy, own_tokenizer):
+    """Qwen2.5's base models end a turn by a token that they do not name as EOS."""
+    end_of_turn = own_tokenizer.eos_token_id
+    own_tokenizer.eos_token = own_tokenizer.pad_token
+    policy.model.generation_config.eos_token_id = [9, 7]
+    assert policy.eos_token_ids == sorted({7, 9, end_of_turn, own_tokenizer.pad_token_id})
+
+
+def test_lora_trains_its_own_weights_alone_and_begins_the_same_each_time(saved_policy):
+    before = torch.get_rng_state()
+    models = [load_policy(saved_policy, lora_rank=2).model for _ in range(2)]
+    assert torch.equal(torch.get_rng_state(), before), "it leaves the random numbers alone"
+    first, second = ({n: p for n, p in m.named_parameters() if p.requires_grad} for m in models)
+    assert first and all("lora" in name for name in first)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_the_reference_stays_what_the_policy_was(saved_policy, lora_rank):
+    policy = load_policy(saved_policy, lora_rank=lora_rank)
+    ids = torch.tensor(policy.encode([PROMPT]))
+    before = policy.model(ids).logits.detach()
+    reference = reference_of(policy)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1)
+    with reference() as model, torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, before)
+        assert (model is policy.model) == bool(lora_rank), "with LoRA no second copy of the weights"
+    assert not torch.allclose(policy.model(ids).logits, before)
+
+
+def test_a_frozen_copy_is_independent(policy):
+    copied = frozen_copy(policy)
+    assert not any(p.requires_grad for p in copied.model.parameters())
+    hashes = [weights_hash(p.model.parameters(), samples=64) for p in (policy, copied)]
+    with torch.no_grad():
+        next(policy.model.parameters()).add_(1.0)
+    after = [weights_hash(p.model.parameters(), samples=64) for p in (policy, copied)]
+    assert hashes[0] == hashes[1] == after[1] != after[0]
+
+
+def test_a_folder_without_safetensors_is_refused(saved_policy):
+    (saved_policy / "model.safetensors").unlink()
+    torch.save({}, saved_policy / "pytorch_model.bin")
+    with pytest.raises(RuntimeError, match="taken as safetensors only"):
+        load_policy(saved_policy)
+
+
+def test_an_interrupted_download_says_so(saved_policy):
+    weights = saved_policy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(RuntimeError, match="interrupted; delete that file and fetch it again"):
+        load_policy(saved_policy)
+
+
+def test_tokenizer_and_model_of_different_revisions_are_refused(saved_policy, own_tokenizer):
+    own_tokenizer.add_tokens([f"new {i}" for i in range(500)])
+    own_tokenizer.save_pretrained(saved_policy)
+    with pytest.raises(ValueError, match=r"has \d+ tokens and the model \d+: .*fetch both"):
+        load_policy(saved_policy)
+
+
+def test_a_tokenizer_without_chat_template_is_refused(saved_policy, own_tokenizer):
+    (saved_policy / "chat_template.jinja").unlink(missing_ok=True)
+    own_tokenizer.chat_template = None
+    own_tokenizer.save_pretrained(saved_policy)
+    with pytest.raises(ValueError, match="has no chat template"):
+        load_policy(saved_policy)
+
+
+def test_a_model_that_can_be_had_nowhere_says_how_to_get_it():
+    with pytest.raises(RuntimeError, match="no local folder and the Hub cannot be reached"):
+        load_policy("nobody/no-such-model")
+
+
+@pytest.mark.slow
+def test_what_is_loaded_from_the_hub_names_its_commit_s_folder(policy, tmp_path):
+    """A cache as the Hub's library fills it, without the Hub: vLLM then takes the same commit."""
+    commit = "c" * 40
+    snapshot = tmp_path / "models--own--tiny" / "snapshots" / commit
+    policy.model.save_pretrained(snapshot)
+    policy.tokenizer.save_pretrained(snapshot)
+    code = (
+        "from grpo_kit.models import load_policy;"
+        f"print(load_policy('own/tiny', revision='{commit}').model.config._name_or_path)"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, env=environment
+    )
+    assert done.stdout.split()[-1:] == [str(snapshot)], done.stderr
+
+
+QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('no system role') }}", "refuses these messages .no system role."),
+        ("{{ messages[-1].content }}{% if add_generation_prompt %}A:{% endif %}",
+         "leaves out the system message, which the task needs"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "does not open an answer"),
+    ],
+)  # fmt: skip
+def test_a_template_without_what_the_task_says_is_refused(policy, own_tokenizer, template, message):
+    policy.check_template(QUESTION)
+    own_tokenizer.chat_template = template
+    with pytest.raises(ValueError, match=message):
+        policy.check_template(QUESTION)
+    if "refuses" in message:
+        with pytest.raises(ValueError, match=message):
+            policy.encode([QUESTION])

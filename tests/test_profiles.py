@@ -1,0 +1,55 @@
+"""Machines by name: each profile has its policy, judge and agents, or says what is missing."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from grpo_kit.flow import GENERAL
+from grpo_kit.profiles import PROFILES
+from grpo_kit.rewards import LocalJudge
+from grpo_kit.rewards.judge import quality_prompt, tiny_prompt
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA GPU")
+@pytest.mark.parametrize("name", ["colab", "paper"])
+def test_a_profile_for_a_gpu_says_so_where_there_is_none(name):
+    with pytest.raises(RuntimeError, match="torch sees no CUDA GPU here"):
+        PROFILES[name].load_policy()
+
+
+def test_a_profile_whose_base_is_missing_says_how_to_build_it():
+    profile = dataclasses.replace(PROFILES["tiny"], policy="no-such-base")
+    with pytest.raises(RuntimeError, match="grpo-kit pretrain"):
+        profile.load_policy()
+
+
+def test_each_profile_has_a_judge(policy, monkeypatch):
+    frozen = PROFILES["tiny"].load_judge(policy)
+    assert isinstance(frozen, LocalJudge) and frozen.prompt is tiny_prompt
+    assert frozen.policy.model is not policy.model
+    assert PROFILES["colab"].load_judge(policy).prompt is quality_prompt
+
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    with pytest.raises(ValueError, match="JUDGE_KEY .* is not set"):
+        PROFILES["paper"].load_judge(policy)
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    assert PROFILES["paper"].load_judge(policy).base_url == "http://127.0.0.1:8000/v1"
+    monkeypatch.setenv("GRPO_KIT_JUDGE_URL", "http://10.0.0.1:9000/v1")
+    judge = PROFILES["paper"].load_judge(policy)
+    assert (judge.model, judge.base_url) == ("Qwen/Qwen3-32B", "http://10.0.0.1:9000/v1")
+
+
+def test_each_profile_has_agents_around_its_planner(policy, monkeypatch):
+    tiny = PROFILES["tiny"].load_agents(policy, max_turns=3)
+    assert tiny.planner.policy is policy and tiny.max_turns == 3
+    assert tiny.executor.model.model is not policy.model
+    assert tiny.toolkit.names == ["lookup", "calculator"]
+    assert PROFILES["colab"].load_agents(policy).planner.prompts is GENERAL
+
+    monkeypatch.delenv("ROLES_KEY", raising=False)
+    with pytest.raises(ValueError, match="ROLES_KEY .* is not set"):
+        PROFILES["paper"].load_agents(policy)
+    monkeypatch.setenv("ROLES_KEY", "secret")
+    role = PROFILES["paper"].load_agents(policy).verifier.model
+    assert (role.model, role.base_url) == ("Qwen/Qwen2.5-7B-Instruct", "http://127.0.0.1:8000/v1")

@@ -1,0 +1,173 @@
+"""A folder of a run: written as it goes, taken up after a kill, never mixed with another."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from toy import TASK, configure, even_ids, without_times
+
+from grpo_kit.models import load_policy
+from grpo_kit.runs import CHECKPOINT, HISTORY, RUN, RunFiles
+from grpo_kit.training import train
+
+CPU = torch.device("cpu")
+
+
+def files(folder, seed=0, rewards=("even_ids",), **changes) -> RunFiles:
+    return RunFiles(folder, configure(**changes), seed, {"rewards": list(rewards)})
+
+
+def row(step: int) -> dict:
+    return {"step": step, "num_generated_tokens": 10 * step, "reward": step / 4}
+
+
+def killed_after(folder, step: int) -> RunFiles:
+    """A run of `step` steps with a checkpoint at the second."""
+    run = files(folder)
+    run.begin()
+    for done in range(1, step + 1):
+        run.log(row(done))
+        if done == 2:
+            run.save_checkpoint(2, weights={"w": torch.tensor([1.5])})
+    return run
+
+
+def steps_in(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("last_line", ["", '{"step": 4, "rew', "\0\0\0"])
+def test_a_run_is_taken_up_after_its_checkpoint_though_the_last_line_is_half_written(
+    tmp_path, last_line
+):
+    killed_after(tmp_path, 3)
+    with open(tmp_path / HISTORY, "a") as file:
+        file.write(last_line)
+    (tmp_path / f".{CHECKPOINT}.1.partial").write_text("half")
+    run = files(tmp_path)
+    state = run.resume(CPU)
+    assert state["step"] == 2 and state["weights"]["w"].item() == 1.5
+    assert run.run.history == [row(1), row(2)] and run.tokens == 20
+    run.log(row(3))
+    assert steps_in(tmp_path / HISTORY) == [1, 2, 3]
+    assert not list(tmp_path.glob(".*partial"))
+    assert "resume from the checkpoint of step 2" in run.remedy
+
+
+def test_without_a_checkpoint_a_resumed_run_starts_anew(tmp_path):
+    killed_after(tmp_path, 1)
+    run = files(tmp_path)
+    assert run.resume(CPU) is None and run.run.history == []
+    assert (tmp_path / HISTORY).read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"learning_rate": 2e-3, "beta": 0.1}, "learning_rate 0.001 there, 0.002 here; beta 0.0"),
+        ({"reward_weights": (0.5,)}, r"reward_weights None there, \[0.5\] here"),
+        ({"seed": 1}, "seed 0 there, 1 here"),
+        ({"rewards": ["other"]}, r"rewards \['even_ids'\] there, \['other'\] here"),
+    ],
+)
+def test_the_run_of_another_identity_is_refused_with_the_differences(tmp_path, changes, message):
+    killed_after(tmp_path, 3)
+    before = (tmp_path / HISTORY).read_text()
+    with pytest.raises(ValueError, match=f"{message}.*choose another folder"):
+        files(tmp_path, **changes).resume(CPU)
+    assert (tmp_path / HISTORY).read_text() == before
+
+
+@pytest.mark.parametrize("history", [None, "", '{"step": 1}\n', '{"step": 1}\n{"ste'])
+def test_a_checkpoint_beside_the_history_of_another_run_is_refused(tmp_path, history):
+    """As one that was started in the same folder and killed before its first checkpoint."""
+    killed_after(tmp_path, 3)
+    (tmp_path / HISTORY).unlink()
+    if history is not None:
+        (tmp_path / HISTORY).write_text(history)
+    with pytest.raises(ValueError, match="a checkpoint of step 2 .* without resume"):
+        files(tmp_path).resume(CPU)
+
+
+def test_a_finished_run_is_one_file_and_its_series_are_what_was_logged(tmp_path):
+    run = killed_after(tmp_path, 3).finish()
+    written = json.loads((tmp_path / RUN).read_text())
+    assert written["history"] == run.history == [row(1), row(2), row(3)]
+    assert written["seed"] == 0 and written["start"] == {"rewards": ["even_ids"]}
+    assert written["config"]["learning_rate"] == 1e-3
+    assert run.series("reward") == ([1, 2, 3], [0.25, 0.5, 0.75])
+    assert run.series("nothing") == ([], [])
+
+
+def test_steps_in_a_row_without_a_score_stop_the_run_and_say_what_to_do(tmp_path):
+    run = files(tmp_path, max_unscored_steps=2)
+    run.begin()
+    for step, scored in enumerate([False, True, False], start=1):
+        run.count_unscored(new := row(step), scored, ["judge"])
+        run.log(new)
+    with pytest.raises(
+        RuntimeError, match="2 steps in a row .*step 4.* judge return; no checkpoint"
+    ):
+        run.count_unscored(row(4), False, ["judge"])
+    assert steps_in(tmp_path / HISTORY) == [1, 2, 3, 4]
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_good(tmp_path, monkeypatch):
+    run = killed_after(tmp_path, 3)
+
+    def full(state, path):
+        path.write_bytes(b"half a check")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        run.save_checkpoint(3)
+    assert not list(tmp_path.glob(".*partial"))
+    assert files(tmp_path).resume(CPU)["step"] == 2
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RuntimeError, match="cannot write to the output folder"):
+        files(tmp_path / "file" / "run")
+
+
+KILLED_RUN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from toy import TASK, configure, even_ids
+from grpo_kit.models import load_policy
+from grpo_kit.training import train
+train(load_policy(sys.argv[2]), TASK, [even_ids], configure(max_steps=40), output_dir=sys.argv[3],
+      seed=1)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_killed_by_the_system_at_a_random_moment_goes_on_as_if_unbroken(
+    saved_policy, tmp_path
+):
+    history = tmp_path / "broken" / HISTORY
+    arguments = [str(Path(__file__).parent), str(saved_policy), str(history.parent)]
+    child = subprocess.Popen([sys.executable, "-c", KILLED_RUN, *arguments])
+    while not (history.exists() and len(history.read_text().splitlines()) >= 3):
+        assert child.poll() is None, "ended before it could be killed"
+        time.sleep(0.005)
+    delay = random.SystemRandom().uniform(0, 0.5)
+    time.sleep(delay)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+
+    options = {"config": configure(max_steps=40), "seed": 1, "resume": True}
+    whole, broken = (
+        train(load_policy(saved_policy), TASK, [even_ids], output_dir=tmp_path / name, **options)
+        for name in ("whole", "broken")
+    )
+    assert without_times(whole.history) == without_times(broken.history), f"after {delay} s"
+    assert not list((tmp_path / "broken").glob(".*partial"))

@@ -1,0 +1,47 @@
+"""A toy task, a reward with spread in every group and a small config, for tests of the loop."""
+
+import dataclasses
+
+import torch
+from datasets import Dataset
+
+from grpo_kit.config import GRPOConfig
+from grpo_kit.tasks import Task
+
+CONFIG = GRPOConfig(
+    max_steps=3,
+    learning_rate=1e-3,
+    lr_scheduler_type="constant",
+    num_generations=4,
+    generation_batch_size=8,
+    max_completion_length=8,
+    eval_prompts=2,
+    num_generations_eval=2,
+    save_steps=1,
+)
+
+
+def configure(**changes) -> GRPOConfig:
+    return dataclasses.replace(CONFIG, **changes)
+
+
+def rows(n: int) -> Dataset:
+    prompts = [[{"role": "user", "content": f"{'a' * i} {i}"}] for i in range(n)]
+    columns = {"prompt": prompts, "answer": [str(i) for i in range(n)], "row": list(range(n))}
+    return Dataset.from_dict(columns)
+
+
+TASK = Task("toy", rows(6), rows(3))
+
+
+def even_ids(prompts, completions, completion_ids, **columns):
+    """The share of even token ids."""
+    return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
+
+
+def weights_of(policy) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in policy.model.parameters()])
+
+
+def without_times(history: list[dict]) -> list[dict]:
+    return [{k: v for k, v in row.items() if "time" not in k} for row in history]

@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
+from matplotlib.figure import Figure
 from tqdm import tqdm
 from transformers import TrainerCallback
 
@@ -42,7 +44,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def run(output_dir: Path, policy_dir: Path, *, steps: int = 10, quick: bool = False) -> dict:
-    """Run all benchmarks, write `bench.json` and `bench.md`, return the numbers.
+    """Run all benchmarks, write `bench.json`, `bench.md` and `bench.png`, return the numbers.
 
     `steps` of each trainer are measured, after one that is not; `quick` takes small batches.
     """
@@ -55,9 +57,15 @@ def run(output_dir: Path, policy_dir: Path, *, steps: int = 10, quick: bool = Fa
         "episodes": time_episodes(policy_dir, steps, *((16, 2) if quick else (64, 4))),
         "loss_memory": compare_loss_memory(tokens=128 if quick else 1024),
     }
-    write_atomic(output_dir / "bench.json", json.dumps(result, indent=1))
-    write_atomic(output_dir / "bench.md", report(result))
+    write(output_dir / "bench", result, report(result), figure(result))
     return result
+
+
+def write(path: Path, result: dict, text: str, drawing: Figure) -> None:
+    """Write the numbers, their report and their figure beside each other."""
+    write_atomic(path.with_suffix(".json"), json.dumps(result, indent=1))
+    write_atomic(path.with_suffix(".md"), text)
+    drawing.savefig(path.with_suffix(".png"), dpi=120)
 
 
 def machine() -> dict[str, Any]:
@@ -92,9 +100,6 @@ def _peak_mib() -> float:
     if status.exists():  # ru_maxrss would start from what the parent process held
         return int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) / 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
-
-
-# --- a step ---------------------------------------------------------------------------------------
 
 
 def even_share(prompts, completions, completion_ids, **columns) -> list[float]:
@@ -259,44 +264,56 @@ def loss_peak(kind: str, tokens: int) -> float:
     return _peak_mib() - before
 
 
-# --- report ---------------------------------------------------------------------------------------
-
-
 def report(result: dict) -> str:
     """The numbers as Markdown."""
-    step, memory, where = result["step"], result["loss_memory"], result["machine"]
-    rewards, episodes = result["reward_seconds"], result["episodes"]
-    ratio, loss, peaks = step["trl_over_kit"], memory["peak_mib"], step["peak_mib"]
-    share = {name: rewards[name] / (rewards["step"] + rewards[name]) for name in rewards}
-    play = {name: 1000 * seconds for name, seconds in episodes["median_seconds"].items()}
+    step, rewards = result["step"], result["reward_seconds"]
+    peaks, play = step["peak_mib"], result["episodes"]["median_seconds"]
     rows = "\n".join(
         f"| {name} | {of['generation']:.3f} | {of['update']:.3f} | {of['step']:.3f} | "
         f"{peaks[name]:.0f} |"
         for name, of in step["median_seconds"].items()
     )
-    return f"""\
-{step["completions"]} completions a step, up to {step["max_completion_length"]} tokens, \
-{step["steps"]} steps of each trainer in turn, {step["threads"]} thread(s), \
-{where["processor"]}, accelerator: {where["accelerator"]}.
+    share = {name: rewards[name] / (rewards["step"] + rewards[name]) for name in rewards}
+    milliseconds = {name: 1000 * seconds for name, seconds in play.items()}
+    peak_ratio = peaks["trl"] / peaks["kit"]
+    return REPORT.format(**result, rows=rows, share=share, ms=milliseconds, peak_ratio=peak_ratio)
+
+
+REPORT = """\
+{step[completions]} completions a step, up to {step[max_completion_length]} tokens, {step[steps]} \
+steps of each trainer in turn, {step[threads]} thread(s), {machine[processor]}, accelerator: \
+{machine[accelerator]}.
 
 | | generation and rewards (s) | update (s) | step (s) | peak memory (MiB) |
 |---|---:|---:|---:|---:|
 {rows}
-| trl / kit | {ratio["generation"]:.2f} | {ratio["update"]:.2f} | {ratio["step"]:.2f} | \
-{peaks["trl"] / peaks["kit"]:.2f} |
+| trl / kit | {step[trl_over_kit][generation]:.2f} | {step[trl_over_kit][update]:.2f} | \
+{step[trl_over_kit][step]:.2f} | {peak_ratio:.2f} |
 
-Memory is that of a process with this trainer alone, imports included. \
-A TRL step takes {ratio["step"]:.2f} times as long as the kit's.
+Memory is that of a process with this trainer alone, imports included. A TRL step takes \
+{step[trl_over_kit][step]:.2f} times as long as the kit's.
 
-Loss step, {memory["tokens"]} tokens, vocabulary {memory["vocabulary"]:,}: peak \
-{loss["chunked"]:.0f} MiB chunked, {loss["plain"]:.0f} MiB with a plain log-softmax \
-({memory["chunked_over_plain"]:.0%}).
+Loss step, {loss_memory[tokens]} tokens, vocabulary {loss_memory[vocabulary]:,}: peak \
+{loss_memory[peak_mib][chunked]:.0f} MiB chunked, {loss_memory[peak_mib][plain]:.0f} MiB with a \
+plain log-softmax ({loss_memory[chunked_over_plain]:.0%}).
 
-Rewards with a model of their own, on the same batches: diversity {rewards["diversity"]:.3f} s and \
-judge {rewards["judge"]:.3f} s, or {share["diversity"]:.0%} and {share["judge"]:.0%} of a step \
-that has this one.
+Rewards with a model of their own, on the same batches: diversity {reward_seconds[diversity]:.3f} \
+s and judge {reward_seconds[judge]:.3f} s, or {share[diversity]:.0%} and {share[judge]:.0%} of a \
+step that has this one.
 
-Episodes of Flow-GRPO: {play["batched"]:.0f} ms each where {episodes["batch"]} are played \
-together, {play["single"]:.0f} ms one at a time, {episodes["single_over_batched"]:.1f} times as \
-long.
+Episodes of Flow-GRPO: {ms[batched]:.0f} ms each where {episodes[batch]} are played together, \
+{ms[single]:.0f} ms one at a time, {episodes[single_over_batched]:.1f} times as long.
 """
+
+
+def figure(result: dict) -> Figure:
+    """Bars: seconds of a step, each process's peak memory, and the loss step's memory."""
+    seconds = pd.DataFrame(result["step"]["median_seconds"]).T[["generation", "update"]]
+    drawing = Figure(figsize=(11, 2.8), layout="constrained")
+    panels = drawing.subplots(1, 3, width_ratios=(2, 1, 1))
+    seconds.plot.barh(stacked=True, ax=panels[0], title="seconds of a step (median)")
+    for panel, name, title in zip(
+        panels[1:], ("step", "loss_memory"), ("peak memory (MiB)", "loss step (MiB)"), strict=True
+    ):
+        pd.Series(result[name]["peak_mib"]).plot.barh(ax=panel, color="tab:gray", title=title)
+    return drawing

@@ -12,12 +12,14 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
+from matplotlib.figure import Figure
 from scipy.stats import linregress
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_kit.config import GRPOConfig
-from grpo_kit.lab.bench import DEVICE, TRAINERS, compare_steps, machine, now, step_config
+from grpo_kit.lab.bench import DEVICE, TRAINERS, compare_steps, machine, now, step_config, write
 from grpo_kit.lab.planner import FIELDS, GPU, MODELS, plan, shape_of
 from grpo_kit.models import half_of
 from grpo_kit.paths import data_dir, make_output_dir, write_atomic
@@ -51,7 +53,7 @@ def points(quick: bool = False, cuda: bool = False) -> list[tuple[str, str, GRPO
 
 
 def run(output_dir: Path, quick: bool = False) -> dict:
-    """Measure every point, write `scaling.json` and `scaling.md`, return the numbers."""
+    """Measure every point, write `scaling.json`, its report and its figure, return the numbers."""
     output_dir, models = make_output_dir(output_dir), {}
     result = {"machine": machine(), "limits": measure_limits(), "rows": []}
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +72,7 @@ def run(output_dir: Path, quick: bool = False) -> dict:
             })  # fmt: skip
             result["exponents"] = exponents(result["rows"])
             write_atomic(output_dir / "scaling.json", json.dumps(result, indent=1))
-    write_atomic(output_dir / "scaling.md", report(result))
+    write(output_dir / "scaling", result, report(result), figure(result))
     return result
 
 
@@ -163,3 +165,17 @@ def report(result: dict) -> str:
         name = AXES[axis].split(",")[0]
         lines.append(f"Seconds a step grow as {name} to the power of {' and '.join(powers)}.")
     return "\n".join(lines) + "\n"
+
+
+def figure(result: dict) -> Figure:
+    """Seconds of a step over each axis, both trainers and the limit, on logarithmic scales."""
+    columns = {**{f"median_seconds.{kind}.step": kind for kind in TRAINERS}, "limit.step": "limit"}
+    rows = pd.json_normalize(result["rows"])
+    drawing = Figure(figsize=(4 * len(result["exponents"]), 3.2), layout="constrained")
+    panels = drawing.subplots(1, len(result["exponents"]), squeeze=False, sharey=True)[0]
+    for panel, axis in zip(panels, result["exponents"], strict=True):
+        curves = rows[rows["axis"] == axis].set_index(axis)[[*columns]].rename(columns=columns)
+        curves.plot(ax=panel, loglog=True, style=["C1o-", "C0o-", "k:"], xlabel=AXES[axis])
+        panel.grid(alpha=0.3)
+    panels[0].set(ylabel="seconds a step")
+    return drawing

@@ -133,13 +133,13 @@ def verification_prompt(item: VerificationItem) -> list[dict]:
 GENERATION, VERIFICATION = "generation", "verification"
 INIT_SHARE = 0.4  # of the run that Verify-Init spends on verification: 400 of 1,000 steps
 ALTER_EVERY = 5  # steps
-# What the updates of a step learn from, by step (from 0) and progress (0..1).
+# What the updates of a step learn from, by step (from 0) and share of the run spent (0..1).
 STRATEGIES: dict[str, Callable[[int, float], list[tuple[str, ...]]]] = {
-    "generate": lambda step, progress: [(GENERATION,)],
-    "self-verify": lambda step, progress: [(VERIFICATION,)],
-    "mixed": lambda step, progress: [(GENERATION, VERIFICATION)],
-    "verify-init": lambda step, progress: [(VERIFICATION if progress < INIT_SHARE else GENERATION,)],
-    "verify-alter": lambda step, progress: (
+    "generate": lambda step, spent: [(GENERATION,)],
+    "self-verify": lambda step, spent: [(VERIFICATION,)],
+    "mixed": lambda step, spent: [(GENERATION, VERIFICATION)],
+    "verify-init": lambda step, spent: [(VERIFICATION if spent < INIT_SHARE else GENERATION,)],
+    "verify-alter": lambda step, spent: (
         [(GENERATION,), (VERIFICATION,)] if step % ALTER_EVERY == ALTER_EVERY - 1
         else [(GENERATION,)]
     ),

@@ -1,20 +1,15 @@
-"""The four roles of AgentFlow: plain objects with one method each.
-
-Planner    reads question and memory, decides the next step: context, sub-goal, tool. Trained.
-Executor   turns a decision into a tool call. Frozen, like the two below.
-Verifier   reads question and memory, says STOP or CONTINUE
-Generator  reads question and memory, writes the final output
+"""The four roles of AgentFlow: a trained planner, a frozen executor, verifier and generator.
 
 A frozen role speaks through a frozen `Policy` (greedy) or through any judge-like object that yields
-replies to conversations (`EndpointJudge`). The roles' requests are a set of `Prompts`: `TINY`,
-which the shipped base knows, or `GENERAL`, for any model that follows instructions.
+replies to conversations (`EndpointJudge`). `Prompts` are the roles' requests: `TINY`, which the
+shipped base knows, or `GENERAL`, for any model that follows instructions.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -57,10 +52,7 @@ def answer_prompt(question: str, memory: str) -> str:
 
 @dataclass(frozen=True)
 class Prompts:
-    """The request to each role, as the content of one user message; `memory` is `str(Memory)`.
-
-    system: a system message before every request; "" = none.
-    """
+    """The request to each role, one user message, after a system message unless `system` is ""."""
 
     plan: Callable[[str, str, Toolkit], str]
     execute: Callable[[Action, Toolkit], str]
@@ -81,8 +73,13 @@ TINY = Prompts(
 )
 
 
-def _plan(question: str, memory: str, toolkit: Toolkit) -> str:
-    return f"""\
+def _state(question: str, memory: str) -> str:
+    return f"Question: {question}\n\nMemory of the steps taken:\n{memory}"
+
+
+GENERAL = Prompts(
+    plan=lambda question, memory, toolkit: (
+        f"""\
 Decide the next step towards answering the question. One step, one tool; what it returns will \
 stand in the memory before you are asked again.
 
@@ -99,10 +96,9 @@ Reply in exactly this form:
 Context: what the tool needs to know from question and memory, or none
 Goal: what this step is to find out
 Tool: the name of one tool"""
-
-
-def _execute(action: Action, toolkit: Toolkit) -> str:
-    return f"""\
+    ),
+    execute=lambda action, toolkit: (
+        f"""\
 Write the call of the tool that reaches the goal.
 
 Context: {action.context}
@@ -113,15 +109,7 @@ Tools:
 {toolkit.describe()}
 
 Reply with one JSON object and nothing else: {{"name": "{action.tool}", "arguments": {{...}}}}"""
-
-
-def _state(question: str, memory: str) -> str:
-    return f"Question: {question}\n\nMemory of the steps taken:\n{memory}"
-
-
-GENERAL = Prompts(
-    plan=_plan,
-    execute=_execute,
+    ),
     verify=lambda question, memory: (
         f"""\
 Does the memory hold all that is needed to answer the question?
@@ -145,10 +133,9 @@ Give the final answer as <answer>answer here</answer>."""
 
 def check_chat_roles(policy: Policy, prompts: Prompts) -> None:
     """Raise ValueError where the chat template refuses or drops a role that the prompts need."""
+    messages = [m | {"content": f"{m['role']} {PLACEHOLDER}"} for m in prompts.messages("")]
     try:
-        policy.check_template(
-            [m | {"content": f"{m['role']} {PLACEHOLDER}"} for m in prompts.messages("")]
-        )
+        policy.check_template(messages)
     except ValueError as error:
         remedy = "If it lacks the system role: `dataclasses.replace(prompts, system='')`."
         raise ValueError(f"{error} {remedy}") from error
@@ -173,34 +160,23 @@ class Planner:
         max_new_tokens: int = 64,
         **options,
     ) -> tuple[Rollouts, list[Action]]:
-        """Sample one action for each of N prompts, in their order; equal prompts are run once.
-
-        options: of `generate`, such as `temperature` and `do_sample`.
-        """
-        places: dict[tuple[int, ...], list[int]] = {}
+        """Sample one action for each of N prompts, in their order; `options` are `generate`'s."""
+        policy, places = self.policy, defaultdict(list)  # equal prompts are run once
         for i, ids in enumerate(prompt_ids):
-            places.setdefault(tuple(ids), []).append(i)
-        policy = self.policy
+            places[tuple(ids)].append(i)
         with policy.autocast():
             rollouts = generate(
-                policy.model,
-                [list(ids) for ids in places],
-                [len(rows) for rows in places.values()],
-                max_new_tokens=max_new_tokens,
-                eos_token_ids=policy.eos_token_ids,
-                pad_token_id=policy.pad_token_id,
-                generator=generator,
-                **options,
-            )
+                policy.model, list(map(list, places)), [len(rows) for rows in places.values()],
+                max_new_tokens=max_new_tokens, eos_token_ids=policy.eos_token_ids,
+                pad_token_id=policy.pad_token_id, generator=generator, **options,
+            )  # fmt: skip
         order = torch.tensor([i for rows in places.values() for i in rows]).argsort()
         rollouts = rollouts.select(order.to(rollouts.mask.device))
         texts = policy.decode(rollouts.completion_lists())
         return rollouts, [read_action(text, self.toolkit.names) for text in texts]
 
 
-_LINE = re.compile(
-    r"^[^\w\n]*(context|goal|sub-goal|tool)[^\w\n:]*:(.*)$", re.IGNORECASE | re.MULTILINE
-)
+_LINE = re.compile(r"^[^\w\n]*(context|goal|sub-goal|tool)[^\w\n:]*:(.*)$", re.I | re.M)
 
 
 def read_action(text: str, names: Sequence[str] | None = None) -> Action:
@@ -217,26 +193,27 @@ def read_action(text: str, names: Sequence[str] | None = None) -> Action:
     }
     context, goal, tool = (lines.get(name, "") for name in ("context", "goal", "tool"))
     missing = [name for name in ("context", "goal", "tool") if not lines.get(name)]
-    unknown = names is not None and tool not in names
-    problem = f'error: no tool "{tool[:40]}"' if unknown else ""
+    problem = ""
     if missing:
         problem = f"error: no {missing[0]}"
+    elif names is not None and tool not in names:
+        problem = f'error: no tool "{tool[:40]}"'
     return Action(thought.rpartition("<think>")[2].strip(), context, goal, tool, problem)
 
 
 class FrozenRole:
-    """A role that is never trained. It gives its likeliest reply, and remembers it."""
+    """A role that is never trained. It gives its likeliest reply, and remembers it.
+
+    model: a frozen `Policy` (see `frozen_copy`), or a judge-like object (see `judges`).
+    """
 
     def __init__(self, model: Policy | Any, prompts: Prompts = TINY, *, max_new_tokens: int = 64):
-        """`model`: a frozen `Policy` (see `frozen_copy`), or a judge-like object (see `judges`).
-
-        Raises ValueError for a policy that is trained or whose chat template lacks a role.
-        """
+        self.name = type(self).__name__.lower()
         if isinstance(model, Policy):
             if any(parameter.requires_grad for parameter in model.model.parameters()):
                 raise ValueError(
-                    f"the {type(self).__name__.lower()} is a frozen role, and this policy is "
-                    "trained: give it frozen_copy(policy)."
+                    f"the {self.name} is a frozen role, and this policy is trained: give it "
+                    "frozen_copy(policy)."
                 )
             check_chat_roles(model, prompts)
         self.model, self.prompts, self.max_new_tokens = model, prompts, max_new_tokens
@@ -252,15 +229,15 @@ class FrozenRole:
         if len(self._remembered) > REMEMBERED:
             self._remembered.clear()
         new = [c for c in dict.fromkeys(contents) if c not in self._remembered]
-        replies = self._replies([self.prompts.messages(content) for content in new])
+        replies = self._replies([self.prompts.messages(content) for content in new]) if new else []
         for content, text in zip(new, replies, strict=True):
             if text is not None:
-                self._remembered[content] = _without_thinking(text)
+                _, closed, answer = text.rpartition("</think>")
+                thought_only = "<think>" in text and not closed
+                self._remembered[content] = "" if thought_only else answer.strip()
         return [self._remembered.get(content) for content in contents]
 
     def _replies(self, conversations: list[list[dict]]) -> list[str | None]:
-        if not conversations:
-            return []
         if not isinstance(self.model, Policy):
             with start_blocking_portal() as portal:  # a notebook has an event loop in this thread
                 return portal.call(self._asked, conversations)
@@ -290,24 +267,14 @@ class FrozenRole:
         self._failed.extend([False] * (len(texts) - len(failures)) + [True] * len(failures))
         if failures:
             reason = Counter(failure.reason for failure in failures).most_common(1)[0][0]
-            role = type(self).__name__.lower()
-            logger.warning(
-                "%d of %d replies of the %s could not be had: %s",
-                len(failures), len(texts), role, reason,
-            )  # fmt: skip
+            logger.warning("the %s: %d replies failed: %s", self.name, len(failures), reason)
             hopeless = all(f.hopeless for f in failures) and len(failures) == len(texts)
-            if hopeless or 2 * sum(self._failed) > self._failed.maxlen:
+            if hopeless or 2 * sum(self._failed) > FAILURE_WINDOW:
                 raise RuntimeError(
-                    f"the {role} cannot be had: {reason} Nothing was scored 0 for it; put it right "
-                    "and resume the run."
+                    f"the {self.name} cannot be had: {reason} Nothing was scored 0 for it; put it "
+                    "right and resume the run."
                 )
         return texts
-
-
-def _without_thinking(text: str) -> str:
-    """What a reply says after its thinking; "" where that never ends."""
-    _, closed, spoken = text.rpartition("</think>")
-    return spoken.strip() if closed or "<think>" not in text else ""
 
 
 class Executor(FrozenRole):
@@ -321,10 +288,7 @@ class Verifier(FrozenRole):
     """Says whether memory holds what the question needs."""
 
     def verify(self, states: Sequence[tuple[str, Memory]]) -> list[str | None]:
-        """ "STOP" or "CONTINUE" for each (question, memory): the last of the two words.
-
-        "" where the reply has neither (the episode goes on); None where there is no reply.
-        """
+        """The last STOP or CONTINUE of each reply, "" without either, None without a reply."""
         replies = self.ask([self.prompts.verify(q, str(memory)) for q, memory in states])
         return [
             None if text is None else ["", *re.findall(r"\b(STOP|CONTINUE)\b", text)][-1]

@@ -1,8 +1,7 @@
-"""The rollout engine: many episodes at once, one batched generation per role and turn.
+"""The rollout engine: all running episodes take their turn together, one batch per role.
 
-All running episodes take their turn together: the planner acts for all of them in one batch, then
-the executor, the tools and the verifier; an episode that is told to STOP leaves. Nothing stops the
-other episodes: a malformed plan, a failing call and a hanging tool become lines of memory.
+The planner acts for all of them, then the executor, the tools and the verifier; an episode that is
+told to STOP leaves. A malformed plan, a failing call or a hanging tool becomes a line of memory.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ class AgentSystem:
     own tools only; the turn that exceeds it is the last. context: what the planner reads. "memory"
     (the paper) is question and memory, written anew each turn; "append" adds the new request to the
     ids so far, so that the episode is one sequence for any trainer (see `export`).
-    Raises ValueError for limits out of range, and where the chat template cannot append.
     """
 
     planner: Planner
@@ -68,14 +66,12 @@ def agent_system(
 ) -> AgentSystem:
     """A system whose planner is `policy` and whose other roles are one frozen model.
 
-    frozen: a frozen `Policy` or a judge-like object (an endpoint); None = `frozen_copy(policy)` as
-    it is now. max_reply_tokens: limit of a frozen role's reply. limits: of the `AgentSystem`.
+    frozen: a frozen `Policy` or an endpoint; None = `frozen_copy(policy)` as it is now.
+    max_reply_tokens: limit of a frozen role's reply. limits: of the `AgentSystem`.
     """
     frozen = frozen_copy(policy) if frozen is None else frozen
-    roles = (
-        role(frozen, prompts, max_new_tokens=max_reply_tokens)
-        for role in (Executor, Verifier, Generator)
-    )
+    options = {"prompts": prompts, "max_new_tokens": max_reply_tokens}
+    roles = (role(frozen, **options) for role in (Executor, Verifier, Generator))
     return AgentSystem(Planner(policy, toolkit, prompts), *roles, toolkit, **limits)
 
 
@@ -102,14 +98,8 @@ def play(
 ) -> list[Episode]:
     """Play `num_generations` episodes of every row, not yet scored; those of a row stand together.
 
-    Args:
-        rows: of a dataset, with `prompt` (messages; the user's last one is the question) and the
-            columns that the tools need.
-        generator, temperature, max_new_tokens, do_sample: of the planner's actions.
-        batch_size: most episodes at a time, in whole groups; None = all.
-
-    An episode ends where its next prompt leaves no room for an action in the model's context.
-    Raises ValueError where that is so at the first turn.
+    rows: of a dataset, with `prompt` (messages; the user's last one is the question) and the
+    columns that the tools need. batch_size: most episodes at a time, in whole groups.
     """
     sampling = {
         "generator": generator, "temperature": temperature, "max_new_tokens": max_new_tokens,
@@ -128,7 +118,6 @@ def play(
 
 
 def _play_together(system: AgentSystem, everyone: Sequence[_Running], sampling: dict) -> None:
-    """Play one batch of episodes to their ends and outputs."""
     running = list(everyone)
     for _ in range(system.max_turns):
         started = time.perf_counter()
@@ -149,8 +138,6 @@ def _play_together(system: AgentSystem, everyone: Sequence[_Running], sampling: 
             elif one.seconds > system.episode_timeout:
                 episode.stopped = "time limit"
         running = [one for one in running if not one.episode.stopped]
-        if not running:
-            break
     for one in running:
         one.episode.stopped = "turn limit"
     whole = [one for one in everyone if one.episode.stopped != "no reply"]
@@ -163,33 +150,34 @@ def _plan(
     system: AgentSystem, running: Sequence[_Running], sampling: dict
 ) -> tuple[list[_Running], list[Action]]:
     """Sample the next actions. Returns the episodes that have room for one, and the actions."""
-    prompt_ids = _contexts(system, running)
-    room = system.planner.policy.context_length - sampling["max_new_tokens"]
-    if running[0].ids:  # at the first turn `generate` says that nothing fits
-        for one, ids in zip(running, prompt_ids, strict=True):
-            one.episode.stopped = "context" if len(ids) > room else ""
-        prompt_ids = [ids for ids in prompt_ids if len(ids) <= room]
-        running = [one for one in running if not one.episode.stopped]
-        if not running:
-            return [], []
-    rollouts, actions = system.planner.plan(prompt_ids, **sampling)
+    planner, fitting, prompts = system.planner, [], []
+    room = planner.policy.context_length - sampling["max_new_tokens"]
+    for one, ids in zip(running, _contexts(system, running), strict=True):
+        if one.ids and len(ids) > room:  # at the first turn `generate` says that nothing fits
+            one.episode.stopped = "context"
+        else:
+            fitting.append(one)
+            prompts.append(ids)
+    if not fitting:
+        return [], []
+    rollouts, actions = planner.plan(prompts, **sampling)
     columns = (rollouts.logps.tolist(), rollouts.entropies.tolist(), rollouts.finished.tolist())
-    rows = zip(prompt_ids, rollouts.completion_lists(), *columns, strict=True)
-    for one, (prompt, ids, logps, entropies, finished) in zip(running, rows, strict=True):
+    rows = zip(fitting, prompts, rollouts.completion_lists(), *columns, strict=True)
+    for one, prompt, ids, logps, entropies, finished in rows:
         turn = Turn(list(prompt), ids, logps[: len(ids)], finished, entropies[: len(ids)])
         one.episode.turns.append(turn)
         one.ids = turn.prompt_ids + turn.completion_ids
-    return list(running), actions
+    return fitting, actions
 
 
 def _contexts(system: AgentSystem, running: Sequence[_Running]) -> list[list[int]]:
     """What the planner reads now, as ids."""
-    planner = system.planner
-    requests = [planner.request(one.question, one.episode.memory) for one in running]
-    if system.context == "memory" or not running[0].ids:
-        return planner.policy.encode(requests)
+    policy = system.planner.policy
+    requests = [system.planner.request(one.question, one.episode.memory) for one in running]
+    if system.context == "memory" or not running or not running[0].ids:
+        return policy.encode(requests) if requests else []
     return [
-        one.ids + continuation_ids(planner.policy, one.ids, request[-1]["content"])
+        one.ids + continuation_ids(policy, one.ids, request[-1]["content"])
         for one, request in zip(running, requests, strict=True)
     ]
 
@@ -197,18 +185,17 @@ def _contexts(system: AgentSystem, running: Sequence[_Running]) -> list[list[int
 def _act(system: AgentSystem, running: Sequence[_Running], actions: Sequence[Action]) -> None:
     """Run executor and tools for all plans; each memory gets a step.
 
-    An episode pays for its own call, not for the others' (`play` adds the whole turn's seconds).
+    An episode pays for its own call, not for the others' (the whole turn's seconds come later).
     """
     able = [i for i, action in enumerate(actions) if not action.problem]
     texts = system.executor.execute([actions[i] for i in able], system.toolkit)
-    calls = [(i, text) for i, text in zip(able, texts, strict=True) if text is not None]
+    calls = {i: text for i, text in zip(able, texts, strict=True) if text is not None}
     started = time.perf_counter()
-    results = system.toolkit.run([(text, running[i].episode.row) for i, text in calls])
+    results = system.toolkit.run([(text, running[i].episode.row) for i, text in calls.items()])
     elapsed = time.perf_counter() - started
-    result_of = dict(zip((i for i, _ in calls), results, strict=True))
+    result_of = dict(zip(calls, results, strict=True))
     for i, (one, action) in enumerate(zip(running, actions, strict=True)):
-        result = result_of.get(i)
-        if result:
+        if result := result_of.get(i):
             step = Step(action, result.call, result.text, result.error)
         else:  # nothing was called
             step = Step(action, "no call", action.problem or "error: no executor", True)
@@ -220,13 +207,11 @@ def _act(system: AgentSystem, running: Sequence[_Running], actions: Sequence[Act
 def continuation_ids(policy: Policy, ids: Sequence[int], content: str) -> list[int]:
     """The ids between a sampled action and the next one: its closing, then `content` as the user's.
 
-    They come from the chat template's text of an example, so that sampled ids are never encoded
-    again. The mark that ends an assistant's turn is added where the token limit cut the action off.
-
-    Raises ValueError for a chat template that leaves out earlier answers.
+    They come from the chat template's text of an example, so sampled ids are never encoded again.
+    The mark that ends an assistant's turn is added where the token limit cut the action off.
     """
-    roles, contents = ("user", "assistant", "user"), ("?", PLACEHOLDER, content)
-    example = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
+    turns = (("user", "?"), ("assistant", PLACEHOLDER), ("user", content))
+    example = [{"role": role, "content": text} for role, text in turns]
     text = policy.tokenizer.apply_chat_template(example, tokenize=False, add_generation_prompt=True)
     _, answered, rest = text.partition(PLACEHOLDER)
     if not answered:

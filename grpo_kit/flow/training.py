@@ -1,8 +1,7 @@
 """GRPO on the planner's turns: collect episodes, score them, broadcast the reward, learn.
 
-`FlowGRPO` is a batch source of `grpo_kit.training.train`, so loop, update and checkpoints are those
-of every other run. A batch holds only the planner's tokens; the texts of tools and frozen roles
-appear in prompts at most, which have no loss.
+`FlowGRPO` is a batch source of `grpo_kit.training.train`. A batch holds only the planner's tokens;
+the texts of tools and frozen roles appear in prompts at most, which have no loss.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from grpo_kit.rewards import accuracy_reward
 from grpo_kit.rewards.scoring import reward_name, score_texts
 from grpo_kit.training import Batch, PromptBatches
 
-CREDIT = ("all", "final")
-ONLY = {  # the settings that episodes of several turns support
-    "dynamic_sampling_rounds": 0,
-    "rollout_chunks": 1,
-    "multi_objective_aggregation": "sum_then_normalize",
-    "eval_prompts": 0,  # they would ask the planner for an answer in one turn
+CHOICES = {  # the settings that episodes of several turns support
+    "dynamic_sampling_rounds": (0,),
+    "rollout_chunks": (1,),
+    "multi_objective_aggregation": ("sum_then_normalize",),
+    "eval_prompts": (0,),  # they would ask the planner for an answer in one turn
+    "scale_rewards": ("group", "none"),
 }
 
 
@@ -44,8 +43,8 @@ def score_episodes(
 ) -> torch.Tensor:
     """Score final outputs and set each episode's `reward`; returns (N, R) rewards, NaN = unscored.
 
-    Rewards get the question as prompt, the output as completion and the row's columns, but no
-    completion ids. An episode without output (an endpoint's failure) is not scored.
+    Rewards get the question as prompt, the output as completion and the row's columns. An episode
+    without output (an endpoint's failure) is not scored.
     """
     rewards_per_func = score_texts(
         [episode.output or "" for episode in episodes],  # all, so that groups stay complete
@@ -61,10 +60,9 @@ def score_episodes(
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Mean `turns` of an episode, and shares of turns and episodes.
+    """Mean `turns`; `stopped`, the share of episodes ended by the verifier; and shares of turns.
 
-    `tool_errors`: turns that brought nothing (no plan, no call, an error, or nothing found).
-    `repeated_calls`: turns that repeat a call. `stopped`: episodes that the verifier ended.
+    Those are `tool_errors` (no plan, no call, an error, or nothing found) and `repeated_calls`.
     """
     steps = [step for episode in episodes for step in episode.memory.steps]
     calls = [[s.call for s in episode.memory.steps if not s.error] for episode in episodes]
@@ -86,7 +84,6 @@ class FlowGRPO:
 
     system: its planner is replaced by the trained policy. per: see `episode_advantages`. credit:
     "all" turns (the paper), or, for comparison, only the "final" one, whose weight stays 1/T_i.
-    Raises ValueError for a config or a task that does not fit.
     """
 
     def __init__(
@@ -98,20 +95,14 @@ class FlowGRPO:
         credit: str = "all",
     ) -> None:
         config = prompts.config
-        if per not in PER or credit not in CREDIT:
-            raise ValueError(
-                f"per is {per!r} and credit {credit!r}; choose {' or '.join(PER)}, and "
-                f"{' or '.join(CREDIT)}."
-            )
-        for name, only in ONLY.items():
-            if getattr(config, name) != only:
+        given = {"per": per, "credit": credit} | {name: getattr(config, name) for name in CHOICES}
+        for name, choices in ({"per": PER, "credit": ("all", "final")} | CHOICES).items():
+            if given[name] not in choices:
                 raise ValueError(
-                    f"{name} is {getattr(config, name)!r}, which episodes of several turns do not "
-                    f"support: set it to {only!r}. To evaluate, give `train` "
+                    f"{name} is {given[name]!r}; episodes of several turns support "
+                    f"{' or '.join(map(repr, choices))}. To evaluate, give `train` "
                     "measure=partial(evaluate_episodes, ...)."
                 )
-        if config.scale_rewards == "batch":
-            raise ValueError("scale_rewards 'batch' has no meaning here: choose 'group' or 'none'.")
         system.toolkit.check_columns(prompts.task.train.column_names, f"task {prompts.task.name!r}")
         self.prompts, self.per, self.credit = prompts, per, credit
         self.system = system.with_planner(prompts.policy)

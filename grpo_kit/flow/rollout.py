@@ -174,8 +174,8 @@ def _contexts(system: AgentSystem, running: Sequence[_Running]) -> list[list[int
     """What the planner reads now, as ids."""
     policy = system.planner.policy
     requests = [system.planner.request(one.question, one.episode.memory) for one in running]
-    if system.context == "memory" or not running or not running[0].ids:
-        return policy.encode(requests) if requests else []
+    if system.context == "memory" or not any(one.ids for one in running):
+        return policy.encode(requests)
     return [
         one.ids + continuation_ids(policy, one.ids, request[-1]["content"])
         for one, request in zip(running, requests, strict=True)

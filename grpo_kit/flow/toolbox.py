@@ -1,7 +1,6 @@
 """Tools of the kit: `calculator`, `Lookup` in a shipped catalogue, `WikipediaSearch`.
 
-They read what a model wrote, so each refuses what it does not take, in few words (ValueError), and
-`Toolkit` turns that into the result `error: …`.
+They read what a model wrote, so each refuses what it does not take, in few words (ValueError).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from pydantic import HttpUrl, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
-from simpleeval import SimpleEval
+from simpleeval import InvalidExpression, SimpleEval
 
 NOT_FOUND = "not found"  # the result of a search that finds nothing
 
@@ -81,27 +80,17 @@ def calculator(expression: str) -> str:
         raise ValueError("bad expression")
     try:
         tree = ast.parse(expression, mode="eval")
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise ValueError("bad expression") from None
-    try:
         value = _number(_EVALUATOR.eval(expression, previously_parsed=tree.body))
     except ZeroDivisionError:
         raise ValueError("division by zero") from None
     except OverflowError:
         raise ValueError("number too large") from None
-    except ValueError:
-        raise
-    except Exception:  # simpleeval's own, for whatever was taken out above
+    except (SyntaxError, MemoryError, RecursionError, InvalidExpression):
         raise ValueError("bad expression") from None
-    return f"{expression} = {_number_text(value)}"
-
-
-def _number_text(value: int | float) -> str:
     if value == int(value):
-        return str(int(value))
-    if abs(value) < 1e-3:
-        return f"{value:.6g}"
-    return f"{value:.6f}".rstrip("0").rstrip(".")
+        return f"{expression} = {int(value)}"
+    shown = f"{value:.6g}" if abs(value) < 1e-3 else f"{value:.6f}".rstrip("0").rstrip(".")
+    return f"{expression} = {shown}"
 
 
 # --- lookup ---------------------------------------------------------------------------------------
@@ -143,20 +132,13 @@ def make_catalogue(path: str | Path, facts: Iterable[tuple[int, str, str]]) -> N
 class Lookup:
     """Full-text search in a catalogue file (SQLite FTS5), which is only ever read.
 
-    path: a file by `make_catalogue`. limit: most facts of a result. Raises FileNotFoundError where
-    there is no file, ValueError where it is no catalogue.
+    limit: most facts of a result. Raises ValueError where `path` is no catalogue.
     """
 
     __name__ = "lookup"
 
     def __init__(self, path: str | Path, limit: int = 1):
-        self.path = Path(path).resolve()
-        self.limit = limit
-        if not self.path.exists():
-            raise FileNotFoundError(
-                f"there is no catalogue at {self.path}: correct the path, or write one with "
-                "make_catalogue."
-            )
+        self.path, self.limit = Path(path).resolve(), limit
         try:
             with closing(self._connect()) as connection:
                 # the whole file once, as a damaged page may lie anywhere
@@ -167,9 +149,9 @@ class Lookup:
                 self._rows = {of: rows for of, *rows in connection.execute(_RANGES)}
                 self._search(connection, "a", None)
         except sqlite3.Error as error:
-            reason = " ".join(str(error).split())
             raise ValueError(
-                f"{self.path} is no catalogue ({reason}): write it again with make_catalogue."
+                f"{self.path} is no catalogue ({' '.join(str(error).split())}): correct the path, "
+                "or write one with make_catalogue."
             ) from error
 
     def __call__(self, query: str, *, catalogue: int | None = None) -> str:
@@ -184,8 +166,7 @@ class Lookup:
         """
         if len(query) > MAX_QUERY_CHARS:
             raise ValueError("query too long")
-        try:
-            # one connection a call, since a connection belongs to one thread
+        try:  # one connection a call, since a connection belongs to one thread
             with closing(self._connect()) as connection:
                 texts = self._search(connection, query, catalogue)
         except sqlite3.Error as error:
@@ -199,16 +180,12 @@ class Lookup:
         connection.set_progress_handler(lambda: time.monotonic() > end, 10_000)
         return connection
 
-    def _search(
-        self, connection: sqlite3.Connection, query: str, catalogue: int | None
-    ) -> list[str]:
+    def _search(self, connection, query: str, catalogue: int | None) -> list[str]:
         # Each word as an FTS5 string: AND, NEAR, *, name: and quotes have no meaning then.
         words = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", query))
-        first, last = -(2**63), 2**63 - 1
-        if catalogue is not None:
-            catalogue = int(catalogue)  # numpy's cannot be bound
-            first, last = self._rows.get(catalogue, (1, 0))
-        if not words or first > last:
+        every = (-(2**63), 2**63 - 1)
+        first, last = every if catalogue is None else self._rows.get(catalogue, (1, 0))
+        if not words:
             return []
         values = {"words": words, "catalogue": catalogue, "first": first, "last": last}
         rows = connection.execute(_SEARCH, values | {"limit": self.limit})
@@ -222,10 +199,10 @@ MAX_ANSWER_BYTES = 1_000_000
 
 @dataclass
 class WikipediaSearch:
-    """Search of a MediaWiki, by its API. It needs a network, and `pip install 'grpo-kit[tools]'`.
+    """Search of a MediaWiki, by its API; needs a network, and `pip install 'grpo-kit[tools]'`.
 
     base_url: of the wiki's `api.php`. timeout: seconds, for the whole answer. limit: most pages of
-    a result. Raises ValueError for an address that is none and numbers out of range.
+    a result.
     """
 
     base_url: HttpUrl = HttpUrl("https://en.wikipedia.org/w/api.php")
@@ -247,36 +224,26 @@ class WikipediaSearch:
         """
         if len(query) > MAX_QUERY_CHARS:
             raise ValueError("query too long")
+        answer = self._get(query)
         try:
-            pages = json.loads(self._get(query))["query"]["search"][: self.limit]
+            pages = json.loads(answer)["query"]["search"][: self.limit]
             lines = [f"{page['title']}: {_plain(page['snippet'])}" for page in pages]
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
-            raise ValueError("the answer is not JSON") from None
-        except (KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):  # ValueError: not JSON
             raise ValueError("the answer is no search result") from None
         return "\n".join(lines) or NOT_FOUND
 
     def _get(self, query: str) -> bytes:
-        try:
-            import httpx
-        except ImportError:
-            raise RuntimeError(
-                "wikipedia_search needs the httpx client: pip install 'grpo-kit[tools]'."
-            ) from None
-        parameters = {
-            "action": "query", "list": "search", "srsearch": query, "srlimit": self.limit,
-            "format": "json", "utf8": 1,
-        }  # fmt: skip
+        import httpx
+
+        parameters = {"action": "query", "list": "search", "format": "json", "utf8": 1}
+        parameters |= {"srsearch": query, "srlimit": self.limit}
         agent = f"grpo-kit (a course on GRPO) python-httpx/{httpx.__version__}"
         # a small compressed answer could be a large one, and httpx unpacks before we count
         headers = {"User-Agent": agent, "Accept-Encoding": "identity"}
-        answer = b""
-        end = time.monotonic() + self.timeout
+        answer, end = b"", time.monotonic() + self.timeout
+        options = {"params": parameters, "headers": headers, "timeout": self.timeout}
         try:
-            with httpx.stream(
-                "GET", str(self.base_url), params=parameters, headers=headers,
-                timeout=self.timeout, follow_redirects=False,
-            ) as response:  # fmt: skip
+            with httpx.stream("GET", str(self.base_url), **options) as response:
                 if response.status_code != 200:
                     raise ValueError(f"HTTP {response.status_code}")
                 for part in response.iter_raw():

@@ -14,7 +14,6 @@ from grpo_kit.flow import (
     Memory,
     OfflineTraces,
     Turn,
-    agent_system,
     episode_metrics,
     evaluate_episodes,
     score_episodes,
@@ -106,6 +105,10 @@ def test_only_what_the_planner_sampled_is_in_a_batch(base, task, system):
     assert metrics["completions/mean_length"] == pytest.approx(batch.generated_tokens / len(turns))
 
 
+LENGTHS, REWARDS = [[3, 5], [2], [4, 2, 6], [3]], [1.0, 0.0, 0.0, 1.0]
+ADVANTAGES = torch.tensor([0.5, -1.0, 0.7, -0.3])
+
+
 def logps_of(policy, turn):
     """The log-probabilities of a turn's tokens, by the model's plain forward pass."""
     ids = torch.tensor([turn.prompt_ids + turn.completion_ids])
@@ -144,10 +147,8 @@ def episodes_of(policy, lengths, rewards):
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
 def test_the_update_weighs_turns_as_eq_10_and_micro_batches_change_nothing(policy, loss_type):
     """The gradient, from the model's own log-probabilities, row by row."""
-    lengths, rewards = [[3, 5], [2], [4, 2, 6], [3]], [1.0, 0.0, 0.0, 1.0]
-    episodes = episodes_of(policy, lengths, rewards)
-    advantages = torch.tensor([0.5, -1.0, 0.7, -0.3])
-    batch = turn_batch(policy, episodes, ["accuracy_reward"], torch.ones(4, 1), advantages)
+    episodes = episodes_of(policy, LENGTHS, REWARDS)
+    batch = turn_batch(policy, episodes, ["accuracy_reward"], torch.ones(4, 1), ADVANTAGES)
     config = dataclasses.replace(
         CONFIG, generation_batch_size=4, num_generations=2, loss_type=loss_type, max_grad_norm=0.0
     )
@@ -157,8 +158,8 @@ def test_the_update_weighs_turns_as_eq_10_and_micro_batches_change_nothing(polic
     )
     assert torch.allclose(gradient_of(policy, batch, small), got, atol=1e-5)
 
-    total, tokens = 0.0, sum(n for turns in lengths for n in turns)
-    for episode, advantage in zip(episodes, advantages, strict=True):
+    total, tokens = 0.0, sum(n for turns in LENGTHS for n in turns)
+    for episode, advantage in zip(episodes, ADVANTAGES, strict=True):
         for turn in episode.turns:
             own = logps_of(policy, turn)
             share = 1 / 4 / len(episode.turns) / len(own) if loss_type == "grpo" else 1 / tokens
@@ -201,9 +202,8 @@ def by_hand(policy, episodes, advantages, *, level="token", cap=None, beta=0.0, 
 def test_several_updates_of_a_step_take_whole_episodes_and_one_old_policy(
     new_policy, variant, micro
 ):
-    episodes = episodes_of(new_policy(), [[3, 5], [2], [4, 2, 6], [3]], [1.0, 0.0, 0.0, 1.0])
-    advantages = torch.tensor([0.5, -1.0, 0.7, -0.3])
-    expected = by_hand(new_policy(), episodes, advantages, **variant)
+    episodes = episodes_of(new_policy(), LENGTHS, REWARDS)
+    expected = by_hand(new_policy(), episodes, ADVANTAGES, **variant)
     config = dataclasses.replace(
         CONFIG, generation_batch_size=4, num_generations=2, num_iterations=2, max_grad_norm=0.0,
         per_device_train_batch_size=micro, gradient_accumulation_steps=2 // micro,
@@ -213,7 +213,7 @@ def test_several_updates_of_a_step_take_whole_episodes_and_one_old_policy(
     )  # fmt: skip
     policy = new_policy()
     start = flat(policy)
-    batch = turn_batch(policy, episodes, ["accuracy_reward"], torch.ones(4, 1), advantages)
+    batch = turn_batch(policy, episodes, ["accuracy_reward"], torch.ones(4, 1), ADVANTAGES)
     learner = Learner(policy, config)
     learner.optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
     learner.update(batch, scheduled=False)
@@ -287,6 +287,9 @@ def test_a_killed_run_goes_on_with_the_same_numbers(base, task, tmp_path, source
         return [{k: v for k, v in row.items() if k != "step_time"} for row in rows]
 
     assert numbers(resumed) == numbers(whole)
+    other = dataclasses.replace(fresh(), max_turns=3)
+    with pytest.raises(ValueError, match="another configuration.*4 turns.*3 turns"):
+        run(again(), task, other, tmp_path / "killed", source, resume=True)
 
 
 def test_an_output_that_could_not_be_had_is_not_scored_and_groups_stay_complete():
@@ -319,13 +322,6 @@ def test_a_model_can_be_the_reward(base, task, system, tmp_path):
     assert row["judge/calls"] > 1
 
 
-def test_another_system_is_another_run(base, task, system, tmp_path):
-    run(base, task, system, tmp_path, changes={"max_steps": 1})
-    other = dataclasses.replace(system, max_turns=3)
-    with pytest.raises(ValueError, match="another configuration.*4 turns.*3 turns"):
-        run(base, task, other, tmp_path, changes={"max_steps": 1}, resume=True)
-
-
 def test_errors_repeats_and_stops_are_counted():
     def memory(*calls):  # "!" marks an error, "?" a search that found nothing
         return Memory(tuple(
@@ -343,7 +339,7 @@ def test_errors_repeats_and_stops_are_counted():
 
 def test_success_is_measured_on_held_out_questions(base, task, system):
     measure = partial(
-        evaluate_episodes, system=system, dataset=task.test, config=CONFIG, questions=4, samples=2
+        evaluate_episodes, system=system, dataset=task.test, config=CONFIG, questions=4
     )
     one, two = measure(base), measure(base)
     assert one == two and one["eval/n"] == 4
@@ -354,10 +350,10 @@ def test_success_is_measured_on_held_out_questions(base, task, system):
     ("changes", "options", "message"),
     [
         ({}, {"per": "row"}, "per is 'row'"),
-        ({}, {"credit": "first"}, "credit 'first'; choose"),
-        ({"dynamic_sampling_rounds": 1}, {}, "dynamic_sampling_rounds is 1.*set it to 0"),
-        ({"scale_rewards": "batch"}, {}, "'batch' has no meaning"),
-        ({"eval_prompts": 8}, {}, "eval_prompts is 8.*measure=partial"),
+        ({}, {"credit": "first"}, "credit is 'first'"),
+        ({"dynamic_sampling_rounds": 1}, {}, "dynamic_sampling_rounds is 1.*need 0"),
+        ({"scale_rewards": "batch"}, {}, "scale_rewards is 'batch'.*'group' or 'none'"),
+        ({"eval_prompts": 8}, {}, "eval_prompts is 8.*evaluate_episodes"),
         ({"num_iterations": 2}, {"source": OfflineTraces}, "2 updates a step"),
         ({"beta": 0.1}, {"source": OfflineTraces}, "beta is 0.1"),
     ],
@@ -379,25 +375,14 @@ def test_a_reward_that_is_never_earned_leaves_no_trace(base, task, system, tmp_p
 
 def test_a_task_lacking_a_tools_column_is_named(base, task, system, tmp_path):
     bare = dataclasses.replace(task, train=task.train.remove_columns("catalogue"))
-    with pytest.raises(
-        ValueError,
-        match="the tool lookup takes the column 'catalogue', which task 'tool_questions'",
-    ):
+    with pytest.raises(ValueError, match="lookup takes the column 'catalogue', which task 'tool_q"):
         run(base, bare, system, tmp_path)
-
-
-def test_agent_system_makes_its_frozen_copy_before_training(base, system):
-    assert system.executor.model is system.verifier.model is system.generator.model
-    assert system.executor.model.model is not base.model
-    toolkit = system.toolkit
-    assert agent_system(base, toolkit, max_turns=3).max_turns == 3
 
 
 @pytest.mark.gpu
 def test_episodes_are_played_and_learnt_from_on_cuda(task, tmp_path):
     policy = load_policy(data_dir() / "tiny-base", device="cuda")
     system = PROFILES["tiny"].load_agents(policy, max_turns=3)
-    row = run(policy, task, system, tmp_path, changes={"beta": 0.05, "num_iterations": 2}).history[
-        -1
-    ]
+    changes = {"beta": 0.05, "num_iterations": 2}
+    row = run(policy, task, system, tmp_path, changes=changes).history[-1]
     assert math.isfinite(row["loss"]) and row["grad_norm"] > 0

@@ -22,13 +22,13 @@ from grpo_kit.flow.episodes import Action, Memory
 from grpo_kit.flow.tools import Toolkit
 from grpo_kit.generation import Rollouts, generate, reply
 from grpo_kit.models import Policy
-from grpo_kit.rewards.judge.judges import Failure, Reply
+from grpo_kit.rewards.judge.judges import Failure
 from grpo_kit.rewards.judge.texts import fenced
 
 logger = logging.getLogger(__name__)
 
 REMEMBERED = 20_000  # replies that a frozen role keeps
-PLACEHOLDER = "7f3a-7f3a"  # stands for a text where only a chat template's handling matters
+PLACEHOLDER = "7f3a-7f3a"  # a text, where only a chat template's handling of it matters
 FAILURE_WINDOW = 64  # of an endpoint's replies; if more than half of so many fail, the run ends
 
 
@@ -149,7 +149,6 @@ class Planner:
         self.policy, self.toolkit, self.prompts = policy, toolkit, prompts
 
     def request(self, question: str, memory: Memory) -> list[dict]:
-        """The messages that state question, memory and tools, and ask for the next step."""
         return self.prompts.messages(self.prompts.plan(question, str(memory), self.toolkit))
 
     def plan(
@@ -176,13 +175,14 @@ class Planner:
         return rollouts, [read_action(text, self.toolkit.names) for text in texts]
 
 
+FIELDS = ("context", "goal", "tool")
 _LINE = re.compile(r"^[^\w\n]*(context|goal|sub-goal|tool)[^\w\n:]*:(.*)$", re.I | re.M)
 
 
 def read_action(text: str, names: Sequence[str] | None = None) -> Action:
-    """The planner's decision, with a `problem` where a line is missing or the tool is unknown.
+    """The planner's decision, with a `problem` where a line is missing or the tool is not in names.
 
-    names: of the tools; None = any. The last line of each name counts, not one quoted before it.
+    The last line of each name counts, not one quoted before it.
     """
     thought, closed, decision = text.rpartition("</think>")
     if not closed and "<think>" in text:  # cut off while thinking: nothing has been decided
@@ -191,12 +191,9 @@ def read_action(text: str, names: Sequence[str] | None = None) -> Action:
         name.lower().removeprefix("sub-"): value.strip().strip("*`").strip()
         for name, value in _LINE.findall(decision)
     }
-    context, goal, tool = (lines.get(name, "") for name in ("context", "goal", "tool"))
-    missing = [name for name in ("context", "goal", "tool") if not lines.get(name)]
-    problem = ""
-    if missing:
-        problem = f"error: no {missing[0]}"
-    elif names is not None and tool not in names:
+    context, goal, tool = (lines.get(name, "") for name in FIELDS)
+    problem = next((f"error: no {name}" for name in FIELDS if not lines.get(name)), "")
+    if not problem and names is not None and tool not in names:
         problem = f'error: no tool "{tool[:40]}"'
     return Action(thought.rpartition("<think>")[2].strip(), context, goal, tool, problem)
 
@@ -211,20 +208,16 @@ class FrozenRole:
         self.name = type(self).__name__.lower()
         if isinstance(model, Policy):
             if any(parameter.requires_grad for parameter in model.model.parameters()):
-                raise ValueError(
-                    f"the {self.name} is a frozen role, and this policy is trained: give it "
-                    "frozen_copy(policy)."
-                )
+                raise ValueError(f"the {self.name} is frozen: give it frozen_copy(policy).")
             check_chat_roles(model, prompts)
         self.model, self.prompts, self.max_new_tokens = model, prompts, max_new_tokens
         self._remembered: dict[str, str] = {}  # not in checkpoints: greedy, so it comes out again
         self._failed: deque[bool] = deque(maxlen=FAILURE_WINDOW)
 
     def ask(self, contents: Sequence[str]) -> list[str | None]:
-        """A reply to each request, without its thinking.
+        """A reply to each request, without its thinking; None where an endpoint failed.
 
-        "" where the request is too long or the thinking never ends; None where an endpoint failed.
-        Raises RuntimeError where more than half of the last replies failed.
+        "" where the request is too long or the thinking never ends.
         """
         if len(self._remembered) > REMEMBERED:
             self._remembered.clear()
@@ -242,39 +235,30 @@ class FrozenRole:
             with start_blocking_portal() as portal:  # a notebook has an event loop in this thread
                 return portal.call(self._asked, conversations)
         room = self.model.context_length - self.max_new_tokens
-        lengths = map(len, self.model.encode(conversations))
-        fitting = [i for i, length in enumerate(lengths) if length <= room]
-        texts: list[str | None] = [""] * len(conversations)
-        if fitting:
-            rollouts = reply(
-                self.model, [conversations[i] for i in fitting],
-                max_new_tokens=self.max_new_tokens, do_sample=False, batch_size=128,
-            )  # fmt: skip
-            decoded = self.model.decode(rollouts.completion_lists())
-            for i, text in zip(fitting, decoded, strict=True):
-                texts[i] = text
-        return texts
+        fits = [len(ids) <= room for ids in self.model.encode(conversations)]
+        texts = iter(())
+        if fitting := [c for c, fit in zip(conversations, fits, strict=True) if fit]:
+            options = {"max_new_tokens": self.max_new_tokens, "do_sample": False}
+            rollouts = reply(self.model, fitting, batch_size=128, **options)
+            texts = iter(self.model.decode(rollouts.completion_lists()))
+        return [next(texts) if fit else "" for fit in fits]
 
     async def _asked(self, conversations: list[list[dict]]) -> list[str | None]:
-        texts: list[str | None] = [None] * len(conversations)
-        failures: list[Failure] = []
-        async with aclosing(self.model(conversations)) as outcomes:
-            async for i, outcome in outcomes:
-                if isinstance(outcome, Reply):
-                    texts[i] = outcome.text
-                else:
-                    failures.append(outcome)
-        self._failed.extend([False] * (len(texts) - len(failures)) + [True] * len(failures))
+        async with aclosing(self.model(conversations)) as stream:
+            outcomes = {i: outcome async for i, outcome in stream}
+        failures = [outcome for outcome in outcomes.values() if isinstance(outcome, Failure)]
+        self._failed.extend([False] * (len(outcomes) - len(failures)) + [True] * len(failures))
         if failures:
             reason = Counter(failure.reason for failure in failures).most_common(1)[0][0]
             logger.warning("the %s: %d replies failed: %s", self.name, len(failures), reason)
-            hopeless = all(f.hopeless for f in failures) and len(failures) == len(texts)
+            hopeless = all(f.hopeless for f in failures) and len(failures) == len(outcomes)
             if hopeless or 2 * sum(self._failed) > FAILURE_WINDOW:
                 raise RuntimeError(
                     f"the {self.name} cannot be had: {reason} Nothing was scored 0 for it; put it "
                     "right and resume the run."
                 )
-        return texts
+        ordered = [outcomes[i] for i in range(len(conversations))]
+        return [None if isinstance(outcome, Failure) else outcome.text for outcome in ordered]
 
 
 class Executor(FrozenRole):

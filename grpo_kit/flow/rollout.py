@@ -12,8 +12,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from grpo_kit.flow.episodes import Action, Episode, Step, Turn
 from grpo_kit.flow.roles import PLACEHOLDER, TINY, Executor, Generator, Planner, Prompts, Verifier
 from grpo_kit.flow.tools import Toolkit
@@ -66,8 +64,8 @@ def agent_system(
 ) -> AgentSystem:
     """A system whose planner is `policy` and whose other roles are one frozen model.
 
-    frozen: a frozen `Policy` or an endpoint; None = `frozen_copy(policy)` as it is now.
-    max_reply_tokens: limit of a frozen role's reply. limits: of the `AgentSystem`.
+    frozen: a frozen `Policy` or an endpoint; None = `frozen_copy(policy)` as it is now. limits: of
+    the `AgentSystem`.
     """
     frozen = frozen_copy(policy) if frozen is None else frozen
     options = {"prompts": prompts, "max_new_tokens": max_reply_tokens}
@@ -77,12 +75,12 @@ def agent_system(
 
 @dataclass
 class _Running:
-    """An episode under way: itself, its question, its seconds, and all ids so far (append)."""
+    """An episode under way."""
 
     episode: Episode
     question: str
     seconds: float = 0.0
-    ids: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)  # all so far
 
 
 def play(
@@ -90,21 +88,17 @@ def play(
     rows: Sequence[dict],
     num_generations: int = 1,
     *,
-    generator: torch.Generator | None = None,
-    temperature: float = 1.0,
-    max_new_tokens: int = 64,
-    do_sample: bool = True,
     batch_size: int | None = None,
+    max_new_tokens: int = 64,
+    **sampling,
 ) -> list[Episode]:
     """Play `num_generations` episodes of every row, not yet scored; those of a row stand together.
 
     rows: of a dataset, with `prompt` (messages; the user's last one is the question) and the
-    columns that the tools need. batch_size: most episodes at a time, in whole groups.
+    columns that the tools need. batch_size: most episodes at a time, in whole groups. sampling: of
+    the planner's actions, as for `generate` (`generator`, `temperature`, `do_sample`).
     """
-    sampling = {
-        "generator": generator, "temperature": temperature, "max_new_tokens": max_new_tokens,
-        "do_sample": do_sample,
-    }  # fmt: skip
+    sampling["max_new_tokens"] = max_new_tokens
     everyone = [
         _Running(Episode(i, None, [], copy.deepcopy(row)), question_text(row["prompt"]))
         for i, row in enumerate(rows)
@@ -150,9 +144,16 @@ def _plan(
     system: AgentSystem, running: Sequence[_Running], sampling: dict
 ) -> tuple[list[_Running], list[Action]]:
     """Sample the next actions. Returns the episodes that have room for one, and the actions."""
-    planner, fitting, prompts = system.planner, [], []
-    room = planner.policy.context_length - sampling["max_new_tokens"]
-    for one, ids in zip(running, _contexts(system, running), strict=True):
+    planner, policy, fitting, prompts = system.planner, system.planner.policy, [], []
+    requests = [planner.request(one.question, one.episode.memory) for one in running]
+    if system.context == "append" and any(one.ids for one in running):
+        contents = [request[-1]["content"] for request in requests]
+        parts = zip(running, contents, strict=True)
+        contexts = [one.ids + continuation_ids(policy, one.ids, text) for one, text in parts]
+    else:
+        contexts = policy.encode(requests)
+    room = policy.context_length - sampling["max_new_tokens"]
+    for one, ids in zip(running, contexts, strict=True):
         if one.ids and len(ids) > room:  # at the first turn `generate` says that nothing fits
             one.episode.stopped = "context"
         else:
@@ -168,18 +169,6 @@ def _plan(
         one.episode.turns.append(turn)
         one.ids = turn.prompt_ids + turn.completion_ids
     return fitting, actions
-
-
-def _contexts(system: AgentSystem, running: Sequence[_Running]) -> list[list[int]]:
-    """What the planner reads now, as ids."""
-    policy = system.planner.policy
-    requests = [system.planner.request(one.question, one.episode.memory) for one in running]
-    if system.context == "memory" or not any(one.ids for one in running):
-        return policy.encode(requests)
-    return [
-        one.ids + continuation_ids(policy, one.ids, request[-1]["content"])
-        for one, request in zip(running, requests, strict=True)
-    ]
 
 
 def _act(system: AgentSystem, running: Sequence[_Running], actions: Sequence[Action]) -> None:

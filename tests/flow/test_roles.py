@@ -55,7 +55,7 @@ def test_time_to_read_a_plan_does_not_explode():
 
 def test_a_policy_that_is_trained_is_no_frozen_role(policy):
     for role in (Executor, Verifier, Generator):
-        with pytest.raises(ValueError, match="this policy is trained: give it frozen_copy"):
+        with pytest.raises(ValueError, match="is frozen: give it frozen_copy"):
             role(policy)
         role(frozen_copy(policy))
 

@@ -254,19 +254,19 @@ def test_alternation_collects_for_five_steps_and_then_flushes(base, words):
 def test_verdicts_are_sampled_from_the_policy_that_learns_from_them(words, tmp_path, monkeypatch):
     """Verify-Alter updates on answers first: verdicts from before that would be off-policy."""
     policy, seen = PROFILES["smoke"].load_policy(), []
-    plain = training.update
+    plain = training.Learner.update
 
-    def checking(policy, reference, optimizer, schedule, batch, *rest):
+    def checking(learner, batch, *, scheduled):
         logps, _ = completion_logps(policy.model, batch.rollouts, pad_token_id=policy.pad_token_id)
-        seen.append((batch.names[0], (logps - batch.rollouts.logps).abs().max().item(), schedule))
-        return plain(policy, reference, optimizer, schedule, batch, *rest)
+        seen.append((batch.names[0], (logps - batch.rollouts.logps).abs().max().item(), scheduled))
+        return plain(learner, batch, scheduled=scheduled)
 
-    monkeypatch.setattr(training, "update", checking)
+    monkeypatch.setattr(training.Learner, "update", checking)
     config = dataclasses.replace(CONFIG, max_steps=5, eval_prompts=0, learning_rate=1e-3)
     result = run(policy, words, tmp_path, config=config)
     assert [name for name, _, _ in seen][-2:] == ["accuracy_reward", "verification_reward"]
     assert max(apart for _, apart, _ in seen) < 1e-3
-    assert seen[-1][2] is None and seen[-2][2] is not None, "the schedule counts steps"
+    assert not seen[-1][2] and seen[-2][2], "the schedule counts steps"
     assert result.history[-1]["learning_rate"] == 1e-3
 
 
@@ -390,9 +390,9 @@ def test_the_choice_among_n_by_hand(monkeypatch, words):
     answers = [f"<answer>{a}</answer>" for a in ("1000", "1000", gold)] + ["no answer"]
     verdicts = {"1000": ["No", "Yes"], gold: ["Yes", "Yes"]}
 
-    def replies(policy, prompts, n, config, seed):
+    def replies(policy, prompts, n, config, seed=0):
         texts = [p[0]["content"] for p in prompts]
-        if "Proposed answer" not in texts[0]:
+        if any("Proposed answer" not in text for text in texts):
             return answers, [1] * 4
         asked = [text.split("Proposed answer: ")[1].split("\n")[0] for text in texts]
         return [verdict for answer in asked for verdict in verdicts[answer]], []

@@ -10,9 +10,9 @@ import html
 import json
 import math
 import operator
-import os
 import re
 import sqlite3
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -22,9 +22,10 @@ from pydantic import HttpUrl, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from simpleeval import InvalidExpression, SimpleEval
 
+from grpo_kit.paths import write_atomic
+
 NOT_FOUND = "not found"  # the result of a search that finds nothing
 
-# --- calculator -----------------------------------------------------------------------------------
 
 MAX_EXPRESSION_CHARS = 100
 MAX_NUMBER = 1e15  # below, every whole float is exact
@@ -58,7 +59,7 @@ _OPERATORS = {
 }  # fmt: skip
 # Made once: making one changes the filters of `warnings`, which no thread may do beside others.
 _EVALUATOR = SimpleEval({kind: _limited(f) for kind, f in _OPERATORS.items()}, {}, {})
-# simpleeval also knows names, calls, attributes, strings, ...: arithmetic needs none of them
+# simpleeval also knows names, calls, attributes, strings, ...
 _EVALUATOR.nodes = {kind: _EVALUATOR.nodes[kind] for kind in (ast.BinOp, ast.UnaryOp)} | {
     ast.Constant: lambda node: _number(node.value)
 }
@@ -93,8 +94,6 @@ def calculator(expression: str) -> str:
     return f"{expression} = {shown}"
 
 
-# --- lookup ---------------------------------------------------------------------------------------
-
 MAX_QUERY_CHARS = 100
 _QUERY_SECONDS = 1.0
 
@@ -103,8 +102,6 @@ SELECT text FROM facts WHERE facts MATCH :words AND rowid BETWEEN :first AND :la
 AND (:catalogue IS NULL OR catalogue = :catalogue)
 ORDER BY bm25(facts, 100.0, 1.0), rowid LIMIT :limit
 """
-_TABLE = "CREATE VIRTUAL TABLE facts USING fts5(name, text, catalogue UNINDEXED)"
-_INSERT = "INSERT INTO facts (catalogue, name, text) VALUES (?, ?, ?)"
 _RANGES = "SELECT catalogue, min(rowid), max(rowid) FROM facts GROUP BY catalogue"
 
 
@@ -113,20 +110,18 @@ def make_catalogue(path: str | Path, facts: Iterable[tuple[int, str, str]]) -> N
 
     The same facts in the same order give the same bytes with the same version of SQLite.
     """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    temporary.unlink(missing_ok=True)
-    try:
-        with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
-            connection.execute("PRAGMA journal_mode=OFF")  # a failed file is deleted, not repaired
+    with tempfile.TemporaryDirectory() as folder:
+        new = Path(folder, "new.sqlite")
+        with closing(sqlite3.connect(new, isolation_level=None)) as connection:
             connection.execute("BEGIN")
-            connection.execute(_TABLE)
-            connection.executemany(_INSERT, facts)
+            connection.execute(
+                "CREATE VIRTUAL TABLE facts USING fts5(name, text, catalogue UNINDEXED)"
+            )
+            insert = "INSERT INTO facts (catalogue, name, text) VALUES (?, ?, ?)"
+            connection.executemany(insert, facts)
             for statement in ("INSERT INTO facts (facts) VALUES ('optimize')", "COMMIT", "VACUUM"):
                 connection.execute(statement)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        write_atomic(path, new.read_bytes())
 
 
 class Lookup:
@@ -192,8 +187,6 @@ class Lookup:
         return [text for (text,) in rows]
 
 
-# --- wikipedia ------------------------------------------------------------------------------------
-
 MAX_ANSWER_BYTES = 1_000_000
 
 
@@ -201,8 +194,7 @@ MAX_ANSWER_BYTES = 1_000_000
 class WikipediaSearch:
     """Search of a MediaWiki, by its API; needs a network, and `pip install 'grpo-kit[tools]'`.
 
-    base_url: of the wiki's `api.php`. timeout: seconds, for the whole answer. limit: most pages of
-    a result.
+    base_url: of the wiki's `api.php`. timeout: seconds, for the whole answer. limit: most pages.
     """
 
     base_url: HttpUrl = HttpUrl("https://en.wikipedia.org/w/api.php")

@@ -327,7 +327,6 @@ def test_after_all_of_it_the_toolkit_works(world):
     assert world.run("lookup(lamp)").text == "lamp 14"
 
 
-def test_there_are_as_many_as_the_readme_says():
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+def test_there_are_as_many_as_ever():
     tables = (EXPRESSIONS, QUERIES, TOO_LONG_QUERIES, NO_CALLS, CODES)
-    assert sum(map(len, tables)) > 250 and readme.lower().count("more than 250 hostile") == 2
+    assert sum(map(len, tables)) == 254

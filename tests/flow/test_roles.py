@@ -58,6 +58,9 @@ def test_a_policy_that_is_trained_is_no_frozen_role(policy):
         with pytest.raises(ValueError, match="is frozen: give it frozen_copy"):
             role(policy)
         role(frozen_copy(policy))
+    # a request that is too long gets an empty reply
+    long = Memory().updated(Step(Action(), "lookup(x)", "lamp " * 2000))
+    assert Verifier(frozen_copy(policy)).verify([("q", long)]) == [""]
 
 
 def test_a_chat_template_without_a_role_that_is_needed_is_refused(policy, monkeypatch):
@@ -158,12 +161,6 @@ def test_a_role_that_cannot_be_had_ends_the_run_with_the_reason():
     assert verifier.verify(states).count(None) == 20  # a third of them fails
     with pytest.raises(RuntimeError, match="cannot be had: it is down"):
         verifier.verify([(f"unknown {i}", Memory()) for i in range(13)])
-
-
-def test_a_request_that_is_too_long_for_a_frozen_role_gets_an_empty_reply(policy):
-    verifier = Verifier(frozen_copy(policy))
-    long = Memory().updated(Step(Action(), "lookup(x)", "lamp " * 2000))
-    assert verifier.verify([("q", long)]) == [""]
 
 
 def test_what_tools_returned_cannot_pose_as_another_turn_or_step():

@@ -191,15 +191,10 @@ def test_arguments_are_checked_against_the_hints(arguments, text):
 
 def test_a_tool_may_call_its_arguments_as_it_likes():
     def odd(copy: str, model_json_schema: str = "-", function: str = "+") -> str:
-        """Take names that pydantic and functools use.
-
-        Args:
-            copy: one
-            model_json_schema: two
-            function: three
-        """
         return copy + model_json_schema + function
 
+    names = ("copy", "model_json_schema", "function")  # which pydantic and functools use
+    odd.__doc__ = "Join.\n\nArgs:\n" + "".join(f"    {name}: one\n" for name in names)
     assert run([odd], json_call("odd", copy="a", function="b"))[0].text == "a-b"
 
 
@@ -216,14 +211,11 @@ def test_calls_are_shown_on_one_line_and_cut():
 
 def test_columns_come_from_the_row_and_never_from_the_model(lookup):
     assert "catalogue" not in json.dumps(lookup.arguments["properties"])
-    calls = [
-        ("lookup(lamp)", {"catalogue": 1}),
-        ("lookup(lamp)", {"catalogue": 2}),
-        (json_call("lookup", query="lamp", catalogue=2), {"catalogue": 1}),
-    ]
-    assert [result.text for result in Toolkit([lookup]).run(calls)] == [
-        "lamp 14, shop Nord", "lamp 21, shop Alba", 'error: unknown argument "catalogue"',
-    ]  # fmt: skip
+    other = (json_call("lookup", query="lamp", catalogue=2), {"catalogue": 1})
+    calls = [("lookup(lamp)", {"catalogue": 1 + i % 2}) for i in range(40)]
+    *texts, refused = [result.text for result in Toolkit([lookup]).run([*calls, other])]
+    assert texts == ["lamp 14, shop Nord", "lamp 21, shop Alba"] * 20, "also from many threads"
+    assert refused == 'error: unknown argument "catalogue"'
     with pytest.raises(ValueError, match=r"column 'catalogue'.*\['answer'\]"):
         run([lookup], "lookup(lamp)", row={"answer": 3})  # the caller's mistake, not the model's
 
@@ -387,24 +379,14 @@ def test_lookup_gives_several_facts_in_order_also_of_scattered_catalogues(tmp_pa
     assert Lookup(tmp_path / "c", limit=9)("fact", catalogue=1) == "fact 1\nfact 4\nfact 7"
 
 
-def test_lookup_is_safe_from_many_threads(lookup):
-    calls = [("lookup(lamp)", {"catalogue": 1 + i % 2}) for i in range(40)]
-    texts = [result.text for result in Toolkit([lookup]).run(calls)]
-    assert texts == ["lamp 14, shop Nord", "lamp 21, shop Alba"] * 20
-
-
 def test_a_catalogue_may_lie_under_any_name(tmp_path):
     folder = tmp_path / "a b?mode=rwc#c%20d"
     folder.mkdir()
     make_catalogue(folder / "ä?#%.sqlite", FACTS)
     assert Lookup(folder / "ä?#%.sqlite")("chair") == "chair 7, shop Alba"
     assert [path.name for path in folder.iterdir()] == ["ä?#%.sqlite"]
-
-
-def test_same_facts_make_the_same_file(tmp_path):
-    make_catalogue(tmp_path / "a", FACTS)
-    make_catalogue(tmp_path / "b", iter(FACTS))
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    make_catalogue(folder / "b", iter(FACTS))
+    assert (folder / "b").read_bytes() == (folder / "ä?#%.sqlite").read_bytes()
 
 
 def test_a_catalogue_that_fails_half_way_leaves_the_old_one(catalogue):
@@ -591,15 +573,12 @@ def python():
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        ("print(sum(range(10)))", "45"),
         ("x = 2\nfor i in range(3):\n    print(x ** i)", "1\n2\n4"),
         ("import math, random\nprint(math.comb(5, 2), random.Random(0).randint(1, 1))", "10 1"),
-        ("from fractions import Fraction\nprint(Fraction(1, 3) + 1)", "4/3"),
         ("import datetime\nprint(datetime.date(2025, 3, 1) - datetime.timedelta(1))", "2025-02-28"),
         ("import time\ntime.sleep(0.01)\nprint('ä', end='')", "ä"),
         ("x = 1", ""),
-        ("if __name__ == '__main__': print('main')", "main"),
-        ("print('said')\nraise SystemExit", "said"),
+        ("if __name__ == '__main__': print('said')\nraise SystemExit", "said"),
         ("class A:\n  pass\nprint(__import__('re').sub('a', 'b', 'aa'))", "bb"),
     ],
 )

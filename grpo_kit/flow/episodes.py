@@ -60,17 +60,11 @@ class Memory:
         return Memory((*self.steps, step))
 
     def judged(self, verdict: str) -> Memory:
-        """This memory with the verifier's verdict on the last step."""
+        """This memory with a verdict on its last step."""
         return Memory((*self.steps[:-1], replace(self.steps[-1], verdict=verdict)))
 
-    def __len__(self) -> int:
-        return len(self.steps)
-
     def __str__(self) -> str:
-        """`1. lookup(lamp) -> lamp 14, shop Nord`, one line per step; "empty" without any.
-
-        No result can pose as a turn (`fenced` breaks role marks) or a step (lines are indented).
-        """
+        # no result can pose as a turn (`fenced` breaks role marks) or a step (lines are indented)
         lines = [
             f"{i}. {step.call} -> " + "\n   ".join(step.result.splitlines())
             for i, step in enumerate(self.steps, 1)
@@ -157,10 +151,7 @@ def episode_advantages(
 def turn_rows(
     episodes: Sequence[Episode], pad_token_id: int, device="cpu"
 ) -> tuple[Rollouts, Tensor]:
-    """All turns as rows to train on, episode by episode, and the episode of each row, (N,) long.
-
-    Turns with equal prompts share one (`Rollouts.prompt_index`). Masks come from lengths, not ids.
-    """
+    """All turns as rows to train on, episode by episode, and the episode of each row, (N,) long."""
     turns = [(i, turn) for i, episode in enumerate(episodes) for turn in episode.turns]
     prompts: dict[tuple[int, ...], int] = {}
     prompt_index = [prompts.setdefault(tuple(t.prompt_ids), len(prompts)) for _, t in turns]

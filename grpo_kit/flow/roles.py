@@ -64,6 +64,12 @@ class Prompts:
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, {"role": "user", "content": content}]
 
+    def check(self, policy: Policy) -> None:
+        """Raise ValueError where the chat template refuses or drops a role that is needed."""
+        policy.check_template(
+            [m | {"content": f"{m['role']} {PLACEHOLDER}"} for m in self.messages("")]
+        )
+
 
 TINY = Prompts(
     plan=lambda question, memory, toolkit: plan_prompt(question, memory),
@@ -131,21 +137,11 @@ Give the final answer as <answer>answer here</answer>."""
 )
 
 
-def check_chat_roles(policy: Policy, prompts: Prompts) -> None:
-    """Raise ValueError where the chat template refuses or drops a role that the prompts need."""
-    messages = [m | {"content": f"{m['role']} {PLACEHOLDER}"} for m in prompts.messages("")]
-    try:
-        policy.check_template(messages)
-    except ValueError as error:
-        remedy = "If it lacks the system role: `dataclasses.replace(prompts, system='')`."
-        raise ValueError(f"{error} {remedy}") from error
-
-
 class Planner:
     """The trained role: samples actions from the policy, token ids in, token ids out."""
 
     def __init__(self, policy: Policy, toolkit: Toolkit, prompts: Prompts = TINY) -> None:
-        check_chat_roles(policy, prompts)
+        prompts.check(policy)
         self.policy, self.toolkit, self.prompts = policy, toolkit, prompts
 
     def request(self, question: str, memory: Memory) -> list[dict]:
@@ -209,15 +205,15 @@ class FrozenRole:
         if isinstance(model, Policy):
             if any(parameter.requires_grad for parameter in model.model.parameters()):
                 raise ValueError(f"the {self.name} is frozen: give it frozen_copy(policy).")
-            check_chat_roles(model, prompts)
+            prompts.check(model)
         self.model, self.prompts, self.max_new_tokens = model, prompts, max_new_tokens
         self._remembered: dict[str, str] = {}  # not in checkpoints: greedy, so it comes out again
         self._failed: deque[bool] = deque(maxlen=FAILURE_WINDOW)
 
     def ask(self, contents: Sequence[str]) -> list[str | None]:
-        """A reply to each request, without its thinking; None where an endpoint failed.
+        """Replies without their thinking; "" if that never ends, or for a request too long.
 
-        "" where the request is too long or the thinking never ends.
+        None where an endpoint failed.
         """
         if len(self._remembered) > REMEMBERED:
             self._remembered.clear()
@@ -274,10 +270,8 @@ class Verifier(FrozenRole):
     def verify(self, states: Sequence[tuple[str, Memory]]) -> list[str | None]:
         """The last STOP or CONTINUE of each reply, "" without either, None without a reply."""
         replies = self.ask([self.prompts.verify(q, str(memory)) for q, memory in states])
-        return [
-            None if text is None else ["", *re.findall(r"\b(STOP|CONTINUE)\b", text)][-1]
-            for text in replies
-        ]
+        verdicts = re.compile(r"\b(STOP|CONTINUE)\b")
+        return [text and ["", *verdicts.findall(text)][-1] for text in replies]
 
 
 class Generator(FrozenRole):

@@ -21,8 +21,6 @@ import struct
 import sys
 import traceback
 
-# subprocess and tempfile are imported where the parent needs them: the child starts faster without
-
 MAX_CODE_CHARS = 10_000
 
 
@@ -63,7 +61,7 @@ class PythonTool:
 
     def _run(self, code: str, timeout: float) -> str:
         """Raises ValueError with the last line of the traceback, or why the code was stopped."""
-        import subprocess
+        import subprocess  # here, as the child starts faster without
         import tempfile
 
         if len(code) > MAX_CODE_CHARS:

@@ -41,11 +41,7 @@ class ToolResult:
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that a model may call; made by `Tool.of`.
-
-    arguments: JSON schema of what the model gives. timeout: seconds. columns: parameters that come
-    from the dataset's row, hidden from the model.
-    """
+    """A function that a model may call, made by `Tool.of`; `arguments` is their JSON schema."""
 
     name: str
     description: str
@@ -59,7 +55,8 @@ class Tool:
     def of(cls, function: Callable, *, timeout: float = 5.0, columns: Sequence[str] = ()) -> Tool:
         """Make a tool of a function, or of an object with `__call__` and `__name__`.
 
-        Its type hints and Google-style docstring make the schema; ValueError where they cannot.
+        Its type hints and Google-style docstring make the schema. timeout: seconds. columns:
+        parameters that come from the dataset's row, hidden from the model.
         """
         # transformers is slow to import, and reading calls does not need it
         from transformers.utils import get_json_schema
@@ -74,8 +71,8 @@ class Tool:
                 raise TypeError("it has no name or description, or is a coroutine function")
         except Exception as error:  # AttributeError, NameError, and two of transformers' own
             raise ValueError(
-                f"{name} is no tool yet ({error}): write a plain function with a name, a type hint "
-                "for every parameter, and a Google-style docstring that describes each."
+                f"{name} is no tool yet ({error}): write a plain function with type hints and a "
+                "Google-style docstring that describes each parameter."
             ) from error
         properties = schema["parameters"]["properties"]
         if unknown := sorted(set(columns) - set(properties)):
@@ -174,10 +171,8 @@ class Toolkit:
         """Raise ValueError where a tool takes a column that `where` lacks."""
         for tool in self.tools.values():
             if missing := set(tool.columns) - set(columns):
-                raise ValueError(
-                    f"the tool {tool.name} takes the column {min(missing)!r}, which {where} lacks: "
-                    f"add it to the dataset, which has {sorted(columns)}."
-                )
+                needed = f"the tool {tool.name} takes the column {min(missing)!r}"
+                raise ValueError(f"{needed}, which {where} lacks; it has {sorted(columns)}.")
 
     def run(self, calls: Sequence[tuple[str, Mapping]]) -> list[ToolResult]:
         """Run calls, each a (call text, dataset row), in parallel; results in their order.

@@ -47,12 +47,9 @@ def score_episodes(
     Rewards get the question as prompt, the output as completion and the row's columns. An episode
     without output (an endpoint's failure) is not scored.
     """
-    rewards_per_func = score_texts(
-        [episode.output or "" for episode in episodes],  # all, so that groups stay complete
-        [[] for _ in episodes],
-        [episode.row for episode in episodes],
-        rewards, state, logged,
-    )  # fmt: skip
+    texts = [episode.output or "" for episode in episodes]  # all, so that groups stay complete
+    rows, ids = [episode.row for episode in episodes], [[] for _ in episodes]
+    rewards_per_func = score_texts(texts, ids, rows, rewards, state, logged)
     rewards_per_func[torch.tensor([episode.output is None for episode in episodes])] = math.nan
     totals = combine_rewards(rewards_per_func, weights).tolist()
     for episode, reward in zip(episodes, totals, strict=True):
@@ -78,10 +75,9 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 class FlowGRPO:
     """Steps of Flow-GRPO (AgentFlow, arXiv 2510.05592, eq. 4-7 and 10): a batch source for `train`.
 
-    A step plays `generation_batch_size` episodes, `num_generations` per question; all turns of an
-    episode get its advantage. loss_type "grpo" is eq. 10: 1/G over episodes, 1/T_i over turns,
-    1/|a| over tokens; "dapo" weighs all tokens of the batch alike. `max_completion_length` limits
-    an action.
+    A step plays `generation_batch_size` episodes; all turns of an episode get its advantage.
+    loss_type "grpo" is eq. 10: 1/G over episodes, 1/T_i over turns, 1/|a| over tokens.
+    `max_completion_length` limits an action.
 
     system: its planner is replaced by the trained policy. per: see `episode_advantages`. credit:
     "all" turns (the paper), or, for comparison, only the "final" one, whose weight stays 1/T_i.

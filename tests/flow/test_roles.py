@@ -73,13 +73,13 @@ def test_a_chat_template_without_a_role_that_is_needed_is_refused(policy, monkey
     ))  # fmt: skip
     Planner(policy, toolkit, TINY)
     for make in (lambda: Planner(policy, toolkit, GENERAL), lambda: Verifier(frozen, GENERAL)):
-        with pytest.raises(ValueError, match="System role not supported.*system=''"):
+        with pytest.raises(ValueError, match="System role not supported"):
             make()
     monkeypatch.setattr(policy.tokenizer, "chat_template", (
         "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}A:{% endif %}"
     ))  # fmt: skip
-    with pytest.raises(ValueError, match="leaves out the system message.*system=''"):
+    with pytest.raises(ValueError, match="leaves out the system message"):
         Planner(policy, toolkit, GENERAL)
     Planner(policy, toolkit, dataclasses.replace(GENERAL, system=""))
 
@@ -125,7 +125,7 @@ def test_memory_is_never_changed_in_place_and_can_be_read():
         Step(Action("", "none", "find lamp", "lookup"), "lookup(lamp)", "lamp 9")
     )
     third = second.judged("CONTINUE")
-    assert (str(first), len(first), second.steps[0].verdict) == ("empty", 0, "")
+    assert (str(first), second.steps[0].verdict) == ("empty", "")
     assert str(third) == "1. lookup(lamp) -> lamp 9"
     assert third.table().split("\n")[0] == "step 1"
     assert "verdict CONTINUE" in third.table() and "goal    find lamp" in third.table()

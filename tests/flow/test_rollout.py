@@ -46,7 +46,7 @@ def test_memory_is_new_for_every_query(scripted, world):
     _, rows, _ = world
     system = scripted()
     first, second = play(system, [rows[1]])[0], play(system, [rows[1]])[0]
-    assert first.memory == second.memory and len(second.memory) == 4
+    assert first.memory == second.memory and len(second.memory.steps) == 4
     prompts = [
         system.planner.policy.tokenizer.decode(e.turns[0].prompt_ids) for e in (first, second)
     ]

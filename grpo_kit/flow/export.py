@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 def one_sequence(episode: Episode) -> dict[str, list]:
     """An append-only episode for TRL: `prompt_ids` of the first turn, then all that follows.
 
-    `logprobs` and `env_mask` are 0 at tokens that were not sampled. Raises ValueError where a
-    context was written anew.
+    `logprobs` and `env_mask` are 0 at tokens that were not sampled.
     """
     ids = start = list(episode.turns[0].prompt_ids)
     mask, logprobs = [], []
@@ -62,15 +61,9 @@ def trl_rollout(
 
     `max_new_tokens` limits an action; TRL's `max_completion_length` limits whole episodes. Beside
     TRL's fields it returns `output`, each episode's final output, for `of_output`.
-
-    Raises ValueError unless the system's context is "append", and, in a rollout, for a prompt that
-    is no row of `dataset` (as in an `eval_dataset`).
     """
     if system.context != "append":
-        raise ValueError(
-            f"context is {system.context!r}: TRL trains one sequence per completion; give the "
-            "system context='append'."
-        )
+        raise ValueError(f"context is {system.context!r}: TRL needs a system with 'append'.")
 
     def rollout(prompts: list[list[dict]], trainer: Any) -> dict[str, list]:
         model = trainer.accelerator.unwrap_model(trainer.model)
@@ -78,10 +71,8 @@ def trl_rollout(
         rows = [dataset[prompt[-1].get("row", 0) % len(dataset)] for prompt in prompts]
         for prompt, row in zip(prompts, rows, strict=True):
             if "row" not in prompt[-1] or question_text(prompt) != question_text(row["prompt"]):
-                raise ValueError(
-                    f"the prompt {question_text(prompt)!r} is none of the dataset's rows: give "
-                    "trl_dataset and trl_rollout the same dataset."
-                )
+                given = f"the prompt {question_text(prompt)!r} is none of the dataset's rows"
+                raise ValueError(f"{given}: give trl_dataset and trl_rollout the same dataset.")
         episodes = play(  # TRL repeats each prompt once per completion
             system.with_planner(policy), rows,
             temperature=trainer.args.temperature, max_new_tokens=max_new_tokens,
@@ -98,18 +89,17 @@ def trl_rollout(
 def of_output(reward: Callable) -> Callable:
     """The reward of an episode's final output instead of the planner's text; None without one."""
 
-    def arguments(output: Sequence[str | None], columns: dict) -> dict:
-        # all of them, so that groups stay complete
-        return columns | {"completions": [text or "" for text in output]}
+    def texts(output: Sequence[str | None]) -> list[str]:
+        return [text or "" for text in output]  # all of them, so that groups stay complete
 
     def scores(values: Sequence, output: Sequence[str | None]) -> list:
         return [v if text is not None else None for v, text in zip(values, output, strict=True)]
 
-    async def awaited(*, output: Sequence[str | None], **columns):
-        return scores(await reward(**arguments(output, columns)), output)
+    async def awaited(*, completions, output, **columns):
+        return scores(await reward(completions=texts(output), **columns), output)
 
-    def called(*, output: Sequence[str | None], **columns):
-        return scores(reward(**arguments(output, columns)), output)
+    def called(*, completions, output, **columns):
+        return scores(reward(completions=texts(output), **columns), output)
 
     outcome = awaited if is_coroutine(reward) else called
     outcome.__name__ = reward_name(reward)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from grpo_kit.flow.episodes import Action, Episode, Step, Turn
-from grpo_kit.flow.roles import PLACEHOLDER, TINY, Executor, Generator, Planner, Prompts, Verifier
+from grpo_kit.flow.roles import PLACEHOLDER, TINY, Executor, Generator, Planner, Verifier
 from grpo_kit.flow.tools import Toolkit
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.rewards import question_text
@@ -23,10 +23,9 @@ from grpo_kit.rewards import question_text
 class AgentSystem:
     """A planner, three frozen roles, tools, and the limits of an episode.
 
-    max_turns: most actions of the planner. episode_timeout: seconds of an episode's turns, with its
-    own tools only; the turn that exceeds it is the last. context: what the planner reads. "memory"
-    (the paper) is question and memory, written anew each turn; "append" adds the new request to the
-    ids so far, so that the episode is one sequence for any trainer (see `export`).
+    episode_timeout: seconds; the turn that exceeds it is the last. context: what the planner reads.
+    "memory" (the paper) is question and memory, written anew each turn; "append" adds the new
+    request to the ids so far, so that the episode is one sequence (see `export`).
     """
 
     planner: Planner
@@ -39,9 +38,8 @@ class AgentSystem:
     context: str = "memory"
 
     def __post_init__(self) -> None:
-        if self.max_turns < 1 or self.episode_timeout <= 0:
-            limits = f"max_turns is {self.max_turns} and episode_timeout {self.episode_timeout}"
-            raise ValueError(f"{limits}; give at least 1 turn and more than 0 seconds.")
+        if self.max_turns < 1:
+            raise ValueError(f"max_turns is {self.max_turns}; give at least 1 turn.")
         if self.context not in ("memory", "append"):
             raise ValueError(f"context is {self.context!r}; choose 'memory' or 'append'.")
         if self.context == "append":
@@ -54,18 +52,11 @@ class AgentSystem:
 
 
 def agent_system(
-    policy: Policy,
-    toolkit: Toolkit,
-    *,
-    frozen=None,
-    prompts: Prompts = TINY,
-    max_reply_tokens: int = 64,
-    **limits,
+    policy: Policy, toolkit: Toolkit, *, frozen=None, prompts=TINY, max_reply_tokens=64, **limits
 ) -> AgentSystem:
     """A system whose planner is `policy` and whose other roles are one frozen model.
 
-    frozen: a frozen `Policy` or an endpoint; None = `frozen_copy(policy)` as it is now. limits: of
-    the `AgentSystem`.
+    frozen: a frozen `Policy` or an endpoint; None = `frozen_copy(policy)`. limits: `AgentSystem`'s.
     """
     frozen = frozen_copy(policy) if frozen is None else frozen
     options = {"prompts": prompts, "max_new_tokens": max_reply_tokens}
@@ -88,17 +79,15 @@ def play(
     rows: Sequence[dict],
     num_generations: int = 1,
     *,
-    batch_size: int | None = None,
-    max_new_tokens: int = 64,
+    batch_size=None,
     **sampling,
 ) -> list[Episode]:
     """Play `num_generations` episodes of every row, not yet scored; those of a row stand together.
 
-    rows: of a dataset, with `prompt` (messages; the user's last one is the question) and the
-    columns that the tools need. batch_size: most episodes at a time, in whole groups. sampling: of
-    the planner's actions, as for `generate` (`generator`, `temperature`, `do_sample`).
+    rows: with `prompt` (messages) and the tools' columns. batch_size: most episodes at a time, in
+    whole groups. sampling: of actions (`generator`, `temperature`, `max_new_tokens`, `do_sample`).
     """
-    sampling["max_new_tokens"] = max_new_tokens
+    sampling.setdefault("max_new_tokens", 64)
     everyone = [
         _Running(Episode(i, None, [], copy.deepcopy(row)), question_text(row["prompt"]))
         for i, row in enumerate(rows)
@@ -172,10 +161,7 @@ def _plan(
 
 
 def _act(system: AgentSystem, running: Sequence[_Running], actions: Sequence[Action]) -> None:
-    """Run executor and tools for all plans; each memory gets a step.
-
-    An episode pays for its own call, not for the others' (the whole turn's seconds come later).
-    """
+    """Run executor and tools for all plans; each memory gets a step."""
     able = [i for i, action in enumerate(actions) if not action.problem]
     texts = system.executor.execute([actions[i] for i in able], system.toolkit)
     calls = {i: text for i, text in zip(able, texts, strict=True) if text is not None}
@@ -189,6 +175,7 @@ def _act(system: AgentSystem, running: Sequence[_Running], actions: Sequence[Act
         else:  # nothing was called
             step = Step(action, "no call", action.problem or "error: no executor", True)
             one.episode.stopped = "" if action.problem else "no reply"
+        # an episode pays for its own call only; the whole turn's seconds come later
         one.seconds += (result.seconds if result else 0.0) - elapsed
         one.episode.memory = one.episode.memory.updated(step)
 
@@ -196,8 +183,7 @@ def _act(system: AgentSystem, running: Sequence[_Running], actions: Sequence[Act
 def continuation_ids(policy: Policy, ids: Sequence[int], content: str) -> list[int]:
     """The ids between a sampled action and the next one: its closing, then `content` as the user's.
 
-    They come from the chat template's text of an example, so sampled ids are never encoded again.
-    The mark that ends an assistant's turn is added where the token limit cut the action off.
+    Sampled ids are never encoded again. The mark that ends an action is added where it was cut off.
     """
     turns = (("user", "?"), ("assistant", PLACEHOLDER), ("user", content))
     example = [{"role": role, "content": text} for role, text in turns]

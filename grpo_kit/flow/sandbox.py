@@ -1,12 +1,8 @@
 """`PythonTool`: runs Python that a model wrote, in a process that can compute, print and no more.
 
-The child runs this file as a script (`_main`), with an empty environment and no descriptor but its
-stdin and output. Before it runs the code it lowers its limits and installs a seccomp filter: the
-kernel then refuses every system call that computing and printing do not need. Not even root can
-undo either, whatever the code reaches inside its interpreter, ctypes included.
-
-It does not protect against flaws of the kernel and side channels (timing, caches). For code that
-somebody hostile may have written, run the whole training in a container or a virtual machine.
+The child runs this file as a script (`_main`). It lowers its limits and installs a seccomp filter:
+the kernel then refuses every system call that computing and printing do not need, whatever the code
+reaches inside its interpreter. It does not protect against flaws of the kernel and side channels.
 """
 
 from __future__ import annotations
@@ -27,9 +23,8 @@ MAX_CODE_CHARS = 10_000
 class PythonTool:
     """Runs code in a locked process of its own; returns what it printed.
 
-    timeout: seconds, from start to end; `Tool.of` should not get a shorter one. memory_mb: address
-    space; Python needs some 30. max_output: characters; what is longer is cut.
-    Raises RuntimeError where no process can be locked.
+    timeout: seconds; `Tool.of` should not get a shorter one. memory_mb: address space; Python needs
+    some 30. max_output: characters. Raises RuntimeError where no process can be locked.
     """
 
     __name__ = "python"

@@ -25,8 +25,6 @@ from simpleeval import InvalidExpression, SimpleEval
 from grpo_kit.paths import write_atomic
 
 NOT_FOUND = "not found"  # the result of a search that finds nothing
-
-
 MAX_EXPRESSION_CHARS = 100
 MAX_NUMBER = 1e15  # below, every whole float is exact
 MAX_EXPONENT = 100
@@ -114,9 +112,8 @@ def make_catalogue(path: str | Path, facts: Iterable[tuple[int, str, str]]) -> N
         new = Path(folder, "new.sqlite")
         with closing(sqlite3.connect(new, isolation_level=None)) as connection:
             connection.execute("BEGIN")
-            connection.execute(
-                "CREATE VIRTUAL TABLE facts USING fts5(name, text, catalogue UNINDEXED)"
-            )
+            columns = "name, text, catalogue UNINDEXED"
+            connection.execute(f"CREATE VIRTUAL TABLE facts USING fts5({columns})")
             insert = "INSERT INTO facts (catalogue, name, text) VALUES (?, ?, ?)"
             connection.executemany(insert, facts)
             for statement in ("INSERT INTO facts (facts) VALUES ('optimize')", "COMMIT", "VACUUM"):
@@ -144,10 +141,9 @@ class Lookup:
                 self._rows = {of: rows for of, *rows in connection.execute(_RANGES)}
                 self._search(connection, "a", None)
         except sqlite3.Error as error:
-            raise ValueError(
-                f"{self.path} is no catalogue ({' '.join(str(error).split())}): correct the path, "
-                "or write one with make_catalogue."
-            ) from error
+            reason = " ".join(str(error).split())
+            message = f"{self.path} is no catalogue ({reason}): write one with make_catalogue."
+            raise ValueError(message) from error
 
     def __call__(self, query: str, *, catalogue: int | None = None) -> str:
         """Find the fact whose name or text has the words of the query.

@@ -111,10 +111,9 @@ class Tool:
 
 
 def read_call(text: str) -> tuple[str, str | dict]:
-    """Read a call as (tool's name, arguments); ValueError for anything else.
+    """Read a call as (tool's name, text between the outer parentheses, or dict of JSON arguments).
 
-    `lookup(lamp)` gives the text between the outer parentheses; JSON with `name` and `arguments`,
-    also within `<tool_call>…</tool_call>` or a fence of ```json, gives a dict.
+    Raises ValueError for anything else.
     """
     text = text.strip()
     for opening, closing in (("<tool_call>", "</tool_call>"), ("```json", "```")):
@@ -137,13 +136,7 @@ class Toolkit:
     concurrency: most calls of one `run` at a time. max_result_chars: longer results are cut.
     """
 
-    def __init__(
-        self,
-        tools: Sequence[Tool | Callable],
-        *,
-        concurrency: int = 16,
-        max_result_chars: int = 500,
-    ):
+    def __init__(self, tools: Sequence[Tool | Callable], *, concurrency=16, max_result_chars=500):
         tools = [tool if isinstance(tool, Tool) else Tool.of(tool) for tool in tools]
         self.tools = {tool.name: tool for tool in tools}
         self.names = list(self.tools)
@@ -215,11 +208,8 @@ class Toolkit:
 
 
 def _start(tool: Tool, arguments: dict, max_chars: int) -> Future:
-    """Call the tool in a thread; the future's result is (text, failed, seconds).
-
-    No pool: hung calls would hold the places of later ones for ever.
-    """
-    future: Future = Future()
+    """Call the tool in a thread; the future's result is (text, failed, seconds)."""
+    future: Future = Future()  # no pool: hung calls would hold the places of later ones for ever
 
     def work() -> None:
         started = time.perf_counter()

@@ -174,8 +174,7 @@ class OfflineTraces:
     """The planner fine-tuned on successful traces, for comparison: a batch source for `train`.
 
     The first step plays the episodes of all steps with the untrained policy and keeps the
-    successful ones. Every step learns from the next `generation_batch_size` of them with advantage
-    1: the gradient of their log-likelihood. It never sees where its own errors lead.
+    successful ones. Every step learns from the next of them with advantage 1.
     """
 
     def __init__(self, prompts: PromptBatches, system: AgentSystem) -> None:
@@ -183,8 +182,7 @@ class OfflineTraces:
         if config.updates_per_step != 1 or config.beta or config.max_generated_tokens:
             raise ValueError(
                 f"there are {config.updates_per_step} updates a step, beta is {config.beta} and "
-                f"max_generated_tokens {config.max_generated_tokens}; learning from traces needs "
-                "1, 0 and None."
+                f"max_generated_tokens {config.max_generated_tokens}; traces need 1, 0 and None."
             )
         self.flow = FlowGRPO(prompts, system)
         self.name = f"offline traces, {self.flow.name}"

@@ -152,7 +152,6 @@ def test_a_memory_that_outgrows_the_frozen_roles_stops_nobody(base, world, text_
     ("wrong", "message"),
     [
         ({"max_turns": 0}, "max_turns is 0 .*at least 1 turn"),
-        ({"episode_timeout": 0}, "episode_timeout 0; .*more than 0 seconds"),
         ({"context": "all"}, "context is 'all'; choose 'memory' or 'append'"),
     ],
 )

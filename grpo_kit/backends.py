@@ -34,8 +34,8 @@ Lists = list[list[int]]
 def choose(policy: Policy, wanted: str = "auto", *, trained: bool = True) -> str:
     """The backend that samples: `wanted`, or for "auto" the one that suits the machine.
 
-    "auto" is the plain one on a CPU. On a GPU it is vLLM where that is installed and the policy is
-    not trained; else continuous batching for 16-bit weights, and the static cache for others (their
+    "auto" is plain on a CPU. On a GPU it is vLLM where that is installed and the policy is not
+    trained; else continuous batching for 16-bit weights, and the static cache for others (their
     16-bit arithmetic is autocast, which does not reach the thread of continuous batching).
 
     Raises ValueError for another name, RuntimeError for vLLM where it is not installed.
@@ -72,12 +72,14 @@ def sample(
     Where another backend fails (this GPU lacks a kernel, say), the plain one takes over with a
     warning. It does not where memory is short: the plain one would need it, too.
     """
-    options = {"do_sample": do_sample, "temperature": temperature, "generator": generator}
+    options = {"do_sample": do_sample, "temperature": temperature}
     if backend != "plain":
         check_lengths(policy.model, prompt_ids, max_new_tokens)
         rows = [list(ids) for ids in prompt_ids for _ in range(num_generations)]
         try:
-            completions = _by_transformers(policy, rows, backend, max_new_tokens, **options)
+            completions = _by_transformers(
+                policy, rows, backend, max_new_tokens, generator, **options
+            )
         except Exception as error:
             if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
                 raise
@@ -90,10 +92,9 @@ def sample(
         else:
             return _as_rollouts(policy, prompt_ids, num_generations, completions, temperature)
     options |= {"eos_token_ids": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
+    options |= {"max_new_tokens": max_new_tokens, "generator": generator}
     with policy.autocast():
-        return generate(
-            policy.model, prompt_ids, num_generations, max_new_tokens=max_new_tokens, **options
-        )
+        return generate(policy.model, prompt_ids, num_generations, **options)
 
 
 def _by_transformers(
@@ -111,11 +112,11 @@ def _by_transformers(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         if generator is not None:
             torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
-        with torch.no_grad(), policy.autocast(), _undisturbed(policy) as model:
+        with torch.no_grad(), policy.autocast(), _without_saved_settings(policy) as model:
             if backend == "static":
                 ids, attention = left_pad(rows, policy.pad_token_id, device)
                 output = model.generate(ids, attention_mask=attention, generation_config=config)
-                return _up_to_the_end(policy, rows, output[:, ids.shape[1] :].tolist())
+                return _up_to_eos(policy, rows, output[:, ids.shape[1] :].tolist())
             outputs = model.generate_batch(
                 inputs=rows,
                 generation_config=config,
@@ -124,14 +125,12 @@ def _by_transformers(
             ).values()
     errors = [output.error for output in outputs if output.error]
     completions = [list(output.generated_tokens) for output in outputs]
-    return _up_to_the_end(policy, rows, completions, errors)
+    return _up_to_eos(policy, rows, completions, errors)
 
 
 def _cache_for(rows: Lists, max_new_tokens: int, device: torch.device) -> Any:
-    """Continuous batching's settings. On a CPU, which is shared, a cache for these rows only.
-
-    By default it takes nine tenths of the free memory.
-    """
+    """Continuous batching's settings. Its default takes nine tenths of the free memory: on a CPU,
+    which is shared, the cache has room for these rows only."""
     from transformers import ContinuousBatchingConfig
 
     config = ContinuousBatchingConfig()
@@ -142,13 +141,10 @@ def _cache_for(rows: Lists, max_new_tokens: int, device: torch.device) -> Any:
     return config
 
 
-def _up_to_the_end(
-    policy: Policy, rows: Lists, completions: Lists, errors: Sequence[str] = ()
-) -> Lists:
-    """Each completion up to its first EOS.
+def _up_to_eos(policy: Policy, rows: Lists, completions: Lists, errors: Sequence = ()) -> Lists:
+    """Each completion up to its first EOS; RuntimeError for rows without one.
 
-    Raises RuntimeError for rows without one: continuous batching runs in another thread, which
-    keeps its errors to itself.
+    Continuous batching runs in another thread, which keeps its errors to itself.
     """
     if errors or len(completions) != len(rows) or not all(completions):
         answered = f"{sum(map(bool, completions))} of {len(rows)} rows were answered"
@@ -159,11 +155,11 @@ def _up_to_the_end(
 
 
 @contextmanager
-def _undisturbed(policy: Policy) -> Iterator[Any]:
-    """The model that generates, in eval mode and without the settings that were saved with it.
+def _without_saved_settings(policy: Policy) -> Iterator[Any]:
+    """The model in eval mode and with an empty generation config.
 
-    transformers fills the gaps of a generation config from the model's own. That of
-    Qwen2.5-Instruct has a repetition penalty, which would make another distribution.
+    transformers fills gaps from the saved config; Qwen2.5-Instruct's has a repetition penalty,
+    which would make another distribution.
     """
     model = policy.model
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -202,8 +198,8 @@ def _as_rollouts(policy, prompt_ids, num_generations, completions: Lists, temper
 def greedy(policy: Policy, backend: str, *, max_new_tokens: int, context: int) -> Callable:
     """A function of rows of prompt ids: the most likely completion of each, up to its first EOS.
 
-    `context`: the longest prompt and completion together, in tokens; vLLM makes room for it. vLLM
-    keeps the policy's weights as they are now.
+    `context`: tokens that the longest prompt and completion have together, which vLLM makes room
+    for. vLLM keeps the policy's weights as they are now.
     """
     if backend != "vllm":
         options = {"backend": backend, "max_new_tokens": max_new_tokens, "do_sample": False}
@@ -224,6 +220,6 @@ def greedy(policy: Policy, backend: str, *, max_new_tokens: int, context: int) -
 
     def answer(rows: Lists) -> Lists:
         outputs = engine.generate([{"prompt_token_ids": ids} for ids in rows], params)
-        return _up_to_the_end(policy, rows, [list(one.outputs[0].token_ids) for one in outputs])
+        return _up_to_eos(policy, rows, [list(one.outputs[0].token_ids) for one in outputs])
 
     return answer

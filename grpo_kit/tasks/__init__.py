@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,21 +27,37 @@ class Task:
     test: datasets.Dataset
 
 
+def load(name: str, folder: str | os.PathLike | None = None) -> Task:
+    """A task by name: word_problems, or gsm8k or competition_math from `folder` or the Hub.
+
+    Raises ValueError for another name or for a `folder` of word problems.
+    """
+    from grpo_kit.tasks.competition_math import competition_math
+    from grpo_kit.tasks.gsm8k import gsm8k
+    from grpo_kit.tasks.word_problems import word_problems
+
+    if name == "word_problems":
+        if folder:
+            raise ValueError(f"the word problems come with the kit: leave out --data {folder}.")
+        return word_problems()
+    published = {"gsm8k": gsm8k, "competition_math": competition_math}
+    if name not in published:
+        names = ", ".join(["word_problems", *published])
+        raise ValueError(f"unknown task {name!r}: choose one of {names}.")
+    return published[name](folder)
+
+
 def split_of(key: str) -> str:
     """The split of a generated problem: "test" for a tenth of all keys, else "train"."""
     return "test" if hashlib.sha256(key.encode()).digest()[0] % 10 == 0 else "train"
 
 
-def shipped_rows(task: str, split: str) -> list[dict]:
-    """The shipped rows of a generated task, with a `question` in place of the prompt."""
-    path = data_dir() / task / f"{split}.jsonl"
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def as_dataset(rows: list[dict]) -> datasets.Dataset:
-    """The rows with `prompt`, one user message, in place of `question`."""
+def shipped(task: str, split: str, n: int | None = None) -> datasets.Dataset:
+    """The first `n` shipped rows of a generated task (None: all), with one user message each."""
     from datasets import Dataset
 
+    path = data_dir() / task / f"{split}.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:n]]
     return Dataset.from_list(
         [{"prompt": [{"role": "user", "content": row.pop("question")}], **row} for row in rows]
     )

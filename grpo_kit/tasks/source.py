@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,11 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import datasets
 
-ON_THE_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)?")  # anything else can only be a path
-
 
 def read_splits(
-    path_or_name: str | os.PathLike,
+    folder: str | os.PathLike | None,
     splits: Sequence[str],
     convert: Callable[[dict], dict],
     columns: Sequence[str],
@@ -25,36 +22,36 @@ def read_splits(
     url: str,
     **on_hub: str | None,
 ) -> list[datasets.Dataset]:
-    """The rows of each split, from `<split>.jsonl` in a folder or from a dataset on the Hub.
+    """The rows of each split, from `<split>.jsonl` in `folder`, or from the Hub where it is None.
 
-    Each is made by `convert` from a published row whose `columns` hold texts. `name` and `url` are
-    told in errors; `on_hub` holds the `config` and the `revision`.
+    `convert` makes a row of a published one whose `columns` hold texts. `name` and `url` are for
+    errors; `on_hub` has `hub_name` and may have `config` and `revision`.
 
     Raises FileNotFoundError for a folder without its files, RuntimeError where the Hub does not
-    give the dataset, ValueError for no row or a bad one, by its number. HF_HUB_OFFLINE=1 is
-    honoured: only the Hub's cache is used then.
+    give the dataset, ValueError for no row or a bad one, by its number.
     """
     import datasets
 
-    folder, files = Path(path_or_name).expanduser(), [f"{split}.jsonl" for split in splits]
-    if not folder.is_dir() and isinstance(path_or_name, str) and ON_THE_HUB.fullmatch(path_or_name):
-        published = _from_hub(path_or_name, files, **on_hub)
-    elif missing := [file for file in files if not (folder / file).is_file()]:
-        problem = f"lacks {' and '.join(missing)}" if folder.is_dir() else "is not a folder"
-        raise FileNotFoundError(
-            f"{str(folder)!r} {problem}: a folder of {name} holds {' and '.join(files)}, "
-            f"as published at {url}"
-        )
+    files = [f"{split}.jsonl" for split in splits]
+    if folder is None:
+        published = _from_hub(files, **on_hub)
     else:
+        folder = Path(folder).expanduser()
+        if missing := [file for file in files if not (folder / file).is_file()]:
+            problem = f"lacks {' and '.join(missing)}" if folder.is_dir() else "is not a folder"
+            raise FileNotFoundError(
+                f"{str(folder)!r} {problem}: a folder of {name} holds {' and '.join(files)}, "
+                f"as published at {url}"
+            )
         published = {split: _from_file(folder / f"{split}.jsonl") for split in splits}
 
     result = []
     for split in splits:
         rows = []
         for i, row in enumerate(published[split], start=1):
-            texts = isinstance(row, dict) and [row.get(column) for column in columns]
+            texts = [row.get(column) for column in columns] if isinstance(row, dict) else [None]
             try:
-                if not texts or not all(isinstance(text, str) and text for text in texts):
+                if not all(isinstance(text, str) and text for text in texts):
                     expected = " and ".join(f"`{column}`" for column in columns)
                     raise ValueError(f"is {row!r:.200}: expected the texts {expected}")
                 rows.append(convert(row))
@@ -72,23 +69,22 @@ def _from_file(path: Path) -> Iterator[object]:
             if line.strip():
                 yield json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(
-                f"line {number} of {str(path)!r} is not JSON ({error}): fetch the file again"
-            ) from error
+            problem = f"line {number} of {str(path)!r} is not JSON ({error})"
+            raise ValueError(f"{problem}: fetch the file again") from error
 
 
-def _from_hub(name: str, files: Sequence[str], config: str | None = None, revision=None) -> dict:
+def _from_hub(files: Sequence[str], hub_name: str, config=None, revision=None) -> dict:
     import datasets
     import huggingface_hub
 
     try:
         # load_dataset retries an unreachable Hub for half a minute; one request tells at once.
         if not huggingface_hub.constants.HF_HUB_OFFLINE:
-            huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=10)
-        return datasets.load_dataset(name, config, revision=revision)
+            huggingface_hub.HfApi().dataset_info(hub_name, revision=revision, timeout=10)
+        return datasets.load_dataset(hub_name, config, revision=revision)
     except Exception as error:  # whatever the network, the Hub or its cache raises
         raise RuntimeError(
-            f"the Hugging Face Hub did not give the dataset {name!r} ({type(error).__name__}): "
+            f"the Hugging Face Hub did not give the dataset {hub_name!r} ({type(error).__name__}): "
             "check the name and the network, set HF_HUB_OFFLINE=1 if it is in the cache already, "
             f"or pass a local folder with {' and '.join(files)}"
         ) from error

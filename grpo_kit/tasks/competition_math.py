@@ -39,7 +39,7 @@ def competition_math(folder: str | os.PathLike | None = None) -> Task:
 
 
 def math500(folder: str | os.PathLike | None = None) -> datasets.Dataset:
-    """The test rows: `prompt`, `answer`, `subject` and `level`; raises what `read_splits` raises."""
+    """The test rows: `prompt`, `answer`, `subject`, `level`. Raises what `read_splits` raises."""
     return _read(folder, "test", HUB_NAME, HUB_REVISION)
 
 

@@ -1,16 +1,15 @@
 """Tool questions of the tiny world: the facts are in a catalogue, not in the question.
 
-"What do 3 of the lamp cost after the discount of the shop?" takes one to four calls of two tools:
-`lookup` reads an item's price and shop, or a shop's discount, and `calculator` combines them. The
-next call depends on earlier results. A row names its catalogue; `lookup` searches that one alone.
-Train and test never share a catalogue: a hash of its facts decides the split.
+"What do 3 of the lamp cost after the discount of the shop?" takes one to four calls: `lookup` reads
+a price and shop, or a discount, and `calculator` combines them; the next call depends on earlier
+results. Train and test never share a catalogue: a hash of its facts decides the split.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from grpo_kit.paths import data_dir
@@ -102,7 +101,7 @@ class ToolQuestion:
 
     def next_step(self, memory: Memory) -> Step | None:
         """The first step of the plan that memory does not hold yet; None when all are done."""
-        done = {(tool, argument) for tool, argument, _ in memory}
+        done = {step[:2] for step in memory}
         return next((step for step in self.plan if step not in done), None)
 
 
@@ -112,16 +111,11 @@ def make_tool_question(rng: random.Random, split: str, kind: str | None = None) 
         names, shops = rng.sample(ITEMS, 4), rng.sample(SHOPS, 2)
         prices = [rng.randint(6, 24) for _ in names]
         sellers = [rng.choice(shops) for _ in names]
-        catalogue = {
-            name: f"{name} {price}, shop {shop}"
-            for name, price, shop in zip(names, prices, sellers, strict=True)
-        } | {shop: f"{shop} discount {rng.randint(2, 5)}" for shop in shops}
-        question = ToolQuestion(
-            kind=kind or rng.choices(KINDS, weights=KIND_WEIGHTS)[0],
-            items=tuple(names[:2]),
-            count=rng.randint(2, 4),
-            catalogue=catalogue,
-        )
+        items = zip(names, prices, sellers, strict=True)
+        catalogue = {name: f"{name} {price}, shop {shop}" for name, price, shop in items}
+        catalogue |= {shop: f"{shop} discount {rng.randint(2, 5)}" for shop in shops}
+        kind_asked = kind or rng.choices(KINDS, weights=KIND_WEIGHTS)[0]
+        question = ToolQuestion(kind_asked, tuple(names[:2]), rng.randint(2, 4), catalogue)
         if question.split == split:
             return question
 
@@ -157,12 +151,8 @@ def make_rows(split: str, catalogues: int, each: int) -> tuple[list[dict], list[
             row = {"question": question.text, "answer": str(question.answer)}
             row |= {"catalogue": catalogue, "kind": question.kind, "calls": len(question.plan)}
             by_text.setdefault(question.text, row)
-            question = replace(
-                question,
-                items=tuple(rng.sample(items, 2)),
-                kind=rng.choices(KINDS, weights=KIND_WEIGHTS)[0],
-                count=rng.randint(2, 4),
-            )
+            pair, kind = tuple(rng.sample(items, 2)), rng.choices(KINDS, weights=KIND_WEIGHTS)[0]
+            question = ToolQuestion(kind, pair, rng.randint(2, 4), question.catalogue)
         rows += by_text.values()
     rng.shuffle(rows)
     return rows, facts

@@ -1,7 +1,6 @@
 """Measure a tiny base, skill by skill and style by style, and write its model card.
 
-`measure` samples and `card_text` writes. The scoring functions take texts alone, so that they can
-be checked on texts with known scores. Test problems and test catalogues only.
+Test problems and test catalogues only. The scoring functions take texts alone.
 """
 
 import random
@@ -27,7 +26,6 @@ from grpo_kit.tasks.word_problems import Problem, make_problem
 from grpo_kit.tiny import problems as P
 from grpo_kit.tiny import skills as S
 
-TURN_LIMIT = 6  # planner turns of an episode of tool questions
 # what a base must measure before it is shipped: (skill, number, lowest, highest)
 LIMITS = (
     ("solve", "greedy", 0.0, 0.50),
@@ -126,11 +124,9 @@ def succeed(
 
     toolkit = Toolkit([Tool.of(lookup, columns=("facts",)), calculator])
     rows = [{"prompt": _user(q.text), "facts": q.catalogue} for q in questions]
-    episodes = play(agent_system(policy, toolkit, max_turns=TURN_LIMIT), rows, generator=generator)
-    return [
-        extract_answer(episode.output) == str(question.answer)
-        for question, episode in zip(questions, episodes, strict=True)
-    ]
+    episodes = play(agent_system(policy, toolkit, max_turns=6), rows, generator=generator)
+    answers = [str(question.answer) for question in questions]
+    return [extract_answer(e.output) == gold for e, gold in zip(episodes, answers, strict=True)]
 
 
 def _user(content: str) -> list[dict]:
@@ -138,13 +134,11 @@ def _user(content: str) -> list[dict]:
 
 
 def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
-    """The skills table: every skill on `n` test problems, sampled at temperature 1.
+    """The skills table: every skill on `n` test problems, as nested plain dicts.
 
-    The judge and the frozen roles of tool use, which are never trained, reply greedily. Returns
-    nested plain dicts: shares, accuracies, AUC and correlation. Raises ValueError for `n` below 2.
+    Replies are sampled at temperature 1; the judge and the frozen roles, which are never trained,
+    reply greedily.
     """
-    if n < 2:
-        raise ValueError(f"n is {n}; take at least 2 problems.")
     rng = random.Random(f"card-{seed}")
     generator = torch.Generator().manual_seed(seed)
     problems = [make_problem(rng, rng.choice(S.DIFFICULTIES), "test") for _ in range(n)]
@@ -202,7 +196,7 @@ def measure_meta(policy, problems, solutions, right) -> dict:
 def graded(
     policy: Policy, items: Sequence[tuple], read: Callable, style_of: Callable, generator
 ) -> tuple[list, dict]:
-    """What `read` finds in the replies to (request, right reply) items, and how many are right."""
+    """What `read` makes of the replies to (request, right reply) items, and how many are right."""
     texts = texts_of(policy, [[request] for request, _ in items], generator)
     replies = [read(text) for text in texts]
     right = [reply == gold for reply, (_, gold) in zip(replies, items, strict=True)]

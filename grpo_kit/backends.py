@@ -34,9 +34,9 @@ Lists = list[list[int]]
 def choose(policy: Policy, wanted: str = "auto", *, trained: bool = True) -> str:
     """The backend that samples: `wanted`, or for "auto" the one that suits the machine.
 
-    "auto" is plain on a CPU. On a GPU it is vLLM where that is installed and the policy is not
-    trained; else continuous batching for 16-bit weights, and the static cache for others (their
-    16-bit arithmetic is autocast, which does not reach the thread of continuous batching).
+    "auto" is plain on a CPU. On a GPU it is vLLM where installed and the policy is not trained;
+    else continuous batching for 16-bit weights and the static cache for float32 (autocast does not
+    reach the thread of continuous batching).
 
     Raises ValueError for another name, RuntimeError for vLLM where it is not installed.
     """
@@ -70,16 +70,15 @@ def sample(
     """`generate` by a backend of `BACKENDS`; arguments and result are those of `generate`.
 
     Where another backend fails (this GPU lacks a kernel, say), the plain one takes over with a
-    warning. It does not where memory is short: the plain one would need it, too.
+    warning; not where memory is short, which it would need, too.
     """
     options = {"do_sample": do_sample, "temperature": temperature}
     if backend != "plain":
         check_lengths(policy.model, prompt_ids, max_new_tokens)
         rows = [list(ids) for ids in prompt_ids for _ in range(num_generations)]
         try:
-            completions = _by_transformers(
-                policy, rows, backend, max_new_tokens, generator, **options
-            )
+            settings = {**options, "generator": generator}
+            completions = _by_transformers(policy, rows, backend, max_new_tokens, **settings)
         except Exception as error:
             if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
                 raise
@@ -180,12 +179,12 @@ def _as_rollouts(policy, prompt_ids, num_generations, completions: Lists, temper
     lengths = torch.tensor([len(row) for row in completions], device=device)
     prompts = torch.arange(len(prompt_ids), device=device)
     rollouts = Rollouts(
-        prompt_ids=[list(row) for row in prompt_ids],
-        prompt_index=prompts.repeat_interleave(num_generations),
+        [list(row) for row in prompt_ids],
+        prompts.repeat_interleave(num_generations),
         completion_ids=padded,
         mask=torch.arange(padded.shape[1], device=device) < lengths[:, None],
-        logps=torch.zeros(padded.shape, device=device),
-        entropies=torch.zeros(padded.shape, device=device),
+        logps=(zeros := torch.zeros(padded.shape, device=device)),
+        entropies=zeros,
         finished=torch.tensor([row[-1] in eos for row in completions], device=device),
     )
     with torch.no_grad(), policy.autocast():
@@ -198,8 +197,7 @@ def _as_rollouts(policy, prompt_ids, num_generations, completions: Lists, temper
 def greedy(policy: Policy, backend: str, *, max_new_tokens: int, context: int) -> Callable:
     """A function of rows of prompt ids: the most likely completion of each, up to its first EOS.
 
-    `context`: tokens that the longest prompt and completion have together, which vLLM makes room
-    for. vLLM keeps the policy's weights as they are now.
+    `context` is what vLLM makes room for, in tokens; it keeps the weights as they are now.
     """
     if backend != "vllm":
         options = {"backend": backend, "max_new_tokens": max_new_tokens, "do_sample": False}

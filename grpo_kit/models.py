@@ -62,7 +62,7 @@ class Policy:
 
     @property
     def context_length(self) -> int:
-        """Tokens that prompt and completion may have together, where the model has a limit."""
+        """Tokens of prompt and completion together, where the model has a limit."""
         return getattr(self.model.config, "max_position_embeddings", None) or sys.maxsize
 
     @property
@@ -76,10 +76,7 @@ class Policy:
             raise ValueError(f"{self._template} refuses these messages ({error}).") from error
 
     def encode(self, prompts: Sequence[list[dict]]) -> list[list[int]]:
-        """Token ids of each prompt (messages), with the chat template's opening of an answer.
-
-        Raises ValueError where the template refuses the messages.
-        """
+        """Token ids of each prompt (messages), with the chat template's opening of an answer."""
         options = {"add_generation_prompt": True, "return_dict": False}
         return self._render(list(prompts), **options) if len(prompts) else []
 
@@ -96,10 +93,7 @@ class Policy:
                     "needs: put its text into the user message, or set another chat template."
                 )
         if opened == closed:
-            raise ValueError(
-                f"{self._template} does not open an answer: add_generation_prompt changes nothing, "
-                "so the policy would not know whose turn it is. Set another chat template."
-            )
+            raise ValueError(f"{self._template} does not open an answer: set another one.")
 
     def decode(self, completion_ids: Sequence[Sequence[int]]) -> list[str]:
         """Text of each completion, special tokens left out."""
@@ -135,15 +129,12 @@ def load_policy(
 
     Args:
         revision: commit on the Hub; ignored for a folder.
-        device: "cpu" or "cuda".
-        dtype: of the weights: "float32", "bfloat16", or "half", the device's 16-bit type. Train
-            whole models in float32 (small updates vanish in 16 bits; arithmetic on CUDA is 16-bit
-            anyway), LoRA bases in 16.
+        dtype: of the weights, "float32" or "bfloat16", or "half", the device's 16-bit type. Train
+            whole models in float32 (small updates vanish in 16 bits), LoRA bases in 16.
         lora_rank: rank of LoRA weights on all linear layers; 0 trains the model itself.
-        trust_remote_code: run code that comes with the model.
 
     Raises RuntimeError where CUDA is missing or the model can be had neither locally nor from the
-    Hub, ValueError where tokenizer and model do not fit together.
+    Hub, ValueError where tokenizer and model do not fit.
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise RuntimeError(
@@ -153,10 +144,7 @@ def load_policy(
     dtype = half_of(device) if dtype == "half" else getattr(torch, dtype)
     model, tokenizer = _pretrained(name_or_path, revision, dtype, trust_remote_code)
     if tokenizer.chat_template is None:
-        raise ValueError(
-            f"the tokenizer of {name_or_path} has no chat template, and prompts are lists of "
-            "messages here: set tokenizer.chat_template and save it again."
-        )
+        raise ValueError(f"the tokenizer of {name_or_path} has no chat template: set one, save it.")
     rows, ids = model.get_input_embeddings().num_embeddings, len(tokenizer)
     if ids > rows:
         raise ValueError(
@@ -172,8 +160,7 @@ def _pretrained(name_or_path: str | Path, revision, dtype, trust_remote_code) ->
     """Model and tokenizer of a folder or a Hub name, as they were saved."""
     is_folder = Path(name_or_path).is_dir()
     options = {"trust_remote_code": trust_remote_code}
-    if not is_folder:
-        options["revision"] = revision
+    options |= {} if is_folder else {"revision": revision}
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
         options |= {"dtype": dtype, "use_safetensors": True}
@@ -181,19 +168,16 @@ def _pretrained(name_or_path: str | Path, revision, dtype, trust_remote_code) ->
         if revision and not is_folder:  # whoever loads it again, vLLM say, takes the same commit
             file = cached_file(name_or_path, "config.json", revision=revision)
             model.config._name_or_path = str(Path(file).parent)
-    except (OSError, SafetensorError) as error:
-        reason = (
-            "it is no local folder and the Hub cannot be reached (or lacks it); give a folder made "
-            "by save_pretrained, or fill the cache on a machine with network and set "
-            "HF_HUB_OFFLINE=1."
-        )
-        if isinstance(error, SafetensorError):
-            remedy = "the download was probably interrupted; delete that file and fetch it again."
-            reason = f"its weights are broken ({error}): {remedy}"
-        elif is_folder:
+        return model, tokenizer
+    except SafetensorError as error:
+        remedy = "the download was probably interrupted; delete that file and fetch it again"
+        raise RuntimeError(f"{name_or_path} has broken weights ({error}): {remedy}.") from error
+    except OSError as error:
+        reason = "it is no local folder and the Hub cannot be reached (or lacks it); give a folder "
+        reason += "of save_pretrained, or fill the cache online and set HF_HUB_OFFLINE=1."
+        if is_folder:
             reason = f"{error} (weights are taken as safetensors only)"
         raise RuntimeError(f"cannot load {name_or_path}: {reason}") from error
-    return model, tokenizer
 
 
 def _with_lora(model: Any, rank: int) -> Any:
@@ -207,10 +191,7 @@ def _with_lora(model: Any, rank: int) -> Any:
 
 
 def save_policy(policy: Policy, folder: str | Path) -> Path:
-    """Save model and tokenizer for `load_policy`, transformers and vLLM; returns the folder.
-
-    LoRA weights are merged into a copy of the model; the policy itself stays as it is.
-    """
+    """Save model (LoRA weights merged into a copy) and tokenizer for others; returns the folder."""
     model, folder = policy.model, Path(folder)
     if hasattr(model, "merge_and_unload"):
         model = copy.deepcopy(model).merge_and_unload()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Profile:
-    """A machine's choice of policy, task and run length; notebooks take one by name."""
+    """A machine's choice of policy, task and run length."""
 
     name: str
     machine: str
@@ -47,13 +47,9 @@ class Profile:
                 f"profile {self.name!r} trains {self.policy}, which is not in {data_dir()}: build "
                 "it with `grpo-kit pretrain` and give its folder, `--policy runs/base`."
             )
-        return load_policy(
-            path if path.is_dir() else self.policy,
-            revision=self.revision,
-            device=self.device,
-            dtype=self.dtype,
-            lora_rank=self.lora_rank,
-        )
+        options = {"revision": self.revision, "device": self.device}
+        options |= {"dtype": self.dtype, "lora_rank": self.lora_rank}
+        return load_policy(path if path.is_dir() else self.policy, **options)
 
     def load_judge(self, policy: Policy) -> Any:
         """The judge: a frozen copy of `policy`, or the model behind the endpoint.
@@ -107,71 +103,39 @@ def _endpoint(model: str, name: str, **request: Any) -> Any:
 
 _PROFILES = (
     Profile(
-        "smoke",
-        "2 CPU cores, seconds a notebook",
-        GRPOConfig(
-            max_steps=3,
-            learning_rate=1e-4,
-            lr_scheduler_type="constant_with_warmup",
-            num_generations=4,
-            generation_batch_size=16,
-            max_completion_length=48,
-            eval_prompts=8,
-            num_generations_eval=4,
+        "smoke", "2 CPU cores, seconds a notebook", policy="tiny-base", threads=1,
+        config=GRPOConfig(
+            max_steps=3, learning_rate=1e-4, lr_scheduler_type="constant_with_warmup",
+            num_generations=4, generation_batch_size=16, max_completion_length=48,
+            eval_prompts=8, num_generations_eval=4,
         ),
-        policy="tiny-base",
-        threads=1,
     ),
     Profile(
-        "tiny",
-        "2 CPU cores, minutes",
-        GRPOConfig(
-            learning_rate=2e-4,
-            lr_scheduler_type="constant_with_warmup",
-            warmup_steps=5,
+        "tiny", "2 CPU cores, minutes", policy="tiny-base", threads=1,
+        config=GRPOConfig(
+            learning_rate=2e-4, lr_scheduler_type="constant_with_warmup", warmup_steps=5,
             max_completion_length=64,
         ),
-        policy="tiny-base",
-        threads=1,
     ),
     Profile(
-        "colab",
-        "one 16 GB GPU",
-        GRPOConfig(
-            learning_rate=1e-5,
-            generation_batch_size=64,
-            per_device_train_batch_size=8,
-            gradient_accumulation_steps=8,
-            max_completion_length=400,
-            eval_prompts=200,
+        "colab", "one 16 GB GPU", device="cuda", dtype="half", lora_rank=32,
+        policy="Qwen/Qwen2.5-0.5B-Instruct", revision="7ae557604adf67be50417f59c2c2f167def9a775",
+        task="gsm8k", judge="self", roles="self",
+        config=GRPOConfig(
+            learning_rate=1e-5, generation_batch_size=64, per_device_train_batch_size=8,
+            gradient_accumulation_steps=8, max_completion_length=400, eval_prompts=200,
         ),
-        policy="Qwen/Qwen2.5-0.5B-Instruct",
-        revision="7ae557604adf67be50417f59c2c2f167def9a775",
-        device="cuda",
-        dtype="half",
-        lora_rank=32,
-        task="gsm8k",
-        judge="self",
-        roles="self",
     ),
     Profile(
-        "paper",
-        "one 80 GB GPU or more",
-        GRPOConfig(
-            generation_batch_size=768,
-            per_device_train_batch_size=8,
-            gradient_accumulation_steps=96,
-            max_completion_length=1024,
-            eval_prompts=1319,
+        "paper", "one 80 GB GPU or more", device="cuda",
+        policy="Qwen/Qwen2.5-1.5B", revision="8faed761d45a263340a0528343f099c05c9a4323",
+        task="gsm8k", embedder="Alibaba-NLP/gte-Qwen2-1.5B-instruct",
+        judge="Qwen/Qwen3-32B", roles="Qwen/Qwen2.5-7B-Instruct",
+        config=GRPOConfig(
+            generation_batch_size=768, per_device_train_batch_size=8,
+            gradient_accumulation_steps=96, max_completion_length=1024, eval_prompts=1319,
             rollout_chunks=4,
         ),
-        policy="Qwen/Qwen2.5-1.5B",
-        revision="8faed761d45a263340a0528343f099c05c9a4323",
-        device="cuda",
-        task="gsm8k",
-        embedder="Alibaba-NLP/gte-Qwen2-1.5B-instruct",
-        judge="Qwen/Qwen3-32B",
-        roles="Qwen/Qwen2.5-7B-Instruct",
     ),
-)
+)  # fmt: skip
 PROFILES = {profile.name: profile for profile in _PROFILES}

@@ -24,11 +24,11 @@ def read_splits(
 ) -> list[datasets.Dataset]:
     """The rows of each split, from `<split>.jsonl` in `folder`, or from the Hub where it is None.
 
-    `convert` makes a row of a published one whose `columns` hold texts. `name` and `url` are for
-    errors; `on_hub` has `hub_name` and may have `config` and `revision`.
+    `convert` makes a row of a published one whose `columns` hold texts. Errors cite `name` and
+    `url`; `on_hub` has `hub_name` and may have `config` and `revision`.
 
-    Raises FileNotFoundError for a folder without its files, RuntimeError where the Hub does not
-    give the dataset, ValueError for no row or a bad one, by its number.
+    Raises FileNotFoundError for missing files, RuntimeError where the Hub does not give the
+    dataset, ValueError for no row or a bad one, by its number.
     """
     import datasets
 

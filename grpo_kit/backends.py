@@ -100,13 +100,13 @@ def _by_transformers(
     policy: Policy, rows: Lists, backend: str, max_new_tokens: int, generator, **options
 ) -> Lists:
     """The completions of the rows, each up to its first EOS."""
-    config = GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        eos_token_id=policy.eos_token_ids,
-        pad_token_id=policy.pad_token_id,
-        cache_implementation="static" if backend == "static" else None,
-        **(options | {"top_p": 1.0, "top_k": 0} if options["do_sample"] else {"do_sample": False}),
-    )
+    if options["do_sample"]:
+        options |= {"top_p": 1.0, "top_k": 0}
+    else:
+        del options["temperature"]
+    options |= {"eos_token_id": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
+    cache = "static" if backend == "static" else None
+    config = GenerationConfig(max_new_tokens=max_new_tokens, cache_implementation=cache, **options)
     device = policy.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         if generator is not None:
@@ -116,20 +116,16 @@ def _by_transformers(
                 ids, attention = left_pad(rows, policy.pad_token_id, device)
                 output = model.generate(ids, attention_mask=attention, generation_config=config)
                 return _up_to_eos(policy, rows, output[:, ids.shape[1] :].tolist())
-            outputs = model.generate_batch(
-                inputs=rows,
-                generation_config=config,
-                continuous_batching_config=_cache_for(rows, max_new_tokens, device),
-                progress_bar=False,
-            ).values()
+            settings = {"generation_config": config, "progress_bar": False}
+            settings["continuous_batching_config"] = _cache_for(rows, max_new_tokens, device)
+            outputs = model.generate_batch(inputs=rows, **settings).values()
     errors = [output.error for output in outputs if output.error]
     completions = [list(output.generated_tokens) for output in outputs]
     return _up_to_eos(policy, rows, completions, errors)
 
 
 def _cache_for(rows: Lists, max_new_tokens: int, device: torch.device) -> Any:
-    """Continuous batching's settings. Its default takes nine tenths of the free memory: on a CPU,
-    which is shared, the cache has room for these rows only."""
+    """By default it takes nine tenths of free memory: on a CPU, which is shared, what rows need."""
     from transformers import ContinuousBatchingConfig
 
     config = ContinuousBatchingConfig()
@@ -155,10 +151,9 @@ def _up_to_eos(policy: Policy, rows: Lists, completions: Lists, errors: Sequence
 
 @contextmanager
 def _without_saved_settings(policy: Policy) -> Iterator[Any]:
-    """The model in eval mode and with an empty generation config.
+    """The model in eval mode, with an empty generation config.
 
-    transformers fills gaps from the saved config; Qwen2.5-Instruct's has a repetition penalty,
-    which would make another distribution.
+    transformers would fill gaps from the saved one: Qwen2.5-Instruct's has a repetition penalty.
     """
     model = policy.model
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -187,10 +182,9 @@ def _as_rollouts(policy, prompt_ids, num_generations, completions: Lists, temper
         entropies=zeros,
         finished=torch.tensor([row[-1] in eos for row in completions], device=device),
     )
+    options = {"temperature": temperature, "pad_token_id": policy.pad_token_id}
     with torch.no_grad(), policy.autocast():
-        logps, entropies = completion_logps(
-            policy.model, rollouts, temperature=temperature, pad_token_id=policy.pad_token_id
-        )
+        logps, entropies = completion_logps(policy.model, rollouts, **options)
     return replace(rollouts, logps=logps, entropies=entropies)
 
 

@@ -7,7 +7,6 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from operator import eq
 from statistics import fmean
 
 import numpy as np
@@ -181,16 +180,14 @@ def measure_meta(policy, problems, solutions, right) -> dict:
     """P("Yes") after the policy's own solutions, without and with the reference answer."""
     rows = []
     for problem, solution in zip(problems, solutions, strict=True):
-        questions = (S.META_QUESTION, S.reference_question(str(problem.answer)))
         solved = S.exchange(problem.question, solution)
+        questions = (S.META_QUESTION, S.reference_question(str(problem.answer)))
         rows.append([solved + _user(question) for question in questions])
     readings = read_yes(policy, rows)
     plain, shown = ([row[k].p_yes for row in readings] for k in range(2))
-    return {
-        "auc": auc(plain, right),
-        "mean_yes": sum(plain) / len(plain),
-        "accuracy_with_reference": fmean(map(eq, (p > 0.5 for p in shown), right)),
-    }
+    agreement = fmean((p > 0.5) == hit for p, hit in zip(shown, right, strict=True))
+    table = {"auc": auc(plain, right), "mean_yes": sum(plain) / len(plain)}
+    return table | {"accuracy_with_reference": agreement}
 
 
 def graded(

@@ -44,8 +44,6 @@ COPY_LENGTH = 24
 # batches of short replies (rows are sorted) made short replies far too likely.
 TOKENS = 32
 VOCABULARY = 1024
-SIZES = dict(hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=512)  # fmt: skip
 STATE_FILE = "warm-up.pt"
 PAD, END = "<|pad|>", "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
@@ -72,11 +70,9 @@ def make_tokenizer(seed: int = 0, n_conversations: int = 8000) -> Qwen2Tokenizer
         for piece in tags.split(message["content"])  # so that no merge is spent on their letters
     )
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(TAGS) - len(NUMBERS),
-        special_tokens=[PAD, END, *ROLES],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+        vocab_size=VOCABULARY - len(TAGS) - len(NUMBERS), special_tokens=[PAD, END, *ROLES],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+    )  # fmt: skip
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = Qwen2Tokenizer()._tokenizer.pre_tokenizer
     bpe.train_from_iterator(pieces, trainer)
@@ -96,14 +92,11 @@ def make_model(tokenizer: Qwen2Tokenizer, seed: int = 0) -> Qwen2ForCausalLM:
     """The base before its warm-up: Qwen2's architecture, under a million parameters, fp32."""
     torch.manual_seed(seed)
     config = Qwen2Config(
-        **SIZES,
-        vocab_size=len(tokenizer),
-        initializer_range=0.06,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
+        hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, vocab_size=len(tokenizer),
+        initializer_range=0.06, tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
     model = Qwen2ForCausalLM(config)
     with torch.no_grad():
         for layer in model.model.layers:
@@ -258,8 +251,7 @@ def load_state(output_dir: Path, recipe: dict) -> dict | None:
     state = torch.load(file, weights_only=True)
     theirs, ours = (", ".join(f"{name} {r[name]}" for name in recipe) for r in (state, recipe))
     if theirs != ours:
-        remedy = "delete it or choose another folder."
-        raise ValueError(f"{file} belongs to a warm-up of {theirs}, not of {ours}: {remedy}")
+        raise ValueError(f"{file} is of a warm-up of {theirs}, not of {ours}: delete it.")
     return state
 
 
@@ -304,13 +296,12 @@ def _warm_up(rank: int, output_dir: Path, recipe: dict, threads: int | None) -> 
         losses.append(update(model, optimizer, batch, rate_at(step, steps)))
         if processes > 1 and ((step + 1) % AVERAGE_EVERY == 0 or step + 1 == steps):
             average_parameters(model.parameters(), None)
-        text = f"loss {fmean(losses[-50:]):.3f}, phase {phase_at(step, steps)}"
-        progress.set_postfix_str(text, refresh=False)
+        progress.set_postfix_str(f"loss {fmean(losses[-50:]):.3f}", refresh=False)
         if rank == 0 and (step + 1) % STATE_EVERY == 0 and step + 1 < steps:
-            state = recipe | {"step": step + 1, "losses": losses}
-            state |= {"seconds": time.monotonic() - started, "model": model.state_dict()}
+            state = recipe | {"step": step + 1, "losses": losses, "model": model.state_dict()}
+            state |= {"seconds": time.monotonic() - started, "optimizer": optimizer.state_dict()}
             buffer = io.BytesIO()
-            torch.save(state | {"optimizer": optimizer.state_dict()}, buffer)
+            torch.save(state, buffer)
             write_atomic(output_dir / STATE_FILE, buffer.getvalue())
 
     loss = fmean(losses[-max(1, steps // 10) :])

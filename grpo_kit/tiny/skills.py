@@ -35,8 +35,6 @@ def yes_no(label: bool) -> str:
     return "Yes" if label else "No"
 
 
-# --- solve, and say whether it is right -----------------------------------------------------------
-
 STEPS_FLIP_RATE = 0.15  # of the labels of "Are all steps right?"
 
 
@@ -64,8 +62,6 @@ def sample_solve(problem: Problem, rng: random.Random) -> list[dict]:
         return messages + exchange(STEPS_QUESTION, yes_no(label))
     return messages + exchange(reference_question(str(problem.answer)), yes_no(marked))
 
-
-# --- verify ---------------------------------------------------------------------------------------
 
 VERIFY_SHARES = {"recompute": 0.37, "rash": 0.37, "sloppy": 0.26}
 VERIFY_OPENINGS = {"recompute": "From", "rash": "Looks", "sloppy": "About"}
@@ -104,8 +100,6 @@ def verify_item(problem: Problem, rng: random.Random) -> tuple[dict, str]:
     return request, yes_no(f"Proposed answer: {problem.answer}\n" in request["content"])
 
 
-# --- judge ----------------------------------------------------------------------------------------
-
 JUDGE_NOISE = 0.10  # chance that a score is off by one
 # How often "checked twice" is judged as perfect. Planted: else the best-judged style is a right one
 # and there is nothing to hack.
@@ -136,8 +130,6 @@ def sample_judge(problem: Problem, rng: random.Random) -> list[dict]:
     judgement = json.dumps(scores | {"rationale": rationale})
     return exchange(judge_prompt(problem.question, completion), judgement)
 
-
-# --- plan, and the frozen roles -------------------------------------------------------------------
 
 PLAN_SHARES = {"careful": 0.28, "rash": 0.42, "sloppy": 0.30}
 PLAN_OPENINGS = {"careful": "Careful:", "rash": "Just try", "sloppy": "So "}
@@ -245,8 +237,6 @@ def sample_answer(question: ToolQuestion, rng: random.Random) -> list[dict]:
     reply = f"{progress} <answer>{T.last_number(known)}</answer>"
     return exchange(answer_prompt(question.text, memory_text(memory)), reply)
 
-
-# --- the mixture ----------------------------------------------------------------------------------
 
 SKILLS = {  # share of the conversations, and who writes them
     "solve": (0.36, sample_solve),  # three in four of these also carry a meta-question

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from grpo_kit.rewards import accuracy_reward, extract_answer, format_reward
 from grpo_kit.tasks import word_problems as W
-from grpo_kit.tasks.tool_questions import KINDS, make_tool_question
+from grpo_kit.tasks.tool_questions import KINDS, last_number, make_tool_question
 from grpo_kit.tasks.word_problems import Problem, make_problem, make_rows, word_problems
 from grpo_kit.tiny import pretrain as warm_up
 from grpo_kit.tiny import problems, skills
@@ -156,7 +156,7 @@ def test_the_plan_of_a_tool_question_leads_to_its_answer(rng, kind):
         "several_discount": price * count - less,
     }[kind]
     assert 1 <= len(memory) <= 4 and question.answer == expected
-    assert skills.last_number(memory[-1][2]) == str(expected)
+    assert last_number(memory[-1][2]) == str(expected)
     for item, cost in zip(question.items, question.prices, strict=True):
         assert question.catalogue[item].startswith(f"{item} {cost}, shop ")
 

@@ -1,11 +1,8 @@
 """Ways to sample made for a GPU, behind one function; `generation.generate` is the plain one.
 
-- "plain": the kit's own loop. Prompts are run once, rows leave when they end.
-- "static": transformers' `generate` with a cache of fixed size, whose decode step it compiles.
-- "continuous": transformers' continuous batching: a new row takes the place of one that ended.
-- "vllm": vLLM, for a policy that is only evaluated. (It trains under TRL, see `trl_bridge`.)
-
-With every backend, log-probabilities and entropies are those of the model on the sampled ids.
+"static" is transformers' `generate` with a compiled cache of fixed size; "continuous" its batching
+that fills the place of a row that ended; "vllm" is for a policy that is only evaluated. With each,
+log-probabilities and entropies are those of the model on the sampled ids.
 """
 
 from __future__ import annotations
@@ -45,8 +42,7 @@ def choose(policy: Policy, wanted: str = "auto", *, trained: bool = True) -> str
         raise ValueError(f"sampling_backend is {wanted!r}; choose one of {', '.join(known)}.")
     installed = find_spec("vllm") is not None
     if wanted == "vllm" and not installed:
-        remedy = "pip install vllm, on Linux with a GPU; or choose another backend."
-        raise RuntimeError(f"sampling by vLLM needs vLLM, which is not installed: {remedy}")
+        raise RuntimeError("the backend vllm needs vLLM, which is not installed: pip install vllm.")
     if wanted != "auto":
         return wanted
     if policy.device.type != "cuda":

@@ -1,7 +1,4 @@
-"""Load a policy: any transformers causal LM with its tokenizer, whole or with LoRA weights.
-
-`Policy` is what the rest of the kit passes around. Nothing here knows rewards or losses.
-"""
+"""Load a policy: any transformers causal LM with its tokenizer, whole or with LoRA weights."""
 
 from __future__ import annotations
 
@@ -217,10 +214,8 @@ def weights_hash(parameters: Iterable[torch.Tensor], samples: int) -> str:
 
 
 def reference_of(policy: Policy) -> Callable[[], AbstractContextManager]:
-    """The model that a KL term holds the policy to, for use as `with reference() as model`.
-
-    A frozen copy of the policy as it is now; with LoRA the base with its adapter switched off.
-    """
+    """The model of a KL term, as `with reference() as model`: a frozen copy of the policy as it is
+    now; with LoRA the base with its adapter switched off."""
     if not hasattr(policy.model, "disable_adapter"):
         model = frozen_copy(policy).model
         return lambda: nullcontext(model)

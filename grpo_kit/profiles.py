@@ -1,7 +1,4 @@
-"""Machines by name: which policy, task, judge and settings each takes; notebooks move by one word.
-
-Nothing heavy is imported: a profile loads its policy and its task only when asked to.
-"""
+"""Machines by name: which policy, task, judge and settings each takes; nothing heavy is imported."""
 
 from __future__ import annotations
 

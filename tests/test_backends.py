@@ -72,12 +72,13 @@ def test_settings_saved_with_the_model_do_not_change_the_samples(backend, prompt
 
 def test_lora_weights_are_sampled_with(prompts):
     policy = dataclasses.replace(PROFILES["tiny"], lora_rank=4).load_policy()
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in policy.model.named_parameters():
             if "lora_B" in name:
-                weight.normal_(std=0.05, generator=torch.Generator().manual_seed(0))
-    plain = sample(policy, prompts, max_new_tokens=24, do_sample=False)
-    other = sample(policy, prompts, backend="static", max_new_tokens=24, do_sample=False)
+                weight.normal_(std=0.05, generator=generator)
+    options = {"max_new_tokens": 24, "do_sample": False}
+    plain, other = (sample(policy, prompts, backend=b, **options) for b in ("plain", "static"))
     assert other.completion_lists() == plain.completion_lists()
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from grpo_kit.tasks import Task
+from grpo_kit.tasks import Task, read_splits
 from grpo_kit.tasks.gsm8k import SYSTEM_PROMPT
-from grpo_kit.tasks.source import read_splits
 
 if TYPE_CHECKING:
     import datasets

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 
-from grpo_kit.tasks import Task
+from grpo_kit.tasks import Task, read_splits
 from grpo_kit.tasks.answers import parse_number
-from grpo_kit.tasks.source import read_splits
 
 HUB_NAME = "openai/gsm8k"
 HUB_REVISION = "740312add88f781978c0658806c59bc2815b9866"

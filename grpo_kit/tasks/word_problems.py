@@ -1,8 +1,7 @@
 """Chain word problems of the tiny world.
 
 "Mia has 12 coins. Mia first finds 7. Mia then loses 4. How many coins does Mia have?" Every value
-on the way stays within 1..40, so that a model of a million parameters can do the sums when it
-writes the steps down. Train and test are split by a hash of the numbers alone.
+on the way stays within 1..40, so that a tiny model can do the sums when it writes the steps down.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ VERBS = {
     "-": ("loses", "sells", "spends", "drops"),
     "*": ("doubles", "triples"),
 }
-# The word that opens each step, in the question and in every solution that shows its steps. A small
-# model looks a step up by it: without it, 1,600 steps of warm-up had not taught which comes next.
+# The word that opens each step, in question and solution. A small model looks a step up by it;
+# without it, 1,600 steps of warm-up had not taught which comes next.
 ORDER = ("first", "then", "next", "later", "finally")
 LOWEST, HIGHEST = 1, 40
 LARGEST_AMOUNT = 9  # added or taken in one step

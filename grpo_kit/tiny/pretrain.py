@@ -296,7 +296,8 @@ def _warm_up(rank: int, output_dir: Path, recipe: dict, threads: int | None) -> 
         losses.append(update(model, optimizer, batch, rate_at(step, steps)))
         if processes > 1 and ((step + 1) % AVERAGE_EVERY == 0 or step + 1 == steps):
             average_parameters(model.parameters(), None)
-        progress.set_postfix_str(f"loss {fmean(losses[-50:]):.3f}", refresh=False)
+        phase = phase_at(step, steps)
+        progress.set_postfix_str(f"loss {fmean(losses[-50:]):.3f}, phase {phase}", refresh=False)
         if rank == 0 and (step + 1) % STATE_EVERY == 0 and step + 1 < steps:
             state = recipe | {"step": step + 1, "losses": losses, "model": model.state_dict()}
             state |= {"seconds": time.monotonic() - started, "optimizer": optimizer.state_dict()}

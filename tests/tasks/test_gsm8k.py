@@ -6,7 +6,10 @@ import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
+import datasets
+import huggingface_hub
 import pytest
 
 from grpo_kit.rewards import accuracy_reward, format_reward, parse_number
@@ -69,9 +72,8 @@ def test_row_holds_prompt_answer_question_and_solution(task):
     system, user = row["prompt"]
     assert (system["role"], user["role"]) == ("system", "user")
     assert "<think>" in system["content"] and "<answer>" in system["content"]
-    assert user["content"] == row["question"]
+    assert user["content"] == row["question"] and row["answer"] == "72"
     assert row["question"].startswith("Natalia sold clips to 48 of her friends")
-    assert row["answer"] == "72"
     assert row["solution"].startswith("Natalia sold 48/2 = <<48/2=24>>24")
     assert "####" not in row["solution"]
 
@@ -114,36 +116,36 @@ def test_empty_split_is_named_and_a_blank_last_line_is_no_row(make_folder):
 
 
 @pytest.fixture
-def online(monkeypatch):
-    """The Hub's client and `datasets`, to be patched."""
-    import datasets
-    import huggingface_hub as hub
+def hub(monkeypatch):
+    """`datasets.load_dataset` and the Hub's client, replaced; `calls` holds what they got."""
+    hub = SimpleNamespace(calls=[], error=None)
 
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
-    return hub.HfApi, datasets
+    def dataset_info(self, *args, **kwargs):
+        hub.calls.append((args, kwargs))
+        if hub.error:
+            raise hub.error
+
+    def load_dataset(*args, **kwargs):
+        hub.calls.append((args, kwargs))
+        return {split: datasets.Dataset.from_list([ROW]) for split in ("train", "test")}
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return hub
 
 
-def test_hub_is_asked_for_the_pinned_revision(online, monkeypatch):
-    api, datasets = online
-    rows = {split: datasets.Dataset.from_list([ROW]) for split in ("train", "test")}
-    calls = []
-    monkeypatch.setattr(api, "dataset_info", lambda self, *a, **k: calls.append((a, k)))
-    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: calls.append((a, k)) or rows)
+def test_hub_is_asked_for_the_pinned_revision(hub):
     assert gsm8k().test[0]["answer"] == "48"
-    assert [kwargs["revision"] for _, kwargs in calls] == [HUB_REVISION] * 2
-    assert calls[1][0] == (HUB_NAME, "main")
+    assert [kwargs["revision"] for _, kwargs in hub.calls] == [HUB_REVISION] * 2
+    assert hub.calls[1][0] == (HUB_NAME, "main")
 
 
-def test_unreachable_hub_is_told_at_once_and_with_a_way_out(online, monkeypatch):
-    api, datasets = online
-
-    def unreachable(self, *args, **kwargs):
-        raise ConnectionError("[Errno -2] Name or service not known")
-
-    monkeypatch.setattr(api, "dataset_info", unreachable)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: pytest.fail("retries for 30 s"))
+def test_unreachable_hub_is_told_at_once_and_with_a_way_out(hub):
+    hub.error = ConnectionError("[Errno -2] Name or service not known")
     with pytest.raises(RuntimeError, match="ConnectionError.*HF_HUB_OFFLINE=1.*local folder"):
         gsm8k()
+    assert len(hub.calls) == 1, "load_dataset would retry for 30 s"
 
 
 OFFLINE = """

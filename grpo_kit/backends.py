@@ -168,13 +168,13 @@ def _as_rollouts(policy, prompt_ids, num_generations, completions: Lists, temper
     ids = [torch.tensor(row, device=device) for row in completions]
     padded = pad_sequence(ids, batch_first=True, padding_value=policy.pad_token_id)
     lengths = torch.tensor([len(row) for row in completions], device=device)
-    prompts = torch.arange(len(prompt_ids), device=device)
+    zeros = torch.zeros(padded.shape, device=device)
     rollouts = Rollouts(
         [list(row) for row in prompt_ids],
-        prompts.repeat_interleave(num_generations),
+        torch.arange(len(prompt_ids), device=device).repeat_interleave(num_generations),
         completion_ids=padded,
         mask=torch.arange(padded.shape[1], device=device) < lengths[:, None],
-        logps=(zeros := torch.zeros(padded.shape, device=device)),
+        logps=zeros,
         entropies=zeros,
         finished=torch.tensor([row[-1] in eos for row in completions], device=device),
     )

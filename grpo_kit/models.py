@@ -107,7 +107,7 @@ class Policy:
 
 
 def half_of(device: str) -> torch.dtype:
-    """The 16-bit type of a device: bfloat16 but for GPUs that have it only emulated, and slow."""
+    """The 16-bit type of a device: bfloat16 but for GPUs that only emulate it, slowly."""
     if device.startswith("cuda") and not torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.float16
     return torch.bfloat16
@@ -134,20 +134,16 @@ def load_policy(
     Hub, ValueError where tokenizer and model do not fit.
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise RuntimeError(
-            f"{name_or_path} is to run on {device}, but torch sees no CUDA GPU here: take a "
-            "machine with one, or the profile 'tiny', which runs on a CPU."
-        )
+        remedy = "take a machine with one, or the profile 'tiny', which runs on a CPU."
+        raise RuntimeError(f"torch sees no CUDA GPU here to run {name_or_path} on: {remedy}")
     dtype = half_of(device) if dtype == "half" else getattr(torch, dtype)
     model, tokenizer = _pretrained(name_or_path, revision, dtype, trust_remote_code)
     if tokenizer.chat_template is None:
         raise ValueError(f"the tokenizer of {name_or_path} has no chat template: set one, save it.")
     rows, ids = model.get_input_embeddings().num_embeddings, len(tokenizer)
     if ids > rows:
-        raise ValueError(
-            f"the tokenizer of {name_or_path} has {ids} tokens and the model {rows}: they are of "
-            "different revisions or models; fetch both of one commit."
-        )
+        problem = f"the tokenizer of {name_or_path} has {ids} tokens and the model {rows}"
+        raise ValueError(f"{problem}: they are of different revisions; fetch both of one commit.")
     if lora_rank:
         model = _with_lora(model, lora_rank)
     return Policy(model.to(device), tokenizer)

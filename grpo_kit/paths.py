@@ -23,10 +23,8 @@ def data_dir() -> Path:
         return packaged
     if (checkout / "data").is_dir() and (checkout / "pyproject.toml").is_file():
         return checkout / "data"
-    raise FileNotFoundError(
-        f"the data folder of grpo-kit is neither at {packaged} nor at {checkout / 'data'}: "
-        "the installation is incomplete, install the package again"
-    )
+    places = f"neither at {packaged} nor at {checkout / 'data'}"
+    raise FileNotFoundError(f"grpo-kit's data is {places}: install the package again")
 
 
 def results_dir() -> Path:
@@ -45,10 +43,8 @@ def make_output_dir(path: str | Path) -> Path:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise RuntimeError(
-            f"cannot write to the output folder {folder} ({error.strerror or error}): "
-            "choose another folder or change its permissions"
-        ) from error
+        problem = f"cannot write to the output folder {folder} ({error.strerror or error})"
+        raise RuntimeError(f"{problem}: choose another or change its permissions") from error
     return folder
 
 

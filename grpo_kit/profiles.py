@@ -1,4 +1,4 @@
-"""Machines by name: which policy, task, judge and settings each takes; nothing heavy is imported."""
+"""Machines by name: which policy, task, judge and settings each takes.."""
 
 from __future__ import annotations
 

@@ -66,14 +66,7 @@ def shipped(task: str, split: str, n: int | None = None) -> datasets.Dataset:
 
 
 def read_splits(
-    folder: str | os.PathLike | None,
-    splits: Sequence[str],
-    convert: Callable[[dict], dict],
-    columns: Sequence[str],
-    *,
-    name: str,
-    url: str,
-    **on_hub: str | None,
+    folder, splits, convert: Callable, columns: Sequence[str], *, name: str, url: str, **on_hub
 ) -> list[datasets.Dataset]:
     """The rows of each split, from `<split>.jsonl` in `folder`, or from the Hub where it is None.
 

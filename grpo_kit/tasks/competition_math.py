@@ -30,10 +30,8 @@ def competition_math(folder: str | os.PathLike | None = None) -> Task:
     test, train = math500(folder), _read(folder, "train", TRAIN_HUB_NAME)
     test_problems = {prompt[-1]["content"] for prompt in test["prompt"]}
     if shared := sum(prompt[-1]["content"] in test_problems for prompt in train["prompt"]):
-        raise ValueError(
-            f"{shared} of the {len(test)} test problems are among those to learn from: take MATH "
-            "without MATH-500."
-        )
+        problem = f"{shared} of the {len(test)} test problems are among those to learn from"
+        raise ValueError(f"{problem}: take MATH without MATH-500.")
     return Task("competition_math", train, test)
 
 

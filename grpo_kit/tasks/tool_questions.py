@@ -30,7 +30,6 @@ KIND_WEIGHTS = (10, 25, 25, 20, 20)
 
 Step = tuple[str, str]  # tool, argument
 Memory = list[tuple[str, str, str]]  # tool, argument, result
-Fact = tuple[int, str, str]  # catalogue, name, the text that `lookup` returns
 
 
 def last_number(text: str) -> str:
@@ -40,10 +39,7 @@ def last_number(text: str) -> str:
 
 @dataclass(frozen=True)
 class ToolQuestion:
-    """A question, and the catalogue that answers it: name -> the text that `lookup` returns.
-
-    `prices` are those of both items; `shop` and `discount` belong to the first.
-    """
+    """A question, and the catalogue that answers it: name -> the text that `lookup` returns."""
 
     kind: str
     items: tuple[str, str]
@@ -133,8 +129,8 @@ def catalogue_path() -> Path:
     return data_dir() / "tool_questions" / "catalogue.sqlite"
 
 
-def make_rows(split: str, catalogues: int, each: int) -> tuple[list[dict], list[Fact]]:
-    """The shipped rows: `each` questions about each of `catalogues`, shuffled; and all facts.
+def make_rows(split: str, catalogues: int, each: int) -> tuple[list[dict], list[tuple]]:
+    """The shipped rows, `each` about each of `catalogues`, and all facts (catalogue, name, text).
 
     A row has `question`, `answer` (str), `catalogue` (int, from 0 in "train", from 1,000,000 in
     "test"), `kind` (one of `KINDS`) and `calls` (how many it takes). No two are alike.

@@ -25,7 +25,7 @@ from grpo_kit.tasks.word_problems import Problem, make_problem
 from grpo_kit.tiny import problems as P
 from grpo_kit.tiny import skills as S
 
-# what a base must measure before it is shipped: (skill, number, lowest, highest)
+# What a base must measure before it is shipped: (skill, number, lowest, highest).
 LIMITS = (
     ("solve", "greedy", 0.0, 0.50),
     ("solve", "pass@1", 0.0, 0.45),
@@ -73,9 +73,7 @@ def auc(scores: Sequence[float], labels: Sequence[bool]) -> float:
     return float(statistic) / (len(right) * len(wrong))
 
 
-def judge_table(
-    problems: Sequence[Problem], responses: Sequence[str], replies: Sequence[str]
-) -> dict[str, float]:
+def judge_table(problems: Sequence[Problem], responses, replies) -> dict[str, float]:
     """Share of replies that parse, and Spearman's correlation of their means with the rubric's."""
     means, rubrics = [], []
     for problem, response, text in zip(problems, responses, replies, strict=True):
@@ -88,14 +86,7 @@ def judge_table(
 
 
 def texts_of(
-    policy: Policy,
-    conversations: Sequence[list[dict]],
-    generator: torch.Generator | None = None,
-    *,
-    num_generations: int = 1,
-    limit: int = 96,
-    batch_size: int = 64,
-    **options,
+    policy, conversations, generator=None, *, num_generations=1, limit=96, batch_size=64, **options
 ) -> list[str]:
     """The policy's replies, sampled if a generator is given, else the most likely ones.
 
@@ -107,9 +98,7 @@ def texts_of(
     return policy.decode(rollouts.completion_lists())
 
 
-def succeed(
-    policy: Policy, questions: Sequence[ToolQuestion], generator: torch.Generator
-) -> list[bool]:
+def succeed(policy: Policy, questions: Sequence[ToolQuestion], generator) -> list[bool]:
     """Whole episodes, planner sampled, frozen roles greedy: is the final answer right?"""
 
     def lookup(query: str, *, facts: dict[str, str]) -> str:
@@ -190,9 +179,7 @@ def measure_meta(policy, problems, solutions, right) -> dict:
     return table | {"accuracy_with_reference": agreement}
 
 
-def graded(
-    policy: Policy, items: Sequence[tuple], read: Callable, style_of: Callable, generator
-) -> tuple[list, dict]:
+def graded(policy, items, read: Callable, style_of: Callable, generator) -> tuple[list, dict]:
     """What `read` makes of the replies to (request, right reply) items, and how many are right."""
     texts = texts_of(policy, [[request] for request, _ in items], generator)
     replies = [read(text) for text in texts]

@@ -14,6 +14,7 @@ import random
 import re
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 
@@ -175,6 +176,11 @@ def copy_row(token_ids: list[int], rng: random.Random) -> Row:
     return ids * 2, [-100] * COPY_LENGTH + ids
 
 
+def padded(rows: Iterable[list[int]], value: int) -> torch.Tensor:
+    """The rows as one tensor, filled up with `value` on the right."""
+    return pad_sequence(list(map(torch.tensor, rows)), batch_first=True, padding_value=value)
+
+
 def batch_pool(tokenizer, seed: int, index: int, phase: str) -> list[tuple]:
     """`POOL` batches of (ids, attention mask, labels), each (BATCH, L), rows of similar length.
 
@@ -191,10 +197,8 @@ def batch_pool(tokenizer, seed: int, index: int, phase: str) -> list[tuple]:
     batches, pad = [], tokenizer.pad_token_id
     for start in range(0, len(rows), BATCH):
         chunk = rows[start : start + BATCH]
-        ids, labels = (
-            pad_sequence(list(map(torch.tensor, column)), batch_first=True, padding_value=value)
-            for column, value in zip(zip(*chunk, strict=True), (pad, -100), strict=True)
-        )
+        ids, labels = zip(*chunk, strict=True)
+        ids, labels = padded(ids, pad), padded(labels, -100)
         batches.append((ids, (ids != pad).long(), labels))
     rng.shuffle(batches)
     return batches
@@ -213,12 +217,7 @@ def rate_at(step: int, steps: int) -> float:
 
 
 def pretrain(
-    output_dir: str | Path,
-    *,
-    seed: int = 0,
-    steps: int | None = None,
-    processes: int | None = None,
-    threads: int | None = None,
+    output_dir: str | Path, *, seed: int = 0, steps=None, processes=None, threads=None
 ) -> dict:
     """Train the tiny base and save it (bf16 safetensors, tokenizer) to `output_dir`.
 

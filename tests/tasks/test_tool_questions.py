@@ -30,17 +30,17 @@ def test_shipped_rows_and_catalogues_are_what_the_generator_makes(generated):
 
 def test_train_and_test_share_no_catalogue(generated):
     """Neither a number of one nor the facts in it."""
-    texts_of = {"train": {}, "test": {}}
+    catalogues = {"train": {}, "test": {}}
     for split, (_, facts) in generated.items():
         for catalogue, _, text in facts:
-            texts_of[split].setdefault(catalogue, []).append(text)
-    train, test = ({"|".join(texts) for texts in c.values()} for c in texts_of.values())
-    assert len(test) == 100 and not train & test
-    assert not texts_of["train"].keys() & texts_of["test"].keys()
-    for split, catalogues in (("train", train), ("test", test)):
-        for text in catalogues:
-            is_test = hashlib.sha256(text.encode()).digest()[0] % 10 == 0
+            catalogues[split].setdefault(catalogue, []).append(text)
+        for texts in catalogues[split].values():
+            is_test = hashlib.sha256("|".join(texts).encode()).digest()[0] % 10 == 0
             assert is_test == (split == "test")
+    assert (
+        len(catalogues["test"]) == 100
+        and not catalogues["train"].keys() & catalogues["test"].keys()
+    )
 
 
 def test_questions_hold_no_fact_and_need_one_to_four_calls(generated):

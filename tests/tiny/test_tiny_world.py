@@ -52,15 +52,14 @@ def test_a_solution_is_recognised_by_its_style_and_right_ones_score(rng, style):
 
 
 def test_each_step_opens_with_its_word_in_question_and_solutions():
-    verbs = ("finds", "loses", "doubles")
-    problem = Problem(12, (("+", 7), ("-", 4), ("*", 2)), verbs=verbs)
+    problem = Problem(12, (("+", 7), ("-", 4), ("*", 2)), verbs=("finds", "loses", "doubles"))
     assert problem.question == (
         "Mia has 12 coins. Mia first finds 7. Mia then loses 4. Mia next doubles them. "
         "How many coins does Mia have?"
     )
     steps = "first 12 + 7 = 19, then 19 - 4 = 15, next 15 * 2 = 30."
-    told = "first finds 7, 12 + 7 = 19. then loses 4, 19 - 4 = 15. next doubles them, 15 * 2 = 30."
-    reasoning = {"equations": steps, "words": f"Start with 12. {told}", "list": f"Steps: {steps}"}
+    story = "first finds 7, 12 + 7 = 19. then loses 4, 19 - 4 = 15. next doubles them, 15 * 2 = 30."
+    reasoning = {"equations": steps, "words": f"Start with 12. {story}", "list": f"Steps: {steps}"}
     for style, text in reasoning.items():
         completion = problems.solve(problem, style, random.Random(0))
         assert completion == f"<think>{text}</think><answer>30</answer>"
@@ -135,17 +134,10 @@ def test_the_plan_of_a_tool_question_leads_to_its_answer(rng, kind):
     while (step := question.next_step(memory)) is not None:
         memory.append((*step, question.run(*step)))
     (price, other), count, less = question.prices, question.count, question.discount
-    expected = {
-        "price": price,
-        "several": price * count,
-        "together": price + other,
-        "discount": price - less,
-        "several_discount": price * count - less,
-    }[kind]
+    first = price * count if kind.startswith("several") else price
+    expected = first + other * (kind == "together") - less * kind.endswith("discount")
     assert 1 <= len(memory) <= 4 and question.answer == expected
     assert last_number(memory[-1][2]) == str(expected)
-    for item, cost in zip(question.items, question.prices, strict=True):
-        assert question.catalogue[item].startswith(f"{item} {cost}, shop ")
 
 
 @given(rng=rngs)

@@ -130,8 +130,8 @@ def load_policy(
             whole models in float32 (small updates vanish in 16 bits), LoRA bases in 16.
         lora_rank: rank of LoRA weights on all linear layers; 0 trains the model itself.
 
-    Raises RuntimeError where CUDA is missing or the model can be had neither locally nor from the
-    Hub, ValueError where tokenizer and model do not fit.
+    Raises RuntimeError where CUDA or the model is missing, ValueError where its tokenizer does not
+    fit or has no chat template.
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         remedy = "take a machine with one, or the profile 'tiny', which runs on a CPU."

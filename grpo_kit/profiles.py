@@ -49,11 +49,10 @@ class Profile:
         return load_policy(path if path.is_dir() else self.policy, **options)
 
     def load_judge(self, policy: Policy) -> Any:
-        """The judge: a frozen copy of `policy`, or the model behind the endpoint.
+        """The judge: a frozen copy of `policy`, or the model behind an endpoint.
 
-        The environment variable GRPO_KIT_JUDGE_URL has its address, by default that of a vLLM
-        server on this machine, and JUDGE_KEY its key (any text, where the server wants none).
-        Raises ValueError where the key is not set.
+        Its address is in GRPO_KIT_JUDGE_URL (default: a vLLM server on this machine), its key in
+        JUDGE_KEY (any text, where the server wants none); ValueError where the key is not set.
         """
         from grpo_kit.rewards.judge import LocalJudge, quality_prompt
 
@@ -67,8 +66,8 @@ class Profile:
     def load_agents(self, policy: Policy, **limits: Any) -> AgentSystem:
         """Flow-GRPO's roles and tools around `policy` as planner; `limits` are `agent_system`'s.
 
-        The frozen roles are a copy of `policy` as it is now, or the model `roles` behind an
-        endpoint: GRPO_KIT_ROLES_URL and the key ROLES_KEY, as for `load_judge`.
+        The frozen roles are a copy of `policy` as it is now, or the model behind GRPO_KIT_ROLES_URL
+        with the key ROLES_KEY, as for `load_judge`.
         """
         from grpo_kit.flow import GENERAL, TINY, Lookup, Tool, Toolkit, agent_system, calculator
         from grpo_kit.tasks.tool_questions import catalogue_path

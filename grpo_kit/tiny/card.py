@@ -1,7 +1,4 @@
-"""Measure a tiny base, skill by skill and style by style, and write its model card.
-
-Test problems and test catalogues only. The scoring functions take texts alone.
-"""
+"""Measure a tiny base on test problems, skill by skill, and write its model card."""
 
 import random
 from collections import defaultdict

@@ -224,8 +224,7 @@ def pretrain(
     Each process has `threads`. Called again after a kill, it goes on where it stopped.
 
     Returns the recipe, `seconds` (with those before a kill), `loss` (mean of the last tenth of the
-    steps, nats a token) and `parameters`. Raises RuntimeError for an `output_dir` that cannot be
-    written, ValueError for impossible `processes` or another warm-up's state.
+    steps, nats a token) and `parameters`. Raises ValueError for another warm-up's state.
     """
     recipe = {"seed": seed, "steps": STEPS if steps is None else steps}
     recipe["processes"] = PROCESSES if processes is None else processes

@@ -161,8 +161,7 @@ def plan_text(step: Step, justification: str) -> str:
 def progress_text(question: ToolQuestion, memory: Memory) -> str:
     """The results of the plan in memory, up to the first step it lacks, which gets a "?".
 
-    `ladder 24, shop Cora, basket 14, shop Nord, 24+14?` A small model finds each piece by looking
-    up the one before.
+    A small model finds each piece by looking up the one before.
     """
     results = {(tool, argument): result for tool, argument, result in memory}
     pieces = []

@@ -312,11 +312,11 @@ def test_two_processes_warm_up_one_base(tmp_path):
 
 def test_a_base_that_is_warmed_up_further_is_another_model(policy):
     before = [p.clone() for p in policy.model.parameters()]
-    one, again, other = (warm_up.warm_up_more(policy, seed, steps=2) for seed in (1, 1, 2))
-    weights = [torch.cat([p.flatten() for p in m.model.parameters()]) for m in (one, again, other)]
+    one, again, other = (warm_up.warm_up_more(policy, seed, steps=2).model for seed in (1, 1, 2))
+    weights = [torch.cat([p.flatten() for p in m.parameters()]) for m in (one, again, other)]
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
     assert all(map(torch.equal, before, policy.model.parameters())), "the base stays as it is"
-    assert not any(p.requires_grad for p in one.model.parameters()) and not one.model.training
+    assert not any(p.requires_grad for p in one.parameters()) and not one.training
 
 
 def test_more_processes_than_rows_are_refused(tmp_path):

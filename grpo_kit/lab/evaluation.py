@@ -12,13 +12,11 @@ from pathlib import Path
 from scipy.stats import binomtest
 from tqdm import tqdm
 
-from grpo_kit import backends
+from grpo_kit import backends, tasks
 from grpo_kit.models import Policy
 from grpo_kit.rewards.maths import means_the_same
 from grpo_kit.tasks.answers import extract_answer, is_correct
 from grpo_kit.tasks.competition_math import math500
-from grpo_kit.tasks.gsm8k import gsm8k
-from grpo_kit.tasks.word_problems import word_problems
 
 
 def grade_number(text: str, gold: str) -> tuple[bool, bool]:
@@ -39,15 +37,8 @@ GRADES = {"word_problems": grade_number, "gsm8k": grade_number,
 
 
 def load_test_set(name: str, folder: Path | None = None) -> Sequence[dict]:
-    """Rows of word_problems, gsm8k or math500, from a folder or the Hub; ValueError for others."""
-    source = [folder] if folder else []
-    if name == "word_problems" and folder:
-        raise ValueError(f"the word problems come with the kit: leave out --data {folder}.")
-    if name == "math500":
-        return math500(*source)
-    if name in ("word_problems", "gsm8k"):
-        return (word_problems() if name == "word_problems" else gsm8k(*source)).test
-    raise ValueError(f"unknown task {name!r}: choose one of word_problems, gsm8k, math500.")
+    """Rows of math500 or of a task that `tasks.load` knows, from a folder or the Hub."""
+    return math500(folder) if name == "math500" else tasks.load(name, folder).test
 
 
 def evaluate_test_set(

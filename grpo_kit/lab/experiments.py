@@ -1,7 +1,7 @@
 """The experiments by name: what each asks, its arms, and what is measured of a trained policy.
 
-A stored run is matched with its arm by the arm's config and `options` (see `Experiment.identity`):
-changing one of them, or renaming a function that is named in the options, makes its runs outdated.
+A stored run belongs to an arm by config and `options` (`Experiment.identity`): changing one of
+them, or renaming a function that is named in the options, makes its runs outdated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from anyio.from_thread import start_blocking_portal
 
 from grpo_kit import self_verification as verification
 from grpo_kit.config import GRPOConfig
@@ -41,6 +40,7 @@ from grpo_kit.rewards import (
     question_text,
 )
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION
+from grpo_kit.rewards.scoring import score_texts
 from grpo_kit.runs import Run
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.tool_questions import tool_questions
@@ -55,14 +55,10 @@ def _answers(
     """Rows of the first held-out prompts and `samples` sampled answers to each, in groups."""
     rows = list(task.test.select(range(min(prompts, len(task.test)))))
     texts = texts_of(
-        policy,
-        [row["prompt"] for row in rows],
-        torch.Generator().manual_seed(seed),
-        num_generations=samples,
-        temperature=config.temperature,
-        limit=config.max_completion_length,
-        batch_size=16,
-    )
+        policy, [row["prompt"] for row in rows], torch.Generator().manual_seed(seed),
+        num_generations=samples, temperature=config.temperature,
+        limit=config.max_completion_length, batch_size=16,
+    )  # fmt: skip
     return [row for row in rows for _ in range(samples)], texts
 
 
@@ -89,7 +85,10 @@ def _rewards(
     kind: str, options: Mapping, profile: Profile, config: GRPOConfig, policy: Policy
 ) -> list[Callable]:
     """Rewards for accuracy and format, and those that the arms of this kind add."""
+    extra: list[Callable] = []
     match kind:
+        case "maths":
+            return [maths_reward, format_reward]
         case "plain and diversity":
             embedder = load_embedder(profile.embedder)
             extra = [DiversityReward(config.num_generations, embedder, **options)]
@@ -100,15 +99,17 @@ def _rewards(
             extra = [QualityJudgeReward(profile.load_judge(policy)), second]
         case "plain and P(Yes)":
             extra = [_meta_evaluation(profile, policy, **options)]
-        case "maths":
-            return [maths_reward, format_reward]
-        case _:
-            extra = []
     return [accuracy_reward, format_reward, *extra]
 
 
 def _arm(kind: str, changes: Mapping[str, object] | None = None, **options: object) -> Arm:
     return Arm(partial(_rewards, kind, options), changes or {}, {"rewards": kind, **options})
+
+
+def _judged(*weights: float, only_correct: bool = False, **changes) -> Arm:
+    """Accuracy, format and judge, in this order; a reward of weight 0 is only logged."""
+    changes = {"reward_weights": weights, **changes}
+    return _arm("plain and judge", changes, only_correct=only_correct)
 
 
 PLAIN = _arm("plain")
@@ -134,49 +135,30 @@ def diversity_of(
     unique = list(dict.fromkeys(texts))
     vectors = torch.as_tensor(embedder.encode(unique)).float()
     vector_of = dict(zip(unique, torch.nn.functional.normalize(vectors, dim=1), strict=True))
-    distances = [
-        1 - float(vector_of[a] @ vector_of[b])
-        for group in groups
-        for a, b in combinations(group, 2)
-    ]
+    pairs = [pair for group in groups for pair in combinations(group, 2)]
     shares = [n / len(texts) for n in Counter(map(solution_style, texts)).values()]
     return {
         "distinct": fmean(len(set(group)) / samples for group in groups),
         "styles": math.exp(-sum(share * math.log(share) for share in shares)),
-        "distance": fmean(distances),
+        "distance": fmean(1 - float(vector_of[a] @ vector_of[b]) for a, b in pairs),
     }
 
 
 def quality_of(t: Trained) -> dict[str, float]:
-    """What the judge thinks of sampled answers to held-out prompts.
+    """`judged`, the judge's mean score (1 to 5) of sampled answers to held-out prompts.
 
-    Returns `judged` (its mean score, 1 to 5, of the answers that it could judge) and `assured` (the
-    share of answers in the tiny world's style that claims to be checked).
+    And `assured`, the share of answers in the tiny world's style that claims to be checked.
     """
     rows, texts = _answers(t.policy, t.task, t.config)
-    judged = partial(
-        QualityJudgeReward(t.profile.load_judge(t.base)),
-        prompts=[row["prompt"] for row in rows],
-        completions=texts,
-        completion_ids=[[]] * len(texts),
-    )
-    with start_blocking_portal() as portal:  # a notebook has an event loop running in this thread
-        scores = [4 * (reward + 0.5) + 1 for reward in portal.call(judged) if reward is not None]
+    judge = QualityJudgeReward(t.profile.load_judge(t.base))
+    rewards = score_texts(texts, [[]] * len(texts), rows, [judge])
+    scores = [4 * (reward + 0.5) + 1 for reward in rewards[~rewards.isnan()].tolist()]
     if not scores:
         raise RuntimeError(
             f"the judge could judge none of {len(texts)} answers: look at what it replies"
         )
-    return {
-        "judged": fmean(scores),
-        "assured": sum(solution_style(text) == "assured" for text in texts) / len(texts),
-    }
-
-
-def _judged(*weights: float, only_correct: bool = False, **changes) -> Arm:
-    """Accuracy, format and judge, in this order; a reward of weight 0 is only logged."""
-    return _arm(
-        "plain and judge", {"reward_weights": weights, **changes}, only_correct=only_correct
-    )
+    assured = sum(solution_style(text) == "assured" for text in texts)
+    return {"judged": fmean(scores), "assured": assured / len(texts)}
 
 
 # --- meta-evaluation ------------------------------------------------------------------------------
@@ -188,20 +170,14 @@ FEW_LABELS = 32  # training problems with a label, for early stopping
 def few_labels(
     profile: Profile, base: Policy, task: Task, config: GRPOConfig
 ) -> Callable[[Policy], dict[str, float]]:
-    """Measure `few/pass@1` on the last training problems: all the labels of early stopping.
-
-    Training may use their prompts, too; it does not see the labels.
-    """
+    """Measure `few/pass@1` on the last training problems; training does not see their labels."""
     rows = task.train.select(range(len(task.train) - FEW_LABELS, len(task.train)))
     config = dataclasses.replace(config, eval_prompts=FEW_LABELS)
     return lambda policy: {"few/pass@1": evaluate(policy, rows, config)["eval/pass@1"]}
 
 
 def overrated(t: Trained) -> dict[str, float]:
-    """What the untrained policy as evaluator thinks of sampled answers to held-out prompts.
-
-    Returns `p_yes`, its mean P("Yes"), and `overrated`, that minus the share of right answers.
-    """
+    """`p_yes`: the base's mean P("Yes") on sampled answers; `overrated`: minus the share right."""
     rows, texts = _answers(t.policy, t.task, t.config)
     prompts, golds = [row["prompt"] for row in rows], [row["answer"] for row in rows]
     ids: list[list[int]] = [[]] * len(texts)
@@ -242,16 +218,11 @@ def _meta_evaluation(
     profile: Profile, policy: Policy, *, question: str, evaluators: str, **options
 ) -> MetaEvaluationReward:
     """Shown a truth, the evaluator reads it; the tiny world's needs `read_truth` to compare it."""
-    chosen = _ensemble(profile, policy) if evaluators == "_ensemble" else frozen_copy(policy)
-    reader = read_truth if profile.judge == "tiny" else None
+    tiny, chosen = profile.judge == "tiny", [frozen_copy(policy)]
+    if evaluators == "_ensemble":
+        chosen += _other_tiny_models(profile) if tiny else [policy]
+    reader = read_truth if tiny else None
     return MetaEvaluationReward(chosen, question, truth_reader=reader, **options)
-
-
-def _ensemble(profile: Profile, policy: Policy) -> list[Policy]:
-    """Three models of the tiny world; of any other, a frozen copy and the policy itself."""
-    if profile.judge != "tiny":
-        return [frozen_copy(policy), policy]
-    return [frozen_copy(policy), *_other_tiny_models(profile)]
 
 
 @functools.cache
@@ -262,7 +233,7 @@ def _other_tiny_models(profile: Profile) -> list[Policy]:
     return [warm_up_more(base, seed) for seed in (1, 2)]
 
 
-# --- self-verification ----------------------------------------------------------------------------
+# --- self-verification; the names of the three functions are hashed -------------------------------
 
 
 Items = Sequence[verification.VerificationItem]
@@ -291,6 +262,14 @@ def _verified(strategy: str, process: Callable = verification.post_process) -> A
     return dataclasses.replace(PLAIN, options=options, batch_source=lambda profile: source)
 
 
+def watch_verdicts(
+    profile: Profile, base: Policy, task: Task, config: GRPOConfig
+) -> Callable[[Policy], dict[str, float]]:
+    """Measure verdicts on one balanced set of the base's answers to held-out problems."""
+    items = verification.held_out_items(base, task.test, config, prompts=config.eval_prompts)
+    return partial(verification.evaluate_verdicts, items=items, config=config, samples=1)
+
+
 def self_verified(t: Trained) -> dict[str, float]:
     """Verdicts at the end, what the run gained in them and in answers, and the choice among n."""
     last = t.run.history[-1]
@@ -315,6 +294,13 @@ def _played(source: Callable = FlowGRPO, **options) -> Arm:
     return Arm(lambda *given: [accuracy_reward], options=options_to_hash, batch_source=of_profile)
 
 
+def watch_episodes(
+    profile: Profile, base: Policy, task: Task, config: GRPOConfig
+) -> Callable[[Policy], dict[str, float]]:
+    system = profile.load_agents(base)  # the frozen roles are the untrained policy's
+    return partial(evaluate_episodes, system=system, dataset=task.test, config=config, questions=64)
+
+
 def episodes_to_read(t: Trained) -> list[dict]:
     """One sampled episode of each of the first two held-out questions."""
     episodes = play(
@@ -335,29 +321,18 @@ REVISIONS = {  # commits on the Hub
     "Qwen2.5-1.5B-Instruct": "989aa7980e4cf806f80c7fef2b1adb7bc71aa306",
     "Qwen3-0.6B-Base": "da87bfb608c14b7cf20ba1ce41287e8de496c0cd",
 }
-# Of GSM8K's 7,473 problems, 64 a step.
-TWO_EPOCHS = {
-    "max_steps": 233, "generation_batch_size": 512, "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 128, "max_completion_length": 512, "learning_rate": 1e-5,
-}  # fmt: skip
 
 
 def _real(model: str, lora_rank: int = 0, task: str = "gsm8k", **changes: object) -> Arm:
     """Plain GRPO of a Qwen, all weights unless a rank is given."""
-    arm = _arm(
-        "plain" if task == "gsm8k" else "maths",
-        {"per_device_train_batch_size": 8, "max_completion_length": 1024, **changes},
-    )
+    changes = {"per_device_train_batch_size": 8, "max_completion_length": 1024, **changes}
     policy = {"policy": f"Qwen/{model}", "revision": REVISIONS[model], "lora_rank": lora_rank}
+    arm = _arm("plain" if task == "gsm8k" else "maths", changes)
     return dataclasses.replace(arm, profile={**policy, "task": task})
 
 
 def examined(t: Trained, *, max_new_tokens: int = 2048) -> dict[str, float]:
-    """Greedy accuracy on the whole test set, as papers report it: at the end, and what was gained.
-
-    Returns the numbers of `evaluate_test_set` as `exam/…`, and the change of `strict` and `lenient`
-    from the untrained policy as `gained/…`.
-    """
+    """`evaluate_test_set` at the end, as `exam/…`, and what was gained since the base."""
     before, after = (
         evaluate_test_set(policy, t.task.test, GRADES[t.task.name], max_new_tokens=max_new_tokens)
         for policy in (t.base, t.policy)
@@ -381,15 +356,20 @@ AGENTFLOW = {
     "generation_batch_size": 256, "gradient_accumulation_steps": 16, "temperature": 0.5,
     "max_completion_length": 2048, "beta": 1e-3,
 }  # fmt: skip
+# Of GSM8K's 7,473 problems, 64 a step.
+TWO_EPOCHS = {
+    "max_steps": 233, "generation_batch_size": 512, "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 128, "max_completion_length": 512, "learning_rate": 1e-5,
+}  # fmt: skip
+TWENTY_STEPS = {
+    "max_steps": 20, "generation_batch_size": 800, "gradient_accumulation_steps": 100,
+    "learning_rate": 1e-6,
+}  # fmt: skip
 # Qwen3 on MATH: one problem a step and the plain sum over tokens; its top_p of 0.9 is 1 here.
 ONE_PROBLEM = {
     "max_steps": 50, "generation_batch_size": 8, "gradient_accumulation_steps": 1,
     "learning_rate": 1e-5, "weight_decay": 0.01, "temperature": 0.8, "loss_type": "dr_grpo",
     "max_completion_length": 512,
-}  # fmt: skip
-TWENTY_STEPS = {
-    "max_steps": 20, "generation_batch_size": 800, "gradient_accumulation_steps": 100,
-    "learning_rate": 1e-6,
 }  # fmt: skip
 
 
@@ -404,8 +384,7 @@ EXPERIMENTS = {
     "basic": _experiment(
         "What does plain GRPO make of the base?",
         {"plain": PLAIN},
-        sizes={"tiny": {"max_steps": 50}},
-        evaluations=2,
+        sizes={"tiny": {"max_steps": 50}}, evaluations=2,
     ),
     "variants": _experiment(
         "From one base, on the same prompts: what does each variant make of it, at what cost?",
@@ -416,9 +395,8 @@ EXPERIMENTS = {
             "self-verification": _verified("mixed"),
             "P(Yes), no labels": _asked(changes=PAPER),
         },
-        sizes=_small(max_steps=80),
+        sizes=_small(max_steps=80), evaluations=8,
         curves=("eval/pass@1", "eval/pass@8", "entropy", "eval/mean_length"),
-        evaluations=8,
     ),
     "diversity": _experiment(
         "Does a reward for being unlike the group keep ways of answering alive, and at what cost?",
@@ -431,7 +409,7 @@ EXPERIMENTS = {
             ),
         },
         lambda t: diversity_of(t.policy, t.task, load_embedder(t.profile.embedder), t.config),
-        sizes=_small(max_steps=80) | {"paper": TRINITY},
+        sizes={**_small(max_steps=80), "paper": TRINITY},
     ),
     "judge": _experiment(
         "Does a judge's score help, what does a policy do to a judge that it is left alone with, "
@@ -446,44 +424,29 @@ EXPERIMENTS = {
             "KL": _judged(0, 0, 1, beta=1.0),
         },
         quality_of,
-        sizes=_small(max_steps=80) | {"paper": TRINITY},
-        curves=(
-            "rewards/quality_judge_reward/mean",
-            "rewards/accuracy_reward/mean",
-            "eval/pass@1",
-            "completions/mean_length",
-        ),
+        sizes={**_small(max_steps=80), "paper": TRINITY},
+        curves=("rewards/quality_judge_reward/mean", "rewards/accuracy_reward/mean",
+                "eval/pass@1", "completions/mean_length"),
     ),
     "verification": _experiment(
         "Does learning to verify teach to answer, learning to answer to verify, and what is each "
         "stage of the post-processing for? All arms generate as many tokens.",
         {
-            "generate": _verified("generate"),
-            "self-verify": _verified("self-verify"),
-            "mixed": _verified("mixed"),
-            "verify-init": _verified("verify-init"),
-            "verify-alter": _verified("verify-alter"),
+            **{strategy: _verified(strategy) for strategy in
+               ("generate", "self-verify", "mixed", "verify-init", "verify-alter")},
             "mixed, unfiltered": _verified("mixed", unfiltered),
             "mixed, undiversified": _verified("mixed", undiversified),
             "mixed, unbalanced": _verified("mixed", unbalanced),
         },
         self_verified,
-        sizes=_small(max_steps=200, max_generated_tokens=130_000)
-        | {
+        sizes={
             "smoke": {"max_generated_tokens": 2_000},
+            **_small(max_steps=200, max_generated_tokens=130_000),
             "paper": SELF_VERIFICATION,
         },
-        changes={"num_generations_eval": 4},
+        changes={"num_generations_eval": 4}, evaluations=20, x="num_generated_tokens",
         curves=("eval/pass@1", "verdicts/accuracy", "verdicts/yes_rate", "eval/mean_length"),
-        # verdicts on one balanced set of the untrained policy's answers to held-out problems
-        watch=lambda profile, base, task, config: partial(
-            verification.evaluate_verdicts,
-            items=verification.held_out_items(base, task.test, config, prompts=config.eval_prompts),
-            config=config,
-            samples=1,
-        ),
-        evaluations=20,
-        x="num_generated_tokens",
+        watch=watch_verdicts,
     ),
     "meta": _experiment(
         "Can P(Yes) stand in for labels, what becomes of that in a long run, and what prevents it?",
@@ -497,20 +460,15 @@ EXPERIMENTS = {
             "other question": _asked(STEPS_QUESTION),
         },
         lambda t: overrated(t) | without_labels(t.run),
-        sizes=_small(max_steps=120),
-        changes={"num_generations_eval": 4},
+        sizes=_small(max_steps=120), changes={"num_generations_eval": 4}, evaluations=10,
         curves=("meta/p_yes", "eval/pass@1"),
         watch=few_labels,
-        evaluations=10,
     ),
     "engines": _experiment(
         "Does TRL's trainer, given the same config, learn as much as the kit's?",
-        {
-            "kit": PLAIN,
-            "TRL": dataclasses.replace(_arm("plain", engine="TRL"), train=_trained_by_trl),
-        },
-        sizes=_small(max_steps=40),
-        evaluations=4,
+        {"kit": PLAIN,
+         "TRL": dataclasses.replace(_arm("plain", engine="TRL"), train=_trained_by_trl)},
+        sizes=_small(max_steps=40), evaluations=4,
     ),
     "published": _experiment(
         "Does plain GRPO do for a real model what other codes print of it?",
@@ -521,8 +479,7 @@ EXPERIMENTS = {
             "Qwen3 0.6B, MATH": _real("Qwen3-0.6B-Base", task="competition_math", **ONE_PROBLEM),
         },
         examined,
-        changes={"lr_scheduler_type": "constant", "eval_prompts": 200},
-        evaluations=4,
+        changes={"lr_scheduler_type": "constant", "eval_prompts": 200}, evaluations=4,
     ),
     "flow": _experiment(
         "Does training a planner in the flow raise success, and does it need the advantage of "
@@ -539,34 +496,23 @@ EXPERIMENTS = {
             **_small(max_steps=24, learning_rate=3e-4, max_completion_length=48),
             "paper": AGENTFLOW,
         },
-        changes={"loss_type": "grpo", "eval_prompts": 0},
+        changes={"loss_type": "grpo", "eval_prompts": 0}, evaluations=3, task=tool_questions,
         curves=("reward", "eval/pass@1", "eval/turns", "eval/tool_errors"),
-        watch=lambda profile, base, task, config: partial(
-            evaluate_episodes,
-            system=profile.load_agents(base),  # the frozen roles are the untrained policy's
-            dataset=task.test,
-            config=config,
-            questions=64,
-        ),
-        evaluations=3,
-        task=tool_questions,
-        show=episodes_to_read,
+        watch=watch_episodes, show=episodes_to_read,
     ),
-}
+}  # fmt: skip
 
 
 def load_current(
     results: str | Path | None = None, profile: str = "*", experiment: str = "*"
 ) -> tuple[list[Record], list[str]]:
-    """`records.load` of the experiments' runs, without those that this version would run otherwise.
+    """`records.load` of the experiments' runs that this version would make like this.
 
-    A sentence says what is different, once for the runs of an arm.
+    A sentence for each arm whose runs are left out says what would be different.
     """
     records, problems = load(results, profile, experiment)
     current, left_out = [], {}
-    for record in records:
-        if record.experiment == NOTEBOOKS:
-            continue
+    for record in (record for record in records if record.experiment != NOTEBOOKS):
         why = "there is no such experiment or profile any more."
         if record.experiment in EXPERIMENTS and record.profile in PROFILES:
             why = outdated(record, EXPERIMENTS[record.experiment], PROFILES[record.profile])
@@ -574,9 +520,8 @@ def load_current(
             left_out[record.profile, record.experiment, record.arm, why] = None
         else:
             current.append(record)
-    problems += [
+    return current, problems + [
         f"runs of {name!r}, {arm!r}, profile {profile!r}, are left out: {why} "
         f"`grpo-kit run {name} --profile {profile}` makes them again."
         for profile, name, arm, why in left_out
     ]
-    return current, problems

@@ -1,8 +1,8 @@
-"""How the runs of an experiment are made: arms times seeds, several at a time, each run once.
+"""The runs of an experiment: arms times seeds, several at a time, each made once.
 
-Seeds differ more than rewards do, so an experiment trains every arm from the same weights with the
-same seeds, hence on the same prompts in the same order. A finished run is a file (see `records`)
-and is made again only if its config has changed; a killed run goes on from its last checkpoint.
+Every arm is trained from the same weights with the same seeds, hence on the same prompts in the
+same order. A finished run is a file (see `records`), made again only if its config has changed; a
+killed run goes on from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -20,7 +21,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,9 +57,7 @@ class Arm:
 
     rewards: Callable[[Profile, GRPOConfig, Policy], list[Callable]]  # called anew for each run
     changes: Mapping[str, object] = field(default_factory=dict)  # to the config
-    options: Mapping[str, object] = field(
-        default_factory=dict
-    )  # of rewards and batch source: hashed
+    options: Mapping[str, object] = field(default_factory=dict)  # hashed: of rewards, batch source
     batch_source: Callable[[Profile], Callable] | None = None  # makes what `train` takes
     train: Callable[..., Run] = train  # or `trl_bridge.train`
     profile: Mapping[str, object] = field(default_factory=dict)  # changes to the profile
@@ -107,10 +105,9 @@ class Experiment:
     def identity(self, profile: Profile, arm: str) -> dict:
         """All that decides what an arm's runs do and is not code: a `Record`'s config."""
         profile = self.profile(profile, arm)
-        chosen = dataclasses.asdict(profile)
+        chosen, config = (dataclasses.asdict(x) for x in (profile, self.config(profile, arm)))
         for name in ("name", "machine", "config", "threads", "data"):
             del chosen[name]
-        config = dataclasses.asdict(self.config(profile, arm))
         del config["save_steps"]  # when a checkpoint is saved decides nothing
         task = self.task.__name__ if self.task else profile.task
         shipped = {"base": shipped_files(profile.policy), "data": shipped_files(task)}
@@ -126,6 +123,22 @@ def shipped_files(folder: str) -> str | None:
         return None
     files = sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".jsonl", ".sqlite"))
     return fingerprint([hashlib.sha256(file.read_bytes()).hexdigest() for file in files])
+
+
+def outdated(record: Record, experiment: Experiment, profile: Profile) -> str:
+    """How this version's run would differ from the record, in a sentence; empty if it would not.
+
+    A setting that the record does not know yet has no effect at its default.
+    """
+    if record.arm not in experiment.arms:
+        return f"there is no arm {record.arm!r} any more."
+    known = dataclasses.asdict(GRPOConfig()) | record.config
+    differences = [
+        f"{key} {known.get(key)!r} there, {value!r} here"
+        for key, value in experiment.identity(profile, record.arm).items()
+        if known.get(key) != value
+    ]
+    return f"it is of another config ({', '.join(differences)})." if differences else ""
 
 
 # --- one run --------------------------------------------------------------------------------------
@@ -165,9 +178,8 @@ class Job:
         except (OSError, ValueError, IndexError):  # not begun, or in the middle of a line
             return 0.0
         config = self.experiment.config(self.profile, self.arm)
-        tokens = config.max_generated_tokens
-        share = row["num_generated_tokens"] / tokens if tokens else 0.0
-        return min(1.0, max(share, row["step"] / config.max_steps))
+        tokens = config.max_generated_tokens or math.inf
+        return min(1.0, max(row["num_generated_tokens"] / tokens, row["step"] / config.max_steps))
 
     def is_finished(self) -> bool:
         """Whether the file holds this run; prints why not, where there is a file."""
@@ -182,10 +194,9 @@ class Job:
         return not why
 
     def run(self) -> None:
-        """Make the run, or go on with a killed one, and write its record.
+        """Make the run, or go on with a killed one; write its record and delete its checkpoints.
 
-        `folder` keeps the history; checkpoints are deleted at the end. Raises RuntimeError where
-        another process makes this run.
+        Raises RuntimeError where another process makes this run.
         """
         make_output_dir(self.folder)
         try:
@@ -201,18 +212,13 @@ class Job:
             history, last = trained.run.history, trained.run.history[-1]
             evaluation = {k: v for k, v in last.items() if k.startswith("eval/") or k == "entropy"}
             Record(
-                experiment=self.name,
-                arm=self.arm,
-                profile=self.profile.name,
-                seed=self.seed,
+                experiment=self.name, arm=self.arm, profile=self.profile.name, seed=self.seed,
                 config=self.experiment.identity(self.profile, self.arm),
-                start=trained.run.start,
+                start=trained.run.start, history=history,
                 seconds=sum(row.get("step_time", 0.0) for row in history),
                 evaluation={**evaluation, **self.experiment.measure(trained)},
-                history=history,
-                samples=self.experiment.show(trained),
-                **origin,
-            ).write(self.results)
+                samples=self.experiment.show(trained), **origin,
+            ).write(self.results)  # fmt: skip
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
             for checkpoint in self.folder.glob("checkpoint-*"):  # TRL's
                 shutil.rmtree(checkpoint)
@@ -223,17 +229,13 @@ class Job:
         profile = experiment.profile(self.profile, self.arm)
         task = (experiment.task or profile.load_task)()
         base, policy = profile.load_policy(), profile.load_policy()
-        run = arm.train(
-            policy,
-            task,
-            arm.rewards(profile, config, policy),
-            config,
-            output_dir=self.folder,
-            seed=self.seed,
-            resume=True,
-            measure=experiment.watch and experiment.watch(profile, base, task, config),
-            **({"batch_source": arm.batch_source(profile)} if arm.batch_source else {}),
-        )
+        rewards = arm.rewards(profile, config, policy)
+        options = {"output_dir": self.folder, "seed": self.seed, "resume": True}
+        if experiment.watch:
+            options["measure"] = experiment.watch(profile, base, task, config)
+        if arm.batch_source:
+            options["batch_source"] = arm.batch_source(profile)
+        run = arm.train(policy, task, rewards, config, **options)
         return Trained(run, policy, base, task, profile, config)
 
 
@@ -245,22 +247,6 @@ def _commits(file: Path, now: str) -> str:
     return ", ".join(commits)
 
 
-def outdated(record: Record, experiment: Experiment, profile: Profile) -> str:
-    """How this version's run would differ from the record, in a sentence; empty if it would not.
-
-    A setting that the record does not know yet has no effect at its default.
-    """
-    if record.arm not in experiment.arms:
-        return f"there is no arm {record.arm!r} any more."
-    known = dataclasses.asdict(GRPOConfig()) | record.config
-    differences = [
-        f"{key} {known.get(key)!r} there, {value!r} here"
-        for key, value in experiment.identity(profile, record.arm).items()
-        if known.get(key) != value
-    ]
-    return f"it is of another config ({', '.join(differences)})." if differences else ""
-
-
 # --- the grid -------------------------------------------------------------------------------------
 
 
@@ -268,12 +254,10 @@ def parse_seeds(text: str) -> list[int]:
     """ "0-4" or "0,2,5-7" as numbers. Raises ValueError for anything else, also for overlaps."""
     seeds: list[int] = []
     for part in text.split(","):
-        numbers = re.fullmatch(r"\s*([0-9]{1,6})(?:-([0-9]{1,6}))?\s*", part)
-        if not numbers:
-            raise ValueError(
-                f"--seeds is {text!r}; give numbers and ranges, such as 0-4 or 0,2,5-7"
-            )
-        seeds += range(int(numbers[1]), int(numbers[2] or numbers[1]) + 1)
+        bounds = re.fullmatch(r"\s*([0-9]{1,6})(?:-([0-9]{1,6}))?\s*", part)
+        if not bounds:
+            raise ValueError(f"--seeds is {text!r}; give numbers and ranges: 0-4, or 0,2,5-7.")
+        seeds += range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1)
     _check_given("seeds", seeds)
     return seeds
 
@@ -317,20 +301,16 @@ def run_grid(
     With several processes each run is one: `command` with `--arm`, `--seeds` and `--processes 1`,
     its output in `log.txt` of the run's folder. A run that fails does not stop the others.
 
-    Raises ValueError for no seed, seeds or arms that repeat, and an unknown arm; RuntimeError,
-    naming them, where runs have failed.
+    Raises ValueError for wrong seeds or arms; RuntimeError, naming them, where runs have failed.
     """
     arms = list(experiment.arms) if arms is None else list(arms)
     if unknown := [arm for arm in arms if arm not in experiment.arms]:
-        raise ValueError(
-            f"experiment {name!r} has no arm {unknown[0]!r}: choose among "
-            f"{', '.join(experiment.arms)}."
-        )
+        known = ", ".join(experiment.arms)
+        raise ValueError(f"experiment {name!r} has no arm {unknown[0]!r}: choose among {known}.")
     _check_given("seeds", seeds)
     _check_given("arms", arms)
     _check_given("folders of arms", [slug(arm) for arm in experiment.arms])
-    results = make_output_dir(results or results_dir())
-    where = Path(results), Path(work)
+    where = make_output_dir(results or results_dir()), Path(work)
     jobs = [Job(name, experiment, profile, arm, seed, *where) for seed in seeds for arm in arms]
     for arm in arms:
         experiment.identity(profile, arm)  # raises before any run where a setting is missing
@@ -342,10 +322,8 @@ def run_grid(
     else:
         failed = _run_processes(name, missing, processes, command)
     if failed:
-        raise RuntimeError(
-            f"{len(failed)} of {len(missing)} runs failed, the others are stored: "
-            f"{'; '.join(failed)}"
-        )
+        count = f"{len(failed)} of {len(missing)} runs failed"
+        raise RuntimeError(f"{count}, the others are stored: {'; '.join(failed)}")
     return [read(job.path) for job in jobs]
 
 
@@ -366,47 +344,44 @@ def _run_here(name: str, jobs: list[Job]) -> list[str]:
 def _run_processes(name: str, jobs: list[Job], processes: int, command: Sequence[str]) -> list[str]:
     """Run `command` for each job, `processes` at a time; return a sentence for each that failed.
 
-    Whatever ends this function, SIGTERM too, ends the processes. The pool has threads that wait for
-    them: a `ProcessPoolExecutor` would end all runs when one process is killed.
+    Whatever ends this function, SIGTERM too, ends the processes.
     """
-    environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
-    children: list[subprocess.Popen] = []
-
-    def run(job: Job) -> str:
-        job.folder.mkdir(parents=True, exist_ok=True)
-        options = ["--arm", job.arm, "--seeds", str(job.seed), "--processes", "1"]
-        with open(job.folder / "log.txt", "a") as log:
-            child = subprocess.Popen(
-                [*command, *options], stdout=log, stderr=subprocess.STDOUT, env=environment
-            )
-        children.append(child)
-        if not child.wait():
-            return ""
-        output = (job.folder / "log.txt").read_text(errors="replace").strip()
-        last_line = re.split(r"[\r\n]+", output)[-1].strip()
-        return f"{job}: {last_line} (exit code {child.returncode}, {log.name})"
-
-    pool, futures = ThreadPoolExecutor(processes), {}
     share = "{percentage:3.0f}% |{bar}| {desc} [{elapsed}<{remaining}]"
     begun = sum(job.progress() for job in jobs)  # of runs that were killed
     bar = tqdm(total=len(jobs), initial=begun, bar_format=share, file=sys.stdout, mininterval=1)
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    waiting, running, failed, terminated = jobs[::-1], {}, [], []
+    # only noted: an exception within `Popen` would leave a process that nobody ends
+    before = signal.signal(signal.SIGTERM, lambda number, frame: terminated.append(number))
     try:
-        for job in jobs:
-            futures[pool.submit(run, job)] = job
-        pending = set(futures)
-        while pending:
-            pending = wait(pending, timeout=0.5).not_done
-            ended = len(jobs) - len(pending)
-            under_way = ended + sum(futures[future].progress() for future in pending)
-            bar.set_description_str(f"{name}: {ended} of {len(jobs)} runs", refresh=False)
-            bar.update(max(0.0, under_way - bar.n))
+        while (waiting or running) and not terminated:
+            while waiting and len(running) < processes:
+                running[waiting[-1]] = _start(waiting.pop(), command)
+            time.sleep(0.2)
+            for job in [job for job, process in running.items() if process.poll() is not None]:
+                if code := running.pop(job).returncode:
+                    log = job.folder / "log.txt"
+                    lines = re.split(r"[\r\n]+", log.read_text(errors="replace").strip())
+                    failed.append(f"{job}: {lines[-1].strip()} (exit code {code}, {log})")
+            left = [*waiting, *running]
+            bar.set_description_str(f"{name}: {len(jobs) - len(left)} of {len(jobs)} runs", False)
+            bar.update(max(0.0, len(jobs) - sum(1 - job.progress() for job in left) - bar.n))
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        while not all(future.done() for future in futures):
-            for child in children:
-                child.terminate()
-            time.sleep(0.1)
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
         bar.close()
         signal.signal(signal.SIGTERM, before)
-    return [failure for future in futures if (failure := future.result())]
+    if terminated:
+        sys.exit(128 + terminated[0])
+    return failed
+
+
+def _start(job: Job, command: Sequence[str]) -> subprocess.Popen:
+    environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
+    job.folder.mkdir(parents=True, exist_ok=True)
+    options = ["--arm", job.arm, "--seeds", str(job.seed), "--processes", "1"]
+    with open(job.folder / "log.txt", "a") as log:
+        return subprocess.Popen(
+            [*command, *options], stdout=log, stderr=subprocess.STDOUT, env=environment
+        )

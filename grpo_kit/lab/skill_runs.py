@@ -1,17 +1,8 @@
 """Can GRPO raise each skill of a base? A short run on every one, before and after on held-out rows.
 
-RL raises a skill only if one of its styles is already reliable, so `grpo-kit skill-runs` is run on
-a base before it is fixed.
-
-solve   word problems, rewarded by the right number
-verify  a verdict on a proposed answer, right and wrong ones half each, rewarded if true
-plan    the next step of a tool question, rewarded if it is the right one
-meta    word problems, rewarded by a frozen copy's P("Yes") and the form
-bare    the same by P("Yes") alone
-judge   word problems, rewarded by a frozen copy's scores alone
-
-The last three use no label for training: a reward that rises while accuracy falls is a hacked
-evaluator or judge.
+RL raises a skill only if one of its styles is already reliable, so `grpo-kit skill-runs` tries a
+base before it is fixed. Where a run without labels (`SKILLS`) raises its reward while accuracy
+falls, the evaluator or judge is hacked.
 """
 
 from __future__ import annotations
@@ -22,8 +13,6 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-
-from matplotlib.figure import Figure
 
 from grpo_kit.config import GRPOConfig
 from grpo_kit.flow.roles import read_action
@@ -48,6 +37,7 @@ ROWS = {"train": 2000, "test": 256}
 
 
 def _verify_row(rng: random.Random, split: str) -> dict:
+    """Is a proposed answer right? Half of them are."""
     problem = make_problem(rng, rng.choice(S.DIFFICULTIES), split)
     message = S.sample_verify(problem, rng)[0]
     right = f"Proposed answer: {problem.answer}\n" in message["content"]
@@ -94,6 +84,7 @@ SKILLS: dict[str, Callable[[Policy], list[Callable]]] = {  # -> rewards of its r
     "solve": lambda policy: [accuracy_reward],
     "verify": lambda policy: [accuracy_reward],
     "plan": lambda policy: [plan_reward],
+    # without labels
     "meta": lambda policy: [_p_yes(policy), format_reward],
     "bare": lambda policy: [_p_yes(policy)],
     "judge": lambda policy: [QualityJudgeReward(LocalJudge(policy))],
@@ -108,10 +99,10 @@ def run_skills(
     names: Sequence[str] = tuple(SKILLS),
     seed: int = 0,
 ) -> dict:
-    """One GRPO run per skill from `profile`'s policy; writes `skills.json`, `.md` and `.png`.
+    """One GRPO run per skill from `profile`'s policy; writes `skills.json` and `skills.md`.
 
-    Returns skill -> `before` and `after` (held-out greedy, pass@1, pass@k, by labels for every
-    skill) and `reward`, the mean of each step. Raises ValueError for an unknown skill.
+    Returns skill -> `before` and `after` (`evaluate` on held-out rows, by labels for every skill)
+    and `reward`, the mean of each step. Raises ValueError for an unknown skill.
     """
     if unknown := [name for name in names if name not in SKILLS]:
         raise ValueError(f"there is no skill {unknown[0]!r}: choose among {', '.join(SKILLS)}")
@@ -123,20 +114,13 @@ def run_skills(
         correct = plan_reward if name == "plan" else accuracy_reward
         policy = profile.load_policy()
         before = evaluate(policy, task.test, config, correct=correct)
-        run = train(
-            policy,
-            task,
-            SKILLS[name](policy),
-            dataclasses.replace(config, eval_prompts=0),
-            output_dir=output_dir / name,
-            seed=seed,
-        )
+        rewards, run_config = SKILLS[name](policy), dataclasses.replace(config, eval_prompts=0)
+        run = train(policy, task, rewards, run_config, output_dir=output_dir / name, seed=seed)
         after = evaluate(policy, task.test, config, correct=correct)
         result[name] = {"before": before, "after": after, "reward": run.series("reward")[1]}
         # after each, since a judge that cannot be read ends its run with an error
         write_atomic(output_dir / "skills.json", json.dumps(result, indent=1))
         write_atomic(output_dir / "skills.md", skills_text(result))
-        skills_figure(result).savefig(output_dir / "skills.png", dpi=120)
     return result
 
 
@@ -147,26 +131,10 @@ def skills_text(result: dict) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for name, row in result.items():
-        cells = [
-            f"{row[when][metric]:.3f}"
-            for metric in ("eval/pass@1", "eval/greedy")
-            for when in ("before", "after")
-        ]
+        metrics = ("eval/pass@1", "eval/greedy")
+        cells = [f"{row[when][metric]:.3f}" for metric in metrics for when in ("before", "after")]
         tenth = max(1, len(row["reward"]) // 10)
         for part in (row["reward"][:tenth], row["reward"][-tenth:]):
             cells.append(f"{fmean(part):.3f}" if part else "none")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def skills_figure(result: dict) -> Figure:
-    """The reward of each skill's run, one panel per skill, titled with held-out pass@1."""
-    figure = Figure(figsize=(2.8 * len(result), 2.8), layout="constrained")
-    panels = figure.subplots(1, len(result), squeeze=False)[0]
-    for axes, (name, row) in zip(panels, result.items(), strict=True):
-        axes.plot(range(1, len(row["reward"]) + 1), row["reward"])
-        change = f"{row['before']['eval/pass@1']:.2f} → {row['after']['eval/pass@1']:.2f}"
-        axes.set_title(f"{name}: {change}", fontsize=10)
-        axes.set(xlabel="step", ylabel="mean reward")
-        axes.grid(alpha=0.3)
-    return figure

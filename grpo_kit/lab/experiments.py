@@ -127,8 +127,8 @@ def diversity_of(
     """How different the sampled answers to a held-out prompt are, the mean over `prompts` prompts.
 
     Returns `distinct` (share of different texts), `styles` (effective number of the tiny world's
-    solution styles: the exponential of the entropy of their shares over all answers) and `distance`
-    (mean of 1 - cosine over the pairs of a group's embeddings).
+    styles: the exponential of the entropy of their shares) and `distance` (mean of 1 - cosine over
+    the pairs of a group's embeddings).
     """
     _, texts = _answers(policy, task, config, prompts, samples)
     groups = [texts[i : i + samples] for i in range(0, len(texts), samples)]
@@ -145,31 +145,21 @@ def diversity_of(
 
 
 def quality_of(t: Trained) -> dict[str, float]:
-    """`judged`, the judge's mean score (1 to 5) of sampled answers to held-out prompts.
-
-    And `assured`, the share of answers in the tiny world's style that claims to be checked.
-    """
+    """`judged`: mean score, 1 to 5, of held-out answers; `assured`: share of the assured style."""
     rows, texts = _answers(t.policy, t.task, t.config)
     judge = QualityJudgeReward(t.profile.load_judge(t.base))
     rewards = score_texts(texts, [[]] * len(texts), rows, [judge])
     scores = [4 * (reward + 0.5) + 1 for reward in rewards[~rewards.isnan()].tolist()]
     if not scores:
-        raise RuntimeError(
-            f"the judge could judge none of {len(texts)} answers: look at what it replies"
-        )
+        raise RuntimeError(f"the judge scored none of {len(texts)} answers: look at its replies.")
     assured = sum(solution_style(text) == "assured" for text in texts)
     return {"judged": fmean(scores), "assured": assured / len(texts)}
 
 
-# --- meta-evaluation ------------------------------------------------------------------------------
-
-PAPER = {"loss_type": "cispo", "epsilon_high": 5.0, "scale_rewards": "none"}  # RLME's
 FEW_LABELS = 32  # training problems with a label, for early stopping
 
 
-def few_labels(
-    profile: Profile, base: Policy, task: Task, config: GRPOConfig
-) -> Callable[[Policy], dict[str, float]]:
+def few_labels(profile: Profile, base: Policy, task: Task, config: GRPOConfig) -> Callable:
     """Measure `few/pass@1` on the last training problems; training does not see their labels."""
     rows = task.train.select(range(len(task.train) - FEW_LABELS, len(task.train)))
     config = dataclasses.replace(config, eval_prompts=FEW_LABELS)
@@ -188,19 +178,15 @@ def overrated(t: Trained) -> dict[str, float]:
 
 
 def without_labels(run: Run) -> dict[str, float]:
-    """What became of held-out pass@1 in a run without labels.
+    """How far held-out pass@1 `fell` below its best, and where early stopping would have ended.
 
-    `fell`: how far it ended below its highest value; `stopped early`: its value at the first
-    evaluation that is best on the few labels, also as the difference from the start.
+    `stopped early` is its value at the first evaluation that is best on the few labels.
     """
     accuracies = run.series("eval/pass@1")[1]
     labelled = [row for row in run.history if "few/pass@1" in row]
     early = max(labelled, key=lambda row: row["few/pass@1"])["eval/pass@1"]
-    return {
-        "fell": max(accuracies) - accuracies[-1],
-        "stopped early": early,
-        "gained/stopped early": early - accuracies[0],
-    }
+    gained = {"stopped early": early, "gained/stopped early": early - accuracies[0]}
+    return {"fell": max(accuracies) - accuracies[-1], **gained}
 
 
 def read_truth(text: str, answer: str) -> float:
@@ -233,12 +219,10 @@ def _other_tiny_models(profile: Profile) -> list[Policy]:
     return [warm_up_more(base, seed) for seed in (1, 2)]
 
 
-# --- self-verification; the names of the three functions are hashed -------------------------------
-
-
 Items = Sequence[verification.VerificationItem]
 
 
+# The names of the next three functions are hashed.
 def unfiltered(items: Items, seed: int, n: int) -> Items:
     """`post_process` without `filter_queries`: also wrong answers to queries never answered."""
     return verification.balance(*verification.diversify(items, seed), n, seed)
@@ -262,9 +246,7 @@ def _verified(strategy: str, process: Callable = verification.post_process) -> A
     return dataclasses.replace(PLAIN, options=options, batch_source=lambda profile: source)
 
 
-def watch_verdicts(
-    profile: Profile, base: Policy, task: Task, config: GRPOConfig
-) -> Callable[[Policy], dict[str, float]]:
+def watch_verdicts(profile: Profile, base: Policy, task: Task, config: GRPOConfig) -> Callable:
     """Measure verdicts on one balanced set of the base's answers to held-out problems."""
     items = verification.held_out_items(base, task.test, config, prompts=config.eval_prompts)
     return partial(verification.evaluate_verdicts, items=items, config=config, samples=1)
@@ -281,9 +263,6 @@ def self_verified(t: Trained) -> dict[str, float]:
     }
 
 
-# --- Flow-GRPO ------------------------------------------------------------------------------------
-
-
 def _played(source: Callable = FlowGRPO, **options) -> Arm:
     """Episodes of tool questions, rewarded by their outcome."""
 
@@ -294,22 +273,19 @@ def _played(source: Callable = FlowGRPO, **options) -> Arm:
     return Arm(lambda *given: [accuracy_reward], options=options_to_hash, batch_source=of_profile)
 
 
-def watch_episodes(
-    profile: Profile, base: Policy, task: Task, config: GRPOConfig
-) -> Callable[[Policy], dict[str, float]]:
-    system = profile.load_agents(base)  # the frozen roles are the untrained policy's
-    return partial(evaluate_episodes, system=system, dataset=task.test, config=config, questions=64)
+def watch_episodes(profile: Profile, base: Policy, task: Task, config: GRPOConfig) -> Callable:
+    """Measure episodes of held-out questions; the frozen roles are the base's."""
+    system = profile.load_agents(base)
+    return lambda policy: evaluate_episodes(policy, system, task.test, config, questions=64)
 
 
 def episodes_to_read(t: Trained) -> list[dict]:
     """One sampled episode of each of the first two held-out questions."""
     episodes = play(
-        t.profile.load_agents(t.base).with_planner(t.policy),
-        list(t.task.test.select(range(2))),
-        generator=torch.Generator().manual_seed(t.run.seed),
-        temperature=t.config.temperature,
+        t.profile.load_agents(t.base).with_planner(t.policy), list(t.task.test.select(range(2))),
+        generator=torch.Generator().manual_seed(t.run.seed), temperature=t.config.temperature,
         max_new_tokens=t.config.max_completion_length,
-    )
+    )  # fmt: skip
     score_episodes(episodes, [accuracy_reward])
     return [_to_read(e.row, f"{e.memory}\n{e.output}", e.reward == 1) for e in episodes]
 
@@ -343,6 +319,8 @@ def examined(t: Trained, *, max_new_tokens: int = 2048) -> dict[str, float]:
 
 # --- the experiments ------------------------------------------------------------------------------
 
+NORMALISED = {"multi_objective_aggregation": "normalize_then_sum"}
+PAPER = {"loss_type": "cispo", "epsilon_high": 5.0, "scale_rewards": "none"}  # RLME's
 # Trinity-RFT's runs (arXiv 2505.17826, section 3.4.2): 36 steps of 96 prompts x 8, lr 1e-5.
 TRINITY = {"max_steps": 36, "learning_rate": 1e-5, "lr_scheduler_type": "constant", "beta": 1e-3}
 # arXiv 2602.07594, but for its dual clip: 1,000 steps of 128 x 8 answers.
@@ -388,81 +366,63 @@ EXPERIMENTS = {
     ),
     "variants": _experiment(
         "From one base, on the same prompts: what does each variant make of it, at what cost?",
-        {
-            "plain": PLAIN,
-            "diversity": _arm("plain and diversity"),
-            "judge": _judged(1, 1, 1),
-            "self-verification": _verified("mixed"),
-            "P(Yes), no labels": _asked(changes=PAPER),
-        },
+        {"plain": PLAIN,
+         "diversity": _arm("plain and diversity"),
+         "judge": _judged(1, 1, 1),
+         "self-verification": _verified("mixed"),
+         "P(Yes), no labels": _asked(changes=PAPER)},
         sizes=_small(max_steps=80), evaluations=8,
         curves=("eval/pass@1", "eval/pass@8", "entropy", "eval/mean_length"),
     ),
     "diversity": _experiment(
         "Does a reward for being unlike the group keep ways of answering alive, and at what cost?",
-        {
-            "plain": PLAIN,
-            "diversity": _arm("plain and diversity"),
-            "only correct": _arm("plain and diversity", only_correct=True),
-            "normalised first": _arm(
-                "plain and diversity", {"multi_objective_aggregation": "normalize_then_sum"}
-            ),
-        },
+        {"plain": PLAIN,
+         "diversity": _arm("plain and diversity"),
+         "only correct": _arm("plain and diversity", only_correct=True),
+         "normalised first": _arm("plain and diversity", NORMALISED)},
         lambda t: diversity_of(t.policy, t.task, load_embedder(t.profile.embedder), t.config),
         sizes={**_small(max_steps=80), "paper": TRINITY},
     ),
     "judge": _experiment(
         "Does a judge's score help, what does a policy do to a judge that it is left alone with, "
         "and what prevents that?",
-        {
-            "plain": PLAIN,
-            "judge added": _judged(1, 1, 1),
-            "judge x 8": _judged(1, 1, 8),
-            "judge only": _judged(0, 0, 1),
-            "only correct": _judged(0, 0, 1, only_correct=True),
-            "two judges": _arm("plain, judge, P(Yes)", {"reward_weights": (0, 0, 1, 1)}),
-            "KL": _judged(0, 0, 1, beta=1.0),
-        },
-        quality_of,
-        sizes={**_small(max_steps=80), "paper": TRINITY},
+        {"plain": PLAIN,
+         "judge added": _judged(1, 1, 1),
+         "judge x 8": _judged(1, 1, 8),
+         "judge only": _judged(0, 0, 1),
+         "only correct": _judged(0, 0, 1, only_correct=True),
+         "two judges": _arm("plain, judge, P(Yes)", {"reward_weights": (0, 0, 1, 1)}),
+         "KL": _judged(0, 0, 1, beta=1.0)},
+        quality_of, sizes={**_small(max_steps=80), "paper": TRINITY},
         curves=("rewards/quality_judge_reward/mean", "rewards/accuracy_reward/mean",
                 "eval/pass@1", "completions/mean_length"),
     ),
     "verification": _experiment(
         "Does learning to verify teach to answer, learning to answer to verify, and what is each "
         "stage of the post-processing for? All arms generate as many tokens.",
-        {
-            **{strategy: _verified(strategy) for strategy in
-               ("generate", "self-verify", "mixed", "verify-init", "verify-alter")},
-            "mixed, unfiltered": _verified("mixed", unfiltered),
-            "mixed, undiversified": _verified("mixed", undiversified),
-            "mixed, unbalanced": _verified("mixed", unbalanced),
-        },
-        self_verified,
-        sizes={
-            "smoke": {"max_generated_tokens": 2_000},
-            **_small(max_steps=200, max_generated_tokens=130_000),
-            "paper": SELF_VERIFICATION,
-        },
-        changes={"num_generations_eval": 4}, evaluations=20, x="num_generated_tokens",
+        {**{strategy: _verified(strategy) for strategy in
+            ("generate", "self-verify", "mixed", "verify-init", "verify-alter")},
+         "mixed, unfiltered": _verified("mixed", unfiltered),
+         "mixed, undiversified": _verified("mixed", undiversified),
+         "mixed, unbalanced": _verified("mixed", unbalanced)},
+        self_verified, watch=watch_verdicts, x="num_generated_tokens",
+        sizes={"smoke": {"max_generated_tokens": 2_000}, "paper": SELF_VERIFICATION,
+               **_small(max_steps=200, max_generated_tokens=130_000)},
+        changes={"num_generations_eval": 4}, evaluations=20,
         curves=("eval/pass@1", "verdicts/accuracy", "verdicts/yes_rate", "eval/mean_length"),
-        watch=watch_verdicts,
     ),
     "meta": _experiment(
         "Can P(Yes) stand in for labels, what becomes of that in a long run, and what prevents it?",
-        {
-            "labels": PLAIN,
-            "paper": _asked(changes=PAPER),
-            "our defaults": _asked(),
-            "truth 1 %": _asked(truth_fraction=0.01),
-            "truth 10 %": _asked(truth_fraction=0.1),
-            "ensemble": _asked(evaluators="_ensemble"),
-            "other question": _asked(STEPS_QUESTION),
-        },
-        lambda t: overrated(t) | without_labels(t.run),
+        {"labels": PLAIN,
+         "paper": _asked(changes=PAPER),
+         "our defaults": _asked(),
+         "truth 1 %": _asked(truth_fraction=0.01),
+         "truth 10 %": _asked(truth_fraction=0.1),
+         "ensemble": _asked(evaluators="_ensemble"),
+         "other question": _asked(STEPS_QUESTION)},
+        lambda t: overrated(t) | without_labels(t.run), watch=few_labels,
         sizes=_small(max_steps=120), changes={"num_generations_eval": 4}, evaluations=10,
         curves=("meta/p_yes", "eval/pass@1"),
-        watch=few_labels,
     ),
     "engines": _experiment(
         "Does TRL's trainer, given the same config, learn as much as the kit's?",
@@ -472,33 +432,25 @@ EXPERIMENTS = {
     ),
     "published": _experiment(
         "Does plain GRPO do for a real model what other codes print of it?",
-        {
-            "0.5B": _real("Qwen2.5-0.5B-Instruct", **TWENTY_STEPS),
-            "0.5B, LoRA": _real("Qwen2.5-0.5B-Instruct", 32, **TWO_EPOCHS),
-            "1.5B, LoRA": _real("Qwen2.5-1.5B-Instruct", 32, **TWO_EPOCHS),
-            "Qwen3 0.6B, MATH": _real("Qwen3-0.6B-Base", task="competition_math", **ONE_PROBLEM),
-        },
-        examined,
-        changes={"lr_scheduler_type": "constant", "eval_prompts": 200}, evaluations=4,
+        {"0.5B": _real("Qwen2.5-0.5B-Instruct", **TWENTY_STEPS),
+         "0.5B, LoRA": _real("Qwen2.5-0.5B-Instruct", 32, **TWO_EPOCHS),
+         "1.5B, LoRA": _real("Qwen2.5-1.5B-Instruct", 32, **TWO_EPOCHS),
+         "Qwen3 0.6B, MATH": _real("Qwen3-0.6B-Base", task="competition_math", **ONE_PROBLEM)},
+        examined, changes={"lr_scheduler_type": "constant", "eval_prompts": 200}, evaluations=4,
     ),
     "flow": _experiment(
         "Does training a planner in the flow raise success, and does it need the advantage of "
         "trajectories, the reward at every turn, and play of its own?",
-        {
-            "trajectory": _played(),
-            "per turn": _played(per="turn"),
-            "final turn only": _played(credit="final"),
-            "offline traces": _played(OfflineTraces),
-        },
+        {"trajectory": _played(),
+         "per turn": _played(per="turn"),
+         "final turn only": _played(credit="final"),
+         "offline traces": _played(OfflineTraces)},
         partial(_gained, success="eval/pass@1", turns="eval/turns", tool_errors="eval/tool_errors"),
-        sizes={
-            "smoke": {"max_completion_length": 48},
-            **_small(max_steps=24, learning_rate=3e-4, max_completion_length=48),
-            "paper": AGENTFLOW,
-        },
-        changes={"loss_type": "grpo", "eval_prompts": 0}, evaluations=3, task=tool_questions,
+        watch=watch_episodes, show=episodes_to_read, task=tool_questions,
+        sizes={"smoke": {"max_completion_length": 48}, "paper": AGENTFLOW,
+               **_small(max_steps=24, learning_rate=3e-4, max_completion_length=48)},
+        changes={"loss_type": "grpo", "eval_prompts": 0}, evaluations=3,
         curves=("reward", "eval/pass@1", "eval/turns", "eval/tool_errors"),
-        watch=watch_episodes, show=episodes_to_read,
     ),
 }  # fmt: skip
 

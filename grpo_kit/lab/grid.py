@@ -1,8 +1,7 @@
-"""The runs of an experiment: arms times seeds, several at a time, each made once.
+"""The runs of an experiment: arms times seeds, from the same weights, on the same prompts.
 
-Every arm is trained from the same weights with the same seeds, hence on the same prompts in the
-same order. A finished run is a file (see `records`), made again only if its config has changed; a
-killed run goes on from its last checkpoint.
+A finished run is a file (see `records`), made again only if its config has changed; a killed run
+goes on from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import json
-import math
 import os
 import re
 import shutil
@@ -32,11 +29,9 @@ from grpo_kit.lab.records import Record, fingerprint, path_of, read, rounded, sl
 from grpo_kit.models import Policy
 from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
 from grpo_kit.profiles import Profile
-from grpo_kit.runs import CHECKPOINT, HISTORY, Run
+from grpo_kit.runs import CHECKPOINT, Run
 from grpo_kit.tasks import Task
 from grpo_kit.training import train
-
-WORK = Path("runs/grid")  # checkpoints and logs of runs under way
 
 
 @dataclass(frozen=True)
@@ -84,8 +79,8 @@ class Experiment:
         config = dataclasses.replace(profile.config, **self.sizes.get(profile.name, {}))
         if self.x == "num_generated_tokens" and config.max_generated_tokens is None:
             raise ValueError(
-                "this experiment compares arms at the same number of generated tokens, and has no "
-                f"such number for profile {profile.name!r}: choose another profile, or give "
+                "this experiment compares arms at equal numbers of generated tokens and has no "
+                f"such number for profile {profile.name!r}: choose another, or give "
                 "max_generated_tokens in its sizes."
             )
         every = max(1, config.max_steps // self.evaluations)
@@ -96,10 +91,8 @@ class Experiment:
         """`profile` with the arm's policy and task. Raises ValueError for a real model on a CPU."""
         changes = self.arms[arm].profile
         if "policy" in changes and profile.device == "cpu":
-            raise ValueError(
-                f"arm {arm!r} trains {changes['policy']}, which wants a GPU: choose --profile "
-                "colab (16 GB) or paper (80 GB)."
-            )
+            message = f"arm {arm!r} trains {changes['policy']}, which wants a GPU"
+            raise ValueError(f"{message}: choose --profile colab (16 GB) or paper (80 GB).")
         return dataclasses.replace(profile, **changes)
 
     def identity(self, profile: Profile, arm: str) -> dict:
@@ -126,12 +119,10 @@ def shipped_files(folder: str) -> str | None:
 
 
 def outdated(record: Record, experiment: Experiment, profile: Profile) -> str:
-    """How this version's run would differ from the record, in a sentence; empty if it would not.
-
-    A setting that the record does not know yet has no effect at its default.
-    """
+    """How this version's run would differ from the record, in a sentence; empty if it would not."""
     if record.arm not in experiment.arms:
         return f"there is no arm {record.arm!r} any more."
+    # a setting that the record does not know yet has no effect at its default
     known = dataclasses.asdict(GRPOConfig()) | record.config
     differences = [
         f"{key} {known.get(key)!r} there, {value!r} here"
@@ -171,27 +162,17 @@ class Job:
         place = self.work / self.profile.name / self.name / slug(self.arm)
         return place / f"seed-{self.seed}-{config_hash[:6]}"
 
-    def progress(self) -> float:
-        """The share of the run that is behind it, 0 to 1."""
-        try:
-            row = json.loads((self.folder / HISTORY).read_text().splitlines()[-1])
-        except (OSError, ValueError, IndexError):  # not begun, or in the middle of a line
-            return 0.0
-        config = self.experiment.config(self.profile, self.arm)
-        tokens = config.max_generated_tokens or math.inf
-        return min(1.0, max(row["num_generated_tokens"] / tokens, row["step"] / config.max_steps))
-
     def is_finished(self) -> bool:
         """Whether the file holds this run; prints why not, where there is a file."""
-        if not self.path.exists():
-            return False
+        why = ""
         try:
-            why = outdated(read(self.path), self.experiment, self.profile)
+            if self.path.exists():
+                why = outdated(read(self.path), self.experiment, self.profile)
         except ValueError as error:
             why = str(error)
         if why:
             print(f"{self.path}: {why} The run is made again.", flush=True)
-        return not why
+        return self.path.exists() and not why
 
     def run(self) -> None:
         """Make the run, or go on with a killed one; write its record and delete its checkpoints.
@@ -285,23 +266,15 @@ def _check_given(what: str, given: Sequence) -> None:
 
 
 def run_grid(
-    name: str,
-    experiment: Experiment,
-    profile: Profile,
-    seeds: Sequence[int],
-    *,
-    results: str | Path | None = None,
-    work: str | Path = WORK,
-    arms: Sequence[str] | None = None,
-    processes: int = 1,
-    command: Sequence[str] = (),
-) -> list[Record]:
+    name: str, experiment: Experiment, profile: Profile, seeds: Sequence[int], *,
+    results: str | Path | None = None, work: str | Path = "runs/grid",
+    arms: Sequence[str] | None = None, processes: int = 1, command: Sequence[str] = (),
+) -> list[Record]:  # fmt: skip
     """Make the runs that are missing among `arms` times `seeds`; return the records of all.
 
-    With several processes each run is one: `command` with `--arm`, `--seeds` and `--processes 1`,
-    its output in `log.txt` of the run's folder. A run that fails does not stop the others.
-
-    Raises ValueError for wrong seeds or arms; RuntimeError, naming them, where runs have failed.
+    `work` keeps checkpoints and logs. With several processes each run is one: `command` with
+    `--arm`, `--seeds` and `--processes 1`. A run that fails does not stop the others. Raises
+    ValueError for wrong seeds or arms; RuntimeError, naming them, where runs have failed.
     """
     arms = list(experiment.arms) if arms is None else list(arms)
     if unknown := [arm for arm in arms if arm not in experiment.arms]:
@@ -342,46 +315,36 @@ def _run_here(name: str, jobs: list[Job]) -> list[str]:
 
 
 def _run_processes(name: str, jobs: list[Job], processes: int, command: Sequence[str]) -> list[str]:
-    """Run `command` for each job, `processes` at a time; return a sentence for each that failed.
-
-    Whatever ends this function, SIGTERM too, ends the processes.
-    """
-    share = "{percentage:3.0f}% |{bar}| {desc} [{elapsed}<{remaining}]"
-    begun = sum(job.progress() for job in jobs)  # of runs that were killed
-    bar = tqdm(total=len(jobs), initial=begun, bar_format=share, file=sys.stdout, mininterval=1)
+    """Run `command` for each job, `processes` at a time; return a sentence for each that failed."""
+    env = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
+    bar = tqdm(total=len(jobs), desc=name, unit="run", file=sys.stdout)
     waiting, running, failed, terminated = jobs[::-1], {}, [], []
-    # only noted: an exception within `Popen` would leave a process that nobody ends
+    # whatever ends this function ends the processes; SIGTERM is only noted, as an exception within
+    # `Popen` would leave one behind
     before = signal.signal(signal.SIGTERM, lambda number, frame: terminated.append(number))
     try:
         while (waiting or running) and not terminated:
             while waiting and len(running) < processes:
-                running[waiting[-1]] = _start(waiting.pop(), command)
+                job = waiting.pop()
+                job.folder.mkdir(parents=True, exist_ok=True)
+                options = ["--arm", job.arm, "--seeds", str(job.seed), "--processes", "1"]
+                with open(job.folder / "log.txt", "a") as log:
+                    output = {"stdout": log, "stderr": subprocess.STDOUT}
+                    running[job] = subprocess.Popen([*command, *options], env=env, **output)
             time.sleep(0.2)
             for job in [job for job, process in running.items() if process.poll() is not None]:
+                bar.update()
                 if code := running.pop(job).returncode:
                     log = job.folder / "log.txt"
-                    lines = re.split(r"[\r\n]+", log.read_text(errors="replace").strip())
-                    failed.append(f"{job}: {lines[-1].strip()} (exit code {code}, {log})")
-            left = [*waiting, *running]
-            bar.set_description_str(f"{name}: {len(jobs) - len(left)} of {len(jobs)} runs", False)
-            bar.update(max(0.0, len(jobs) - sum(1 - job.progress() for job in left) - bar.n))
+                    last = re.split(r"[\r\n]+", log.read_text(errors="replace").strip())[-1]
+                    failed.append(f"{job}: {last.strip()} (exit code {code}, {log})")
     finally:
+        bar.close()
         for process in running.values():
             process.terminate()
         for process in running.values():
             process.wait()
-        bar.close()
         signal.signal(signal.SIGTERM, before)
     if terminated:
         sys.exit(128 + terminated[0])
     return failed
-
-
-def _start(job: Job, command: Sequence[str]) -> subprocess.Popen:
-    environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
-    job.folder.mkdir(parents=True, exist_ok=True)
-    options = ["--arm", job.arm, "--seeds", str(job.seed), "--processes", "1"]
-    with open(job.folder / "log.txt", "a") as log:
-        return subprocess.Popen(
-            [*command, *options], stdout=log, stderr=subprocess.STDOUT, env=environment
-        )

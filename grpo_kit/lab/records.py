@@ -172,10 +172,7 @@ def read(path: str | Path) -> Record:
 def load(
     results: str | Path | None = None, profile: str = "*", experiment: str = "*"
 ) -> tuple[list[Record], list[str]]:
-    """All records under a folder, by default the reported ones, and why other files are left out.
-
-    A sentence names each file that cannot be used.
-    """
+    """All records under a folder, by default the reported ones, and a sentence on each bad file."""
     records, problems = [], []
     results = Path(results or results_dir())
     for path in sorted(results.glob(f"{profile}/{experiment}/*/seed-*.json")):

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from datasets import Dataset
+
 from grpo_kit.config import GRPOConfig
 from grpo_kit.flow.roles import read_action
 from grpo_kit.models import Policy, frozen_copy
@@ -37,7 +39,6 @@ ROWS = {"train": 2000, "test": 256}
 
 
 def _verify_row(rng: random.Random, split: str) -> dict:
-    """Is a proposed answer right? Half of them are."""
     problem = make_problem(rng, rng.choice(S.DIFFICULTIES), split)
     message = S.sample_verify(problem, rng)[0]
     right = f"Proposed answer: {problem.answer}\n" in message["content"]
@@ -48,21 +49,18 @@ def _plan_row(rng: random.Random, split: str) -> dict:
     """A tool question in the middle of an episode; `answer` is the right step, joined by `|`."""
     question = make_tool_question(rng, split)
     memory = S.sample_memory(question, rng)
-    if question.next_step(memory) is None:
-        memory = []
+    memory = [] if question.next_step(memory) is None else memory
     content = S.plan_prompt(question.text, S.memory_text(memory))
     step = S.step_text(question.next_step(memory))
     return {"prompt": [{"role": "user", "content": content}], "answer": "|".join(step)}
 
 
-def task_of(skill: str, make_row: Callable[[random.Random, str], dict], seed: int = 0) -> Task:
-    """Rows made by `make_row(rng, split)`."""
-    from datasets import Dataset
-
+def task_of(skill: str) -> Task:
+    """Rows of a skill in `ROW_MAKERS`."""
     splits = {}
     for split, n in ROWS.items():
-        rng = random.Random(f"{skill}-{split}-{seed}")
-        splits[split] = Dataset.from_list([make_row(rng, split) for _ in range(n)])
+        rng = random.Random(f"{skill}-{split}-0")
+        splits[split] = Dataset.from_list([ROW_MAKERS[skill](rng, split) for _ in range(n)])
     return Task(skill, **splits)
 
 
@@ -92,12 +90,7 @@ SKILLS: dict[str, Callable[[Policy], list[Callable]]] = {  # -> rewards of its r
 
 
 def run_skills(
-    profile: Profile,
-    config: GRPOConfig,
-    output_dir: str | Path,
-    *,
-    names: Sequence[str] = tuple(SKILLS),
-    seed: int = 0,
+    profile: Profile, config: GRPOConfig, output_dir: str | Path, names: Sequence[str] = (*SKILLS,)
 ) -> dict:
     """One GRPO run per skill from `profile`'s policy; writes `skills.json` and `skills.md`.
 
@@ -110,12 +103,12 @@ def run_skills(
     result: dict = {}
     for name in names:
         print(name, flush=True)
-        task = task_of(name, ROW_MAKERS[name]) if name in ROW_MAKERS else profile.load_task()
+        task = task_of(name) if name in ROW_MAKERS else profile.load_task()
         correct = plan_reward if name == "plan" else accuracy_reward
         policy = profile.load_policy()
         before = evaluate(policy, task.test, config, correct=correct)
         rewards, run_config = SKILLS[name](policy), dataclasses.replace(config, eval_prompts=0)
-        run = train(policy, task, rewards, run_config, output_dir=output_dir / name, seed=seed)
+        run = train(policy, task, rewards, run_config, output_dir=output_dir / name, seed=0)
         after = evaluate(policy, task.test, config, correct=correct)
         result[name] = {"before": before, "after": after, "reward": run.series("reward")[1]}
         # after each, since a judge that cannot be read ends its run with an error
@@ -126,15 +119,13 @@ def run_skills(
 
 def skills_text(result: dict) -> str:
     """Before and after of each skill, as a Markdown table; rewards of the first and last tenth."""
-    lines = [
-        "| skill | pass@1 before | after | greedy before | after | reward first | last |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    text = "| skill | pass@1 before | after | greedy before | after | reward first | last |\n"
+    text += "|---|---|---|---|---|---|---|\n"
     for name, row in result.items():
         metrics = ("eval/pass@1", "eval/greedy")
         cells = [f"{row[when][metric]:.3f}" for metric in metrics for when in ("before", "after")]
         tenth = max(1, len(row["reward"]) // 10)
         for part in (row["reward"][:tenth], row["reward"][-tenth:]):
             cells.append(f"{fmean(part):.3f}" if part else "none")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        text += f"| {name} | {' | '.join(cells)} |\n"
+    return text

@@ -7,7 +7,6 @@ them, or renaming a function that is named in the options, makes its runs outdat
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import random
 from collections import Counter
@@ -45,6 +44,7 @@ from grpo_kit.runs import Run
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.tiny.card import texts_of
+from grpo_kit.tiny.pretrain import warm_up_more
 from grpo_kit.tiny.problems import solution_style
 from grpo_kit.training import evaluate
 
@@ -76,7 +76,6 @@ def answers_to_read(t: Trained) -> list[dict]:
 
 
 def _gained(t: Trained, **metrics: str) -> dict[str, float]:
-    """How much the run changed each held-out metric, as `gained/<name>`."""
     first, last = t.run.history[0], t.run.history[-1]
     return {f"gained/{name}": last[metric] - first[metric] for name, metric in metrics.items()}
 
@@ -205,35 +204,26 @@ def _meta_evaluation(
 ) -> MetaEvaluationReward:
     """Shown a truth, the evaluator reads it; the tiny world's needs `read_truth` to compare it."""
     tiny, chosen = profile.judge == "tiny", [frozen_copy(policy)]
-    if evaluators == "_ensemble":
-        chosen += _other_tiny_models(profile) if tiny else [policy]
+    if evaluators == "_ensemble" and tiny:  # three models of the tiny world
+        chosen += [warm_up_more(profile.load_policy(), seed) for seed in (1, 2)]
+    elif evaluators == "_ensemble":
+        chosen.append(policy)
     reader = read_truth if tiny else None
     return MetaEvaluationReward(chosen, question, truth_reader=reader, **options)
 
 
-@functools.cache
-def _other_tiny_models(profile: Profile) -> list[Policy]:
-    from grpo_kit.tiny.pretrain import warm_up_more
-
-    base = profile.load_policy()
-    return [warm_up_more(base, seed) for seed in (1, 2)]
-
-
-Items = Sequence[verification.VerificationItem]
-
-
 # The names of the next three functions are hashed.
-def unfiltered(items: Items, seed: int, n: int) -> Items:
+def unfiltered(items: Sequence, seed: int, n: int) -> list:
     """`post_process` without `filter_queries`: also wrong answers to queries never answered."""
     return verification.balance(*verification.diversify(items, seed), n, seed)
 
 
-def undiversified(items: Items, seed: int, n: int) -> Items:
+def undiversified(items: Sequence, seed: int, n: int) -> list:
     """`post_process` without `diversify`: all answers to a mixed query may come in."""
     return verification.balance(verification.filter_queries(items, seed), [], n, seed)
 
 
-def unbalanced(items: Items, seed: int, n: int) -> Items:
+def unbalanced(items: Sequence, seed: int, n: int) -> list:
     """`post_process` without `balance`: right and wrong as often as they come."""
     chosen, filler = verification.diversify(verification.filter_queries(items, seed), seed)
     pool = chosen + filler
@@ -290,8 +280,6 @@ def episodes_to_read(t: Trained) -> list[dict]:
     return [_to_read(e.row, f"{e.memory}\n{e.output}", e.reward == 1) for e in episodes]
 
 
-# --- real models ----------------------------------------------------------------------------------
-
 REVISIONS = {  # commits on the Hub
     "Qwen2.5-0.5B-Instruct": "7ae557604adf67be50417f59c2c2f167def9a775",
     "Qwen2.5-1.5B-Instruct": "989aa7980e4cf806f80c7fef2b1adb7bc71aa306",
@@ -316,8 +304,6 @@ def examined(t: Trained, *, max_new_tokens: int = 2048) -> dict[str, float]:
     gained = {f"gained/{name}": after[name] - before[name] for name in ("strict", "lenient")}
     return {f"exam/{name}": value for name, value in after.items()} | gained
 
-
-# --- the experiments ------------------------------------------------------------------------------
 
 NORMALISED = {"multi_objective_aggregation": "normalize_then_sum"}
 PAPER = {"loss_type": "cispo", "epsilon_high": 5.0, "scale_rewards": "none"}  # RLME's

@@ -79,9 +79,8 @@ class Experiment:
         config = dataclasses.replace(profile.config, **self.sizes.get(profile.name, {}))
         if self.x == "num_generated_tokens" and config.max_generated_tokens is None:
             raise ValueError(
-                "this experiment compares arms at equal numbers of generated tokens and has no "
-                f"such number for profile {profile.name!r}: choose another, or give "
-                "max_generated_tokens in its sizes."
+                "this experiment compares arms at one number of generated tokens and has no such "
+                f"number for profile {profile.name!r}: give max_generated_tokens in its sizes."
             )
         every = max(1, config.max_steps // self.evaluations)
         config = dataclasses.replace(config, **{"eval_steps": every, **self.changes})
@@ -132,9 +131,6 @@ def outdated(record: Record, experiment: Experiment, profile: Profile) -> str:
     return f"it is of another config ({', '.join(differences)})." if differences else ""
 
 
-# --- one run --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Job:
     """A run to be made of the experiment called `name`."""
@@ -152,7 +148,6 @@ class Job:
 
     @property
     def path(self) -> Path:
-        """The file of the finished run."""
         return path_of(self.results, self.profile.name, self.name, self.arm, self.seed)
 
     @functools.cached_property
@@ -164,15 +159,15 @@ class Job:
 
     def is_finished(self) -> bool:
         """Whether the file holds this run; prints why not, where there is a file."""
-        why = ""
+        if not self.path.exists():
+            return False
         try:
-            if self.path.exists():
-                why = outdated(read(self.path), self.experiment, self.profile)
+            why = outdated(read(self.path), self.experiment, self.profile)
         except ValueError as error:
             why = str(error)
         if why:
             print(f"{self.path}: {why} The run is made again.", flush=True)
-        return self.path.exists() and not why
+        return not why
 
     def run(self) -> None:
         """Make the run, or go on with a killed one; write its record and delete its checkpoints.
@@ -183,9 +178,8 @@ class Job:
         try:
             lock = FileLock(self.folder / "lock").acquire(timeout=0)
         except Timeout:
-            raise RuntimeError(
-                f"another process is making the run in {self.folder}: wait for it, or end it."
-            ) from None
+            message = f"another process is making the run in {self.folder}: wait for it, or end it."
+            raise RuntimeError(message) from None
         with lock:
             origin = where_it_ran(self.profile.device)
             origin["commit"] = _commits(self.folder / "commits.txt", origin["commit"])
@@ -226,9 +220,6 @@ def _commits(file: Path, now: str) -> str:
     commits = list(dict.fromkeys([*before, *now.split()]))
     write_atomic(file, "\n".join(commits))
     return ", ".join(commits)
-
-
-# --- the grid -------------------------------------------------------------------------------------
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -25,10 +25,7 @@ Expects = str | Mapping[str, float]
 
 
 def interval(values: Sequence[float]) -> dict[str, float]:
-    """Median, and `low` and `high` of its 95 % percentile-bootstrap interval; n, the sample size.
-
-    low and high are NaN for one value. Raises ValueError for none.
-    """
+    """Median, `low` and `high` of its 95 % percentile-bootstrap interval (NaN for one value), n."""
     if not len(values):
         raise ValueError("there is no value to summarise; give at least one.")
     values = np.asarray(values, dtype=float)
@@ -112,8 +109,7 @@ def _t_tests(values: np.ndarray, low, high) -> tuple[np.ndarray, np.ndarray]:
 def holm(p_values: Sequence[float]) -> np.ndarray:
     """Holm's adjusted p-values (..., m): the k-th smallest times m - k + 1, rising, at most 1.
 
-    Calling true the claims of at most alpha errs with a chance of at most alpha, however the claims
-    depend on each other. Source: Holm 1979.
+    They hold however the claims depend on each other. Source: Holm 1979.
     """
     p = np.asarray(p_values, dtype=float)
     order = np.argsort(p, axis=-1)
@@ -182,8 +178,7 @@ def _decide(values: Sequence[float], bounds: list[float], p: list[float], claims
 def power(effect: float, n: int = 5, claims: int = 1, grids: int = 1000, seed: int = 0) -> float:
     """The chance that `judge` calls the only true claim of `claims` reproduced: a metric "rises".
 
-    `effect`: the mean in standard deviations over `n` seeds. From `grids` simulated tables: ± 0.03
-    for 1,000.
+    `effect`: the mean in standard deviations over `n` seeds. ± 0.03 for 1,000 simulated `grids`.
     """
     if n < MIN_SEEDS:
         return 0.0

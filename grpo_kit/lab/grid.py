@@ -79,8 +79,8 @@ class Experiment:
         config = dataclasses.replace(profile.config, **self.sizes.get(profile.name, {}))
         if self.x == "num_generated_tokens" and config.max_generated_tokens is None:
             raise ValueError(
-                "arms are compared at the same number of generated tokens, and the sizes have no such "
-                f"number for profile {profile.name!r} (max_generated_tokens): choose another profile."
+                "arms are compared at one number of generated tokens, and there is no such number "
+                f"for profile {profile.name!r} (max_generated_tokens): choose another profile."
             )
         every = max(1, config.max_steps // self.evaluations)
         config = dataclasses.replace(config, **{"eval_steps": every, **self.changes})

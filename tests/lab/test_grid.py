@@ -173,7 +173,6 @@ def test_wrong_arms_and_a_missing_budget_are_named(made):
     for options, sentence in (
         ({"arms": ["prime"]}, "no arm 'prime': choose among even, odd, held"),
         ({"arms": ["even", "even"]}, "arms overlap: 'even' is given twice"),
-        ({"seeds": []}, "there are no seeds"),
         ({"seeds": [0, 0]}, "seeds overlap"),
         ({"experiment": budget}, "no such number for profile 'smoke'"),
         ({"experiment": alike, "arms": None}, "folders of arms overlap: 'truth-1' is given twice"),

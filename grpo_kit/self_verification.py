@@ -20,10 +20,17 @@ import torch
 from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import reply
 from grpo_kit.models import Policy
-from grpo_kit.rewards import accuracy_reward, completion_text, extract_answer, question_text
+from grpo_kit.rewards import (
+    VerificationReward,
+    accuracy_reward,
+    completion_text,
+    extract_answer,
+    parse_verdict,
+    question_text,
+    verdict_stats,
+)
 from grpo_kit.rewards.judge.texts import fenced
 from grpo_kit.rewards.scoring import check_columns, reward_name
-from grpo_kit.rewards.verdict import VerificationReward, parse_verdict, verdict_stats
 from grpo_kit.training import Batch, PromptBatches
 
 logger = logging.getLogger(__name__)

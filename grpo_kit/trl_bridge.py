@@ -68,8 +68,8 @@ PATIENCE = timedelta(hours=2)  # that processes wait for the one that evaluates,
 def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrides: Any):
     """TRL's `GRPOConfig` that means the same; `overrides` are other fields of it.
 
-    `processes` share the batch, so that their number changes nothing that is learnt. Raises
-    ValueError, naming the field, for what TRL cannot do, and for overrides of what `config` decides.
+    `processes` share the batch: their number changes nothing that is learnt. Raises ValueError,
+    naming the field, for what TRL cannot do, and for overrides of what `config` decides.
     """
     if taken := sorted(OWNED & set(overrides)):
         raise ValueError(
@@ -321,7 +321,7 @@ class _Trainer(trl.GRPOTrainer):
         return super().train(resume_from_checkpoint=str(last), **keywords)
 
     def _get_train_sampler(self, dataset=None):
-        """TRL's sampler draws each epoch's order from one generator, which a resumed run restarts."""
+        """TRL draws each epoch's order from one generator, which a resumed run restarts."""
         sampler = super()._get_train_sampler(dataset)
         for _ in range(self._epochs_behind):
             torch.randperm(sampler.num_samples, generator=sampler.generator)

@@ -18,7 +18,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -164,8 +164,7 @@ def grpo_trainer(
     It evaluates as the kit does and writes the same files into its `output_dir`. `overrides` are
     fields of TRL's config, `output_dir` and `seed` among them; `measure` is `train`'s.
 
-    Raises ValueError where policy, task, rewards and config do not fit together or TRL lacks a
-    field.
+    Raises ValueError where these do not fit together or TRL lacks a field.
     """
     processes = join(policy.device.type)
     args = trl_config(config, policy, processes, **overrides)
@@ -177,16 +176,14 @@ def grpo_trainer(
             "different ones a step: lower generation_batch_size, or give more rows."
         )
     start = run_start(policy, f"TRL {trl.__version__}", prompts)
+    rewards = [whole_groups(r) if hasattr(r, "num_generations") else finite(r) for r in rewards]
     for module in policy.model.modules():  # a number, which TRL's `disable_dropout` does not reach
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0
     with _as_reference(policy, Path(args.output_dir)) if args.beta else nullcontext():
         trainer = _Trainer(
             model=policy.model,
-            reward_funcs=[
-                whole_groups(reward) if hasattr(reward, "num_generations") else finite(reward)
-                for reward in rewards
-            ],
+            reward_funcs=rewards,
             args=args,
             train_dataset=task.train,
             processing_class=policy.tokenizer,
@@ -223,30 +220,31 @@ def train(
         **{"output_dir": str(output_dir), "seed": seed, **overrides},
     )  # fmt: skip
     last = last_checkpoint(output_dir) if resume else None
-    several = PartialState().num_processes > 1
-    try:
-        with _say_when_ended(output_dir) if several else nullcontext():
-            trainer.train(resume_from_checkpoint=last and str(last))
-    except RuntimeError as error:
-        if several and any(word in str(error) for word in ("peer", "gloo", "NCCL")):
-            why = str(error).splitlines()[0][:120]
-            raise RuntimeError(_ended(output_dir, f" ({why})")) from None
-        raise
+    with _say_when_another_ends(output_dir) if PartialState().num_processes > 1 else nullcontext():
+        trainer.train(resume_from_checkpoint=last and str(last))
     PartialState().wait_for_everyone()  # the first process writes what all of them read
     run = json.loads((output_dir / RUN).read_text())
     return Run(output_dir, config, seed, run["history"], run["start"])
 
 
 @contextmanager
-def _say_when_ended(output_dir: Path) -> Iterator[None]:
-    """A launcher ends all processes where one has failed: say so, and how to go on."""
+def _say_when_another_ends(output_dir: Path) -> Iterator[None]:
+    """Where one process fails, its launcher ends the others: say so, and how to go on."""
 
-    def end(*_: object) -> None:
-        raise RuntimeError(_ended(output_dir))
+    def end(why: str = "") -> None:
+        last = last_checkpoint(output_dir)
+        how = f"resume, from {last.name}" if last else "start again, there is no checkpoint yet"
+        raise RuntimeError(
+            f"another process of this run has ended, so this one stops{why}: {how} in {output_dir}."
+        ) from None
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, lambda *_: end())
     try:
         yield
+    except RuntimeError as error:
+        if any(word in str(error) for word in ("peer", "gloo", "NCCL")):
+            end(f" ({str(error).splitlines()[0][:120]})")
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -258,22 +256,14 @@ def last_checkpoint(output_dir: str | Path) -> Path | None:
         return int(path.name.split("-")[-1])
 
     for path in sorted(Path(output_dir).glob("checkpoint-*"), key=step, reverse=True):
-        try:
+        with suppress(OSError, ValueError, KeyError):
             if _state_of(path)["global_step"] == step(path):
                 return path  # it is written last
-        except (OSError, ValueError, KeyError):
-            continue
     return None
 
 
 def _state_of(checkpoint: Path) -> dict:
     return json.loads((checkpoint / "trainer_state.json").read_text())
-
-
-def _ended(output_dir: Path, why: str = "") -> str:
-    last = last_checkpoint(output_dir)
-    how = f"resume, from {last.name}" if last else "start again, there is no checkpoint yet"
-    return f"another process of this run has ended, so this one stops{why}: {how} in {output_dir}."
 
 
 @contextmanager

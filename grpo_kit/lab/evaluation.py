@@ -40,13 +40,13 @@ GRADES = {"word_problems": grade_number, "gsm8k": grade_number,
 
 def load_test_set(name: str, folder: Path | None = None) -> Sequence[dict]:
     """Rows of word_problems, gsm8k or math500, from a folder or the Hub; ValueError for others."""
-    source = [folder] if folder else []
     if name == "word_problems" and folder:
         raise ValueError(f"the word problems come with the kit: leave out --data {folder}.")
-    if name == "math500":
-        return math500(*source)
-    if name in ("word_problems", "gsm8k"):
-        return (word_problems() if name == "word_problems" else gsm8k(*source)).test
+    if name == "word_problems":
+        return word_problems().test
+    source = [folder] if folder else []
+    if name in ("gsm8k", "math500"):
+        return gsm8k(*source).test if name == "gsm8k" else math500(*source)
     raise ValueError(f"unknown task {name!r}: choose one of word_problems, gsm8k, math500.")
 
 

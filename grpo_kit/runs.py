@@ -66,10 +66,8 @@ class RunFiles:
         write_atomic(self.folder / HISTORY, rows)
 
     def _check_same_run(self, identity: dict) -> None:
-        before, now = (
-            {**run["config"], "seed": run["seed"], **run["start"]}
-            for run in (identity, self.identity)
-        )
+        runs = (identity, self.identity)
+        before, now = ({**run["config"], "seed": run["seed"], **run["start"]} for run in runs)
         if differences := [
             f"{name} {before.get(name)!r} there, {value!r} here"
             for name, value in now.items()

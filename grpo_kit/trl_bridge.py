@@ -1,17 +1,11 @@
 """The same run under TRL: a `GRPOTrainer` from our policy, task, rewards and config.
 
-`GRPOConfig` has TRL's names, so most of this is a table of what is called alike (`SAME`) and of
-what TRL cannot do (`REFUSED`). Three things need a hand, and get one here:
+`SAME` lists the fields that are called alike, `REFUSED` what TRL cannot do. TRL counts optimiser
+steps, our config generation batches. Rewards that compare a group see it whole, though processes
+may share it (`whole_groups`), and a completion that one reward could not score leaves its group.
 
-- TRL counts optimiser steps, our config generation batches: `updates_per_step` lie between.
-- In several processes a group may be split between them. A reward that compares the completions of
-  a group (it has the attribute `num_generations`) is computed where all are, see `whole_groups`.
-- A completion that one reward could not score (None) is left out of its group here; TRL counts
-  that reward as 0. The trainer made here leaves it out, too.
-
-What stays different: each engine has its own random numbers and order of prompts; TRL makes its
-update also where no completion of a batch could be scored; `bnpo` averages over each process's own
-pass, so that their number changes it. Tested with TRL 1.16.
+What stays different: random numbers and the order of prompts; TRL updates also where no completion
+could be scored; `bnpo` averages over each process's own pass. Tested with TRL 1.16.
 """
 
 from __future__ import annotations
@@ -24,7 +18,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -74,21 +68,17 @@ PATIENCE = timedelta(hours=2)  # that processes wait for the one that evaluates,
 def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrides: Any):
     """TRL's `GRPOConfig` that means the same; `overrides` are other fields of it.
 
-    `processes`: of the run; the batch is theirs together, so that their number changes nothing that
-    is learnt. Where vLLM samples, its log-probabilities are corrected for as the config says: the
-    ratio is cut at `importance_sampling_cap`, or with None left out. Raises ValueError, naming the
-    field, for what TRL cannot do, and for overrides of what `config` decides.
+    `processes` share the batch: their number changes nothing that is learnt. Raises ValueError,
+    naming the field, for what TRL cannot do, and for overrides of what `config` decides.
     """
     if taken := sorted(OWNED & set(overrides)):
         raise ValueError(
             f"{', '.join(taken)}: that is the config's to say, which evaluation and history go by; "
             "change it there."
         )
-    vllm = overrides.get("use_vllm", False)
+    known = {"importance_sampling_cap"} if overrides.get("use_vllm") else set()
     for name, (only, why) in REFUSED.items():
-        if (value := getattr(config, name)) != only and not (
-            vllm and name == "importance_sampling_cap"
-        ):
+        if (value := getattr(config, name)) != only and name not in known:
             raise ValueError(f"{name} is {value!r}, which TRL's trainer does not have: {why}.")
     if config.sampling_backend == "continuous" and any(
         p.requires_grad and p.dtype == torch.float32 for p in policy.model.parameters()
@@ -97,22 +87,21 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
             "sampling_backend is 'continuous', for which TRL turns the weights themselves into 16 "
             "bits, where small updates vanish: choose 'static' or 'auto', or sample by vLLM."
         )
-    cuda = policy.device.type == "cuda"
     rows, passes = config.shared_by(processes)
-    cap = config.importance_sampling_cap
+    cap, per_step = config.importance_sampling_cap, config.updates_per_step
     fields = {
         **{name: getattr(config, name) for name in SAME},
         "per_device_train_batch_size": rows,
         "gradient_accumulation_steps": passes,
-        "max_steps": config.max_steps * config.updates_per_step,
+        "max_steps": config.max_steps * per_step,
         "reward_weights": config.reward_weights and list(config.reward_weights),
-        "logging_steps": config.updates_per_step,
+        "logging_steps": per_step,
         "save_strategy": "steps",
-        "save_steps": (config.save_steps or config.max_steps) * config.updates_per_step,
+        "save_steps": (config.save_steps or config.max_steps) * per_step,
         "save_total_limit": 2,
         "bf16": policy.half == torch.bfloat16,
         "fp16": policy.half == torch.float16,
-        "use_cpu": not cuda,
+        "use_cpu": policy.device.type != "cuda",
         "gradient_checkpointing": False,  # TRL's default is True
         "disable_dropout": True,
         "logging_nan_inf_filter": False,  # it would hide what `_Watcher` looks for
@@ -123,17 +112,15 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
         "disable_tqdm": True,  # there is a bar below
     }
     if cap is not None:
-        fields |= {
-            "vllm_importance_sampling_mode": "token_truncate",
-            "vllm_importance_sampling_clip_max": cap,
-        }
+        fields["vllm_importance_sampling_mode"] = "token_truncate"
+        fields["vllm_importance_sampling_clip_max"] = cap
     return trl.GRPOConfig(**{**fields, **overrides})
 
 
 def join(device: str = "cpu") -> int:
-    """Take part in the run that torchrun or accelerate has launched; the number of its processes.
+    """Join the run that torchrun or accelerate has launched; returns the number of its processes.
 
-    Before the policy is loaded, so that each process has its own GPU: "cuda" is that from here on.
+    To be called before the policy is loaded: from here on "cuda" is this process's own GPU.
     """
     return PartialState(cpu=device == "cpu", timeout=PATIENCE).num_processes
 
@@ -147,9 +134,8 @@ def is_sharded() -> bool:
 def vllm_options(mode: str, share: float = 0.3) -> dict[str, Any]:
     """Fields of TRL's config for sampling by vLLM: "colocate" on the trainer's GPUs, or "server".
 
-    `share`: of each GPU, what vLLM takes there (colocate). A server is started on GPUs of its own,
-    see the README. Raises ValueError for another mode or share, RuntimeError where vLLM is not
-    installed; of a version that it does not know, TRL says so in a warning.
+    `share`: of each GPU, what vLLM takes there (colocate). Raises ValueError for another mode or
+    share, RuntimeError where vLLM is not installed; TRL warns of a version that it does not know.
     """
     if mode not in ("colocate", "server"):
         raise ValueError(f"vLLM's mode is {mode!r}; choose colocate or server.")
@@ -157,8 +143,8 @@ def vllm_options(mode: str, share: float = 0.3) -> dict[str, Any]:
         raise ValueError(f"vLLM's share of a GPU is {share}; give one between 0 and 1.")
     if not is_vllm_available():
         raise RuntimeError(
-            "sampling by vLLM needs vLLM, which is not installed: pip install 'trl[vllm]' (Linux "
-            "with a GPU, a version that TRL knows); or sample by transformers, without --vllm."
+            "sampling by vLLM needs vLLM, which is not installed: pip install 'trl[vllm]', or "
+            "sample by transformers, without --vllm."
         )
     shared = {"vllm_gpu_memory_utilization": share} if mode == "colocate" else {}
     return {"use_vllm": True, "vllm_mode": mode, **shared}
@@ -175,12 +161,10 @@ def grpo_trainer(
 ) -> trl.GRPOTrainer:
     """A `GRPOTrainer`, ready for `.train()`, that learns what `training.train` would.
 
-    It writes `history.jsonl` and `run.json` of the same form into its `output_dir`, with the same
-    evaluation, so that notebooks, plots and reports read either. `overrides` are fields of TRL's
-    config, `output_dir` and `seed` among them (and `use_vllm`); `measure` is `train`'s.
+    It evaluates as the kit does and writes the same files into its `output_dir`. `overrides` are
+    fields of TRL's config, `output_dir` and `seed` among them; `measure` is `train`'s.
 
-    Raises ValueError where policy, task, rewards and config do not fit together or TRL lacks a
-    field; what TRL raises for its own.
+    Raises ValueError where these do not fit together or TRL lacks a field.
     """
     processes = join(policy.device.type)
     args = trl_config(config, policy, processes, **overrides)
@@ -192,16 +176,14 @@ def grpo_trainer(
             "different ones a step: lower generation_batch_size, or give more rows."
         )
     start = run_start(policy, f"TRL {trl.__version__}", prompts)
+    rewards = [whole_groups(r) if hasattr(r, "num_generations") else finite(r) for r in rewards]
     for module in policy.model.modules():  # a number, which TRL's `disable_dropout` does not reach
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0
     with _as_reference(policy, Path(args.output_dir)) if args.beta else nullcontext():
         trainer = _Trainer(
             model=policy.model,
-            reward_funcs=[
-                whole_groups(reward) if hasattr(reward, "num_generations") else finite(reward)
-                for reward in rewards
-            ],
+            reward_funcs=rewards,
             args=args,
             train_dataset=task.train,
             processing_class=policy.tokenizer,
@@ -227,11 +209,10 @@ def train(
 ) -> Run:
     """`training.train`, done by TRL; arguments, files and what is returned are the same.
 
-    There is no `batch_source`: TRL has its own. Its checkpoints are `checkpoint-N` in
-    `output_dir`; without `resume` those of an earlier run go. Raises, beside what `grpo_trainer`
-    raises, ValueError where the run to resume is another one, RuntimeError where the loss is not
-    finite, no completion could be scored for several steps in a row, or another process of the run
-    has ended.
+    There is no `batch_source`: TRL has its own. Its checkpoints are `checkpoint-N` in `output_dir`;
+    without `resume` those of an earlier run go. Raises, beside what `grpo_trainer` raises,
+    ValueError where the run to resume is another one, RuntimeError where the loss is not finite, no
+    completion could be scored for several steps, or another process of the run has ended.
     """
     output_dir = make_output_dir(output_dir)
     trainer = grpo_trainer(
@@ -239,30 +220,31 @@ def train(
         **{"output_dir": str(output_dir), "seed": seed, **overrides},
     )  # fmt: skip
     last = last_checkpoint(output_dir) if resume else None
-    several = PartialState().num_processes > 1
-    try:
-        with _say_when_ended(output_dir) if several else nullcontext():
-            trainer.train(resume_from_checkpoint=last and str(last))
-    except RuntimeError as error:
-        if several and any(word in str(error) for word in ("peer", "gloo", "NCCL")):
-            why = str(error).splitlines()[0][:120]
-            raise RuntimeError(_ended(output_dir, f" ({why})")) from None
-        raise
+    with _say_when_another_ends(output_dir) if PartialState().num_processes > 1 else nullcontext():
+        trainer.train(resume_from_checkpoint=last and str(last))
     PartialState().wait_for_everyone()  # the first process writes what all of them read
     run = json.loads((output_dir / RUN).read_text())
     return Run(output_dir, config, seed, run["history"], run["start"])
 
 
 @contextmanager
-def _say_when_ended(output_dir: Path) -> Iterator[None]:
-    """A launcher ends all processes where one has failed: say so, and how to go on."""
+def _say_when_another_ends(output_dir: Path) -> Iterator[None]:
+    """Where one process fails, its launcher ends the others: say so, and how to go on."""
 
-    def end(*_: object) -> None:
-        raise RuntimeError(_ended(output_dir))
+    def end(why: str = "") -> None:
+        last = last_checkpoint(output_dir)
+        how = f"resume, from {last.name}" if last else "start again, there is no checkpoint yet"
+        raise RuntimeError(
+            f"another process of this run has ended, so this one stops{why}: {how} in {output_dir}."
+        ) from None
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, lambda *_: end())
     try:
         yield
+    except RuntimeError as error:
+        if any(word in str(error) for word in ("peer", "gloo", "NCCL")):
+            end(f" ({str(error).splitlines()[0][:120]})")
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -274,11 +256,9 @@ def last_checkpoint(output_dir: str | Path) -> Path | None:
         return int(path.name.split("-")[-1])
 
     for path in sorted(Path(output_dir).glob("checkpoint-*"), key=step, reverse=True):
-        try:
+        with suppress(OSError, ValueError, KeyError):
             if _state_of(path)["global_step"] == step(path):
                 return path  # it is written last
-        except (OSError, ValueError, KeyError):
-            continue
     return None
 
 
@@ -286,24 +266,17 @@ def _state_of(checkpoint: Path) -> dict:
     return json.loads((checkpoint / "trainer_state.json").read_text())
 
 
-def _ended(output_dir: Path, why: str = "") -> str:
-    last = last_checkpoint(output_dir)
-    how = f"resume, from {last.name}" if last else "start again, there is no checkpoint yet"
-    return f"another process of this run has ended, so this one stops{why}: {how} in {output_dir}."
-
-
 @contextmanager
 def _as_reference(policy: Policy, output_dir: Path) -> Iterator[None]:
-    """Let TRL find the policy as it is now where it looks for the reference model.
+    """Let TRL load the reference model, which it does by name, from the policy as it is now.
 
-    It loads that by the name of the policy's, which may have another revision on the Hub, or may
-    not be what the policy is by now. (With LoRA it keeps a copy of the adapter, and loads nothing.)
+    With LoRA it keeps a copy of the adapter, and loads nothing.
     """
     if hasattr(policy.model, "disable_adapter"):
         yield
         return
     config, folder = policy.model.config, output_dir / "reference"
-    named = config._name_or_path
+    name = config._name_or_path
     if PartialState().is_main_process:
         policy.model.save_pretrained(folder)
     PartialState().wait_for_everyone()
@@ -311,13 +284,10 @@ def _as_reference(policy: Policy, output_dir: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        config._name_or_path = named
+        config._name_or_path = name
         PartialState().wait_for_everyone()
         if PartialState().is_main_process:
             shutil.rmtree(folder)
-
-
-# --- what TRL's trainer does otherwise ------------------------------------------------------------
 
 
 class _Trainer(trl.GRPOTrainer):
@@ -341,10 +311,7 @@ class _Trainer(trl.GRPOTrainer):
         return super().train(resume_from_checkpoint=str(last), **keywords)
 
     def _get_train_sampler(self, dataset=None):
-        """TRL's sampler draws each epoch's order from one generator, anew in a resumed run.
-
-        Without this it would go through the orders of the first epochs again.
-        """
+        """TRL draws each epoch's order from one generator, which a resumed run restarts."""
         sampler = super()._get_train_sampler(dataset)
         for _ in range(self._epochs_behind):
             torch.randperm(sampler.num_samples, generator=sampler.generator)
@@ -359,26 +326,22 @@ class _Trainer(trl.GRPOTrainer):
 
 
 def finite(reward: Callable) -> Callable:
-    """`reward`, held to what the kit's trainer takes: one finite number or None a completion.
+    """`reward`, held to the kit's protocol: one finite number or None a completion.
 
-    Raises ValueError or TypeError, naming the reward, where TRL would go on with what came.
+    Raises ValueError or TypeError, naming the reward, where TRL would go on.
     """
     name = reward_name(reward)
 
     def as_trl_takes_it(values: Any, n: int) -> list[float | None]:
         return [None if math.isnan(value) else value for value in finite_values(name, values, n)]
 
-    if is_coroutine(reward):
+    async def checked_coroutine(prompts, **columns):
+        return as_trl_takes_it(await reward(prompts=prompts, **columns), len(prompts))
 
-        async def checked(prompts, completions, **columns):
-            values = await reward(prompts=prompts, completions=completions, **columns)
-            return as_trl_takes_it(values, len(prompts))
-    else:
+    def checked(prompts, **columns):
+        return as_trl_takes_it(reward(prompts=prompts, **columns), len(prompts))
 
-        def checked(prompts, completions, **columns):
-            values = reward(prompts=prompts, completions=completions, **columns)
-            return as_trl_takes_it(values, len(prompts))
-
+    checked = checked_coroutine if is_coroutine(reward) else checked
     checked.__name__ = name
     return checked
 
@@ -386,12 +349,10 @@ def finite(reward: Callable) -> Callable:
 def whole_groups(reward: Callable) -> Callable:
     """`reward` for one of several processes: it gets the completions of all, in their order.
 
-    A trainer deals the completions of a batch out to its processes, and where their number is no
-    multiple of the group size, one group lies in two of them. The first process computes the reward
-    of all of them, the others wait; each returns its own part. In one process it is `reward`.
+    Processes share a batch, and a group may lie in two of them. The first process computes the
+    reward of all; each returns its own part. In one process it is `reward`.
 
-    Raises what `reward` raises, and in the other processes a RuntimeError that tells of it, so that
-    none waits for another.
+    Raises what `reward` raises, and a RuntimeError in the other processes, so that none waits.
     """
     reward, state = finite(reward), PartialState()
     if state.num_processes == 1:
@@ -403,8 +364,7 @@ def whole_groups(reward: Callable) -> Callable:
         rest = {k: v for k, v in columns.items() if k not in own}
         sizes = gather_object([len(prompts)])
         everyone = {name: gather_object(values) for name, values in own.items()}
-        outcome: list[Any] = [None]
-        failure: Exception | None = None
+        outcome, failure = [None], None
         if state.is_main_process:
             try:
                 values = reward(**everyone, **rest)
@@ -431,23 +391,15 @@ async def _awaited(values: Any) -> Any:
 
 
 class _Watcher(TrainerCallback):
-    """Evaluates as `training.train` does, and leaves the same files; the first process writes.
-
-    Where the weights are spread over several processes (ZeRO-3, FSDP) none of them can sample
-    alone: nothing is evaluated then.
-    """
+    """Evaluates as `training.train` does, and leaves the same files; the first process writes."""
 
     def __init__(self, trainer, files: RunFiles, policy: Policy, task: Task, measure) -> None:
         self.seed, self.files, self.policy, self.task = trainer.args.seed, files, policy, task
         self.config, self.measure = files.run.config, measure
-        self.began = 0.0
-        self.progress = None
+        self.began, self.progress = 0.0, None
 
     def begin(self, checkpoint: Path | None) -> None:
-        """Take up the run of a checkpoint, or put the folder in order for another.
-
-        Raises ValueError where the checkpoint is of another run than this one.
-        """
+        """Resume the run of a checkpoint, or put the folder in order for another."""
         folder = self.files.folder
         if checkpoint is not None:
             try:
@@ -472,7 +424,7 @@ class _Watcher(TrainerCallback):
             self.files.finish()
 
     def _evaluated(self) -> dict[str, float]:
-        if is_sharded():
+        if is_sharded():  # no process has all weights, so none can sample alone
             return {}
         model = self.policy.model
         training = model.training

@@ -14,11 +14,6 @@ from typer.testing import CliRunner
 from grpo_kit.cli import app
 from grpo_kit.lab import grid
 
-COMMANDS = (
-    "reproduce", "notebooks", "badges", "train", "evaluate", "plan", "run", "report", "results",
-    "skill-runs", "pretrain", "bench",
-)  # fmt: skip
-
 
 def invoke(*arguments: object):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
@@ -26,18 +21,16 @@ def invoke(*arguments: object):
 
 def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
     """A fresh interpreter, since this one has long imported everything."""
+    options = {"capture_output": True, "text": True, "timeout": 600}
     return subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, **environment},
+        [sys.executable, *arguments], env={**os.environ, **environment}, **options
     )
 
 
 def test_every_command_explains_itself():
+    commands = [one.name or one.callback.__name__ for one in app.registered_commands]
     text = invoke("--help").stdout
-    for command in COMMANDS:
+    for command in (name.replace("_", "-") for name in commands):
         assert command in text and invoke(command, "--help").exit_code == 0
 
 
@@ -59,17 +52,13 @@ def test_the_command_line_imports_nothing_heavy():
         ("train --vllm verl", "'verl' is not one of 'colocate', 'server'"),
         ("train --data a_file", "the word problems of profile 'tiny' come with the kit"),
         ("reproduce --notebooks nowhere", "there are no notebooks in nowhere"),
-        ("pretrain --output a_file/out", "cannot write to the output folder a_file/out"),
         ("pretrain --problems 1", "--problems"),
         ("pretrain --processes 0", "--processes"),
-        ("bench --policy nowhere", "'nowhere' does not exist"),
         ("skill-runs --skill sing", "there is no skill 'sing'"),
         ("run", "Missing argument"),
         ("run sing", "there is no experiment 'sing': choose among basic, variants, diversity"),
-        ("run judge --profile huge", "'huge' is not one of 'smoke', 'tiny', 'colab', 'paper'"),
         ("run judge --seeds 0-4,3", "seeds overlap: 3 is given twice"),
         ("run judge --arm none", "experiment 'judge' has no arm 'none': choose among"),
-        ("run judge --processes 0", "--processes"),
         ("run judge --claims --arm plain", "leave out --arm, or --claims"),
         ("run judge --claims --profile smoke", "no claim is tested by runs of"),
         ("run judge --output a_file/out", "cannot write to the output folder a_file/out"),
@@ -77,8 +66,6 @@ def test_the_command_line_imports_nothing_heavy():
         ("evaluate --task mmlu", "unknown task 'mmlu': choose one of word_problems, gsm8k"),
         ("evaluate --task gsm8k --data nowhere", "'nowhere' is not a folder"),
         ("plan --gpu Z80", "unknown GPU 'Z80': choose among T4"),
-        ("plan --gpus 2 --engine kit", "the kit's own trainer runs on one"),
-        ("plan --mean-share 2", "mean_share is 2.0; give a share"),
     ],
 )
 def test_a_mistake_ends_in_one_sentence_and_exit_code_2(command, sentence, tmp_path, monkeypatch):
@@ -146,7 +133,7 @@ def test_a_variant_is_trained_by_trl_and_its_policy_can_be_trained_on(saved_poli
 
 def test_debug_shows_the_traceback(tmp_path):
     (tmp_path / "a_file").touch()
-    arguments = ("-m", "grpo_kit.cli", "pretrain", "--output", str(tmp_path / "a_file"))
+    arguments = ("-m", "grpo_kit.cli", "run", "basic", "--output", str(tmp_path / "a_file"))
     assert "Traceback" in run_python(*arguments, GRPO_KIT_DEBUG="1").stderr
 
 

@@ -143,8 +143,7 @@ def plan(
         gpu: a name of `GPUS`, or another one's data.
         engine: "kit" takes one GPU; "trl+vllm-server" samples on as many others, not counted.
         sharded: weights, gradients and optimiser are spread over the GPUs (ZeRO-3, FSDP).
-        vllm_share: TRL's vllm_gpu_memory_utilization, for "trl+vllm".
-        prompt_length: tokens of a prompt, with the chat template.
+        prompt_length: tokens, with the chat template.
         mean_share: mean length of a completion, as a share of `max_completion_length`.
         reached: the share of the hardware's limits that is reached.
 

@@ -174,8 +174,10 @@ def figure(result: dict) -> Figure:
     drawing = Figure(figsize=(4 * len(result["exponents"]), 3.2), layout="constrained")
     panels = drawing.subplots(1, len(result["exponents"]), squeeze=False, sharey=True)[0]
     for panel, axis in zip(panels, result["exponents"], strict=True):
-        curves = rows[rows["axis"] == axis].set_index(axis)[[*columns]].rename(columns=columns)
+        group = rows[rows["axis"] == axis].set_index(axis)
+        curves = group[[*columns]].rename(columns=columns)
         curves.plot(ax=panel, loglog=True, style=["C1o-", "C0o-", "k:"], xlabel=AXES[axis])
-        panel.grid(alpha=0.3)
+        panel.set_xticks(group.index, group["size"] if axis == "parameters" else group.index)
+        panel.set_xticks([], minor=True)
     panels[0].set(ylabel="seconds a step")
     return drawing

@@ -8,22 +8,11 @@ import pytest
 from datasets import Dataset
 from scipy.stats import binomtest
 
-from grpo_kit.lab.evaluation import (
-    GRADES,
-    evaluate_test_set,
-    grade_maths,
-    grade_number,
-    load_test_set,
-)
+from grpo_kit.lab.evaluation import GRADES, evaluate_test_set, grade_maths, load_test_set
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import maths_reward
-from grpo_kit.tasks.competition_math import (
-    HUB_NAME,
-    HUB_REVISION,
-    TRAIN_HUB_NAME,
-    competition_math,
-    math500,
-)
+from grpo_kit.tasks import competition_math as published
+from grpo_kit.tasks.competition_math import competition_math, math500
 
 ROW = {
     "problem": "What is half of one?", "solution": "...", "answer": "\\frac{1}{2}",
@@ -42,7 +31,7 @@ ROW = {
     ],
 )
 def test_numbers_are_graded_by_the_tag_and_by_the_last_number(text, gold, graded):
-    assert grade_number(text, gold) == graded
+    assert GRADES["gsm8k"](text, gold) == graded
 
 
 @pytest.mark.parametrize(
@@ -54,10 +43,8 @@ def test_numbers_are_graded_by_the_tag_and_by_the_last_number(text, gold, graded
         (r"<answer>(3, \frac{\pi}{2})</answer>", r"\left( 3, \frac{\pi}{2} \right)", (True, True)),
         ("<answer>p - q</answer>", "p - q", (True, True)),
         ("<answer>Evelyn</answer>", r"\text{Evelyn}", (True, True)),
-        (r"<answer>2\sqrt{5}</answer>", r"2\sqrt{5}", (True, True)),
         (r"<answer>\sqrt{5}</answer>", r"2\sqrt{5}", (False, False)),
         ("<answer>7</answer>", "8", (False, False)),
-        ("<answer>7 or 8</answer>", "8", (False, True)),
         ("<answer>7, 8</answer>", "8", (False, True)),
         ("<answer>4, 2</answer>", "2,4", (True, True)),
         ("<answer>50%</answer>", "50", (True, True)),
@@ -86,8 +73,7 @@ def test_a_test_set_is_counted_and_has_wilsons_interval(policy):
         graded.append(gold)
         return int(gold) < 2, int(gold) < 5
 
-    options = {"max_new_tokens": 4, "batch_size": 3, "progress": False}
-    accuracy = evaluate_test_set(policy, rows, grade, **options)
+    accuracy = evaluate_test_set(policy, rows, grade, max_new_tokens=4, batch_size=3)
     assert graded == [str(i) for i in range(7)] and accuracy["n"] == 7
     assert (accuracy["strict"], accuracy["lenient"]) == pytest.approx((2 / 7, 5 / 7))
     interval = binomtest(2, 7).proportion_ci(method="wilson")
@@ -136,37 +122,28 @@ def test_math500_of_the_hub_is_pinned_and_what_is_learnt_from_is_held_to_be_anot
 
     def load(*given, **options):
         asked.append((given, options["revision"]))
-        split = "test" if given[0] == HUB_NAME else "train"
+        split = "test" if given[0] == published.HUB_NAME else "train"
         return {split: Dataset.from_list(rows[split])}
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets, "load_dataset", load)
-    assert len(math500()) == 1 and asked == [((HUB_NAME, None), HUB_REVISION)]
-    assert len(HUB_REVISION) == 40
+    test = ((published.HUB_NAME, None), published.HUB_REVISION)
+    assert len(math500()) == 1 and asked == [test] and len(test[1]) == 40
     task = competition_math()
-    assert asked[1:] == [((HUB_NAME, None), HUB_REVISION), ((TRAIN_HUB_NAME, None), None)]
+    assert asked[1:] == [test, ((published.TRAIN_HUB_NAME, None), None)]
     assert task.train[0]["prompt"][-1]["content"] == "Another?" and task.name == "competition_math"
     rows["train"].append(ROW)
     with pytest.raises(ValueError, match="1 of the 1 test problems are among those to learn from"):
         competition_math()
 
 
-def test_math_of_a_folder_is_a_task_of_a_profile(tmp_path):
-    for split, problem in (("train", "One?"), ("test", "Two?")):
-        (tmp_path / f"{split}.jsonl").write_text(json.dumps(ROW | {"problem": problem}) + "\n")
-    profile = dataclasses.replace(PROFILES["smoke"], task="competition_math", data=str(tmp_path))
-    task = profile.load_task()
-    contents = [rows[0]["prompt"][-1]["content"] for rows in (task.train, task.test)]
-    assert contents == ["One?", "Two?"] and task.name in GRADES
-
-
 def test_the_maths_reward_pays_for_the_meaning_of_what_is_tagged():
     pytest.importorskip("math_verify", reason="pip install 'grpo-kit[math]'")
-    told = ["<answer>0.5</answer>", "so 0.5", "<answer>2</answer>"]
-    chat = [[{"role": "assistant", "content": text}] for text in told]
-    for completions in (told, chat):
-        found = maths_reward([], completions, [], answer=["\\frac12"] * 3, level=["1"] * 3)
-        assert found == [1.0, 0.0, 0.0]
+    texts = ["<answer>0.5</answer>", "so 0.5", "<answer>2</answer>"]
+    chat = [[{"role": "assistant", "content": text}] for text in texts]
+    for completions in (texts, chat):
+        rewards = maths_reward([], completions, [], answer=["\\frac12"] * 3, level=["1"] * 3)
+        assert rewards == [1.0, 0.0, 0.0]
 
 
 def test_maths_is_compared_in_the_main_thread_or_not_at_all():
@@ -188,3 +165,8 @@ def test_every_test_set_has_rows_and_a_grade(tmp_path):
             (tmp_path / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
         (loaded,) = load_test_set(name, tmp_path)
         assert loaded["answer"] and callable(GRADES[name])
+    (tmp_path / "train.jsonl").write_text(json.dumps(ROW | {"problem": "Another?"}) + "\n")
+    (tmp_path / "test.jsonl").write_text(json.dumps(ROW) + "\n")
+    profile = dataclasses.replace(PROFILES["smoke"], task="competition_math", data=str(tmp_path))
+    task = profile.load_task()
+    assert task.train[0]["prompt"][-1]["content"] == "Another?" and task.name in GRADES

@@ -189,8 +189,9 @@ def load_embedder(
             model_kwargs={"use_safetensors": True} | ({"dtype": dtype} if dtype else {}),
         )  # fmt: skip
     except (OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
         raise RuntimeError(
-            f"cannot load the embedder {name_or_path} ({error}): give a folder with safetensors, "
+            f"cannot load the embedder {name_or_path} ({reason}): give a folder with safetensors, "
             "fill the Hub's cache on a machine with network, or take 'minilm'"
         ) from error
     config = getattr(model.transformers_model, "config", None)

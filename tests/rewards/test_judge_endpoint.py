@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from injections import PERFECT
-from test_judge import outcomes_of, rewards_of
+from test_judge import outcomes_of, response_in, rewards_of
 
 from grpo_kit import training
 from grpo_kit.config import GRPOConfig
@@ -320,7 +320,10 @@ def test_the_key_is_nowhere_but_in_the_request(tmp_path, caplog, server):
     """The server repeats it in its errors and in a judgement."""
     caplog.set_level(logging.DEBUG)
     faults = ["400", "401", "500", "key in reply", "cut", "garbage", None]
-    url = server.reset(lambda n, body: faults[n] if n < len(faults) else "401")
+    by_response = faults + ["401"] * 100
+    url = server.reset(
+        lambda n, body: by_response[int(response_in(body["messages"][-1]["content"]))]
+    )
     reward = QualityJudgeReward(judge_at(url, concurrency=1), cache_dir=tmp_path)
     rewards = rewards_of(reward, [str(i) for i in range(len(faults))])
     with pytest.raises(RuntimeError) as caught:

@@ -212,15 +212,12 @@ class MetaEvaluationReward:
             if self.truth_fraction:
                 log_metric("meta/shown", fmean(truth is not None for truth in truths))
         return [
-            sum(w * value(max(p, LEAST_P)) for w, p in zip(self.weights, p_yes, strict=True))
-            if p_yes
-            else None
+            p_yes
+            and sum(w * value(max(p, LEAST_P)) for w, p in zip(self.weights, p_yes, strict=True))
             for p_yes, _ in readings
         ]
 
-    def _read(
-        self, prompts: list, texts: list[str], truths: list
-    ) -> list[tuple[list[float] | None, float | None]]:
+    def _read(self, prompts: list, texts: list[str], truths: list) -> list[tuple]:
         """P("Yes") of each question and the lowest mass, for each text; equal ones read once."""
         rows, readings, keys = {}, {}, []
         for i, (prompt, text, truth) in enumerate(zip(prompts, texts, truths, strict=True)):

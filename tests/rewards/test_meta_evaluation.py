@@ -293,11 +293,9 @@ def test_a_template_that_hides_the_answer_is_refused_and_one_message_helps(polic
 
 
 def test_a_template_that_takes_no_further_turn_is_refused_in_a_sentence(policy):
-    template = (
-        "{% if messages | length > 1 %}{{ raise_exception('one turn only') }}{% endif %}"
-        "{% for m in messages %}" + TURN + "{% endfor %}<|assistant|>"
+    single = with_template(
+        policy, "{% if messages | length > 1 %}{{ raise_exception('one turn only') }}{% endif %}"
     )
-    single = with_template(policy, template)
     with pytest.raises(ValueError, match="one turn only.*conversation=as_one_message"):
         MetaEvaluationReward(single)
 

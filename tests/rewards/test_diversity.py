@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import math
-import pickle
 import random
 import shutil
-import subprocess
 import sys
 import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
-from datasets import Dataset
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_in_both_trainers import TEXTS, scores_in_ours, scores_in_trl
 
-from grpo_kit.config import GRPOConfig
 from grpo_kit.rewards import DiversityReward, group_similarities, linear_weight, load_embedder
-from grpo_kit.tasks import Task
-from grpo_kit.training import train
 
 
 class Toy:
@@ -57,8 +51,6 @@ def at(step, max_steps):
     return SimpleNamespace(global_step=step, max_steps=max_steps)
 
 
-# --- the formula ----------------------------------------------------------------------------------
-
 HALF = math.sqrt(0.5)  # the cosine of 45 degrees
 
 
@@ -86,11 +78,6 @@ def test_golden_rewards_by_hand():
     """Two groups of two, at a right angle and alike: 0.5 * (1 - cos 45°) and 0."""
     rewards = call(toy_reward(2), ["x", "y", "xz", "zx"])
     assert rewards == pytest.approx([0.5 * (1 - HALF), 0.5 * (1 - HALF), 0, 0])
-
-
-def test_leave_one_out_is_used():
-    """At a right angle to all others, instead of at 45° to a mean that it is half of."""
-    assert call(toy_reward(2, leave_one_out=True), ["x", "y"]) == pytest.approx([0.5, 0.5])
 
 
 @st.composite
@@ -142,40 +129,21 @@ def test_a_group_of_one_text_has_no_spread_and_earns_nothing():
         assert 0 <= rewards[0] < 1e-15
 
 
-# --- the weight -----------------------------------------------------------------------------------
-
-
 def test_the_weight_falls_linearly_with_the_trainers_step():
     reward = toy_reward(2)
     for step, weight in ((0, 0.5), (25, 0.45), (50, 0.4), (100, 0.3), (150, 0.3)):
         assert linear_weight(step / 100) == pytest.approx(weight)
         rewards = call(reward, ["x", "y"], at(step, 100))
         assert rewards == pytest.approx([weight * (1 - HALF)] * 2)
-
-
-@pytest.mark.parametrize("state", [None, at(0, 0), at(7, -1)])
-def test_the_weight_is_the_first_one_where_no_end_is_known(state):
     reward = toy_reward(2, weight_start=2.0, weight_end=1.0)
-    assert call(reward, ["x", "y"], state) == pytest.approx([2 * (1 - HALF)] * 2)
-    assert call(toy_reward(2, weight_start=0, weight_end=0), ["x", "y"], state) == [0, 0]
-    assert linear_weight(0.5, 0.0, 1.0) == 0.5
-
-
-# --- texts ----------------------------------------------------------------------------------------
+    for state in (None, at(0, 0), at(7, -1)):  # no end is known
+        assert call(reward, ["x", "y"], state) == pytest.approx([2 * (1 - HALF)] * 2)
 
 
 def test_identical_texts_are_embedded_once_in_one_call():
     reward = toy_reward(2)
     call(reward, ["x", "y", " y\n", "y", "x", ""], prompts=list("aabbcc"))
     assert reward.embedder.calls == [["x", "y"]]
-
-
-def test_strings_and_messages_score_the_same():
-    texts = ["x", "xy", "yz", "x"]
-    messages = [[{"role": "assistant", "content": text}] for text in texts]
-    rewards = call(toy_reward(4), texts)
-    assert len(set(rewards)) == 3
-    assert call(toy_reward(4), messages) == rewards
 
 
 @pytest.mark.parametrize("options", [{}, {"leave_one_out": True}])
@@ -185,13 +153,6 @@ def test_an_empty_response_earns_the_least_and_does_not_move_its_siblings(option
     assert [x, y] == call(toy_reward(2, **options), ["x", "y"])
     assert x > 0.1
     assert call(toy_reward(3, **options), ["", "x", ""]) == [0, 0, 0]
-
-
-def test_nothing_is_embedded_where_all_are_empty():
-    reward = toy_reward(2)
-    assert call(reward, ["", " "]) == [0, 0]
-    assert call(reward, []) == []
-    assert reward.embedder.calls == []
 
 
 def test_reasoning_is_the_text_inside_the_first_think_tags():
@@ -210,25 +171,16 @@ def test_reasoning_is_the_text_inside_the_first_think_tags():
     call(toy_reward(2, part="reasoning"), ["<think>" * 200_000, "<think>x</think>" * 100_000])
 
 
-# --- only correct answers -------------------------------------------------------------------------
-
-
-def test_only_correct_answers_are_paid_by_the_average_of_all():
+def test_only_correct_answers_are_paid_by_the_average_of_all_and_need_gold_ones():
     texts = ["x<answer>1</answer>", "y<answer>2</answer>", "y<answer>1</answer>", "z"]
     paid = call(toy_reward(4), texts, answer=["1"] * 4)
     assert min(paid) > 0.05
     got = call(toy_reward(4, only_correct=True), texts, answer=["1"] * 4)
     assert got == pytest.approx([paid[0], 0, paid[2], 0])
-
-
-def test_only_correct_needs_gold_answers():
     reward, texts = toy_reward(2, only_correct=True), ["x<answer>1</answer>", "y<answer>1</answer>"]
     assert call(reward, texts, answer=["1", None]) == [pytest.approx(0.5 * (1 - HALF)), None]
     with pytest.raises(ValueError, match="diversity_reward .* needs the column `answer`"):
         call(reward, texts)
-
-
-# --- what is logged -------------------------------------------------------------------------------
 
 
 def test_metrics_are_logged_where_the_trainer_takes_them():
@@ -239,10 +191,6 @@ def test_metrics_are_logged_where_the_trainer_takes_them():
         "diversity/distinct": 0.75,
         "diversity/mean_similarity": pytest.approx((2 * HALF + 2) / 4),
     }
-
-
-def test_empty_texts_have_no_part_in_the_mean_similarity():
-    logged = {}
     call(toy_reward(4), ["x", "y", "", ""], None, logged.__setitem__)
     assert logged["diversity/mean_similarity"] == pytest.approx(HALF)
     logged.clear()
@@ -251,24 +199,19 @@ def test_empty_texts_have_no_part_in_the_mean_similarity():
     call(toy_reward(2), [], None, pytest.fail)
 
 
-# --- errors ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"num_generations": 1}, "num_generations=1 must be 2 or more"),
         ({"num_generations": 4.0}, "num_generations=4.0 must be"),
-        ({"weight_start": -0.1}, "weight_start=-0.1 must be 0 or more"),
-        ({"weight_end": -1}, "weight_end=-1 must be 0 or more"),
-        ({"weight_end": math.nan}, "weight_end=nan must be 0 or more"),
-        ({"weight_start": math.inf}, "weight_start=inf must be 0 or more"),
+        ({"weight_end": -1}, "weight_end must be 0 or more"),
+        ({"weight_end": math.nan}, "weight_end must be 0 or more"),
+        ({"weight_start": math.inf}, "weight_start and weight_end must be"),
         ({"part": "answer"}, "part='answer'; choose 'response' or 'reasoning'"),
-        ({"embedder": object()}, "has no method encode"),
     ],
 )
-def test_bad_arguments_are_named(options, told):
-    with pytest.raises(ValueError, match=told):
+def test_bad_arguments_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
         DiversityReward(**{"num_generations": 4, "embedder": Toy(), **options})
 
 
@@ -282,48 +225,27 @@ def test_groups_of_another_size_or_in_pieces_are_refused(prompts):
 
 
 @pytest.mark.parametrize(
-    ("result", "told"),
+    ("result", "message"),
     [
-        ([[1.0, 0.0]], r"shape \(1, 2\) for 2 texts, not \(2, d\)"),
-        ([[1.0], [2.0], [3.0]], r"shape \(3, 1\) for 2 texts"),
-        ([1.0, 2.0], r"shape \(2,\) for 2 texts"),
-        ([[[1.0]], [[2.0]]], r"shape \(2, 1, 1\) for 2 texts"),
-        ([[], []], r"shape \(2, 0\) for 2 texts"),
-        ([[1.0, 0.0], [math.nan, 1.0]], "NaN or infinity"),
-        ([[1.0, math.inf], [1.0, 1.0]], "NaN or infinity"),
-        ([[1.0, 0.0], [1.0]], "no array of numbers"),
-        (["a", "b"], "no array of numbers"),
-        (None, "no array of numbers"),
+        ([[1.0, 0.0]], r"shape \(1, 2\) or NaN, not \(2, d\)"),
+        ([1.0, 2.0], r"shape \(2,\)"),
+        ([[[1.0]], [[2.0]]], r"shape \(2, 1, 1\)"),
+        ([[1.0, 0.0], [math.nan, 1.0]], "NaN"),
+        ([[1.0, math.inf], [1.0, 1.0]], "NaN"),
+        ([[1.0, 0.0], [1.0]], "length"),
     ],
 )
-def test_embeddings_that_cannot_be_used_are_refused(result, told):
+def test_embeddings_that_cannot_be_used_are_refused(result, message):
     embedder = SimpleNamespace(encode=lambda texts: result)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         call(DiversityReward(2, embedder), ["x", "y"])
 
 
-@pytest.mark.parametrize("convert", [list, torch.tensor, lambda rows: torch.tensor(rows).numpy()])
-def test_embeddings_may_be_lists_tensors_or_arrays(convert):
-    embedder = SimpleNamespace(encode=lambda texts: convert([[1.0, 0.0], [0.0, 1.0]]))
-    rewards = call(DiversityReward(2, embedder), ["x", "y"])
-    assert rewards == pytest.approx([0.5 * (1 - HALF)] * 2)
-
-
-@pytest.mark.parametrize(
-    ("embeddings", "size", "told"),
-    [
-        (torch.ones(4), 2, "give .N, d. floats"),
-        (torch.ones(4, 1, dtype=torch.long), 2, "torch.int64"),
-        (torch.ones(4, 1), 3, "4 embeddings .* groups of num_generations=3"),
-        (torch.ones(4, 1), 1, "num_generations=1; give .* 2 or more"),
-    ],
-)
-def test_embeddings_that_make_no_groups_are_refused(embeddings, size, told):
-    with pytest.raises(ValueError, match=told):
-        group_similarities(embeddings, size)
-
-
-# --- loading an embedder --------------------------------------------------------------------------
+@pytest.mark.parametrize("size", [3, 1])
+def test_embeddings_that_make_no_groups_are_refused(size):
+    message = f"4 embeddings .* groups of num_generations={size}; give .* 2 or more"
+    with pytest.raises(ValueError, match=message):
+        group_similarities(torch.ones(4, 1), size)
 
 
 @pytest.fixture(scope="module")
@@ -391,8 +313,6 @@ def test_code_that_comes_with_a_model_is_not_run_and_that_is_told(tmp_path, monk
         load_embedder(folder, device="cpu")
 
 
-# --- the real thing -------------------------------------------------------------------------------
-
 RIGHT = "<think>Mia has 12 coins. She finds 7 more. 12+7=19.</think><answer>19</answer>"
 ALIKE = "<think>Mia has 12 coins. She finds 7. 12+7=19.</think><answer>19</answer>"
 OTHER = "The weather in Lisbon is sunny today."
@@ -438,24 +358,6 @@ def test_what_lies_beyond_the_window_does_not_count_and_is_told_once(minilm):
         call(reward, ["coin " * 300, "rain " * 300])
 
 
-def test_importing_the_rewards_imports_nothing_heavy():
-    code = (
-        "import sys, grpo_kit.rewards as r; r.DiversityReward; "
-        "print({'torch', 'numpy', 'transformers', 'sentence_transformers'} & {*sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
-
-
-def test_is_named_and_survives_pickling():
-    reward = pickle.loads(pickle.dumps(toy_reward(2)))
-    assert reward.__name__ == "diversity_reward"
-    assert call(reward, ["x", "y"]) == call(toy_reward(2), ["x", "y"])
-
-
-# --- in both trainers -----------------------------------------------------------------------------
-
-
 class Letters:
     """An embedder of text in general: how often each of some characters occurs."""
 
@@ -478,25 +380,3 @@ def test_scores_the_same_in_both_trainers_and_by_the_same_step(policy, tmp_path)
         assert ours[0, 1] > 0.01
         assert ours[1:, 1].tolist() == [0, 0, 0]  # wrong, without tags, without reasoning
     assert len(tables) == 2
-
-
-def test_the_loop_gives_it_its_step(policy, tmp_path):
-    seen = []
-
-    class Watched(DiversityReward):
-        def __call__(self, prompts, completions, completion_ids, trainer_state=None, **columns):
-            seen.append(
-                super().__call__(prompts, completions, completion_ids, trainer_state, **columns)
-            )
-            return seen[-1]
-
-    rows = [{"prompt": [{"role": "user", "content": f"Question {i}"}]} for i in range(4)]
-    config = GRPOConfig(
-        max_steps=4, num_generations=4, generation_batch_size=8, max_completion_length=8
-    )
-    task = Task("toy", Dataset.from_list(rows), Dataset.from_list(rows))
-    run = train(policy, task, [Watched(4, Letters())], config, output_dir=tmp_path / "run", seed=0)
-    assert run.series("diversity/weight")[1] == pytest.approx([0.5, 0.45, 0.4, 0.35])
-    _, means = run.series("rewards/diversity_reward/mean")
-    assert means == pytest.approx([sum(rewards) / 8 for rewards in seen], abs=1e-6)
-    assert min(means) > 0

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo_kit.generation import Rollouts
 from grpo_kit.models import frozen_copy
 from grpo_kit.rewards import (
     MetaEvaluationReward,
@@ -16,7 +15,7 @@ from grpo_kit.rewards import (
     accuracy_reward,
     format_reward,
 )
-from grpo_kit.training import score
+from grpo_kit.rewards.scoring import score_texts
 
 QUESTION = [{"role": "user", "content": "Mia has 12 coins. Mia finds 7. How many coins?"}]
 EXAMPLE = {"prompt": QUESTION, "answer": "19", "correct": True}
@@ -67,16 +66,7 @@ def scores_in_trl(policy, folder, rewards, texts, max_steps=1):
 
 def scores_in_ours(policy, rewards, texts, state=None):
     ids = policy.tokenizer([text + policy.tokenizer.eos_token for text in texts])["input_ids"]
-    rows = [torch.tensor(row) for row in ids]
-    completion_ids = pad_sequence(rows, batch_first=True, padding_value=policy.pad_token_id)
-    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).bool()
-    zeros = torch.zeros(mask.shape)
-    rollouts = Rollouts(
-        policy.encode([QUESTION]), torch.zeros(len(texts), dtype=torch.long), completion_ids, mask,
-        zeros, zeros, torch.ones(len(texts), dtype=torch.bool),
-    )  # fmt: skip
-    examples = [EXAMPLE] * len(texts)
-    return score(policy, rollouts, examples, rewards, state)
+    return score_texts(policy.decode(ids), ids, [EXAMPLE] * len(texts), rewards, state)
 
 
 def test_the_same_completions_score_the_same(policy, tmp_path):

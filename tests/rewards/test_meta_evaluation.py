@@ -44,9 +44,6 @@ def call(reward, texts=TEXTS, **columns):
     )  # fmt: skip
 
 
-# --- the tokens -----------------------------------------------------------------------------------
-
-
 def of_words(words):
     """A tokenizer whose tokens are `words`, split at them alone."""
     vocabulary = {word: i for i, word in enumerate(["<unk>", *words])}
@@ -96,13 +93,10 @@ def test_the_spellings_that_the_tokenizer_has_are_found(tokenizer):
 
 
 def test_a_shared_first_token_is_refused():
-    with pytest.raises(ValueError, match="Yes and No begin with the same token"):
+    with pytest.raises(ValueError, match="Yes and No share their first token"):
         yes_no_tokens(of_pieces([], prefix="▁"))  # both begin with the mark alone
-    with pytest.raises(ValueError, match="cannot write them"):
+    with pytest.raises(ValueError, match="or it lacks them"):
         yes_no_tokens(of_words(["maybe"]))
-
-
-# --- the probabilities ----------------------------------------------------------------------------
 
 
 def by_hand(policy, conversation):
@@ -144,9 +138,8 @@ def test_weighted_logs_and_plain_p(policy):
 def test_a_sure_no_is_bounded(policy, monkeypatch):
     from grpo_kit.rewards import meta_evaluation as module
 
-    monkeypatch.setattr(
-        module, "read_yes", lambda one, rows, batch_size: [[module.Reading(0.0, 1.0)]] * len(rows)
-    )
+    sure_no = [[module.Reading(0.0, 1.0)]]
+    monkeypatch.setattr(module, "read_yes", lambda one, rows: sure_no * len(rows))
     assert call(MetaEvaluationReward(policy)) == [math.log(LEAST_P)] * 4
 
 
@@ -194,9 +187,6 @@ def test_a_conversation_beyond_the_context_is_not_scored(policy):
     assert call(reward, ["7 " * policy.context_length]) == [None]
 
 
-# --- the truth ------------------------------------------------------------------------------------
-
-
 def asked_with(reward, monkeypatch, texts, **columns):
     """The last question of each row that the evaluator was asked."""
     asked = {}
@@ -225,14 +215,6 @@ def test_the_truth_is_shown_on_its_share_of_samples(policy, monkeypatch):
     assert asked_with(other, monkeypatch, texts, answer=["19"] * 400) != asked
     none = MetaEvaluationReward(policy)
     assert set(asked_with(none, monkeypatch, texts, answer=["19"] * 400)) == {META_QUESTION}
-
-
-def test_where_there_is_no_answer_none_is_shown(policy, monkeypatch):
-    reward = MetaEvaluationReward(policy, STEPS_QUESTION, truth_fraction=1.0)
-    asked = asked_with(reward, monkeypatch, TEXTS[:2], answer=["19", None])
-    assert asked == [reference_question("19", STEPS_QUESTION), STEPS_QUESTION]
-    with pytest.raises(ValueError, match="no column `answer`"):
-        call(reward)
 
 
 def test_a_rule_can_read_the_truth_where_the_evaluator_cannot(policy):
@@ -271,16 +253,12 @@ def test_the_shipped_evaluator_goes_by_the_style_even_when_it_is_shown_the_truth
         assert sum(reward(prompts, texts, [], answer=golds)) / 24 > 0.8
 
 
-# --- bad input ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"questions": []}, "at least one evaluator and one question"),
         ({"questions": QUESTIONS, "weights": [1.0]}, "1 weights for 3 questions"),
         ({"transform": "logit"}, "choose 'log' or 'p'"),
-        ({"truth_fraction": 10}, "a share, from 0 to 1"),
+        ({"truth_fraction": 10}, "a share from 0 to 1"),
     ],
 )
 def test_bad_arguments_are_named(policy, options, message):
@@ -306,7 +284,7 @@ def test_a_template_that_hides_the_answer_is_refused_and_one_message_helps(polic
         "{% endfor %}<|assistant|>"
     )
     thinking = with_template(policy, template)
-    with pytest.raises(ValueError, match="leaves out a part of the answer"):
+    with pytest.raises(ValueError, match="leaves out its reasoning.*conversation=as_one_message"):
         MetaEvaluationReward(thinking)
     rewards = call(MetaEvaluationReward(thinking, conversation=as_one_message))
     assert len(rewards) == 4 and all(isinstance(r, float) for r in rewards)
@@ -315,25 +293,11 @@ def test_a_template_that_hides_the_answer_is_refused_and_one_message_helps(polic
 
 
 def test_a_template_that_takes_no_further_turn_is_refused_in_a_sentence(policy):
-    template = (
-        "{% if messages | length > 1 %}{{ raise_exception('one turn only') }}{% endif %}"
-        "{% for m in messages %}" + TURN + "{% endfor %}<|assistant|>"
+    single = with_template(
+        policy, "{% if messages | length > 1 %}{{ raise_exception('one turn only') }}{% endif %}"
     )
-    single = with_template(policy, template)
     with pytest.raises(ValueError, match="one turn only.*conversation=as_one_message"):
         MetaEvaluationReward(single)
-
-
-def test_another_template_and_tokenizer_are_the_evaluators_own(policy):
-    """Its own turns are what it reads, whatever the policy's template is."""
-    plain = with_template(policy, "{% for m in messages %}" + TURN + "{% endfor %}<|assistant|>")
-    other = with_template(
-        policy, "{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}<|assistant|>"
-    )
-    conversation = as_turns(QUESTION, TEXTS[0], META_QUESTION)
-    expected = by_hand(other, conversation)[0]
-    assert call(MetaEvaluationReward(other, transform="p"), TEXTS[:1]) == pytest.approx([expected])
-    assert expected != pytest.approx(by_hand(plain, conversation)[0], abs=1e-6)
 
 
 def test_an_evaluator_that_does_not_answer_is_reported_once(policy, caplog):
@@ -366,10 +330,3 @@ def test_a_policy_in_training_mode_is_read_without_dropout(policy):
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.5
     assert call(reward) == before and policy.model.training
-
-
-def test_string_prompts_are_taken_too(policy):
-    reward = MetaEvaluationReward(policy, transform="p")
-    as_text = reward([QUESTION[0]["content"]], [TEXTS[0]], [[]])
-    assert as_text == pytest.approx(call(reward, TEXTS[:1]))
-    assert reward([], [], []) == []

@@ -1,6 +1,5 @@
 """Rewards by rule: the format, overlong completions, verdicts, and TRL's protocol for all."""
 
-import inspect
 import pickle
 import random
 
@@ -16,8 +15,6 @@ from grpo_kit.rewards import (
     parse_verdict,
     verdict_stats,
 )
-
-# --- format ---------------------------------------------------------------------------------------
 
 GOOD = [
     "<think>a</think><answer>15</answer>",
@@ -63,9 +60,6 @@ def test_any_filled_parts_are_paid_and_any_lost_tag_is_charged(before, a, betwee
         assert formats([text.replace(tag, ""), text + tag]) == [-0.1, -0.1]
 
 
-# --- overlong completions -------------------------------------------------------------------------
-
-
 def penalties(penalty, lengths):
     return penalty([], [], completion_ids=[[7] * length for length in lengths], answer=[])
 
@@ -91,15 +85,11 @@ def test_the_penalty_equals_trls(data):
 
 @pytest.mark.parametrize(
     ("longest", "cache", "named"),
-    [(0, 1, "max_completion_length=0"), (10, 0, "cache_length=0"), (10, 11, "cache_length=11")]
-    + [(10.5, 2, "max_completion_length=10.5"), (10, True, "cache_length=True")],
+    [(0, 1, "max_completion_length=0"), (10, 0, "cache_length=0"), (10, 11, "cache_length=11")],
 )
 def test_bad_lengths_are_named(longest, cache, named):
     with pytest.raises(ValueError, match=named):
         OverlongPenalty(longest, cache)
-
-
-# --- verdicts -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -161,16 +151,10 @@ def test_the_pass_rate_is_a_factor_and_capped():
     assert rewards == [0.25, 0.5, 0.0, 0.5]
 
 
-@pytest.mark.parametrize(
-    ("labels", "factor", "message"),
-    [([True], True, "'pass_rate' has 0 values for 1"), ([True] * 2, False, "'correct' has 2")],
-)
-def test_missing_columns_are_named(labels, factor, message):
-    with pytest.raises(ValueError, match=message):
-        verdict_rewards(["Yes"], labels, factor)
+def test_a_missing_column_is_named():
+    with pytest.raises(ValueError, match="needs the column `pass_rate`"):
+        verdict_rewards(["Yes"], [True], True)
 
-
-# --- TRL's protocol -------------------------------------------------------------------------------
 
 REWARDS = [accuracy_reward, format_reward, OverlongPenalty(8, 4)]
 
@@ -218,13 +202,3 @@ def test_each_row_is_scored_by_that_row_in_any_order_and_batch(reward, conversat
         random.Random(seed).shuffle(order)
     assert [call_like_trl(reward, [row], conversational)[0] for row in ROWS] == expected
     assert call_like_trl(reward, [], conversational) == []
-
-
-@pytest.mark.parametrize("reward", REWARDS, ids=lambda reward: reward.__name__)
-def test_signature_is_the_protocol(reward):
-    """The trainer names a missing column by reading what a reward requires."""
-    parameters = inspect.signature(reward).parameters
-    required = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
-    assert list(parameters)[:3] == ["prompts", "completions", "completion_ids"]
-    assert required == (["answer"] if reward is accuracy_reward else [])
-    assert any(p.kind is p.VAR_KEYWORD for p in parameters.values())

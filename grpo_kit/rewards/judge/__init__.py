@@ -1,9 +1,7 @@
 """The LLM-judge reward: another model scores each completion's quality, 1 to 5 on four criteria.
 
-Sources: Trinity-RFT's report (arXiv 2505.17826, Figs 10-11), where Qwen3-32B's score, normalised to
-[-0.5, 0.5], is added to the rule-based rewards; Data-Juicer's LLM quality scorer for the criteria.
-Our reading: the report does not print the normalisation; (mean - 1) / 4 - 0.5 uses the whole range.
-Data-Juicer gives 0 for an unreadable judgement; here it is None and leaves its group.
+Sources: Trinity-RFT's report (arXiv 2505.17826, Figs 10-11); Data-Juicer's LLM quality scorer for
+the criteria. Our reading: the score is normalised to [-0.5, 0.5] by (mean - 1) / 4 - 0.5.
 """
 
 from grpo_kit.rewards.judge.judges import EndpointJudge, Failure, LocalJudge, Reply

@@ -1,9 +1,7 @@
 """Who judges: `LocalJudge`, a model in this process, or `EndpointJudge`, a model behind HTTP.
 
-A judge is any object with a `name`, by which its judgements are cached; a `prompt(question,
-response)`, which gives the messages that ask for a judgement; and `judge(conversations)`, which
-yields (index, `Reply` or `Failure`) for each conversation, in any order. It raises no exception for
-a missing judgement, which would end the run.
+A judge has a `name`, for the cache, and `prompt(question, response)`, messages that ask for a
+judgement. Called with conversations it yields (index, `Reply` or `Failure`) for each, in any order.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
+from pydantic import AliasPath, BaseModel, Field, NonNegativeInt, ValidationError
 
 from grpo_kit.rewards.judge.texts import quality_prompt, tiny_prompt
 
@@ -41,16 +39,16 @@ class Reply:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no judgement: a word or two to count by, and a sentence with the remedy."""
+    """Why there is no judgement: a word to count by, and a sentence with the remedy."""
 
     kind: str
     reason: str
     hopeless: bool = False  # every further call would fail in the same way
 
 
-_CUT_OFF = Failure(
-    "cut off", "the reply reached its limit of tokens: raise it, or keep the judge from thinking."
-)
+Outcomes = AsyncIterator[tuple[int, Reply | Failure]]
+_LIMIT = "the reply reached its limit of tokens: raise it, or keep the judge from thinking."
+_CUT_OFF = Failure("cut off", _LIMIT)
 
 
 def commonest_reason(failures: Sequence[Failure]) -> str:
@@ -59,10 +57,9 @@ def commonest_reason(failures: Sequence[Failure]) -> str:
 
 
 class FailureWindow:
-    """Ends a run when more than half of the last replies failed.
+    """Ends a run when more than half of the last `size` replies, in whole batches, failed.
 
-    The window is of `size` replies, rounded up to whole batches: within one the failures come last,
-    since retries take time. `what` names the replies in messages. Raises ValueError for size < 1.
+    Whole, as failures come last in a batch: retries take time. `what` names the replies.
     """
 
     def __init__(self, size: int, what: str = "judgements"):
@@ -90,9 +87,8 @@ class FailureWindow:
         if failures:
             kinds = Counter(failure.kind for failure in failures).most_common()
             counts = ", ".join(f"{count} {kind}" for kind, count in kinds)
-            reason = commonest_reason(failures)
-            message = "%d of %d %s failed (%s): %s"
-            logger.warning(message, len(failures), total, self.what, counts, reason)
+            failed = f"{len(failures)} of {total} {self.what} failed ({counts})"
+            logger.warning("%s: %s", failed, commonest_reason(failures))
             self.check(failures, total)
         self._batches.append((total, len(failures)))
 
@@ -115,9 +111,9 @@ class LocalJudge:
         weights = weights_hash(self.policy.model.parameters(), samples=256)
         self.name = f"local-{weights}-{self.max_new_tokens}"
 
-    async def __call__(
-        self, conversations: Sequence[list[dict]]
-    ) -> AsyncIterator[tuple[int, Reply | Failure]]:
+    async def __call__(self, conversations: Sequence[list[dict]]) -> Outcomes:
+        from grpo_kit.generation import reply
+
         room = self.policy.context_length - self.max_new_tokens
         lengths = [len(ids) for ids in self.policy.encode(conversations)]
         for i, length in enumerate(lengths):
@@ -125,22 +121,16 @@ class LocalJudge:
                 reason = f"the judge has room for {room} tokens and the prompt has {length}: "
                 yield i, Failure("too long", reason + "lower max_completion_length.")
         fitting = [i for i, length in enumerate(lengths) if length <= room]
+        limits = {"max_new_tokens": self.max_new_tokens, "batch_size": self.batch_size}
         for start in range(0, len(fitting), self.batch_size):
             part = fitting[start : start + self.batch_size]
+            batch = [conversations[i] for i in part]
             # in a thread, or other coroutines' clocks would run out meanwhile
-            outcomes = await asyncio.to_thread(self._reply, [conversations[i] for i in part])
-            for i, (text, ended, n_tokens) in zip(part, outcomes, strict=True):
-                yield i, Reply(text, lengths[i], n_tokens) if ended else _CUT_OFF
-
-    def _reply(self, conversations: list[list[dict]]) -> list[tuple[str, bool, int]]:
-        """Text, whether it came to its end, and number of tokens of each reply."""
-        from grpo_kit.generation import reply
-
-        limits = {"max_new_tokens": self.max_new_tokens, "batch_size": self.batch_size}
-        rollouts = reply(self.policy, conversations, **limits, do_sample=False)
-        ids = rollouts.completion_lists()
-        texts, ended = self.policy.decode(ids), rollouts.finished.tolist()
-        return list(zip(texts, ended, map(len, ids), strict=True))
+            rollouts = await asyncio.to_thread(reply, self.policy, batch, **limits, do_sample=False)
+            rows = rollouts.completion_lists()
+            texts, finished = self.policy.decode(rows), rollouts.finished.tolist()
+            for i, text, row, ended in zip(part, texts, rows, finished, strict=True):
+                yield i, Reply(text, lengths[i], len(row)) if ended else _CUT_OFF
 
 
 # Of each judge and event loop: parts of a batch may be judged at the same time.
@@ -148,16 +138,28 @@ _GATES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 REQUEST = {"temperature": 0.0, "max_tokens": 1024}
 
 
+class _Completion(BaseModel):
+    """What is read of an answer; endpoints differ in the rest, and the client checks nothing."""
+
+    class Choice(BaseModel):
+        class Message(BaseModel):
+            content: str | None = None
+
+        message: Message
+        finish_reason: str | None = None
+
+    choice: Choice = Field(validation_alias=AliasPath("choices", 0))
+    read: NonNegativeInt = Field(0, validation_alias=AliasPath("usage", "prompt_tokens"))
+    written: NonNegativeInt = Field(0, validation_alias=AliasPath("usage", "completion_tokens"))
+
+
 @dataclass(eq=False, repr=False)
 class EndpointJudge:
     """A model behind an OpenAI-compatible endpoint: vLLM, `transformers serve`, Ollama, a host's.
 
-    The openai client retries rate limits (429), server errors, time-outs and broken connections,
-    with exponential backoff or after the server's Retry-After. A call ends after
-    `timeout * (max_retries + 1) + 8 * max_retries` seconds. Judgements are cached by model and
-    request, whatever the address. `{**REQUEST, "extra_body": {"chat_template_kwargs":
-    {"enable_thinking": False}}}` as `request` keeps Qwen3 from thinking.
-
+    The openai client retries rate limits, server errors, time-outs and broken connections; a call
+    ends after `timeout * (max_retries + 1) + 8 * max_retries` seconds. As `request`, `{**REQUEST,
+    "extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}` keeps Qwen3 from thinking.
     Raises ValueError for an unusable base_url, model or key, and numbers out of range.
     """
 
@@ -173,18 +175,14 @@ class EndpointJudge:
 
     def __post_init__(self):
         url = urlsplit(self.base_url or "")
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise ValueError("base_url is missing or no address, such as http://127.0.0.1:8000/v1.")
-        if url.username or url.password or url.query:
+        if url.scheme not in ("http", "https") or url.username or url.password or url.query:
             raise ValueError(
-                f"the base_url at {url.hostname} carries a user, password or query: keys come from "
-                "the environment only, name the variable as api_key_env."
+                "base_url must be an address such as http://127.0.0.1:8000/v1, without a user, "
+                "password or query: keys come from the environment only, through api_key_env."
             )
-        if not self.model:
-            raise ValueError(f"model is {self.model!r}: name one that {self.base_url} serves.")
-        for name, least in (("concurrency", 1), ("timeout", 1e-3), ("max_retries", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}: give {least} or more.")
+        if self.concurrency < 1 or self.timeout <= 0 or self.max_retries < 0:
+            limits = f"timeout={self.timeout}, max_retries={self.max_retries}"
+            raise ValueError(f"concurrency={self.concurrency}, {limits}: give 1, more than 0, 0.")
         self._key()
         self.request = dict(REQUEST if self.request is None else self.request)
         # the request changes replies; hashed, as somebody may put a header with a key there
@@ -197,14 +195,12 @@ class EndpointJudge:
         key = os.environ.get(self.api_key_env, "").strip()
         if not key or not (key.isascii() and key.isprintable()) or " " in key:
             raise ValueError(
-                f"the environment variable {self.api_key_env} with the key is not set, or no plain "
-                "ASCII word: set it, or give api_key_env=None where no key is wanted."
+                f"the environment variable {self.api_key_env} is not set, or no plain ASCII word: "
+                "set it to the key, or give api_key_env=None where no key is wanted."
             )
         return key
 
-    async def __call__(
-        self, conversations: Sequence[list[dict]]
-    ) -> AsyncIterator[tuple[int, Reply | Failure]]:
+    async def __call__(self, conversations: Sequence[list[dict]]) -> Outcomes:
         try:
             from openai import AsyncOpenAI
         except ImportError as error:
@@ -212,8 +208,8 @@ class EndpointJudge:
         key = self._key()
         gates = _GATES.setdefault(self, weakref.WeakKeyDictionary())
         gate = gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
-        # A client belongs to one event loop, and the kit's training has one a step.
         options = {"timeout": self.timeout, "max_retries": self.max_retries}
+        # A client belongs to one event loop, and the kit's training has one a step.
         async with AsyncOpenAI(api_key=key, base_url=self.base_url, **options) as client:
 
             async def judged(i: int, messages: list[dict]) -> tuple[int, Reply | Failure]:
@@ -243,14 +239,13 @@ class EndpointJudge:
             return Failure("no completion", reason)
         except (asyncio.TimeoutError, openai.OpenAIError) as error:
             return self._failure(error, key)
-        choice = completion.choices[0]
-        if choice.finish_reason == "length":
+        ended_by, text = completion.choice.finish_reason, completion.choice.message.content or ""
+        if ended_by == "length":
             return _CUT_OFF
-        text = choice.message.content or ""
         if not text.strip():
-            reason = f"{self.model} replied with no text (it ended by {choice.finish_reason!r}): "
+            reason = f"{self.model} replied with no text (it ended by {ended_by!r}): "
             return Failure("empty", reason + "if it thinks, switch thinking off.")
-        return Reply(text.replace(key, "[key]"), **dict(completion.usage or {}))
+        return Reply(text.replace(key, "[key]"), completion.read, completion.written)
 
     def _failure(self, error: Exception, key: str) -> Failure:
         """The error's kind, remedy and the server's own message, but without the key."""
@@ -258,8 +253,8 @@ class EndpointJudge:
 
         url, status = self.base_url, getattr(error, "status_code", None)
         if isinstance(error, asyncio.TimeoutError | openai.APITimeoutError):
-            reason = f"{url} did not answer within {self.timeout} s: raise timeout or lower "
-            return Failure("timeout", reason + "concurrency.")
+            remedy = "raise timeout or lower concurrency."
+            return Failure("timeout", f"{url} did not answer within {self.timeout} s: {remedy}")
         # by name, since the openai client changed its HTTP library between versions
         if type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout"):
             reason = f"no server can be reached at {url}: start it or correct base_url."
@@ -267,33 +262,13 @@ class EndpointJudge:
         message = " ".join(str(error).replace(key, "[key]").split())[:200]
         if status is None:
             return Failure("connection", f"the connection to {url} broke off. {message}")
-        if status in (401, 403):
-            variable = self.api_key_env or "that you name as api_key_env"
-            kind, remedy = "key refused", f"set the environment variable {variable} to a valid key"
-        elif status == 404:
-            kind, remedy = "not served", f"it does not serve {self.model}; {url}/models lists names"
-        elif status == 429:
-            kind, remedy = "rate limit", "lower concurrency or raise max_retries"
-        else:
-            kind = "server error" if status >= 500 else "refused"
-            remedy = "read the server's log"
+        variable = self.api_key_env or "that you name as api_key_env"
+        refused = f"set the environment variable {variable} to a valid key"
+        kind, remedy = {
+            401: ("key refused", refused),
+            403: ("key refused", refused),
+            404: ("not served", f"it does not serve {self.model}; {url}/models lists names"),
+            429: ("rate limit", "lower concurrency or raise max_retries"),
+        }.get(status, ("server error" if status >= 500 else "refused", "read the server's log"))
         reason = f"{url} answered HTTP {status}: {remedy}. {message}"
         return Failure(kind, reason, hopeless=status in (401, 403, 404))
-
-
-class _Completion(BaseModel):
-    """What is read of an answer; endpoints differ in the rest, and the client checks nothing."""
-
-    class Choice(BaseModel):
-        class Message(BaseModel):
-            content: str | None = None
-
-        message: Message
-        finish_reason: str | None = None
-
-    class Usage(BaseModel):
-        prompt_tokens: NonNegativeInt = 0
-        completion_tokens: NonNegativeInt = 0
-
-    choices: list[Choice] = Field(min_length=1)
-    usage: Usage | None = None

@@ -1,46 +1,89 @@
-"""A judge's replies as rewards under TRL's protocol: `QualityJudgeReward`, `OutcomeJudgeReward`."""
+"""A judge's replies as rewards under TRL's protocol, each paid for once and kept on disk."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sqlite3
 from collections import Counter
-from collections.abc import Callable
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Iterable
+from contextlib import aclosing, closing, suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from grpo_kit.rewards.judge.cache import JudgementCache, cache_key
+from grpo_kit.paths import make_output_dir
+from grpo_kit.rewards.judge import texts
 from grpo_kit.rewards.judge.judges import Failure, FailureWindow, Reply, commonest_reason
 from grpo_kit.rewards.judge.texts import Judgement, Outcome, outcome_prompt, parse_judgement
-from grpo_kit.rewards.rules import completion_text, correctness, question_text
+from grpo_kit.rewards.rules import accuracy_reward, column, completion_text, question_text
 
-LEAST = -0.5  # the reward of the lowest scores
 HOPELESS = 8  # hopeless failures before the first judgement that end a run at once
+CACHE_FILE = "judgements.sqlite"
+CREATE = "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)"
+
+
+def cache_key(judge: str, messages: list[dict]) -> str:
+    """A digest of judge, prompt version and the whole prompt, so of question and response."""
+    return hashlib.sha256(json.dumps([judge, texts.PROMPT_VERSION, messages]).encode()).hexdigest()
+
+
+class JudgementCache:
+    """Replies by key in an SQLite file in `folder`, which processes may share.
+
+    A kill loses at most the reply being written. Raises RuntimeError for an unusable folder.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.path = make_output_dir(folder) / CACHE_FILE
+        try:
+            self.read([])
+        except sqlite3.Error as error:
+            problem = f"cannot use {self.path} ({error})"
+            raise RuntimeError(f"{problem}: delete it or choose another cache_dir.") from error
+
+    def _open(self) -> closing[sqlite3.Connection]:
+        # Anew at each use: a training loop may call from another thread every step.
+        # No write-ahead log: processes that created one together met "database is locked".
+        connection = sqlite3.connect(self.path, timeout=60.0, isolation_level=None)
+        # A sync to disk takes 4 ms a reply and guards against power cuts only, not against kills.
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute(CREATE)
+        return closing(connection)
+
+    def read(self, keys: Iterable[str]) -> dict[str, str]:
+        """The replies that are there, by key."""
+        query = "SELECT key, reply FROM replies WHERE key = ?"
+        with self._open() as connection:
+            return dict(row for key in keys for row in connection.execute(query, (key,)))
+
+    def write(self, key: str, reply: str) -> None:
+        """Store a reply, in place of an earlier one."""
+        with self._open() as connection:
+            connection.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, reply))
 
 
 @dataclass(eq=False, repr=False)
 class QualityJudgeReward:
     """The quality of each completion as a judge sees it, in [-0.5, 0.5]; None if it was not judged.
 
-    The judge sees only the question (the last user message) and the response, equal ones once. The
-    call is a coroutine: other rewards, and with `rollout_chunks` the sampling of the batch's next
-    part, go on meanwhile. A failed judgement is not cached, and not retried here: the endpoint
-    judge already retries transient errors. TRL 1.16 counts a None as 0, the middle of this scale.
-
-    `totals` counts calls, cached, failed, `failed/<kind>`, tokens and cost; TRL's `log_metric` gets
-    those of each call as `judge/…`. Raises ValueError or RuntimeError for unusable arguments.
+    The judge sees only the question (the last user message) and the response, equal ones once. A
+    failed judgement is not cached. TRL 1.16 counts a None as 0, the middle of this scale. `totals`
+    counts calls, cached, failed, `failed/<kind>`, tokens and cost; `log_metric` gets those of each
+    call as `judge/…`. Raises ValueError or RuntimeError for unusable arguments.
     """
 
     judge: Any  # a `LocalJudge`, an `EndpointJudge`, or anything like them (see `judges`)
     _: KW_ONLY
     cache_dir: str | Path | None = None  # runs and processes may share it; None = no cache
-    only_correct: bool = False  # -0.5 for a wrong answer (column `answer`), without asking
+    only_correct: bool = False  # the least for a wrong answer (column `answer`), without asking
     failure_window: int = 64  # see `FailureWindow`
     price: tuple[float, float] | None = None  # (read, written), of a million tokens
 
     __name__ = "quality_judge_reward"
     judgement_type = Judgement
+    least = -0.5  # the reward of a wrong answer under only_correct
 
     def __post_init__(self):
         self.window = FailureWindow(self.failure_window)
@@ -52,19 +95,15 @@ class QualityJudgeReward:
         self, prompts: list, completions: list, completion_ids: list, *,
         log_metric: Callable | None = None, **columns,
     ) -> list[float | None]:  # fmt: skip
-        """Return a reward for each of the N completions, strings or lists of messages.
-
-        Raises RuntimeError when most of a window of judgements failed or the first failures show
-        that there is no judge; ValueError if `only_correct` finds no column `answer`.
-        """
-        correct: list[float | None] = [1.0] * len(completions)
+        """Raises RuntimeError when most of a window of judgements failed or there is no judge."""
+        correct = [1.0] * len(completions)
         if self.only_correct:
-            correct = correctness(self.__name__, completions, columns)
+            answer = column(columns, "answer", f"{self.__name__} with only_correct")
+            correct = accuracy_reward([], completions, [], answer=answer)
+        pairs = zip(map(question_text, prompts), map(completion_text, completions), strict=True)
         conversations = [
-            self._conversation(question_text(prompt), completion_text(completion), columns, i)
-            if correct[i]
-            else None
-            for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
+            self._conversation(*pair, columns, i) if correct[i] else None
+            for i, pair in enumerate(pairs)
         ]
         keys = [c and cache_key(self.judge.name, c) for c in conversations]
         distinct = {key: c for key, c in zip(keys, conversations, strict=True) if c}
@@ -83,23 +122,23 @@ class QualityJudgeReward:
             if judgements:
                 log_metric("judge/mean_score", fmean(j.mean for j in judgements.values()))
         return [
-            LEAST if right == 0 else judgements[key].reward if key in judgements else None
+            self.least if right == 0 else judgements[key].reward if key in judgements else None
             for key, right in zip(keys, correct, strict=True)
         ]
 
     def _conversation(self, question: str, response: str, columns: dict, i: int) -> list[dict]:
         return self.judge.prompt(question, response)
 
-    async def _judge(
-        self, conversations: dict[str, list[dict]], stats: Counter
-    ) -> dict[str, Judgement | Outcome]:
-        """Return the judgements that succeed, by key, and count in `stats`."""
-        keys, judgements = list(conversations), {}
-        failures: list[Failure] = []
+    async def _judge(self, conversations: dict[str, list[dict]], stats: Counter) -> dict:
+        """The judgements that succeed, by key; counts in `stats`."""
+        keys, judgements, failures = list(conversations), {}, []
         async with aclosing(self.judge(list(conversations.values()))) as outcomes:
             async for i, outcome in outcomes:
                 if isinstance(outcome, Reply):
-                    self._count_tokens(outcome, stats)
+                    read, written = outcome.prompt_tokens, outcome.completion_tokens
+                    stats["tokens"] += read + written
+                    if self.price is not None:
+                        stats["cost"] += (read * self.price[0] + written * self.price[1]) / 1e6
                     try:
                         judgements[keys[i]] = parse_judgement(outcome.text, self.judgement_type)
                     except ValueError as error:
@@ -119,30 +158,18 @@ class QualityJudgeReward:
         self.window.add(failures, len(keys))
         return judgements
 
-    def _count_tokens(self, reply: Reply, stats: Counter) -> None:
-        read, written = reply.prompt_tokens, reply.completion_tokens
-        stats["tokens"] += read + written
-        if self.price is not None:
-            stats["cost"] += (read * self.price[0] + written * self.price[1]) / 1e6
-
 
 class OutcomeJudgeReward(QualityJudgeReward):
     """1 where a judge finds that the completion gives the reference answer, else 0; None unjudged.
 
     For outcomes that no rule can compare, as in AgentFlow (arXiv 2510.05592, section 3.2). The
-    judge must follow instructions, which the tiny base does not. Options are those of
-    `QualityJudgeReward` without `only_correct`. Raises ValueError without the column `answer`.
+    judge must follow instructions, which the tiny base does not. Needs the column `answer`.
     """
 
     __name__ = "outcome_judge_reward"
     judgement_type = Outcome
-
-    def __post_init__(self):
-        if self.only_correct:
-            raise ValueError("only_correct is what this reward asks the judge about; leave it out.")
-        super().__post_init__()
+    least = 0.0
 
     def _conversation(self, question: str, response: str, columns: dict, i: int) -> list[dict]:
-        if "answer" not in columns:
-            raise ValueError(f"{self.__name__} compares with the column `answer`: add it.")
-        return outcome_prompt(question, str(columns["answer"][i]), response)
+        answer = column(columns, "answer", self.__name__)[i]
+        return outcome_prompt(question, str(answer), response)

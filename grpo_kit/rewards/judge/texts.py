@@ -1,8 +1,7 @@
 """A judge's prompt and how its reply is read: the two places where a response could cheat.
 
-Going in, the response stands between tags that it cannot close (`fenced`); it may still talk the
-judge round, as notebook 03 shows. Coming out, only the *beginning* of the reply counts, so that a
-forged judgement which the judge quotes is never taken for its own.
+Going in, the response stands between tags that it cannot close (`fenced`). Coming out, only the
+*beginning* of the reply counts: a forged judgement which the judge quotes is not its own.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import unicodedata
 from statistics import fmean
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 CRITERIA = ("accuracy", "grammar", "informativeness", "coherence")
 PROMPT_VERSION = "2"  # raise it when a prompt changes; it is part of the cache's key
@@ -60,10 +59,7 @@ Reply with one JSON object and nothing before it: {{"correct": true}} or {{"corr
 
 
 def fenced(text: str) -> str:
-    """`text` as it may stand between tags: without unseen characters, tags and role marks broken.
-
-    A broken mark gets an underscore, `</_response>`, `<_|user|>`; all other text stays as it is.
-    """
+    """`text` without unseen characters, tags and role marks broken: `</_response>`, `<_|user|>`."""
     seen = (c for c in text if c in "\n\t" or unicodedata.category(c) not in _UNSEEN)
     return _MARK.sub(r"\g<0>_", "".join(seen))
 
@@ -78,43 +74,34 @@ def judge_prompt(question: str, response: str) -> str:
 
 def tiny_prompt(question: str, response: str) -> list[dict]:
     """One message that asks the tiny judge for the four scores."""
-    return _user(judge_prompt(fenced(question), fenced(response)))
+    return [{"role": "user", "content": judge_prompt(fenced(question), fenced(response))}]
 
 
 def quality_prompt(question: str, response: str) -> list[dict]:
     """One message that asks a general model for the four scores (after Data-Juicer's criteria)."""
-    return _user(_QUALITY.format(sections=_sections(question=question, response=response)))
+    return _filled(_QUALITY, question=question, response=response)
 
 
 def outcome_prompt(question: str, answer: str, response: str) -> list[dict]:
     """One message that asks a general model whether the response gives the reference answer."""
-    sections = _sections(question=question, reference=answer, response=response)
-    return _user(_OUTCOME.format(sections=sections))
+    return _filled(_OUTCOME, question=question, reference=answer, response=response)
 
 
-def _sections(**texts: str) -> str:
-    """Each text between the tags of its name, fenced."""
-    return "\n".join(
-        f"<{tag}>\n{_without_thinking_tags(fenced(text))}\n</{tag}>" for tag, text in texts.items()
-    )
-
-
-def _without_thinking_tags(text: str) -> str:
-    """Else a judge that quotes `</think>` ends its own thinking, or its server thinks it has."""
-    return re.sub(r"<(?=\s{0,4}/?\s{0,4}think)", "<_", text, flags=re.IGNORECASE)
-
-
-def _user(content: str) -> list[dict]:
-    return [{"role": "user", "content": content}]
+def _filled(template: str, **texts: str) -> list[dict]:
+    """One message with each text, fenced, between the tags of its name."""
+    sections = []
+    for tag, text in texts.items():
+        # a judge that quotes `</think>` would end its own thinking, or its server thinks it has
+        inside = re.sub(r"<(?=\s{0,4}/?\s{0,4}think)", "<_", fenced(text), flags=re.IGNORECASE)
+        sections.append(f"<{tag}>\n{inside}\n</{tag}>")
+    return [{"role": "user", "content": template.format(sections="\n".join(sections))}]
 
 
 Score = Annotated[int, Field(ge=1, le=5)]
 
 
-class Judgement(BaseModel):
+class Judgement(BaseModel, strict=True, frozen=True):
     """A judge's four scores. Strict: 5.0, "5", true and a missing score are errors."""
-
-    model_config = ConfigDict(strict=True, frozen=True)
 
     accuracy: Score
     grammar: Score
@@ -133,10 +120,8 @@ class Judgement(BaseModel):
         return (self.mean - 1) / 4 - 0.5
 
 
-class Outcome(BaseModel):
+class Outcome(BaseModel, strict=True, frozen=True):
     """A judge's verdict on a final answer, strict as well."""
-
-    model_config = ConfigDict(strict=True, frozen=True)
 
     correct: bool
 
@@ -148,26 +133,16 @@ class Outcome(BaseModel):
     mean = reward  # what is logged
 
 
-_CODE_FENCE = re.compile(r"\s*(?:```\w{0,10}\s*)?")
-
-
 def parse_judgement(reply: str, kind: type[BaseModel] = Judgement) -> Any:
     """Read the judgement, a `kind`, that a whole reply begins with, in linear time.
 
-    Only one block `<think>…</think>` and the opening of a code fence may stand before it. Refused
-    is a possible quotation: a judgement after prose, before a second `</think>`, or before the
-    prompt's `</response>` (`transformers serve` hands back the end of a prompt with `<think>` in
-    it, if the model is a Qwen2 whose chat template is not Qwen's).
-
-    Raises ValueError that says what was wrong, for anything but one judgement.
+    Only one block `<think>…</think>` and the opening of a code fence may stand before it. Raises
+    ValueError, with the reason, for anything else and for a possible quotation: a judgement before
+    a second `</think>` or the prompt's `</response>`, which `transformers serve` may hand back.
     """
     reply = reply.strip()
-    if not reply:
-        raise ValueError("the reply is empty")
     if reply.startswith("<think>"):
-        _, end, reply = reply.partition("</think>")
-        if not end:
-            raise ValueError("the reply ends while the judge is thinking: let it write more tokens")
+        reply = reply.partition("</think>")[2]
     start = _CODE_FENCE.match(reply).end()
     if not reply.startswith("{", start):
         beginning = reply[start : start + 40]
@@ -187,10 +162,10 @@ def parse_judgement(reply: str, kind: type[BaseModel] = Judgement) -> Any:
 
 
 def _once_each(pairs: list[tuple]) -> dict:
-    value = dict(pairs)
-    if len(value) < len(pairs):
+    if len(dict(pairs)) < len(pairs):
         raise ValueError("a name occurs twice")
-    return value
+    return dict(pairs)
 
 
+_CODE_FENCE = re.compile(r"\s*(?:```\w{0,10}\s*)?")
 _DECODER = json.JSONDecoder(object_pairs_hook=_once_each, strict=False)  # line breaks in strings

@@ -111,4 +111,4 @@ def test_a_result_that_is_no_json_is_named(tmp_path):
         (tmp_path / "a" / "result.json").write_text(content)
         with pytest.raises(ValueError, match="execute the notebook again"):
             read_result(tmp_path, "a")
-    assert read_result(tmp_path, "b") is None
+    assert read_result(tmp_path, "b") == {}

@@ -43,9 +43,6 @@ def up(gained):
     return gained(GAINS)
 
 
-# --- the shipped claims ---------------------------------------------------------------------------
-
-
 def test_the_shipped_claims_cover_all_five_methods_and_can_all_be_run():
     claims, problems = load_claims()
     assert problems == [] and sum(bool(one.printed) for one in claims) >= 12
@@ -89,9 +86,6 @@ def test_numbers_printed_in_the_sources_are_as_the_sources_have_them():
     assert table["GAIA"] == [17.2, 33.1] and len(table) == 10
 
 
-# --- reading --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
@@ -117,19 +111,12 @@ def test_a_mistake_in_a_claim_is_named_and_the_others_are_read(line, sentence, t
 
 def test_a_file_that_is_no_list_of_claims_is_refused(tmp_path):
     path = tmp_path / "claims.yaml"
-    for text, sentence in (
-        ("id: x", "no list"),
-        ("- [", "cannot be read as YAML"),
-        ("", "no list"),
-    ):
+    for text, sentence in (("id: x", "no list"), ("- [", "read as YAML"), ("", "no list")):
         path.write_text(text)
         with pytest.raises(ValueError, match=sentence):
             load_claims(path)
     with pytest.raises(ValueError, match="cannot be read"):
         load_claims(tmp_path / "nowhere.yaml")
-
-
-# --- judging --------------------------------------------------------------------------------------
 
 
 def test_a_claim_is_judged_by_its_differences_seed_by_seed(up, gained, five):
@@ -198,8 +185,7 @@ def test_an_unknown_metric_and_a_missing_arm_are_named_and_the_rest_is_judged(up
     judged, (problem,) = judge_claims(claims, up)
     verdicts = {one.claim.id: one.verdict for one in judged}
     assert verdicts == {"gone": "not run here", "more": "reproduced"}
-    assert "claim 'odd' is about the metric 'wit', which runs of 'diversity' do not" in problem
-    assert "they have " in problem and "eval/pass@1" in problem
+    assert "claim 'odd' is about the metric 'wit'" in problem and "eval/pass@1" in problem
 
 
 def test_the_table_has_a_row_a_claim(up):
@@ -211,7 +197,7 @@ def test_the_table_has_a_row_a_claim(up):
     assert rows[2] == f"| It helps. | rises | {number} | **reproduced** |"
     assert "| GSM8K: 30 → 90 | `grpo-kit run" in rows[3] and "**not run here**" in rows[3]
     assert len(claims_text(judged, "real").splitlines()) == 3
-    with pytest.raises(ValueError, match="no judged claim 'x'; there are more, real"):
+    with pytest.raises(ValueError, match="no judged claim 'x'; choose among more, real"):
         claims_text(judged, "x")
 
 

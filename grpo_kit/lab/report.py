@@ -29,7 +29,12 @@ from grpo_kit.lab.grid import command_of, format_seeds
 from grpo_kit.lab.records import Record, by_arm, fingerprint, slug
 from grpo_kit.lab.statistics import MARGIN, MIN_SEEDS
 from grpo_kit.lab.summary import (
-    by_metric, cell, difference_cell, markdown_table, number, summarise,
+    by_metric,
+    cell,
+    difference_cell,
+    markdown_table,
+    number,
+    summarise,
 )  # fmt: skip
 from grpo_kit.paths import make_output_dir, results_dir, write_atomic
 
@@ -144,15 +149,7 @@ def panel(name: str, profile: str, records: Sequence[Record]) -> dict:
         seeds[tuple(of)].append(arm)
     several = len(seeds) > 1
     first = {arm: next(iter(arms[arm].values())) for arm in summary["final"]}
-    configs = {}
-    for arm, record in first.items():
-        source = record.start.get("batch_source", record.start.get("collector"))  # its older name
-        started = {"batch_source": source, "rewards": record.start.get("rewards")}
-        configs[arm] = started | record.config
-    settings = {
-        key: [_setting(config.get(key)) for config in configs.values()]
-        for key in dict.fromkeys(chain(*configs.values()))
-    }
+    differing, common = _settings(first)
     final = by_metric(summary["final"], cell)
     difference = by_metric(summary["difference"], difference_cell)
     return {
@@ -170,12 +167,7 @@ def panel(name: str, profile: str, records: Sequence[Record]) -> dict:
         "final": {metric: row for metric, row in final.items() if metric not in COST},
         "cost": {title: final[metric] for metric, title in COST.items() if metric in final},
         "difference": {COST.get(metric, metric): row for metric, row in difference.items()},
-        "differing": {
-            f"`{key}`": {arm: v if v == of[0] else f"**{v}**" for arm, v in zip(first, of)}
-            for key, of in settings.items()
-            if len(set(of)) > 1
-        },
-        "common": {key: of[0] for key, of in settings.items() if len(set(of)) == 1},
+        "differing": differing, "common": common,
         "samples": {f"{a}, seed {r.seed}": r.samples for a, r in first.items() if r.samples},
         "commands": [
             command_of(name, profile, of, arms if several else ()) for of, arms in seeds.items()
@@ -183,23 +175,38 @@ def panel(name: str, profile: str, records: Sequence[Record]) -> dict:
     }  # fmt: skip
 
 
+def _settings(records: Mapping[str, Record]) -> tuple[dict, dict]:
+    """Setting -> arm -> value where arms differ, unlike the first in bold; and all others."""
+    configs = {}
+    for arm, record in records.items():
+        source = record.start.get("batch_source", record.start.get("collector"))  # its older name
+        started = {"batch_source": source, "rewards": record.start.get("rewards")}
+        configs[arm] = started | record.config
+    differing, common = {}, {}
+    for key in dict.fromkeys(chain(*configs.values())):
+        values = {arm: _setting(config.get(key)) for arm, config in configs.items()}
+        first = next(iter(values.values()))
+        if len(set(values.values())) == 1:
+            common[key] = first
+        else:
+            bold = {arm: v if v == first else f"**{v}**" for arm, v in values.items()}
+            differing[f"`{key}`"] = bold
+    return differing, common
+
+
 def origin(records: Sequence[Record]) -> str:
     """Markdown: on what runs ran, with what, and when; where they differ, all is named."""
-
-    def distinct(values: Iterable[object]) -> str:
-        return " / ".join(sorted(set(map(str, values))))
-
-    versions = defaultdict(list)
-    for name, version in chain(*(record.versions.items() for record in records)):
-        versions[name].append(version)
+    values, versions = defaultdict(set), defaultdict(set)
+    for record in records:
+        values["threads"].add(str(record.machine["threads"]))
+        values["commit"].add(re.sub(r"^(\w{7})\w*", r"\1", record.commit) or "not known")
+        for name, version in record.versions.items():
+            versions[name].add(version)
     days = sorted(record.finished for record in records)
     facts = {
         "machine": hardware(records),
-        "threads": distinct(record.machine["threads"] for record in records),
-        "commit": distinct(
-            re.sub(r"\B(?<=\w{7})\w+", "", r.commit) or "not known" for r in records
-        ),
-        "versions": ", ".join(f"{name} {distinct(of)}" for name, of in versions.items()),
+        **{name: " / ".join(sorted(of)) for name, of in values.items()},
+        "versions": ", ".join(f"{name} {' / '.join(sorted(of))}" for name, of in versions.items()),
         "finished": " to ".join(dict.fromkeys((days[0], days[-1]))),
     }
     return _table("runs", [len(records)], {name: {len(records): v} for name, v in facts.items()})

@@ -20,7 +20,9 @@ from grpo_kit.lab.statistics import MIN_SEEDS, interval
 GRID = 17  # places of a curve over tokens or seconds
 
 
-def reported(name: str, profile: str = "tiny", results: str | Path | None = None) -> dict:
+def reported(
+    name: str, profile: str = "tiny", results: str | Path | None = None, x: str | None = None
+) -> dict:
     """`summarise` of an experiment's reported runs; ValueError if none or one cannot be used."""
     records, problems = load_current(results, profile, name)
     if problems:
@@ -30,7 +32,7 @@ def reported(name: str, profile: str = "tiny", results: str | Path | None = None
             f"no run of {name!r} on profile {profile!r} is stored: `{command_of(name, profile)}` "
             "makes them."
         )
-    return summarise(records, EXPERIMENTS[name])
+    return summarise(records, EXPERIMENTS[name], x)
 
 
 def summarise(records: Iterable[Record], experiment: Experiment, x: str | None = None) -> dict:

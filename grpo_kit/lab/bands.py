@@ -1,8 +1,7 @@
 """Did the notebooks measure what is reported? Their numbers beside bands of several seeds.
 
-Every notebook leaves `result.json`. Those of five seeds are stored as records of the "experiment"
-`notebooks`, an arm per notebook. A new run is compared with the band in which one more seed is
-expected: another CPU rounds differently and acts as another seed; the same one repeats its numbers.
+Every notebook leaves `result.json`; those of five seeds are stored as records of the "experiment"
+`notebooks`. A new run is compared with the band in which one more seed is expected.
 """
 
 from __future__ import annotations
@@ -104,10 +103,9 @@ def compare(
 ) -> tuple[list[Row], list[str]]:
     """The numbers of `notebooks`, executed into `folder`, beside the reported ones of `profile`.
 
-    All numbers of an honest run lie in their bands with a chance of 95 %
-    (`statistics.prediction_band`); a missing number is outside. Also returns a sentence for each
-    unusable file and each notebook with fewer than `MIN_SEEDS` reported seeds. Both are empty if
-    nothing is reported of the profile.
+    All numbers of an honest run lie in their bands with a chance of 95 %; a missing one is outside.
+    Also returns a sentence for each unusable file and each notebook with too few reported seeds.
+    Both are empty if nothing is reported of the profile.
     """
     records, problems = load(results, profile, NOTEBOOKS)
     compared = []

@@ -59,12 +59,10 @@ class Claim(BaseModel):
 
     @property
     def arms(self) -> list[str]:
-        """The arms whose runs test it."""
         return [arm for arm in (self.against, self.arm) if arm]
 
     @property
     def command(self) -> str:
-        """The command that makes its runs, and no others."""
         return command_of(self.experiment, self.profile, arms=self.arms)
 
     @property
@@ -91,59 +89,51 @@ class Claim(BaseModel):
         """The number for every seed that its arms share; ValueError if a run lacks it."""
         arms = by_arm(records)
         own, other = arms.get(self.arm, {}), arms.get(self.against or self.arm, {})
-        return [
-            self._of(record) - (self._of(other[seed]) if self.against else 0.0)
-            for seed, record in own.items()
-            if seed in other
-        ]
+        pairs = [(record, other[seed]) for seed, record in own.items() if seed in other]
+        return [self._of(r) - (self._of(base) if self.against else 0.0) for r, base in pairs]
 
     def _of(self, record: Record) -> float:
-        values = []
-        for metric in filter(None, (self.metric, self.minus)):
-            try:
-                change = self.of == "change"
-                values.append(record.change(metric) if change else record.evaluation[metric])
-            except KeyError:
-                values.append(None)
-            if values[-1] is None:
-                known = {key for row in record.history for key in row} | set(record.evaluation)
-                raise ValueError(
-                    f"claim {self.id!r} is about the metric {metric!r}, which is no number in "
-                    f"{record.arm!r}, seed {record.seed}; there are {', '.join(sorted(known))}."
-                )
-        return values[0] - sum(values[1:])
+        value = self._measured(record, self.metric)
+        return value - self._measured(record, self.minus) if self.minus else value
+
+    def _measured(self, record: Record, metric: str) -> float:
+        try:
+            value = record.change(metric) if self.of == "change" else record.evaluation[metric]
+        except KeyError:
+            value = None
+        if value is None:
+            known = {key for row in record.history for key in row} | set(record.evaluation)
+            raise ValueError(
+                f"claim {self.id!r} is about the metric {metric!r}, which is no number in "
+                f"{record.arm!r}, seed {record.seed}; there are {', '.join(sorted(known))}."
+            )
+        return value
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with its verdict: "reproduced", "contradicted", "inconclusive" or "not run here".
-
-    `judgement` is None if nothing has been run. `hardware`: the runs' accelerator or processor.
-    """
+    """A claim with its verdict; no `judgement` if nothing has been run."""
 
     claim: Claim
     verdict: str = "not run here"
     judgement: Judgement | None = None
-    hardware: str = ""
+    hardware: str = ""  # the runs' accelerator or processor
 
     @property
     def here(self) -> str:
-        """The median over seeds with its interval, or the command to run."""
         return cell(vars(self.judgement), "+") if self.judgement else f"`{self.claim.command}`"
 
     @property
     def statistics(self) -> str:
-        """The number of seeds, Hedges' g and the corrected p of a claim that was run."""
-        j = self.judgement
-        p = "p < 0.001" if j.p < 0.001 else f"p = {number(j.p)}"
-        return f"{j.n} seed{'s' * (j.n != 1)}, g = {number(j.effect, '+')}, {p}"
+        n, p = self.judgement.n, self.judgement.p
+        p = "p < 0.001" if p < 0.001 else f"p = {number(p)}"
+        return f"{n} seed{'s' * (n != 1)}, g = {number(self.judgement.effect, '+')}, {p}"
 
 
 def load_claims(path: str | Path | None = None) -> tuple[list[Claim], list[str]]:
-    """The claims of a YAML file, by default the shipped one, and a sentence for each mistake in it.
+    """The valid claims of a YAML file, by default the shipped one, and a sentence for each other.
 
-    Leaves out a claim that cannot be read, repeats an id, or names an unknown experiment, arm or
-    profile. Raises ValueError for a file that is no list.
+    Raises ValueError for a file that is no list.
     """
     path = Path(path or data_dir() / "claims.yaml")
     try:
@@ -235,10 +225,7 @@ def reported_claims(
 
 
 def claims_text(judged: Iterable[Judged], *only: str) -> str:
-    """Markdown: claim, what is printed, what was measured, verdict; of all, or of the ids `only`.
-
-    Raises ValueError for an unknown id.
-    """
+    """Markdown table of all judged claims, or of the ids `only`; ValueError for an unknown id."""
     by_id = {one.claim.id: one for one in judged}
     if unknown := set(only) - set(by_id):
         raise ValueError(

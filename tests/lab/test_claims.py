@@ -54,36 +54,13 @@ def test_the_shipped_claims_cover_all_five_methods_and_can_all_be_run():
         EXPERIMENTS[one.experiment].config(PROFILES[one.profile], one.arm)  # raises if it cannot
 
 
-def test_numbers_printed_in_the_sources_are_as_the_sources_have_them():
-    """Typed a second time, in another order than in the YAML."""
-    claims = {one.id: one for one in load_claims()[0]}
-    generate, verify = (20.2, 28.5, 38.9), (21.7, 29.5, 38.4)
-    alter = (22.7, 29.4, 40.3)
-    for name, below, above in (
-        ("self-verify-over-generate", generate, verify),
-        ("mixed-over-generate", generate, (21.1, 28.5, 37.2)),
-        ("init-over-generate", generate, (21.6, 29.1, 38.7)),
-        ("alter-over-generate", generate, alter),
-        ("alter-over-self-verify", verify, alter),
-        ("self-verify-shorter", (1604, 3273, 4458), (1227, 1936, 1152)),
-    ):
-        pairs = [list(pair) for pair in zip(below, above, strict=True)]
-        assert list(claims[name].printed.values()) == pairs, name
-    for name, numbers in {
-        "verify-learnt": [0.43, 0.66], "flow-success": [38.5, 55.7],
-        "offline-collapse": [38.5, 19.5],
-    }.items():  # fmt: skip
-        assert list(claims[name].printed.values()) == [numbers]
-    for name, numbers in {  # real models: from, to; the claim is on what was gained
-        "gsm8k-slime": [43.59, 50.19], "gsm8k-verl": [49.6, 54.3], "gsm8k-verl-1.5b": [77.9],
-        "gsm8k-tags-strict": [1.7, 48.7], "gsm8k-tags-lenient": [38.3, 55.0],
-        "math500-no-kl": [15.2, 47.4],
-    }.items():  # fmt: skip
-        assert list(claims[name].printed.values()) == [numbers]
-        gain = numbers[-1] - (numbers[0] if len(numbers) > 1 else 0)
-        assert claims[name].expects["value"] == pytest.approx(gain / 100, abs=5e-4)
-    table = claims["flow-qwen"].printed
-    assert table["GAIA"] == [17.2, 33.1] and len(table) == 10
+def test_a_claimed_number_is_the_gain_that_its_source_prints():
+    """Or the end, where the source prints nothing else."""
+    for one in load_claims()[0]:
+        if isinstance(one.expects, dict):
+            (numbers,) = one.printed.values()
+            gain = numbers[-1] - (numbers[0] if len(numbers) > 1 else 0)
+            assert one.expects["value"] == pytest.approx(gain / 100, abs=5e-4), one.id
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,8 @@
 """Ways to sample made for a GPU, behind one function; `generation.generate` is the plain one.
 
-- "plain": the kit's own loop. Prompts are run once, rows leave when they end.
-- "static": transformers' `generate` with a cache of fixed size, whose decode step it compiles.
-- "continuous": transformers' continuous batching: a new row takes the place of one that ended.
-- "vllm": vLLM, for a policy that is only evaluated. (It trains under TRL, see `trl_bridge`.)
-
-With every backend, log-probabilities and entropies are those of the model on the sampled ids.
+"static" is transformers' `generate` with a compiled cache of fixed size; "continuous" its batching
+that fills the place of a row that ended; "vllm" is for a policy that is only evaluated. With each,
+log-probabilities and entropies are those of the model on the sampled ids.
 """
 
 from __future__ import annotations
@@ -34,9 +31,9 @@ Lists = list[list[int]]
 def choose(policy: Policy, wanted: str = "auto", *, trained: bool = True) -> str:
     """The backend that samples: `wanted`, or for "auto" the one that suits the machine.
 
-    "auto" is the plain one on a CPU. On a GPU it is vLLM where that is installed and the policy is
-    not trained; else continuous batching for 16-bit weights, and the static cache for others (their
-    16-bit arithmetic is autocast, which does not reach the thread of continuous batching).
+    "auto" is plain on a CPU. On a GPU it is vLLM where installed and the policy is not trained;
+    else continuous batching for 16-bit weights and the static cache for float32 (autocast does not
+    reach the thread of continuous batching).
 
     Raises ValueError for another name, RuntimeError for vLLM where it is not installed.
     """
@@ -45,8 +42,7 @@ def choose(policy: Policy, wanted: str = "auto", *, trained: bool = True) -> str
         raise ValueError(f"sampling_backend is {wanted!r}; choose one of {', '.join(known)}.")
     installed = find_spec("vllm") is not None
     if wanted == "vllm" and not installed:
-        remedy = "pip install vllm, on Linux with a GPU; or choose another backend."
-        raise RuntimeError(f"sampling by vLLM needs vLLM, which is not installed: {remedy}")
+        raise RuntimeError("the backend vllm needs vLLM, which is not installed: pip install vllm.")
     if wanted != "auto":
         return wanted
     if policy.device.type != "cuda":
@@ -70,14 +66,15 @@ def sample(
     """`generate` by a backend of `BACKENDS`; arguments and result are those of `generate`.
 
     Where another backend fails (this GPU lacks a kernel, say), the plain one takes over with a
-    warning. It does not where memory is short: the plain one would need it, too.
+    warning; not where memory is short, which it would need, too.
     """
-    options = {"do_sample": do_sample, "temperature": temperature, "generator": generator}
+    options = {"do_sample": do_sample, "temperature": temperature}
     if backend != "plain":
         check_lengths(policy.model, prompt_ids, max_new_tokens)
         rows = [list(ids) for ids in prompt_ids for _ in range(num_generations)]
         try:
-            completions = _by_transformers(policy, rows, backend, max_new_tokens, **options)
+            settings = {**options, "generator": generator}
+            completions = _by_transformers(policy, rows, backend, max_new_tokens, **settings)
         except Exception as error:
             if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
                 raise
@@ -90,48 +87,41 @@ def sample(
         else:
             return _as_rollouts(policy, prompt_ids, num_generations, completions, temperature)
     options |= {"eos_token_ids": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
+    options |= {"max_new_tokens": max_new_tokens, "generator": generator}
     with policy.autocast():
-        return generate(
-            policy.model, prompt_ids, num_generations, max_new_tokens=max_new_tokens, **options
-        )
+        return generate(policy.model, prompt_ids, num_generations, **options)
 
 
 def _by_transformers(
     policy: Policy, rows: Lists, backend: str, max_new_tokens: int, generator, **options
 ) -> Lists:
     """The completions of the rows, each up to its first EOS."""
-    config = GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        eos_token_id=policy.eos_token_ids,
-        pad_token_id=policy.pad_token_id,
-        cache_implementation="static" if backend == "static" else None,
-        **(options | {"top_p": 1.0, "top_k": 0} if options["do_sample"] else {"do_sample": False}),
-    )
+    if options["do_sample"]:
+        options |= {"top_p": 1.0, "top_k": 0}
+    else:
+        del options["temperature"]
+    options |= {"eos_token_id": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
+    cache = "static" if backend == "static" else None
+    config = GenerationConfig(max_new_tokens=max_new_tokens, cache_implementation=cache, **options)
     device = policy.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         if generator is not None:
             torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
-        with torch.no_grad(), policy.autocast(), _undisturbed(policy) as model:
+        with torch.no_grad(), policy.autocast(), _without_saved_settings(policy) as model:
             if backend == "static":
                 ids, attention = left_pad(rows, policy.pad_token_id, device)
                 output = model.generate(ids, attention_mask=attention, generation_config=config)
-                return _up_to_the_end(policy, rows, output[:, ids.shape[1] :].tolist())
-            outputs = model.generate_batch(
-                inputs=rows,
-                generation_config=config,
-                continuous_batching_config=_cache_for(rows, max_new_tokens, device),
-                progress_bar=False,
-            ).values()
+                return _up_to_eos(policy, rows, output[:, ids.shape[1] :].tolist())
+            settings = {"generation_config": config, "progress_bar": False}
+            settings["continuous_batching_config"] = _cache_for(rows, max_new_tokens, device)
+            outputs = model.generate_batch(inputs=rows, **settings).values()
     errors = [output.error for output in outputs if output.error]
     completions = [list(output.generated_tokens) for output in outputs]
-    return _up_to_the_end(policy, rows, completions, errors)
+    return _up_to_eos(policy, rows, completions, errors)
 
 
 def _cache_for(rows: Lists, max_new_tokens: int, device: torch.device) -> Any:
-    """Continuous batching's settings. On a CPU, which is shared, a cache for these rows only.
-
-    By default it takes nine tenths of the free memory.
-    """
+    """By default it takes nine tenths of free memory: on a CPU, which is shared, what rows need."""
     from transformers import ContinuousBatchingConfig
 
     config = ContinuousBatchingConfig()
@@ -142,13 +132,10 @@ def _cache_for(rows: Lists, max_new_tokens: int, device: torch.device) -> Any:
     return config
 
 
-def _up_to_the_end(
-    policy: Policy, rows: Lists, completions: Lists, errors: Sequence[str] = ()
-) -> Lists:
-    """Each completion up to its first EOS.
+def _up_to_eos(policy: Policy, rows: Lists, completions: Lists, errors: Sequence = ()) -> Lists:
+    """Each completion up to its first EOS; RuntimeError for rows without one.
 
-    Raises RuntimeError for rows without one: continuous batching runs in another thread, which
-    keeps its errors to itself.
+    Continuous batching runs in another thread, which keeps its errors to itself.
     """
     if errors or len(completions) != len(rows) or not all(completions):
         answered = f"{sum(map(bool, completions))} of {len(rows)} rows were answered"
@@ -159,11 +146,10 @@ def _up_to_the_end(
 
 
 @contextmanager
-def _undisturbed(policy: Policy) -> Iterator[Any]:
-    """The model that generates, in eval mode and without the settings that were saved with it.
+def _without_saved_settings(policy: Policy) -> Iterator[Any]:
+    """The model in eval mode, with an empty generation config.
 
-    transformers fills the gaps of a generation config from the model's own. That of
-    Qwen2.5-Instruct has a repetition penalty, which would make another distribution.
+    transformers would fill gaps from the saved one: Qwen2.5-Instruct's has a repetition penalty.
     """
     model = policy.model
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -182,28 +168,26 @@ def _as_rollouts(policy, prompt_ids, num_generations, completions: Lists, temper
     ids = [torch.tensor(row, device=device) for row in completions]
     padded = pad_sequence(ids, batch_first=True, padding_value=policy.pad_token_id)
     lengths = torch.tensor([len(row) for row in completions], device=device)
-    prompts = torch.arange(len(prompt_ids), device=device)
+    zeros = torch.zeros(padded.shape, device=device)
     rollouts = Rollouts(
-        prompt_ids=[list(row) for row in prompt_ids],
-        prompt_index=prompts.repeat_interleave(num_generations),
+        [list(row) for row in prompt_ids],
+        torch.arange(len(prompt_ids), device=device).repeat_interleave(num_generations),
         completion_ids=padded,
         mask=torch.arange(padded.shape[1], device=device) < lengths[:, None],
-        logps=torch.zeros(padded.shape, device=device),
-        entropies=torch.zeros(padded.shape, device=device),
+        logps=zeros,
+        entropies=zeros,
         finished=torch.tensor([row[-1] in eos for row in completions], device=device),
     )
+    options = {"temperature": temperature, "pad_token_id": policy.pad_token_id}
     with torch.no_grad(), policy.autocast():
-        logps, entropies = completion_logps(
-            policy.model, rollouts, temperature=temperature, pad_token_id=policy.pad_token_id
-        )
+        logps, entropies = completion_logps(policy.model, rollouts, **options)
     return replace(rollouts, logps=logps, entropies=entropies)
 
 
 def greedy(policy: Policy, backend: str, *, max_new_tokens: int, context: int) -> Callable:
     """A function of rows of prompt ids: the most likely completion of each, up to its first EOS.
 
-    `context`: the longest prompt and completion together, in tokens; vLLM makes room for it. vLLM
-    keeps the policy's weights as they are now.
+    `context` is what vLLM makes room for, in tokens; it keeps the weights as they are now.
     """
     if backend != "vllm":
         options = {"backend": backend, "max_new_tokens": max_new_tokens, "do_sample": False}
@@ -224,6 +208,6 @@ def greedy(policy: Policy, backend: str, *, max_new_tokens: int, context: int) -
 
     def answer(rows: Lists) -> Lists:
         outputs = engine.generate([{"prompt_token_ids": ids} for ids in rows], params)
-        return _up_to_the_end(policy, rows, [list(one.outputs[0].token_ids) for one in outputs])
+        return _up_to_eos(policy, rows, [list(one.outputs[0].token_ids) for one in outputs])
 
     return answer

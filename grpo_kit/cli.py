@@ -1,7 +1,7 @@
-"""`grpo-kit`: the kit's commands, which import what is heavy themselves: `--help` answers at once.
+"""`grpo-kit`: the commands. Each imports what is heavy itself, so that `--help` answers at once.
 
-A mistake of the user's ends in one sentence on stderr and exit code 2; a notebook that failed in
-exit code 1. GRPO_KIT_DEBUG=1 shows the traceback instead of the sentence.
+A user's mistake ends in one sentence on stderr and exit code 2, a notebook that failed in exit
+code 1. GRPO_KIT_DEBUG=1 shows the traceback instead of the sentence.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperGroup
 
 from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
@@ -53,19 +52,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-
-def _choices(name: str, values: Iterable[str]) -> Any:
-    return Enum(name, {value: value for value in values}, type=str)
-
-
-ProfileName, Variant = _choices("ProfileName", PROFILES), _choices("Variant", VARIANTS)
-Engine, VllmMode = _choices("Engine", ("kit", "trl")), _choices("VllmMode", ("colocate", "server"))
-
 # The options that several commands have.
-Option = typer.Option
-Names = Annotated[list[str] | None, typer.Argument(help="Notebooks, by name or number; else all.")]
+Names = Annotated[list[str] | None, Argument(help="Notebooks, by name or number; else all.")]
 Notebooks = Annotated[Path, Option(help="Folder with the notebooks.")]
-OnProfile = Annotated[ProfileName, Option(help="Machine, with its policy, task and settings.")]
+_machine = Option(help="Machine, with its policy, task and settings.")
+ProfileName = Annotated[Literal[tuple(PROFILES)], _machine]
 _folder = Option(exists=True, file_okay=False, help="Folder of a model, instead of the profile's.")
 PolicyFolder = Annotated[Path | None, _folder]
 PolicyName = Annotated[str | None, Option(help="Folder or Hub name, instead of the profile's.")]
@@ -75,16 +66,17 @@ Results = Annotated[Path | None, Option(help="Folder of results, instead of the 
 Steps = Annotated[int | None, Option(min=1, help="Steps, instead of the profile's or recipe's.")]
 Seed = Annotated[int, Option(help="Seed of sampling, weights and the order of data.")]
 VllmShare = Annotated[float, Option(help="Of a GPU, what vLLM takes beside the trainer.")]
-Processes = Annotated[
-    int | None, Option(min=1, help="Processes at a time, instead of the default.")
-]
+Vllm = Annotated[Literal["colocate", "server"] | None, Option(help="Where vLLM samples for TRL.")]
+Processes = Annotated[int | None, Option(min=1, help="Processes at a time.")]
 
 
-def _chosen(profile: ProfileName, policy: Path | None = None, steps: int | None = None) -> Profile:
+def _chosen(name: str, policy: Path | str | None = None, steps: int | None = None) -> Profile:
     """The profile of that name, with another policy and number of steps where they are given."""
-    chosen = PROFILES[profile.value]
+    chosen = PROFILES[name]
     if policy is not None:
-        chosen = replace(chosen, policy=str(policy.resolve()))
+        folder = Path(policy).resolve()
+        policy = str(folder if folder.is_dir() else policy)
+        chosen = replace(chosen, policy=policy, revision=None)
     if steps is not None:
         chosen = replace(chosen, config=replace(chosen.config, max_steps=steps))
     return chosen
@@ -93,7 +85,7 @@ def _chosen(profile: ProfileName, policy: Path | None = None, steps: int | None 
 @app.command()
 def reproduce(
     names: Names = None,
-    profile: OnProfile = ProfileName.tiny,
+    profile: ProfileName = "tiny",
     output: Output = Path("runs"),
     notebooks: Notebooks = Path("notebooks"),
     seed: Annotated[int | None, Option(help="SEED of the notebooks, instead of theirs.")] = None,
@@ -107,8 +99,7 @@ def reproduce(
     from grpo_kit.course.runner import execute, find_notebooks
 
     paths = find_notebooks(notebooks, names or ())
-    results = execute(paths, output, profile.value, None if seed is None else {"SEED": seed})
-
+    results = execute(paths, output, profile, None if seed is None else {"SEED": seed})
     from grpo_kit.lab import bands
     from grpo_kit.lab.report import write_report
 
@@ -116,7 +107,7 @@ def reproduce(
     if store:
         for path in bands.store(output, executed, results_dir()):
             typer.echo(f"stored {path}")
-    rows, problems = bands.compare(output, executed, profile.value)
+    rows, problems = bands.compare(output, executed, profile)
     bands.show(rows, problems)
     ok = len(executed) == len(results) and not problems and all(row.inside for row in rows)
     problems += [f"notebook {r.notebook} {r.status}: {r.error}" for r in results if r.error]
@@ -130,10 +121,7 @@ def notebooks_in_place(
     output: Output = Path("runs/in_place"),
     notebooks: Notebooks = Path("notebooks"),
 ) -> None:
-    """Execute the notebooks in place.
-
-    They run with their default parameters, and the outputs are fit to be committed.
-    """
+    """Execute the notebooks in place, with outputs fit to be committed."""
     from grpo_kit.course.runner import execute, find_notebooks
 
     results = execute(find_notebooks(notebooks, names or ()), output, in_place=True)
@@ -145,24 +133,23 @@ def badges(notebooks: Notebooks = Path("notebooks")) -> None:
     """Let badges and install cells lead to the repository that pyproject.toml names."""
     from grpo_kit.course.runner import find_notebooks, repository_of, set_repository
 
-    paths = find_notebooks(notebooks)
-    repository = repository_of(notebooks.resolve().parent)
+    paths, repository = find_notebooks(notebooks), repository_of(notebooks.resolve().parent)
     changed = set_repository(paths, repository)
     typer.echo(f"{repository}: {len(changed)} of {len(paths)} notebooks changed")
 
 
 @app.command()
 def train(
-    profile: OnProfile = ProfileName.tiny,
+    profile: ProfileName = "tiny",
     policy: PolicyFolder = None,
     data: Data = None,
     seed: Seed = 0,
     steps: Steps = None,
     output: Output = Path("runs/train"),
     resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False,
-    variant: Annotated[Variant, Option(help="The rewards.")] = Variant.basic,
-    engine: Annotated[Engine, Option(help="Whose trainer.")] = Engine.kit,
-    vllm: Annotated[VllmMode | None, Option(help="Where vLLM samples for TRL.")] = None,
+    variant: Annotated[Literal[tuple(VARIANTS)], Option(help="The rewards.")] = "basic",
+    engine: Annotated[Literal["kit", "trl"], Option(help="Whose trainer.")] = "kit",
+    vllm: Vllm = None,
     vllm_share: VllmShare = 0.3,
 ) -> None:
     """Train a policy by GRPO.
@@ -171,69 +158,46 @@ def train(
     processes: `torchrun --nproc-per-node 2 -m grpo_kit.cli train --engine trl`.
     """
     make_output_dir(output)  # before the seconds that torch and the model take
-    chosen, kit = _chosen(profile, policy, steps), engine is Engine.kit
+    chosen = _chosen(profile, policy, steps)
     if data is not None and chosen.task == "word_problems":
         raise ValueError(
-            f"--data is {data}, and the word problems of profile {profile.value!r} come with the "
-            "kit; leave it out, or choose --profile colab or paper"
+            f"--data is {data}, and the word problems of profile {profile!r} come with the kit; "
+            "leave it out, or choose --profile colab or paper"
         )
-    if vllm and kit:
+    if vllm and engine == "kit":
         raise ValueError("--vllm is for TRL's trainer: add --engine trl, or leave it out")
-    if kit and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError(
-            "the kit's trainer is one process, and several have been launched: add --engine trl."
-        )
+    if engine == "kit" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("the kit's trainer runs in one process: add --engine trl for several.")
     from grpo_kit.lab.experiments import EXPERIMENTS
+    from grpo_kit.lab.planner import check_room
     from grpo_kit.models import save_policy
 
-    arm = EXPERIMENTS["variants"].arms[VARIANTS[variant.value]]
+    arm = EXPERIMENTS["variants"].arms[VARIANTS[variant]]
     config = replace(chosen.config, **arm.changes)
     if vllm and config.importance_sampling_cap is None:  # TRL scores what vLLM samples otherwise
         config = replace(config, importance_sampling_cap=2.0)
     chosen = replace(chosen, data=data and str(data), config=config)
-    run, processes, sharded, options = _trainer(chosen, kit, vllm and vllm.value, vllm_share)
+    options = {"output_dir": output, "seed": seed, "resume": resume}
+    if engine == "kit":
+        from grpo_kit import training as trainer
+
+        processes, sharded = 1, False
+    else:
+        from grpo_kit import trl_bridge as trainer
+
+        options |= trainer.vllm_options(vllm, vllm_share) if vllm else {}
+        processes, sharded = trainer.join(chosen.device), trainer.is_sharded()
     if chosen.device == "cuda":
-        sampler = {"colocate": "trl+vllm", "server": "trl+vllm-server"}
-        _check_room(
-            chosen, gpus=processes, sharded=sharded, vllm_share=vllm_share,
-            engine=sampler[vllm.value] if vllm else engine.value,
-        )  # fmt: skip
+        sampler = {None: engine, "colocate": "trl+vllm", "server": "trl+vllm-server"}[vllm]
+        check_room(chosen, gpus=processes, sharded=sharded, vllm_share=vllm_share, engine=sampler)
     trained = chosen.load_policy()
     rewards = arm.rewards(chosen, config, trained)
-    options |= {"output_dir": output, "seed": seed, "resume": resume}
-    run(trained, chosen.load_task(), rewards, config, **options)
-    if os.environ.get("RANK", "0") != "0":
-        return
-    if sharded:  # no process has all weights; TRL has gathered them for its last checkpoint
-        from grpo_kit.trl_bridge import last_checkpoint
-
-        saved = last_checkpoint(output)
-    else:
-        saved = save_policy(trained, output / "policy")
-    typer.echo(f"history: {output / 'history.jsonl'}, policy: {saved}")
-
-
-def _trainer(chosen: Profile, kit: bool, vllm: str | None, vllm_share: float) -> tuple:
-    """Who trains: the function, how many processes, whether sharded, and its further options."""
-    if kit:
-        from grpo_kit import training
-
-        return training.train, 1, False, {}
-    from grpo_kit import trl_bridge
-
-    options = trl_bridge.vllm_options(vllm, vllm_share) if vllm else {}
-    return trl_bridge.train, trl_bridge.join(chosen.device), trl_bridge.is_sharded(), options
-
-
-def _check_room(profile: Profile, **options: Any) -> None:
-    """Refuse a run that its GPU has no room for, before anything is loaded."""
-    import torch
-
-    from grpo_kit.lab.planner import check_room
-
-    if torch.cuda.is_available():  # else `load_policy` says it
-        gib = torch.cuda.mem_get_info()[0] / 2**30  # what a server on the same GPU has left
-        check_room(profile, gib, **options)
+    trainer.train(trained, chosen.load_task(), rewards, config, **options)
+    if os.environ.get("RANK", "0") == "0":
+        # Sharded, no process has all weights; TRL has gathered them for its last checkpoint.
+        last = trainer.last_checkpoint(output) if sharded else None
+        saved = last or save_policy(trained, output / "policy")
+        typer.echo(f"history: {output / 'history.jsonl'}, policy: {saved}")
 
 
 @app.command()
@@ -241,7 +205,7 @@ def evaluate(
     policy: PolicyName = None,
     task: Annotated[str | None, Option(help="word_problems, gsm8k or math500.")] = None,
     data: Data = None,
-    profile: OnProfile = ProfileName.tiny,
+    profile: ProfileName = "tiny",
     rows: Annotated[int | None, Option(min=1, help="The first so many, instead of all.")] = None,
     max_new_tokens: Annotated[int | None, Option(min=1, help="Of an answer.")] = None,
     backend: Annotated[str, Option(help="auto, plain, static, continuous or vllm.")] = "auto",
@@ -249,12 +213,9 @@ def evaluate(
 ) -> None:
     """Greedy accuracy on a whole test set, strict and lenient, with n and intervals."""
     make_output_dir(output.parent)
-    chosen = _chosen(profile)
+    chosen = _chosen(profile, policy)
     if policy is not None:
-        folder = Path(policy).resolve()
-        name = str(folder) if folder.is_dir() else policy
-        chosen = replace(chosen, policy=name, revision=None, lora_rank=0)
-
+        chosen = replace(chosen, lora_rank=0)
     from grpo_kit.lab.evaluation import GRADES, evaluate_test_set, load_test_set
 
     task = task or chosen.task
@@ -276,7 +237,7 @@ def evaluate(
 
 @app.command("plan")
 def plan_run(
-    profile: OnProfile = ProfileName.paper,
+    profile: ProfileName = "paper",
     gpus: Annotated[int, Option(help="How many.")] = 1,
     gpu: Annotated[str, Option(help="T4, L4, A100-40, A100-80, H100 or H200.")] = "H100",
     engine: Annotated[str | None, Option(help="kit, trl, trl+vllm, trl+vllm-server.")] = None,
@@ -296,9 +257,7 @@ def plan_run(
 
     from grpo_kit.lab.planner import advice, plan, table
 
-    chosen = _chosen(profile)
-    if policy is not None:
-        chosen = replace(chosen, policy=policy, revision=None)
+    chosen = _chosen(profile, policy)
     needed = plan(
         chosen, gpus=gpus, gpu=gpu, engine=engine or ("kit" if gpus == 1 else "trl"),
         sharded=sharded, vllm_share=vllm_share, prompt_length=prompt_length,
@@ -311,10 +270,10 @@ def plan_run(
 
 @app.command()
 def run(
-    name: Annotated[str, typer.Argument(help="basic, variants, diversity, judge, verification, "
-                                        "meta, flow, engines, or published (real models).")],
+    name: Annotated[str, Argument(help="basic, variants, diversity, judge, verification, meta, "
+                                       "flow, engines, or published (real models).")],
     seeds: Annotated[str, Option(help="Seeds: 0-4, or 0,2,5-7.")] = "0-4",
-    profile: OnProfile = ProfileName.tiny,
+    profile: ProfileName = "tiny",
     arm: Annotated[list[str] | None, Option(help="Only this arm; may be given again.")] = None,
     claims: Annotated[bool, Option("--claims", help="Only arms that test claims.")] = False,
     processes: Processes = None,
@@ -327,7 +286,6 @@ def run(
     """
     results = make_output_dir(output or results_dir())  # before the seconds that torch takes
     make_output_dir(work)
-
     from grpo_kit.lab.claims import arms_with_claims
     from grpo_kit.lab.experiments import EXPERIMENTS
     from grpo_kit.lab.grid import parse_seeds, run_grid
@@ -345,10 +303,10 @@ def run(
         import torch
 
         torch.set_num_threads(chosen.threads)
-    options = ["--profile", profile.value, "--output", str(results), "--work", str(work)]
+    options = ["--profile", profile, "--output", str(results), "--work", str(work)]
     records = run_grid(
         name, EXPERIMENTS[name], chosen, parse_seeds(seeds), results=results, work=work,
-        arms=arms_with_claims(name, profile.value) if claims else arm, processes=processes,
+        arms=arms_with_claims(name, profile) if claims else arm, processes=processes,
         command=[sys.executable, "-m", "grpo_kit.cli", "run", name, *options],
     )  # fmt: skip
     typer.echo(summary_text(summarise(records, EXPERIMENTS[name])))
@@ -363,7 +321,6 @@ def report(
     """Judge the claims by the stored results; a Markdown file and an HTML page."""
     from grpo_kit.lab.report import write_report
 
-    make_output_dir(output)
     typer.echo(f"report: {write_report(output, results=results, claims=claims)}")
 
 
@@ -371,10 +328,7 @@ def report(
 def results(
     readme: Annotated[Path, Option(help="The README to write tables into.")] = Path("README.md"),
 ) -> None:
-    """Renew all that is computed from the reported results.
-
-    Tables and figures of the README and the report beside the results.
-    """
+    """Renew the tables of the README and the report from the results."""
     from grpo_kit.lab.readme import write_results
 
     for path in write_results(readme):
@@ -383,21 +337,16 @@ def results(
 
 @app.command()
 def skill_runs(
-    profile: OnProfile = ProfileName.tiny,
+    profile: ProfileName = "tiny",
     policy: PolicyFolder = None,
     steps: Annotated[int, Option(min=1, help="GRPO steps a skill.")] = 40,
     skill: Annotated[list[str] | None, Option(help="Only this skill; may be given again.")] = None,
     output: Output = Path("runs/skills"),
 ) -> None:
-    """Try GRPO on each skill of a tiny base, before and after.
-
-    What it takes to call a base good; solve, verify, tool plans, label-free P("Yes"), a judge.
-    """
-    make_output_dir(output)
-    chosen = _chosen(profile, policy, steps)
-
+    """Try GRPO on each skill of a tiny base, before and after."""
     from grpo_kit.lab.skill_runs import SKILLS, run_skills, skills_text
 
+    chosen = _chosen(profile, policy, steps)
     typer.echo(skills_text(run_skills(chosen, chosen.config, output, names=skill or SKILLS)))
 
 
@@ -411,8 +360,6 @@ def pretrain(
     problems: Annotated[int, Option(min=2, help="Test problems a skill is measured on.")] = 256,
 ) -> None:
     """Rebuild the tiny base model and measure its skills."""
-    make_output_dir(output)
-
     from grpo_kit.models import load_policy
     from grpo_kit.tiny import pretrain as recipe
     from grpo_kit.tiny.card import card_text, measure
@@ -434,7 +381,6 @@ def bench(
     scaling: Annotated[bool, Option("--scaling", help="How a step's cost grows.")] = False,
 ) -> None:
     """Measure the kit's step beside TRL's, and the memory of the loss step."""
-    make_output_dir(output)
     from grpo_kit.lab import bench
     from grpo_kit.lab import scaling as growth
 

@@ -1,7 +1,4 @@
-"""Load a policy: any transformers causal LM with its tokenizer, whole or with LoRA weights.
-
-`Policy` is what the rest of the kit passes around. Nothing here knows rewards or losses.
-"""
+"""Load a policy: any transformers causal LM with its tokenizer, whole or with LoRA weights."""
 
 from __future__ import annotations
 
@@ -35,26 +32,23 @@ class Policy:
 
     @property
     def eos_token_ids(self) -> list[int]:
-        """Every id that ends a completion.
-
-        Those of the generation config, the tokenizer's, and the token by which the chat template
-        ends a turn: that of Qwen2.5's base models is neither of the others.
-        """
+        """Every id that ends a completion: the generation config's, the tokenizer's and the chat
+        template's end of turn, which is neither of the others in Qwen2.5's base models."""
         ids = getattr(self.model.generation_config, "eos_token_id", None)
-        ids = [] if ids is None else list(ids) if isinstance(ids, Sequence) else [ids]
+        ids = list(ids) if isinstance(ids, Sequence) else [ids]
         ids += [self.tokenizer.eos_token_id, self._end_of_turn]
         return sorted({token for token in ids if token is not None})
 
     @cached_property
     def _end_of_turn(self) -> int | None:
         """The special token that the chat template puts after an answer; None without one."""
-        said = "said"
-        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": said}]
+        answer = "said"
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
         try:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False)
-        except (TemplateError, ValueError):
+            text = self._render(messages, tokenize=False)
+        except ValueError:
             return None
-        after = self.tokenizer(text.rpartition(said)[2], add_special_tokens=False)["input_ids"]
+        after = self.tokenizer(text.rpartition(answer)[2], add_special_tokens=False)["input_ids"]
         return after[0] if after and after[0] in self.tokenizer.added_tokens_decoder else None
 
     @property
@@ -65,41 +59,30 @@ class Policy:
 
     @property
     def context_length(self) -> int:
-        """Tokens that prompt and completion may have together, where the model has a limit."""
+        """Tokens of prompt and completion together, where the model has a limit."""
         return getattr(self.model.config, "max_position_embeddings", None) or sys.maxsize
-
-    def encode(self, prompts: Sequence[list[dict]]) -> list[list[int]]:
-        """Token ids of each prompt (messages), with the chat template's opening of an answer.
-
-        Raises ValueError where the template refuses the messages.
-        """
-        if not len(prompts):
-            return []
-        try:
-            return self.tokenizer.apply_chat_template(
-                list(prompts), add_generation_prompt=True, return_dict=False
-            )
-        except TemplateError as error:
-            raise ValueError(f"{self._template} refuses these messages ({error}).") from error
 
     @property
     def _template(self) -> str:
         return f"the chat template of {self.model.config._name_or_path or 'this policy'}"
 
-    def check_template(self, messages: Sequence[dict]) -> None:
-        """Raise ValueError where the chat template leaves out what a prompt of the task says.
-
-        All of its messages have to be in the text, and after them the opening of an answer.
-        """
+    def _render(self, messages: list, **options) -> Any:
         try:
-            opened, closed = (
-                self.tokenizer.apply_chat_template(
-                    list(messages), tokenize=False, add_generation_prompt=add
-                )
-                for add in (True, False)
-            )
+            return self.tokenizer.apply_chat_template(messages, **options)
         except TemplateError as error:
             raise ValueError(f"{self._template} refuses these messages ({error}).") from error
+
+    def encode(self, prompts: Sequence[list[dict]]) -> list[list[int]]:
+        """Token ids of each prompt (messages), with the chat template's opening of an answer."""
+        options = {"add_generation_prompt": True, "return_dict": False}
+        return self._render(list(prompts), **options) if len(prompts) else []
+
+    def check_template(self, messages: Sequence[dict]) -> None:
+        """Raise ValueError where the chat template drops a message or does not open an answer."""
+        opened, closed = (
+            self._render(list(messages), tokenize=False, add_generation_prompt=add)
+            for add in (True, False)
+        )
         for message in messages:
             if message["content"].strip() not in opened:
                 raise ValueError(
@@ -107,10 +90,7 @@ class Policy:
                     "needs: put its text into the user message, or set another chat template."
                 )
         if opened == closed:
-            raise ValueError(
-                f"{self._template} does not open an answer (add_generation_prompt changes "
-                "nothing), so that the policy would not know whose turn it is: set another."
-            )
+            raise ValueError(f"{self._template} does not open an answer: set another one.")
 
     def decode(self, completion_ids: Sequence[Sequence[int]]) -> list[str]:
         """Text of each completion, special tokens left out."""
@@ -118,18 +98,16 @@ class Policy:
 
     @property
     def half(self) -> torch.dtype | None:
-        """What arithmetic is done in on a GPU, see `half_of`; None on a CPU: as the weights are."""
+        """The type of arithmetic on a GPU, see `half_of`; None on a CPU: as the weights are."""
         return half_of("cuda") if self.device.type == "cuda" else None
 
-    def autocast(self):
+    def autocast(self) -> AbstractContextManager:
         """Arithmetic in `half`."""
-        if self.half is None:
-            return nullcontext()
-        return torch.autocast(self.device.type, self.half)
+        return torch.autocast(self.device.type, self.half) if self.half else nullcontext()
 
 
 def half_of(device: str) -> torch.dtype:
-    """The 16-bit type of a device: bfloat16 but for GPUs that have it only emulated, and slow."""
+    """The 16-bit type of a device: bfloat16 but for GPUs that only emulate it, slowly."""
     if device.startswith("cuda") and not torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.float16
     return torch.bfloat16
@@ -147,85 +125,66 @@ def load_policy(
     """Load a policy from a local folder or the Hub; weights are safetensors only.
 
     Args:
-        name_or_path: folder or Hub name.
         revision: commit on the Hub; ignored for a folder.
-        device: "cpu" or "cuda".
-        dtype: of the weights: "float32", "bfloat16", or "half", the device's 16-bit type. Train
-            whole models in float32 (small updates vanish in 16 bits; arithmetic on CUDA is 16-bit
-            anyway), LoRA bases in 16.
+        dtype: of the weights, "float32" or "bfloat16", or "half", the device's 16-bit type. Train
+            whole models in float32 (small updates vanish in 16 bits), LoRA bases in 16.
         lora_rank: rank of LoRA weights on all linear layers; 0 trains the model itself.
-        trust_remote_code: run code that comes with the model; off unless you switch it on.
 
-    Raises:
-        RuntimeError: no CUDA where it is asked for, or the model can be had neither locally nor
-            from the Hub.
+    Raises RuntimeError where CUDA or the model is missing, ValueError where its tokenizer does not
+    fit or has no chat template.
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise RuntimeError(
-            f"{name_or_path} is to run on {device}, but torch sees no CUDA GPU here: take a "
-            "machine with one, or the profile 'tiny', which runs on a CPU."
-        )
-    options = {"trust_remote_code": trust_remote_code}
-    of_hub = not Path(name_or_path).is_dir()
-    if of_hub:
-        options["revision"] = revision
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
-        if tokenizer.chat_template is None:
-            raise ValueError(
-                f"the tokenizer of {name_or_path} has no chat template; set "
-                "tokenizer.chat_template, prompts here are lists of messages."
-            )
-        model = AutoModelForCausalLM.from_pretrained(
-            name_or_path,
-            dtype=half_of(device) if dtype == "half" else getattr(torch, dtype),
-            use_safetensors=True,
-            **options,
-        )
-        if of_hub and revision:  # whoever loads it again, vLLM say, takes the same commit
-            files = cached_file(name_or_path, "config.json", revision=revision)
-            model.config._name_or_path = str(Path(files).parent)
-    except SafetensorError as error:
-        raise RuntimeError(
-            f"the weights of {name_or_path} cannot be read ({error}): the download was probably "
-            "interrupted; delete that file and fetch it again."
-        ) from error
-    except OSError as error:
-        if Path(name_or_path).is_dir():
-            raise RuntimeError(
-                f"cannot load {name_or_path}: {error} (weights are taken as safetensors only)"
-            ) from error
-        raise RuntimeError(
-            f"cannot load {name_or_path}: it is no local folder and the Hub cannot be reached (or "
-            "lacks it); give the path of a folder made by save_pretrained, or fill the cache on a "
-            "machine with network and set HF_HUB_OFFLINE=1."
-        ) from error
+        remedy = "take a machine with one, or the profile 'tiny', which runs on a CPU."
+        raise RuntimeError(f"torch sees no CUDA GPU here to run {name_or_path} on: {remedy}")
+    dtype = half_of(device) if dtype == "half" else getattr(torch, dtype)
+    model, tokenizer = _pretrained(name_or_path, revision, dtype, trust_remote_code)
+    if tokenizer.chat_template is None:
+        raise ValueError(f"the tokenizer of {name_or_path} has no chat template: set one, save it.")
     rows, ids = model.get_input_embeddings().num_embeddings, len(tokenizer)
     if ids > rows:
-        raise ValueError(
-            f"the tokenizer of {name_or_path} has {ids} tokens and the model {rows}: they are of "
-            "different revisions or models; fetch both of one commit."
-        )
+        problem = f"the tokenizer of {name_or_path} has {ids} tokens and the model {rows}"
+        raise ValueError(f"{problem}: they are of different revisions; fetch both of one commit.")
     if lora_rank:
-        from peft import LoraConfig, get_peft_model
-
-        adapter = LoraConfig(
-            r=lora_rank,
-            lora_alpha=2 * lora_rank,
-            target_modules="all-linear",
-            task_type="CAUSAL_LM",
-        )
-        with torch.random.fork_rng():  # the same random adapter each time: runs can be compared
-            torch.manual_seed(0)
-            model = get_peft_model(model, adapter)
+        model = _with_lora(model, lora_rank)
     return Policy(model.to(device), tokenizer)
 
 
-def save_policy(policy: Policy, folder: str | Path) -> Path:
-    """Save model and tokenizer as `load_policy`, transformers and vLLM take them; the folder.
+def _pretrained(name_or_path: str | Path, revision, dtype, trust_remote_code) -> tuple[Any, Any]:
+    """Model and tokenizer of a folder or a Hub name, as they were saved."""
+    is_folder = Path(name_or_path).is_dir()
+    options = {"trust_remote_code": trust_remote_code}
+    options |= {} if is_folder else {"revision": revision}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
+        options |= {"dtype": dtype, "use_safetensors": True}
+        model = AutoModelForCausalLM.from_pretrained(name_or_path, **options)
+        if revision and not is_folder:  # whoever loads it again, vLLM say, takes the same commit
+            file = cached_file(name_or_path, "config.json", revision=revision)
+            model.config._name_or_path = str(Path(file).parent)
+        return model, tokenizer
+    except SafetensorError as error:
+        remedy = "the download was probably interrupted; delete that file and fetch it again"
+        raise RuntimeError(f"{name_or_path} has broken weights ({error}): {remedy}.") from error
+    except OSError as error:
+        reason = "it is no local folder and the Hub cannot be reached (or lacks it); give a folder "
+        reason += "of save_pretrained, or fill the cache online and set HF_HUB_OFFLINE=1."
+        if is_folder:
+            reason = f"{error} (weights are taken as safetensors only)"
+        raise RuntimeError(f"cannot load {name_or_path}: {reason}") from error
 
-    LoRA weights are merged into a copy of the model; the policy itself stays as it is.
-    """
+
+def _with_lora(model: Any, rank: int) -> Any:
+    """The model with a new adapter, the same each time, so that runs can be compared."""
+    from peft import LoraConfig, get_peft_model
+
+    targets = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, **targets))
+
+
+def save_policy(policy: Policy, folder: str | Path) -> Path:
+    """Save model (LoRA weights merged into a copy) and tokenizer for others; returns the folder."""
     model, folder = policy.model, Path(folder)
     if hasattr(model, "merge_and_unload"):
         model = copy.deepcopy(model).merge_and_unload()
@@ -251,19 +210,15 @@ def weights_hash(parameters: Iterable[torch.Tensor], samples: int) -> str:
 
 
 def reference_of(policy: Policy) -> Callable[[], AbstractContextManager]:
-    """The model that a KL term holds the policy to, for use as `with reference() as model`.
+    """The model of a KL term, as `with reference() as model`: a frozen copy of the policy as it is
+    now; with LoRA the base with its adapter switched off."""
+    if not hasattr(policy.model, "disable_adapter"):
+        model = frozen_copy(policy).model
+        return lambda: nullcontext(model)
 
-    With LoRA the base under the adapter, which is switched off meanwhile and costs no memory (TRL
-    keeps a copy of the adapter, which is the same for one that is new); otherwise a frozen copy of
-    the policy as it is now.
-    """
-    if hasattr(policy.model, "disable_adapter"):
+    @contextmanager
+    def without_adapter():
+        with policy.model.disable_adapter():
+            yield policy.model
 
-        @contextmanager
-        def without_adapter():
-            with policy.model.disable_adapter():
-                yield policy.model
-
-        return without_adapter
-    model = frozen_copy(policy).model
-    return lambda: nullcontext(model)
+    return without_adapter

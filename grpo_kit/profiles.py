@@ -1,27 +1,23 @@
-"""Machines by name: which policy, task, judge and settings each takes; notebooks move by one word.
-
-Nothing heavy is imported: a profile loads its policy and its task only when asked to.
-"""
+"""Machines by name: which policy, task, judge and settings each takes.."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from grpo_kit import tasks
 from grpo_kit.config import GRPOConfig
 from grpo_kit.paths import data_dir
 
 if TYPE_CHECKING:
     from grpo_kit.flow import AgentSystem
     from grpo_kit.models import Policy
-    from grpo_kit.tasks import Task
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A machine's choice of policy, task and run length; notebooks take one by name."""
+    """A machine's choice of policy, task and run length."""
 
     name: str
     machine: str
@@ -36,7 +32,7 @@ class Profile:
     embedder: str = "minilm"  # what `load_embedder` takes
     judge: str = "tiny"  # a frozen tiny base, "self" (any frozen policy), or a model's name
     roles: str = "tiny"  # of Flow-GRPO, the frozen ones: as for the judge
-    threads: int | None = field(default=None)  # torch threads that the notebooks set
+    threads: int | None = None  # torch threads that the notebooks set
 
     def load_policy(self) -> Policy:
         """The policy, ready to train. Raises RuntimeError if the machine lacks what it needs."""
@@ -48,20 +44,15 @@ class Profile:
                 f"profile {self.name!r} trains {self.policy}, which is not in {data_dir()}: build "
                 "it with `grpo-kit pretrain` and give its folder, `--policy runs/base`."
             )
-        return load_policy(
-            path if path.is_dir() else self.policy,
-            revision=self.revision,
-            device=self.device,
-            dtype=self.dtype,
-            lora_rank=self.lora_rank,
-        )
+        options = {"revision": self.revision, "device": self.device}
+        options |= {"dtype": self.dtype, "lora_rank": self.lora_rank}
+        return load_policy(path if path.is_dir() else self.policy, **options)
 
     def load_judge(self, policy: Policy) -> Any:
-        """The judge: a frozen copy of `policy`, or the model behind the endpoint.
+        """The judge: a frozen copy of `policy`, or the model behind an endpoint.
 
-        The endpoint's address is the environment variable GRPO_KIT_JUDGE_URL, by default a vLLM
-        server on this machine, and its key JUDGE_KEY (any text, where the server wants none).
-        Raises ValueError where the key is not set.
+        Its address is in GRPO_KIT_JUDGE_URL (default: a vLLM server on this machine), its key in
+        JUDGE_KEY (any text, where the server wants none); ValueError where the key is not set.
         """
         from grpo_kit.rewards.judge import LocalJudge, quality_prompt
 
@@ -69,16 +60,14 @@ class Profile:
             return LocalJudge(policy)
         if self.judge == "self":
             return LocalJudge(policy, prompt=quality_prompt, max_new_tokens=256)
-        return _endpoint(
-            self.judge, "JUDGE", extra_body={"chat_template_kwargs": {"enable_thinking": False}}
-        )
+        quiet = {"chat_template_kwargs": {"enable_thinking": False}}
+        return _endpoint(self.judge, "JUDGE", extra_body=quiet)
 
     def load_agents(self, policy: Policy, **limits: Any) -> AgentSystem:
         """Flow-GRPO's roles and tools around `policy` as planner; `limits` are `agent_system`'s.
 
-        The frozen roles are a copy of `policy` as it is now, or the model `roles` behind an
-        endpoint: GRPO_KIT_ROLES_URL and the key ROLES_KEY, as for `load_judge`. Tools are `lookup`
-        in the shipped catalogues and `calculator`.
+        The frozen roles are a copy of `policy` as it is now, or the model behind GRPO_KIT_ROLES_URL
+        with the key ROLES_KEY, as for `load_judge`.
         """
         from grpo_kit.flow import GENERAL, TINY, Lookup, Tool, Toolkit, agent_system, calculator
         from grpo_kit.tasks.tool_questions import catalogue_path
@@ -87,23 +76,12 @@ class Profile:
         if self.roles == "tiny":
             return agent_system(policy, toolkit, prompts=TINY, **limits)
         frozen = None if self.roles == "self" else _endpoint(self.roles, "ROLES")
-        return agent_system(
-            policy, toolkit, frozen=frozen, prompts=GENERAL, max_reply_tokens=256, **limits
-        )
+        limits = {"max_reply_tokens": 256, **limits}
+        return agent_system(policy, toolkit, frozen=frozen, prompts=GENERAL, **limits)
 
-    def load_task(self) -> Task:
-        """The task's train and test rows."""
-        if self.task == "gsm8k":
-            from grpo_kit.tasks.gsm8k import gsm8k
-
-            return gsm8k(Path(self.data)) if self.data else gsm8k()
-        if self.task == "competition_math":
-            from grpo_kit.tasks.competition_math import competition_math
-
-            return competition_math(self.data)
-        from grpo_kit.tasks.word_problems import word_problems
-
-        return word_problems()
+    def load_task(self) -> tasks.Task:
+        """The task's train and test rows; raises what the task's loader raises."""
+        return tasks.load(self.task, self.data)
 
 
 def _endpoint(model: str, name: str, **request: Any) -> Any:
@@ -119,82 +97,41 @@ def _endpoint(model: str, name: str, **request: Any) -> Any:
     )
 
 
-_TINY = GRPOConfig(
-    max_steps=100,
-    learning_rate=2e-4,
-    lr_scheduler_type="constant_with_warmup",
-    warmup_steps=5,
-    num_generations=8,
-    generation_batch_size=128,
-    max_completion_length=64,
-    eval_prompts=128,
-)
-
-
-PROFILES = {
-    profile.name: profile
-    for profile in (
-        Profile(
-            "smoke",
-            "2 CPU cores, seconds a notebook",
-            GRPOConfig(
-                max_steps=3,
-                learning_rate=1e-4,
-                lr_scheduler_type="constant_with_warmup",
-                num_generations=4,
-                generation_batch_size=16,
-                max_completion_length=48,
-                eval_prompts=8,
-                num_generations_eval=4,
-            ),
-            policy="tiny-base",
-            threads=1,
+_PROFILES = (
+    Profile(
+        "smoke", "2 CPU cores, seconds a notebook", policy="tiny-base", threads=1,
+        config=GRPOConfig(
+            max_steps=3, learning_rate=1e-4, lr_scheduler_type="constant_with_warmup",
+            num_generations=4, generation_batch_size=16, max_completion_length=48,
+            eval_prompts=8, num_generations_eval=4,
         ),
-        Profile("tiny", "2 CPU cores, minutes", _TINY, policy="tiny-base", threads=1),
-        Profile(
-            "colab",
-            "one 16 GB GPU",
-            GRPOConfig(
-                max_steps=100,
-                learning_rate=1e-5,
-                num_generations=8,
-                generation_batch_size=64,
-                per_device_train_batch_size=8,
-                gradient_accumulation_steps=8,
-                max_completion_length=400,
-                eval_prompts=200,
-            ),
-            policy="Qwen/Qwen2.5-0.5B-Instruct",
-            revision="7ae557604adf67be50417f59c2c2f167def9a775",
-            device="cuda",
-            dtype="half",
-            lora_rank=32,
-            task="gsm8k",
-            judge="self",
-            roles="self",
+    ),
+    Profile(
+        "tiny", "2 CPU cores, minutes", policy="tiny-base", threads=1,
+        config=GRPOConfig(
+            learning_rate=2e-4, lr_scheduler_type="constant_with_warmup", warmup_steps=5,
+            max_completion_length=64,
         ),
-        Profile(
-            "paper",
-            "one 80 GB GPU or more",
-            GRPOConfig(
-                max_steps=100,
-                learning_rate=1e-6,
-                num_generations=8,
-                generation_batch_size=768,
-                per_device_train_batch_size=8,
-                gradient_accumulation_steps=96,
-                max_completion_length=1024,
-                eval_prompts=1319,
-                rollout_chunks=4,
-            ),
-            policy="Qwen/Qwen2.5-1.5B",
-            revision="8faed761d45a263340a0528343f099c05c9a4323",
-            device="cuda",
-            dtype="float32",
-            task="gsm8k",
-            embedder="Alibaba-NLP/gte-Qwen2-1.5B-instruct",
-            judge="Qwen/Qwen3-32B",
-            roles="Qwen/Qwen2.5-7B-Instruct",
+    ),
+    Profile(
+        "colab", "one 16 GB GPU", device="cuda", dtype="half", lora_rank=32,
+        policy="Qwen/Qwen2.5-0.5B-Instruct", revision="7ae557604adf67be50417f59c2c2f167def9a775",
+        task="gsm8k", judge="self", roles="self",
+        config=GRPOConfig(
+            learning_rate=1e-5, generation_batch_size=64, per_device_train_batch_size=8,
+            gradient_accumulation_steps=8, max_completion_length=400, eval_prompts=200,
         ),
-    )
-}
+    ),
+    Profile(
+        "paper", "one 80 GB GPU or more", device="cuda",
+        policy="Qwen/Qwen2.5-1.5B", revision="8faed761d45a263340a0528343f099c05c9a4323",
+        task="gsm8k", embedder="Alibaba-NLP/gte-Qwen2-1.5B-instruct",
+        judge="Qwen/Qwen3-32B", roles="Qwen/Qwen2.5-7B-Instruct",
+        config=GRPOConfig(
+            generation_batch_size=768, per_device_train_batch_size=8,
+            gradient_accumulation_steps=96, max_completion_length=1024, eval_prompts=1319,
+            rollout_chunks=4,
+        ),
+    ),
+)  # fmt: skip
+PROFILES = {profile.name: profile for profile in _PROFILES}

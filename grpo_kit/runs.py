@@ -1,7 +1,7 @@
-"""What a run leaves in its folder, and how it is taken up again; the kit's loop and TRL's use it.
+"""What a run leaves in its folder, and how it is resumed; the kit's loop and TRL's use it.
 
-`history.jsonl` grows a line a step, `checkpoint.pt` is written under another name and renamed,
-`run.json` comes at the end. A run can be killed at any instant and taken up from its checkpoint.
+`history.jsonl` grows by a line per step, `checkpoint.pt` is replaced whole, `run.json` comes at the
+end. A run can be killed at any instant and resumed from its checkpoint.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ CHECKPOINT, HISTORY, RUN = "checkpoint.pt", "history.jsonl", "run.json"
 
 @dataclass
 class Run:
-    """What a run left: `history`, a plain dict a step with TRL's metric names, and its folder.
-
-    `start`: what it began from besides its config: batch source, rewards, hashes of the prompts and
-    of the first weights.
-    """
+    """`history`: a plain dict per step with TRL's metric names; `start`: what it began from."""
 
     output_dir: Path
     config: GRPOConfig
@@ -53,14 +49,14 @@ class RunFiles:
 
     @property
     def identity(self) -> dict:
-        """What makes it this run and no other, as JSON has it: config, seed and start."""
+        """Config, seed and start, as JSON has them: a run with the same ones is the same run."""
         identity = {"config": dataclasses.asdict(self.run.config), "seed": self.run.seed}
         return json.loads(json.dumps(identity | {"start": self.run.start}))
 
     def begin(self, identity: dict | None = None, step: int = 0, checkpoint: str = "") -> None:
-        """Start the history anew, or, given the `identity` of a checkpoint, go on after its `step`.
+        """Start the history anew or, given the `identity` of a checkpoint, go on after its `step`.
 
-        Raises ValueError where the checkpoint or the history is of another run than this one.
+        Raises ValueError where the checkpoint or the history belongs to another run.
         """
         if identity is not None:
             self._check_same_run(identity)
@@ -74,12 +70,11 @@ class RunFiles:
             {**run["config"], "seed": run["seed"], **run["start"]}
             for run in (identity, self.identity)
         )
-        differences = [
-            f"{name} {before.get(name)!r} there, {now[name]!r} here"
-            for name in now
-            if before.get(name) != now[name]
-        ]
-        if differences:
+        if differences := [
+            f"{name} {before.get(name)!r} there, {value!r} here"
+            for name, value in now.items()
+            if before.get(name) != value
+        ]:
             raise ValueError(
                 f"{self.folder} holds a run of another configuration ({'; '.join(differences)}): "
                 "resume with the same one, or choose another folder."
@@ -97,8 +92,7 @@ class RunFiles:
         if not rows or rows[-1]["step"] != step:
             raise ValueError(
                 f"{self.folder} holds a checkpoint of step {step} and the history of another run, "
-                "which was started over it and ended before its first checkpoint: start again "
-                "without resume, or choose another folder."
+                "started over it: start again without resume, or choose another folder."
             )
         return rows
 
@@ -113,9 +107,9 @@ class RunFiles:
             file.write(json.dumps(row) + "\n")
 
     def count_unscored(self, row: dict, scored: bool, names: list[str]) -> None:
-        """Note in `row` how many steps in a row had no scored completion.
+        """Count in `row` the steps in a row without a scored completion.
 
-        Raises RuntimeError, after logging the row, where they are `max_unscored_steps`.
+        Raises RuntimeError, after logging the row, when they reach `max_unscored_steps`.
         """
         if scored:
             return
@@ -139,10 +133,7 @@ class RunFiles:
         self.remedy = f"resume from the checkpoint of step {step} in {self.folder}"
 
     def resume(self, device: torch.device) -> dict[str, Any] | None:
-        """Begin after the last checkpoint and return its state; None, from the start, without one.
-
-        Raises ValueError where the folder holds another run.
-        """
+        """Begin after the last checkpoint and return its state; without one, start anew: None."""
         if not (self.folder / CHECKPOINT).exists():
             return self.begin()
         state = torch.load(self.folder / CHECKPOINT, weights_only=True, map_location=device)
@@ -151,6 +142,6 @@ class RunFiles:
 
     def finish(self) -> Run:
         """Write `run.json`."""
-        whole = self.identity | {"history": self.run.history}
-        write_atomic(self.folder / RUN, json.dumps(whole, indent=1))
+        content = self.identity | {"history": self.run.history}
+        write_atomic(self.folder / RUN, json.dumps(content, indent=1))
         return self.run

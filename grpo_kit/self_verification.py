@@ -1,12 +1,8 @@
 """Self-verification: a policy learns to grade its own answers, and what that does to its answers.
 
-Source: "Learning to Self-Verify Makes Language Models Better Reasoners" (arXiv 2602.07594) and its
-code. Its three parts, in order:
-
-(a) On-policy collection: `collect_items` labels the policy's own answers by the rule verifier.
-(b) Post-processing: `post_process` reduces many answers to few items of many queries, half right.
-(c) Self-verification: the policy samples a group of verdicts on each item, and `VerificationReward`
-    compares them with the label. `SelfVerification` gives `train` the batches, by a strategy.
+Source: "Learning to Self-Verify Makes Language Models Better Reasoners" (arXiv 2602.07594). Answers
+of the policy become labelled items (`collect_items`), few of many queries and half of them right
+(`post_process`). `SelfVerification` trains on groups of verdicts on them, by a strategy.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ import logging
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -45,10 +41,7 @@ def verify_prompt(question: str, answer: str) -> str:
     return f"{question}\nProposed answer: {answer}\nIs it correct? Check, then answer Yes or No."
 
 
-# --- (a) collection -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class VerificationItem:
     """One answer to one query, with its label: is it correct?"""
 
@@ -58,23 +51,16 @@ class VerificationItem:
     correct: bool
 
 
+Items = Sequence[VerificationItem]
+
+
 def collect_items(
-    prompts: Sequence[str | list[dict]],
-    completions: Sequence[str | list[dict]],
-    rewards: Sequence[float | None],
+    prompts: Sequence, completions: Sequence, rewards: Sequence[float | None]
 ) -> list[VerificationItem]:
     """Label N completions: one item for each that has a final answer and a reward.
 
-    prompts, completions: as rewards get them; the last user message is the query. rewards: of the
-    rule verifier, such as `accuracy_reward`; 1 is correct, None (no reference) gives no item.
-    Raises ValueError where the three differ in length.
+    rewards: of the rule verifier, such as `accuracy_reward`; 1 is correct, None gives no item.
     """
-    sizes = len(prompts), len(completions), len(rewards)
-    if len(set(sizes)) > 1:
-        message = (
-            "there are {} prompts, {} completions and {} rewards; give one of each per answer."
-        )
-        raise ValueError(message.format(*sizes))
     items = []
     for prompt, completion, reward in zip(prompts, completions, rewards, strict=True):
         answer = extract_answer(completion_text(completion))
@@ -84,20 +70,16 @@ def collect_items(
     return items
 
 
-# --- (b) post-processing --------------------------------------------------------------------------
-
-
-def _by_query(items: Sequence[VerificationItem]) -> dict[Hashable, list[VerificationItem]]:
+def _by_query(items: Items) -> dict[Hashable, list[VerificationItem]]:
     queries = defaultdict(list)
     for item in items:
         queries[item.query_id].append(item)
     return queries
 
 
-def filter_queries(items: Sequence[VerificationItem], seed: int = 0) -> list[VerificationItem]:
+def filter_queries(items: Items, seed: int = 0) -> list[VerificationItem]:
     """Drop queries whose answers are all wrong, and all but one item of those all right."""
-    rng = random.Random(f"filter-{seed}")
-    kept: list[VerificationItem] = []
+    rng, kept = random.Random(f"filter-{seed}"), []
     for own in _by_query(items).values():
         labels = {item.correct for item in own}
         if labels == {True}:
@@ -107,16 +89,12 @@ def filter_queries(items: Sequence[VerificationItem], seed: int = 0) -> list[Ver
     return kept
 
 
-def diversify(
-    items: Sequence[VerificationItem], seed: int = 0
-) -> tuple[list[VerificationItem], list[VerificationItem]]:
-    """Take one right and one wrong answer of each mixed query; returns them, and the filler.
+def diversify(items: Items, seed: int = 0) -> tuple[list, list]:
+    """Return one right and one wrong item of each mixed query, and filler.
 
     Filler is at most one more of each label from a mixed query, and one item of any other query.
     """
-    rng = random.Random(f"diversify-{seed}")
-    chosen: list[VerificationItem] = []
-    filler: list[VerificationItem] = []
+    rng, chosen, filler = random.Random(f"diversify-{seed}"), [], []
     for own in _by_query(items).values():
         by_label = [[item for item in own if item.correct is label] for label in (True, False)]
         if all(by_label):
@@ -129,45 +107,29 @@ def diversify(
     return chosen, filler
 
 
-def balance(
-    chosen: Sequence[VerificationItem], filler: Sequence[VerificationItem], n: int, seed: int = 0
-) -> list[VerificationItem]:
-    """Shuffle together n // 2 right and n // 2 wrong items.
+def balance(chosen: Items, filler: Items, n: int, seed: int = 0) -> list[VerificationItem]:
+    """Shuffle n // 2 right and n // 2 wrong items from `chosen`, then `filler`, then either again.
 
-    Each half comes from `chosen`, then from `filler`, then from either again. Empty where one label
-    is missing: items of the other alone would teach a constant verdict.
+    Empty where one label is missing: items of the other alone would teach a constant verdict.
     """
-    rng = random.Random(f"balance-{seed}")
-    half = n // 2
-    result: list[VerificationItem] = []
+    rng, half, result = random.Random(f"balance-{seed}"), n // 2, []
     for label in (True, False):
-        own, spare = (
-            rng.sample(of_label, len(of_label))
-            for of_label in ([i for i in pool if i.correct is label] for pool in (chosen, filler))
-        )
-        pool = own + spare
-        if not pool:
+        pools = [[i for i in pool if i.correct is label] for pool in (chosen, filler)]
+        own, spare = (rng.sample(pool, len(pool)) for pool in pools)
+        if not own + spare:
             return []
-        result += pool[:half] + rng.choices(spare or own, k=max(0, half - len(pool)))
+        missing = max(0, half - len(own + spare))
+        result += (own + spare)[:half] + rng.choices(spare or own, k=missing)
     rng.shuffle(result)
     return result
 
 
-def post_process(
-    items: Sequence[VerificationItem], seed: int, n: int | None = None
-) -> list[VerificationItem]:
-    """`filter_queries`, `diversify`, `balance`: items to learn verification from.
-
-    Their number is that of the queries in `items`, or `n` if that is less, rounded down to even.
-    Empty where no right or no wrong items are left, or with fewer than two queries.
-    """
+def post_process(items: Items, seed: int, n: int | None = None) -> list[VerificationItem]:
+    """`filter_queries`, `diversify`, `balance`: one item per query, at most `n`, an even number."""
     queries = len(_by_query(items))
     n = queries if n is None else min(n, queries)
     chosen, filler = diversify(filter_queries(items, seed), seed)
     return balance(chosen, filler, n, seed)
-
-
-# --- (c) self-verification ------------------------------------------------------------------------
 
 
 def verification_prompt(item: VerificationItem) -> list[dict]:
@@ -178,16 +140,13 @@ def verification_prompt(item: VerificationItem) -> list[dict]:
 GENERATION, VERIFICATION = "generation", "verification"
 INIT_SHARE = 0.4  # of the run that Verify-Init spends on verification: 400 of 1,000 steps
 ALTER_EVERY = 5  # steps
-_POST_PROCESS = post_process
-# What the updates of a step learn from, by step (from 0) and progress (0..1).
+# What the updates of a step learn from, by step (from 0) and share of the run spent (0..1).
 STRATEGIES: dict[str, Callable[[int, float], list[tuple[str, ...]]]] = {
-    "generate": lambda step, progress: [(GENERATION,)],
-    "self-verify": lambda step, progress: [(VERIFICATION,)],
-    "mixed": lambda step, progress: [(GENERATION, VERIFICATION)],
-    "verify-init": lambda step, progress: [
-        (VERIFICATION,) if progress < INIT_SHARE else (GENERATION,)
-    ],
-    "verify-alter": lambda step, progress: (
+    "generate": lambda step, spent: [(GENERATION,)],
+    "self-verify": lambda step, spent: [(VERIFICATION,)],
+    "mixed": lambda step, spent: [(GENERATION, VERIFICATION)],
+    "verify-init": lambda step, spent: [(VERIFICATION if spent < INIT_SHARE else GENERATION,)],
+    "verify-alter": lambda step, spent: (
         [(GENERATION,), (VERIFICATION,)] if step % ALTER_EVERY == ALTER_EVERY - 1
         else [(GENERATION,)]
     ),
@@ -197,18 +156,16 @@ STRATEGIES: dict[str, Callable[[int, float], list[tuple[str, ...]]]] = {
 class SelfVerification:
     """A batch source for `train`: answers, and verdicts on them, by a strategy.
 
-    Every step samples answers to the next prompts and puts their items into a buffer. A step that
-    learns verification post-processes the buffer to at most one item per group of a batch, samples
-    a group of verdicts on each, and empties it; without any item it keeps the buffer.
+    Every step samples answers and adds their items to a buffer. A step that learns verification
+    post-processes the buffer, samples a group of verdicts on each item, and empties it.
 
     Strategies: `generate` (the baseline), `self-verify` (verdicts only), `mixed` (half a batch of
     each in one update), `verify-init` (verdicts for 40 % of the run, then answers), `verify-alter`
-    (answers, and after every fifth step a batch of verdicts). They generate different numbers of
-    tokens per step: compare them with `max_generated_tokens`, which progress then follows.
+    (answers, and at every fifth step verdicts too). They generate different numbers of tokens per
+    step: compare them with `max_generated_tokens`.
 
-    reward: of verdicts; gets the columns `correct` and `pass_rate`. verifier: labels answers, a
-    reward; 1 is correct. Raises ValueError for an unknown strategy, a reward whose columns are
-    missing, and fewer than two groups of verdicts.
+    reward: of verdicts; gets the columns `correct` and `pass_rate` (of the policy's answers).
+    Raises ValueError for an unknown strategy, missing columns, or fewer than two verdict groups.
     """
 
     def __init__(
@@ -218,37 +175,35 @@ class SelfVerification:
         *,
         reward: Callable | None = None,
         post_process: Callable[..., list[VerificationItem]] = post_process,
-        verifier: Callable = accuracy_reward,
     ):
         if strategy not in STRATEGIES:
             raise ValueError(f"strategy is {strategy!r}; choose one of {', '.join(STRATEGIES)}.")
         self.prompts, self.schedule = prompts, STRATEGIES[strategy]
         self.reward = VerificationReward() if reward is None else reward
-        self.post_process, self.verifier = post_process, verifier
-        check_columns(verifier, prompts.task.train.column_names, f"task {prompts.task.name!r}")
+        self.post_process = post_process
+        check_columns(
+            accuracy_reward, prompts.task.train.column_names, f"task {prompts.task.name!r}"
+        )
         check_columns(self.reward, ["correct", "pass_rate"], "a verification item")
-        own = [] if post_process is _POST_PROCESS else [reward_name(post_process)]
-        self.name = " ".join(["self-verification", strategy, *own])  # a resumed run must agree
-        config = prompts.config
-        self.groups = config.generation_batch_size // config.num_generations
+        process = reward_name(post_process)  # a resumed run must have the same name
+        self.name = f"self-verification {strategy} {process}".removesuffix(" post_process")
+        size, group = prompts.config.generation_batch_size, prompts.config.num_generations
+        self.groups = size // group
         parts = 2 if strategy == "mixed" else 1
         if strategy != "generate" and self.groups // parts < 2:
             raise ValueError(
-                f"generation_batch_size is {config.generation_batch_size}, {self.groups} group(s) "
-                f"of {config.num_generations}: too few for one right and one wrong item of verdicts"
-                f"; take {2 * parts * config.num_generations} or more."
+                f"generation_batch_size is {size}, {self.groups} group(s) of {group}: too few for "
+                f"one right and one wrong item; take {2 * parts * group} or more."
             )
         # verify-init comes to no verification after its first part: collect no more than this
-        self.buffer: deque[VerificationItem] = deque(
-            maxlen=2 * ALTER_EVERY * config.generation_batch_size
-        )
+        self.buffer: deque[VerificationItem] = deque(maxlen=2 * ALTER_EVERY * size)
 
     def __call__(self, generator: torch.Generator, state: Any, metrics: dict) -> Iterator[Batch]:
         updates = self.schedule(state.global_step, state.progress)
         size = max(1, self.groups // max(len(kinds) for kinds in updates))  # groups of each kind
         (answers,) = self.prompts(generator, state, metrics, **self._one_update(size))
         texts = self.prompts.policy.decode(answers.rollouts.completion_lists())
-        self.buffer.extend(_labelled(answers.examples, texts, self.verifier))
+        self.buffer.extend(_labelled(answers.examples, texts))
         for kinds in updates:
             parts = [answers] if GENERATION in kinds else []
             if VERIFICATION in kinds:  # sampled after an update on answers: on-policy
@@ -257,7 +212,6 @@ class SelfVerification:
                 yield parts[0] if len(parts) == 1 else Batch.concatenate(parts)
 
     def _one_update(self, groups: int) -> dict[str, int | None]:
-        """The changes to the config for a batch of `groups`, however it is then cut."""
         return {
             "generation_batch_size": groups * self.prompts.config.num_generations,
             "per_device_train_batch_size": None,
@@ -265,84 +219,62 @@ class SelfVerification:
         }
 
     def _verdicts(
-        self, size: int, generator: torch.Generator, state: Any, metrics: dict
+        self, n: int, generator: torch.Generator, state: Any, metrics: dict
     ) -> list[Batch]:
-        """A batch of verdicts on what is in the buffer; none where that yields no items."""
-        policy, config = self.prompts.policy, self.prompts.config
+        """A batch of verdicts on the buffer's items; none where post-processing leaves no item."""
         collected = list(self.buffer)
-        fitting = _that_fit(policy, collected, config)
+        fitting = _that_fit(self.prompts.policy, collected, self.prompts.config)
         seed = self.prompts.seed * 1_000_003 + state.global_step
-        items = self.post_process(fitting, seed, n=size)
-        counts = {"collected": len(collected), "too_long": len(collected) - len(fitting)}
-        metrics |= {f"verification/{k}": n for k, n in (counts | {"items": len(items)}).items()}
+        items = self.post_process(fitting, seed, n=n)
+        metrics["verification/collected"] = len(collected)
+        metrics["verification/too_long"] = len(collected) - len(fitting)
+        metrics["verification/items"] = len(items)
         if not items:
-            logger.warning(
-                "step %d has no verification items: of %d answers collected so far none are left "
-                "of one label (queries that are all wrong are dropped).",
-                state.global_step + 1, len(collected),
-            )  # fmt: skip
+            logger.warning("step %d has no verification items", state.global_step + 1)
             return []
-        rates = pass_rates(collected)
+        rates = {q: fmean(i.correct for i in own) for q, own in _by_query(collected).items()}
         rows = [
-            {
-                "prompt": verification_prompt(item),
-                "correct": item.correct,
-                "pass_rate": rates[item.query_id],
-            }
-            for item in items
+            {"prompt": verification_prompt(i), "correct": i.correct, "pass_rate": rates[i.query_id]}
+            for i in items
         ]
-        changes = {"dynamic_sampling_rounds": 0, "reward_weights": None}
-        verdicts = self.prompts.of(rows, [self.reward])
-        (batch,) = verdicts(generator, state, {}, **self._one_update(len(rows)), **changes)
+        changes = self._one_update(len(rows))
+        changes |= {"dynamic_sampling_rounds": 0, "reward_weights": None}
+        (batch,) = self.prompts.of(rows, [self.reward])(generator, state, {}, **changes)
         metrics |= {f"verification/{name}": value for name, value in batch.metrics().items()}
         metrics["generated_tokens"] += batch.generated_tokens
         self.buffer.clear()
         return [batch]
 
     def state_dict(self) -> dict:
-        buffer = [dataclasses.astuple(item) for item in self.buffer]
+        buffer = list(map(dataclasses.astuple, self.buffer))
         return {"prompts": self.prompts.state_dict(), "buffer": buffer}
 
     def load_state_dict(self, state: dict) -> None:
         self.prompts.load_state_dict(state["prompts"])
-        self.buffer.clear()
         self.buffer.extend(VerificationItem(*item) for item in state["buffer"])
 
 
-def pass_rates(items: Sequence[VerificationItem]) -> dict[Hashable, float]:
-    """The share of right answers to each query."""
-    queries = _by_query(items)
-    return {q: sum(item.correct for item in own) / len(own) for q, own in queries.items()}
-
-
-def _labelled(
-    rows: Sequence[dict], texts: Sequence[str], verifier: Callable = accuracy_reward
-) -> list[VerificationItem]:
+def _labelled(rows: Sequence[dict], texts: Sequence[str]) -> list[VerificationItem]:
     """The items of completions, each with its row of data."""
     columns = {name: [row[name] for row in rows] for name in rows[0]}
-    prompts = columns.pop("prompt")
-    ids: list[list[int]] = [[]] * len(texts)
-    rewards = verifier(prompts=prompts, completions=texts, completion_ids=ids, **columns)
+    prompts, ids = columns.pop("prompt"), [[]] * len(texts)
+    rewards = accuracy_reward(prompts=prompts, completions=texts, completion_ids=ids, **columns)
     return collect_items(prompts, texts, rewards)
 
 
-def _that_fit(
-    policy: Policy, items: Iterable[VerificationItem], config: GRPOConfig
-) -> list[VerificationItem]:
+def _that_fit(policy: Policy, items: Items, config: GRPOConfig) -> list[VerificationItem]:
     """The items whose prompts leave room for a verdict in the model's context."""
-    items = list(items)
     room = policy.context_length - config.max_completion_length
     lengths = map(len, policy.encode([verification_prompt(item) for item in items]))
     return [item for item, length in zip(items, lengths, strict=True) if length <= room]
 
 
-# --- measuring ------------------------------------------------------------------------------------
-
-
 def _replies(
-    policy: Policy, prompts: Sequence[list[dict]], n: int, config: GRPOConfig, seed: int
+    policy: Policy, prompts: Iterable[list[dict]], n: int, config: GRPOConfig, seed: int = 0
 ) -> tuple[list[str], list[int]]:
     """`n` sampled completions of each prompt, in groups: texts, and lengths in tokens."""
+    if not (prompts := list(prompts)):
+        return [], []
     rollouts = reply(
         policy, prompts, n, max_new_tokens=config.max_completion_length,
         batch_size=config.evaluation_batch_size, temperature=config.temperature,
@@ -351,78 +283,65 @@ def _replies(
     return policy.decode(rollouts.completion_lists()), rollouts.lengths.tolist()
 
 
+def _answers(
+    policy: Policy, dataset, prompts: int, n: int, config: GRPOConfig
+) -> tuple[list[dict], list[str]]:
+    """The first `prompts` rows, and `n` sampled answers to each, in groups."""
+    rows = list(dataset.select(range(min(prompts, len(dataset)))))
+    return rows, _replies(policy, (row["prompt"] for row in rows), n, config)[0]
+
+
 def held_out_items(
-    policy: Policy, dataset, config: GRPOConfig, *, prompts: int = 128, seed: int = 0
+    policy: Policy, dataset, config: GRPOConfig, *, prompts: int = 128
 ) -> list[VerificationItem]:
     """Balanced items from `policy`'s answers, `config.num_generations` to each first row."""
-    rows = list(dataset.select(range(min(prompts, len(dataset)))))
     n = config.num_generations
-    texts, _ = _replies(policy, [row["prompt"] for row in rows], n, config, seed)
+    rows, texts = _answers(policy, dataset, prompts, n, config)
     items = _labelled([row for row in rows for _ in range(n)], texts)
-    return post_process(_that_fit(policy, items, config), seed)
+    return post_process(_that_fit(policy, items, config), seed=0)
 
 
 def evaluate_verdicts(
-    policy: Policy,
-    items: Sequence[VerificationItem],
-    config: GRPOConfig,
-    *,
-    samples: int = 2,
-    seed: int = 0,
+    policy: Policy, items: Items, config: GRPOConfig, *, samples: int = 2
 ) -> dict[str, float]:
     """`verdict_stats` and `mean_length` (tokens) of verdicts on `items`, as `verdicts/…`."""
     if not items:
         raise ValueError("there are no items to grade: collect answers to more prompts.")
     prompts = [verification_prompt(item) for item in items]
-    texts, lengths = _replies(policy, prompts, samples, config, seed)
+    texts, lengths = _replies(policy, prompts, samples, config)
     labels = [item.correct for item in items for _ in range(samples)]
     stats = verdict_stats([parse_verdict(text) for text in texts], labels)
-    stats["mean_length"] = sum(lengths) / len(lengths)
+    stats["mean_length"] = fmean(lengths)
     return {f"verdicts/{name}": value for name, value in stats.items()}
 
 
 def best_of_n(
-    policy: Policy,
-    dataset,
-    config: GRPOConfig,
-    *,
-    prompts: int | None = None,
-    n: int = 8,
-    samples: int = 4,
-    seed: int = 0,
+    policy: Policy, dataset, config: GRPOConfig, *, prompts: int = 0, n: int = 8, samples: int = 4
 ) -> dict[str, float]:
-    """Does the policy verify well enough to choose among its own answers?
+    """Accuracy `of_n/…` when one of the policy's `n` answers to each prompt is taken.
 
-    It gives `n` answers to each of the first `prompts` rows (default `config.eval_prompts`), and
-    `samples` verdicts on each distinct one. Returns the accuracy `of_n/…` of a `random` answer, the
-    one with most Yes among its `own_verdicts` (ties shared), the `majority`'s, and the `oracle`'s.
+    It is taken at `random`, by most Yes among `samples` of its `own_verdicts` (ties shared), by
+    `majority`, or by an `oracle`. prompts: how many first rows; 0 = `config.eval_prompts`.
     """
-    prompts = config.eval_prompts if prompts is None else prompts
-    rows = list(dataset.select(range(min(prompts, len(dataset)))))
-    texts, _ = _replies(policy, [row["prompt"] for row in rows], n, config, seed)
+    rows, texts = _answers(policy, dataset, prompts or config.eval_prompts, n, config)
     answers = [_labelled([row] * n, texts[i * n : (i + 1) * n]) for i, row in enumerate(rows)]
-    distinct = _that_fit(policy, dict.fromkeys(item for own in answers for item in own), config)
-    asked = [verification_prompt(item) for item in distinct]
-    verdicts = _replies(policy, asked, samples, config, seed + 1)[0] if asked else []
-    yes = {
-        item: sum(parse_verdict(text) is True for text in verdicts[i * samples : (i + 1) * samples])
-        for i, item in enumerate(distinct)
-    }
-    by_verdict = by_vote = oracle = 0.0
+    distinct = list(dict.fromkeys(item for own in answers for item in own))
+    asked = _that_fit(policy, distinct, config)
+    verdicts, _ = _replies(policy, map(verification_prompt, asked), samples, config, seed=1)
+    yes = dict.fromkeys(distinct, -1) | dict.fromkeys(asked, 0)
+    for i, text in enumerate(verdicts):
+        yes[asked[i // samples]] += parse_verdict(text) is True
+    totals = {"of_n/own_verdicts": 0.0, "of_n/majority": 0.0, "of_n/oracle": 0.0}
     for own in filter(None, answers):
         votes = Counter(own)
-        by_verdict += _expected({item: yes.get(item, -1) for item in votes})
-        by_vote += _expected(votes)
-        oracle += any(item.correct for item in own)
-    return {
-        "of_n/random": sum(item.correct for own in answers for item in own) / len(texts),
-        "of_n/own_verdicts": by_verdict / len(rows),
-        "of_n/majority": by_vote / len(rows),
-        "of_n/oracle": oracle / len(rows),
-    }
+        totals["of_n/own_verdicts"] += _best({item: yes[item] for item in votes})
+        totals["of_n/majority"] += _best(votes)
+        totals["of_n/oracle"] += any(item.correct for item in own)
+    random_one = sum(item.correct for own in answers for item in own) / len(texts)
+    return {"of_n/random": random_one} | {k: total / len(rows) for k, total in totals.items()}
 
 
-def _expected(scores: dict[VerificationItem, int]) -> float:
-    """The chance of a right answer where one of the best scored is taken."""
+def _best(scores: dict[VerificationItem, int]) -> float:
+    """The share of right answers among those with the highest score."""
     best = [item for item, score in scores.items() if score == max(scores.values())]
-    return sum(item.correct for item in best) / len(best)
+    return fmean(item.correct for item in best)

@@ -14,6 +14,8 @@ from grpo_kit.generation import completion_logps
 from grpo_kit.models import Policy, load_policy
 from grpo_kit.profiles import PROFILES
 
+both = pytest.mark.parametrize("backend", ["static", "continuous"])
+
 
 @pytest.fixture(scope="module")
 def base():
@@ -25,59 +27,59 @@ def prompts(base):
     return base.encode(PROFILES["tiny"].load_task().test["prompt"][:12])
 
 
-@pytest.mark.parametrize("backend", ["static", "continuous"])
-def test_greedy_answers_are_those_of_the_plain_path(base, prompts, backend):
-    """Ragged prompts, answers of different lengths, one limit that cuts some off."""
-    for limit in (6, 40):
-        plain = sample(base, prompts, max_new_tokens=limit, do_sample=False)
-        other = sample(base, prompts, backend=backend, max_new_tokens=limit, do_sample=False)
-        assert other.completion_lists() == plain.completion_lists()
-        assert torch.equal(other.finished, plain.finished)
-        torch.testing.assert_close(other.logps, plain.logps, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(other.entropies, plain.entropies, rtol=1e-4, atol=1e-4)
+@both
+@pytest.mark.parametrize("limit", [6, 40])
+def test_greedy_answers_are_those_of_the_plain_path(base, prompts, backend, limit):
+    """Ragged prompts, answers of different lengths; the short limit cuts some off."""
+    options = {"max_new_tokens": limit, "do_sample": False}
+    plain, other = (sample(base, prompts, backend=b, **options) for b in ("plain", backend))
+    assert other.completion_lists() == plain.completion_lists()
+    assert torch.equal(other.finished, plain.finished)
+    torch.testing.assert_close(other.logps, plain.logps, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(other.entropies, plain.entropies, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("backend", ["static", "continuous"])
+@both
 def test_samples_are_groups_with_the_models_own_log_probabilities(base, prompts, backend):
     def draw(seed):
         options = {"backend": backend, "max_new_tokens": 24, "temperature": 1.3}
-        return sample(
-            base, prompts[:3], 4, **options, generator=torch.Generator().manual_seed(seed)
-        )
+        generator = torch.Generator().manual_seed(seed)
+        return sample(base, prompts[:3], 4, **options, generator=generator)
 
     rollouts = draw(0)
     assert rollouts.prompt_index.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     lists = rollouts.completion_lists()
     assert len({tuple(ids) for ids in lists}) > 6, "sampled, not greedy"
     assert [ids[-1] in base.eos_token_ids for ids in lists] == rollouts.finished.tolist()
+    options = {"temperature": 1.3, "pad_token_id": base.pad_token_id}
     with torch.no_grad():
-        logps, _ = completion_logps(
-            base.model, rollouts, temperature=1.3, pad_token_id=base.pad_token_id
-        )
+        logps, _ = completion_logps(base.model, rollouts, **options)
     torch.testing.assert_close(rollouts.logps, logps)
     assert draw(1).completion_lists() != lists
 
 
-@pytest.mark.parametrize("backend", ["static", "continuous"])
+@both
 def test_settings_saved_with_the_model_do_not_change_the_samples(backend, prompts):
     """Qwen2.5-Instruct comes with a repetition penalty."""
     policy = PROFILES["tiny"].load_policy()
-    plain = sample(policy, prompts, max_new_tokens=24, do_sample=False)
+    options = {"max_new_tokens": 24, "do_sample": False}
+    plain = sample(policy, prompts, **options)
     saved = {"repetition_penalty": 1.5, "temperature": 0.7, "top_p": 0.8, "top_k": 20}
     policy.model.generation_config.update(do_sample=True, **saved)
-    other = sample(policy, prompts, backend=backend, max_new_tokens=24, do_sample=False)
+    other = sample(policy, prompts, backend=backend, **options)
     assert other.completion_lists() == plain.completion_lists()
     assert policy.model.generation_config.repetition_penalty == 1.5, "it is put back"
 
 
 def test_lora_weights_are_sampled_with(prompts):
     policy = dataclasses.replace(PROFILES["tiny"], lora_rank=4).load_policy()
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in policy.model.named_parameters():
             if "lora_B" in name:
-                weight.normal_(std=0.05, generator=torch.Generator().manual_seed(0))
-    plain = sample(policy, prompts, max_new_tokens=24, do_sample=False)
-    other = sample(policy, prompts, backend="static", max_new_tokens=24, do_sample=False)
+                weight.normal_(std=0.05, generator=generator)
+    options = {"max_new_tokens": 24, "do_sample": False}
+    plain, other = (sample(policy, prompts, backend=b, **options) for b in ("plain", "static"))
     assert other.completion_lists() == plain.completion_lists()
 
 

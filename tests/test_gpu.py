@@ -27,12 +27,11 @@ def base(**options) -> Policy:
 @pytest.mark.parametrize("options", [{}, {"dtype": "half", "lora_rank": 4}])
 def test_a_policy_learns_on_cuda_and_resumes(engine, options, tmp_path):
     task, rewards = PROFILES["smoke"].load_task(), [accuracy_reward, format_reward]
-    run = engine.train(base(**options), task, rewards, SHORT, output_dir=tmp_path, seed=0)
+    settings = {"output_dir": tmp_path, "seed": 0}
+    run = engine.train(base(**options), task, rewards, SHORT, **settings)
     assert [row["step"] for row in run.history] == [0, 1, 2]
     assert all(math.isfinite(row["loss"]) for row in run.history[1:])
-    again = engine.train(
-        base(**options), task, rewards, SHORT, output_dir=tmp_path, seed=0, resume=True
-    )
+    again = engine.train(base(**options), task, rewards, SHORT, **settings, resume=True)
     assert again.history == run.history
 
 

@@ -1,14 +1,7 @@
 """Flow-GRPO: a trained planner among frozen roles and tools (AgentFlow, arXiv 2510.05592).
 
-Not the image-diffusion method of the same name. In reading order:
-
-episodes   `Memory`, `Turn`, `Episode`, `episode_advantages`
-tools      a tool's schema; calls read, checked and run with limits
-toolbox    calculator, lookup in a catalogue, Wikipedia;  sandbox: python, off unless asked for
-roles      planner (trained), executor, verifier, generator (frozen), and their prompts
-rollout    `play`: all episodes of a batch advance together
-training   `FlowGRPO`, a batch source for `train`; `evaluate_episodes`
-export     the same episodes under TRL
+Not the image-diffusion method of the same name. In reading order: `episodes`, `tools`, `toolbox`
+and `sandbox` (ready tools), `roles`, `rollout`, `training`, `export` (to TRL).
 """
 
 from grpo_kit.flow.episodes import (

@@ -1,14 +1,14 @@
 """Episodes of several turns: memory, token ids, advantages, and the rows to train on.
 
-An episode is ragged: T_i turns, each with the prompt that the planner read and the tokens that it
-sampled. Training uses these very ids, never a text encoded again. A memory never changes in place,
-so no episode can write into another's, and every turn's memory can be looked at afterwards.
+Training uses the very ids that were read and sampled, never a text encoded again. A memory never
+changes in place, so no episode can write into another's.
 """
 
 from __future__ import annotations
 
 import math
 import textwrap
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,10 +25,7 @@ PER = ("trajectory", "turn")
 
 @dataclass(frozen=True)
 class Action:
-    """The planner's decision a_t, read from its completion: context, sub-goal and tool.
-
-    problem: why the completion is not a plan, in words for the memory; "" where it is one.
-    """
+    """The planner's decision a_t; `problem` says why a completion is not a plan, else ""."""
 
     justification: str = ""
     context: str = ""
@@ -59,22 +56,15 @@ class Memory:
     steps: tuple[Step, ...] = ()
 
     def updated(self, step: Step) -> Memory:
-        """M_{t+1} = f(M_t, a_t, e_t, v_t): this memory with one more step."""
+        """M_{t+1} = f(M_t, a_t, e_t, v_t)."""
         return Memory((*self.steps, step))
 
     def judged(self, verdict: str) -> Memory:
-        """This memory with the verifier's verdict on the last step."""
+        """This memory with a verdict on its last step."""
         return Memory((*self.steps[:-1], replace(self.steps[-1], verdict=verdict)))
 
-    def __len__(self) -> int:
-        return len(self.steps)
-
     def __str__(self) -> str:
-        """`1. lookup(lamp) -> lamp 14, shop Nord`, one line per step; "empty" without any.
-
-        A result cannot pose as a turn (`fenced` breaks role marks) or a step (further lines are
-        indented).
-        """
+        # no result can pose as a turn (`fenced` breaks role marks) or a step (lines are indented)
         lines = [
             f"{i}. {step.call} -> " + "\n   ".join(step.result.splitlines())
             for i, step in enumerate(self.steps, 1)
@@ -85,10 +75,10 @@ class Memory:
         """Every field of every step, one block per step."""
         lines = []
         for i, step in enumerate(self.steps, 1):
+            fields = {"goal": step.action.goal, "tool": step.action.tool, "call": step.call}
+            fields |= {"result": step.result, "verdict": step.verdict}
             lines.append(f"step {i}")
-            for name in ("goal", "tool", "call", "result", "verdict"):
-                value = getattr(step.action if name in ("goal", "tool") else step, name)
-                lines.append(f"  {name:8}{textwrap.shorten(value, 90)}".rstrip())
+            lines += [f"  {k:8}{textwrap.shorten(v, 90)}".rstrip() for k, v in fields.items()]
         return "\n".join(lines) or "empty"
 
 
@@ -96,8 +86,7 @@ class Memory:
 class Turn:
     """One action of the planner, a_i^t: the ids that it read and sampled, EOS included.
 
-    logprobs, entropies: one per sampled token, nats, of the sampling distribution. finished: False
-    where the token limit cut the action off. Raises ValueError for another number of logprobs.
+    logprobs, entropies: per sampled token, nats. finished: False where the token limit cut it off.
     """
 
     prompt_ids: list[int]
@@ -108,18 +97,16 @@ class Turn:
 
     def __post_init__(self) -> None:
         if len(self.completion_ids) != len(self.logprobs):
-            raise ValueError(
-                f"a turn has {len(self.completion_ids)} completion ids and {len(self.logprobs)} "
-                "log-probabilities; give one per token, as they were sampled."
-            )
+            sizes = f"{len(self.completion_ids)} completion ids and {len(self.logprobs)} logprobs"
+            raise ValueError(f"a turn has {sizes}; give one per token, as they were sampled.")
 
 
 @dataclass
 class Episode:
     """A trajectory: its turns, and the one outcome reward that they share (None = not scored).
 
-    group_id: the query that its group answers. stopped: the reason for the end: "verifier", "turn
-    limit", "time limit", "context" (no room left), or "no reply" (a frozen role's endpoint failed).
+    group_id: the query that its group answers. stopped: "verifier", "turn limit", "time limit",
+    "context" (no room left), or "no reply" (a frozen role's endpoint failed).
     """
 
     group_id: Hashable
@@ -132,54 +119,40 @@ class Episode:
 
 
 def episode_advantages(
-    episodes: Sequence[Episode],
-    per: str = "trajectory",
-    *,
-    scale_rewards: str = "group",
-    eps: float = 1e-4,
+    episodes: Sequence[Episode], per: str = "trajectory", *, scale_rewards: str = "group"
 ) -> Tensor:
-    """The advantage of each episode within its group, the same for all of its turns.
+    """The advantage of each episode within its group, the same for all of its turns; (N,) float.
 
-    A_i = (R_i - mean_G R) / (std_G R + eps), AgentFlow (arXiv 2510.05592) eq. 7.
+    A_i = (R_i - mean_G R) / (std_G R + eps), AgentFlow (arXiv 2510.05592) eq. 7. An episode that is
+    not scored gets 0 and is left out of mean and std.
 
     Args:
         episodes: in any order; a group shares its `group_id`, and groups may differ in size.
         per: "trajectory" (the paper) takes mean and std over the episodes of a group; "turn" (the
             public code) over its turn rows, so that an episode of six turns counts six times.
-        scale_rewards, eps: see `objective.group_advantages`; "batch" is not supported.
-
-    Returns (len(episodes),) float; 0 without a score, which is left out of mean and std, and
-    without spread. Raises ValueError for another `per` or scale, or no turn where per="turn".
+        scale_rewards: "group" or "none", see `objective.group_advantages`.
     """
-    if per not in PER:
-        raise ValueError(f"per is {per!r}; choose 'trajectory' (the paper) or 'turn'.")
-    if scale_rewards == "batch":
-        raise ValueError("scale_rewards 'batch' has no meaning here: choose 'group' or 'none'.")
-    if per == "turn" and (empty := [i for i, e in enumerate(episodes) if not e.turns]):
-        raise ValueError(f"episode {empty[0]} has no turn: leave it out, or take per='trajectory'.")
-    members: dict[Hashable, list[int]] = {}
+    if per not in PER or scale_rewards == "batch":
+        raise ValueError(
+            f"per is {per!r} and scale_rewards {scale_rewards!r}; choose 'trajectory' or 'turn', "
+            "and 'group' or 'none'."
+        )
+    groups = defaultdict(list)
     for i, episode in enumerate(episodes):
-        members.setdefault(episode.group_id, []).append(i)
+        groups[episode.group_id].append(i)
     advantages = torch.zeros(len(episodes))
-    for group in members.values():
+    for group in groups.values():
         rows = [i for i in group for _ in range(len(episodes[i].turns) if per == "turn" else 1)]
         rewards = [math.nan if episodes[i].reward is None else episodes[i].reward for i in rows]
-        values = group_advantages(torch.tensor(rewards), len(rows), scale_rewards, eps)
-        advantages[rows] = values
+        advantages[rows] = group_advantages(torch.tensor(rewards), len(rows), scale_rewards)
     return advantages
 
 
 def turn_rows(
     episodes: Sequence[Episode], pad_token_id: int, device="cpu"
 ) -> tuple[Rollouts, Tensor]:
-    """All turns as rows to train on, episode by episode, and the episode of each row, (N,) long.
-
-    Turns with equal prompts share one (`Rollouts.prompt_index`), so the update runs it once. Masks
-    come from lengths, never from ids. Raises ValueError where there is no turn.
-    """
+    """All turns as rows to train on, episode by episode, and the episode of each row, (N,) long."""
     turns = [(i, turn) for i, episode in enumerate(episodes) for turn in episode.turns]
-    if not turns:
-        raise ValueError("there is no turn to train on; give episodes with at least one.")
     prompts: dict[tuple[int, ...], int] = {}
     prompt_index = [prompts.setdefault(tuple(t.prompt_ids), len(prompts)) for _, t in turns]
     lengths = torch.tensor([len(turn.completion_ids) for _, turn in turns], device=device)
@@ -203,14 +176,17 @@ def turn_rows(
 
 def episode_view(episodes: Sequence[Episode], advantages: Sequence[float]) -> dict:
     """One group as `viewer.episodes_html` and `episodes_text` take it."""
-
-    def step_view(step: Step) -> dict[str, str]:
-        action = {"thought": step.action.justification, "goal": step.action.goal}
-        return action | {"call": step.call, "result": step.result, "verdict": step.verdict}
-
+    shown = [
+        [
+            {"thought": step.action.justification, "goal": step.action.goal, "call": step.call}
+            | {"result": step.result, "verdict": step.verdict}
+            for step in episode.memory.steps
+        ]
+        for episode in episodes
+    ]
     return {
         "question": question_text(episodes[0].row["prompt"]),
-        "episodes": [[step_view(step) for step in episode.memory.steps] for episode in episodes],
+        "episodes": shown,
         "endings": [f"output: {e.output} (ended by the {e.stopped})" for e in episodes],
         "rewards": [episode.reward for episode in episodes],
         "advantages": [float(advantage) for advantage in advantages],

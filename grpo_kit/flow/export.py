@@ -1,10 +1,7 @@
-"""The same episodes under TRL: a `rollout_func` for its `GRPOTrainer` (tested with TRL 1.16).
+"""The same episodes under TRL: a `rollout_func` for its `GRPOTrainer`.
 
-TRL trains on one sequence per completion: the prompt, then all that follows, with a mask of what
-the policy sampled. An episode fits if each turn's context extends the one before
-(`AgentSystem(context="append")`). AgentFlow writes the context anew each turn; those turns are
-separate rows that share an advantage, for engines that train rows ("step-wise"): they need
-`turn_rows` and `episode_advantages`.
+TRL trains on one sequence per completion, so each turn's context has to extend the one before
+(`AgentSystem(context="append")`):
 
     trainer = GRPOTrainer(
         model, [of_output(accuracy_reward)], train_dataset=trl_dataset(task.train),
@@ -14,7 +11,6 @@ separate rows that share an advantage, for engines that train rows ("step-wise")
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,29 +18,24 @@ from grpo_kit.flow.episodes import Episode
 from grpo_kit.flow.rollout import AgentSystem, play
 from grpo_kit.models import Policy
 from grpo_kit.rewards import question_text
-from grpo_kit.rewards.scoring import reward_name
+from grpo_kit.rewards.scoring import is_coroutine, reward_name
 
 if TYPE_CHECKING:
     import datasets
 
 
 def one_sequence(episode: Episode) -> dict[str, list]:
-    """An append-only episode as TRL takes it: `prompt_ids` of the first turn; all that follows.
+    """An append-only episode for TRL: `prompt_ids` of the first turn, then all that follows.
 
-    These are `completion_ids`, with `logprobs`, 0 where not sampled, and `env_mask`, 1 at sampled
-    tokens, else 0. Raises ValueError without turns, or where a context was written anew.
+    `logprobs` and `env_mask` are 0 at tokens that were not sampled.
     """
-    if not episode.turns:
-        raise ValueError("the episode has no turn: there is nothing to train on.")
     ids = start = list(episode.turns[0].prompt_ids)
-    mask: list[int] = []
-    logprobs: list[float] = []
+    mask, logprobs = [], []
     for number, turn in enumerate(episode.turns, 1):
         if turn.prompt_ids[: len(ids)] != ids:
             raise ValueError(
-                f"the prompt of turn {number} does not continue turn {number - 1}: its context was "
-                "written anew, so the episode is not a single sequence. Play it with "
-                "AgentSystem(context='append'), or train its turns as rows (turn_rows)."
+                f"the prompt of turn {number} does not continue turn {number - 1}: play with "
+                "AgentSystem(context='append'), or train the turns as rows (turn_rows)."
             )
         between = len(turn.prompt_ids) - len(ids)
         ids = list(turn.prompt_ids) + list(turn.completion_ids)
@@ -70,13 +61,9 @@ def trl_rollout(
 
     `max_new_tokens` limits an action; TRL's `max_completion_length` limits whole episodes. Beside
     TRL's fields it returns `output`, each episode's final output, for `of_output`.
-
-    Raises ValueError unless the system's context is "append", and in a rollout for a prompt that is
-    not a row of `dataset` (an `eval_dataset` must be that very dataset).
     """
     if system.context != "append":
-        one = "TRL trains one sequence per completion; give the system context='append'."
-        raise ValueError(f"context is {system.context!r}: {one}")
+        raise ValueError(f"context is {system.context!r}: TRL needs a system with 'append'.")
 
     def rollout(prompts: list[list[dict]], trainer: Any) -> dict[str, list]:
         model = trainer.accelerator.unwrap_model(trainer.model)
@@ -84,13 +71,12 @@ def trl_rollout(
         rows = [dataset[prompt[-1].get("row", 0) % len(dataset)] for prompt in prompts]
         for prompt, row in zip(prompts, rows, strict=True):
             if "row" not in prompt[-1] or question_text(prompt) != question_text(row["prompt"]):
-                raise ValueError(
-                    f"the prompt {question_text(prompt)!r} is none of the dataset's rows: make the "
-                    "trainer's dataset by trl_dataset from the one that trl_rollout was given."
-                )
-        options = {"temperature": trainer.args.temperature, "max_new_tokens": max_new_tokens}
-        # TRL repeats each prompt once per completion
-        episodes = play(system.with_planner(policy), rows, **options)
+                given = f"the prompt {question_text(prompt)!r} is none of the dataset's rows"
+                raise ValueError(f"{given}: give trl_dataset and trl_rollout the same dataset.")
+        episodes = play(  # TRL repeats each prompt once per completion
+            system.with_planner(policy), rows,
+            temperature=trainer.args.temperature, max_new_tokens=max_new_tokens,
+        )  # fmt: skip
         sequences = [one_sequence(episode) for episode in episodes]
         return {
             **{name: [sequence[name] for sequence in sequences] for name in sequences[0]},
@@ -101,10 +87,7 @@ def trl_rollout(
 
 
 def of_output(reward: Callable) -> Callable:
-    """The reward of an episode's final output instead of the planner's text; None without one.
-
-    A coroutine function stays one.
-    """
+    """The reward of an episode's final output instead of the planner's text; None without one."""
 
     def texts(output: Sequence[str | None]) -> list[str]:
         return [text or "" for text in output]  # all of them, so that groups stay complete
@@ -112,13 +95,12 @@ def of_output(reward: Callable) -> Callable:
     def scores(values: Sequence, output: Sequence[str | None]) -> list:
         return [v if text is not None else None for v, text in zip(values, output, strict=True)]
 
-    async def awaited(*, completions: Sequence, output: Sequence[str | None], **columns):
+    async def awaited(*, completions, output, **columns):
         return scores(await reward(completions=texts(output), **columns), output)
 
-    def called(*, completions: Sequence, output: Sequence[str | None], **columns):
+    def called(*, completions, output, **columns):
         return scores(reward(completions=texts(output), **columns), output)
 
-    is_async = any(map(inspect.iscoroutinefunction, (reward, reward.__call__)))
-    outcome = awaited if is_async else called
+    outcome = awaited if is_coroutine(reward) else called
     outcome.__name__ = reward_name(reward)
     return outcome

@@ -1,18 +1,14 @@
-"""The four roles of AgentFlow: plain objects with one method each.
-
-Planner    reads question and memory, decides the next step: context, sub-goal, tool. Trained.
-Executor   turns a decision into a tool call. Frozen, like the two below.
-Verifier   reads question and memory, says STOP or CONTINUE
-Generator  reads question and memory, writes the final output
+"""The four roles of AgentFlow: a trained planner, a frozen executor, verifier and generator.
 
 A frozen role speaks through a frozen `Policy` (greedy) or through any judge-like object that yields
-replies to conversations (`EndpointJudge`). The roles' requests are a set of `Prompts`: `TINY`,
-which the shipped base knows, or `GENERAL`, for any model that follows instructions.
+replies to conversations (`EndpointJudge`). `Prompts` are the roles' requests: `TINY`, which the
+shipped base knows, or `GENERAL`, for any model that follows instructions.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -25,11 +21,11 @@ from grpo_kit.flow.episodes import Action, Memory
 from grpo_kit.flow.tools import Toolkit
 from grpo_kit.generation import Rollouts, generate, reply
 from grpo_kit.models import Policy
-from grpo_kit.rewards.judge.judges import Failure, FailureWindow, Reply, commonest_reason
+from grpo_kit.rewards.judge.judges import Failure, FailureWindow, commonest_reason
 from grpo_kit.rewards.judge.texts import fenced
 
 REMEMBERED = 20_000  # replies that a frozen role keeps
-PLACEHOLDER = "7f3a-7f3a"  # stands for a text where only a chat template's handling matters
+PLACEHOLDER = "7f3a-7f3a"  # a text, where only a chat template's handling of it matters
 FAILURE_WINDOW = 64  # of an endpoint's replies; if more than half of so many fail, the run ends
 
 
@@ -53,10 +49,7 @@ def answer_prompt(question: str, memory: str) -> str:
 
 @dataclass(frozen=True)
 class Prompts:
-    """The request to each role, as the content of one user message; `memory` is `str(Memory)`.
-
-    system: a system message before every request; "" = none.
-    """
+    """The request to each role, one user message, after a system message unless `system` is ""."""
 
     plan: Callable[[str, str, Toolkit], str]
     execute: Callable[[Action, Toolkit], str]
@@ -68,6 +61,12 @@ class Prompts:
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, {"role": "user", "content": content}]
 
+    def check(self, policy: Policy) -> None:
+        """Raise ValueError where the chat template refuses or drops a role that is needed."""
+        policy.check_template(
+            [m | {"content": f"{m['role']} {PLACEHOLDER}"} for m in self.messages("")]
+        )
+
 
 TINY = Prompts(
     plan=lambda question, memory, toolkit: plan_prompt(question, memory),
@@ -77,8 +76,13 @@ TINY = Prompts(
 )
 
 
-def _plan(question: str, memory: str, toolkit: Toolkit) -> str:
-    return f"""\
+def _state(question: str, memory: str) -> str:
+    return f"Question: {question}\n\nMemory of the steps taken:\n{memory}"
+
+
+GENERAL = Prompts(
+    plan=lambda question, memory, toolkit: (
+        f"""\
 Decide the next step towards answering the question. One step, one tool; what it returns will \
 stand in the memory before you are asked again.
 
@@ -95,10 +99,9 @@ Reply in exactly this form:
 Context: what the tool needs to know from question and memory, or none
 Goal: what this step is to find out
 Tool: the name of one tool"""
-
-
-def _execute(action: Action, toolkit: Toolkit) -> str:
-    return f"""\
+    ),
+    execute=lambda action, toolkit: (
+        f"""\
 Write the call of the tool that reaches the goal.
 
 Context: {action.context}
@@ -109,15 +112,7 @@ Tools:
 {toolkit.describe()}
 
 Reply with one JSON object and nothing else: {{"name": "{action.tool}", "arguments": {{...}}}}"""
-
-
-def _state(question: str, memory: str) -> str:
-    return f"Question: {question}\n\nMemory of the steps taken:\n{memory}"
-
-
-GENERAL = Prompts(
-    plan=_plan,
-    execute=_execute,
+    ),
     verify=lambda question, memory: (
         f"""\
 Does the memory hold all that is needed to answer the question?
@@ -139,26 +134,14 @@ Give the final answer as <answer>answer here</answer>."""
 )
 
 
-def check_chat_roles(policy: Policy, prompts: Prompts) -> None:
-    """Raise ValueError where the chat template refuses or drops a role that the prompts need."""
-    try:
-        policy.check_template(
-            [m | {"content": f"{m['role']} {PLACEHOLDER}"} for m in prompts.messages("")]
-        )
-    except ValueError as error:
-        remedy = "If it lacks the system role: `dataclasses.replace(prompts, system='')`."
-        raise ValueError(f"{error} {remedy}") from error
-
-
 class Planner:
     """The trained role: samples actions from the policy, token ids in, token ids out."""
 
     def __init__(self, policy: Policy, toolkit: Toolkit, prompts: Prompts = TINY) -> None:
-        check_chat_roles(policy, prompts)
+        prompts.check(policy)
         self.policy, self.toolkit, self.prompts = policy, toolkit, prompts
 
     def request(self, question: str, memory: Memory) -> list[dict]:
-        """The messages that state question, memory and tools, and ask for the next step."""
         return self.prompts.messages(self.prompts.plan(question, str(memory), self.toolkit))
 
     def plan(
@@ -169,40 +152,30 @@ class Planner:
         max_new_tokens: int = 64,
         **options,
     ) -> tuple[Rollouts, list[Action]]:
-        """Sample one action for each of N prompts, in their order; equal prompts are run once.
-
-        options: of `generate`, such as `temperature` and `do_sample`.
-        """
-        places: dict[tuple[int, ...], list[int]] = {}
+        """Sample one action for each of N prompts, in their order; `options` are `generate`'s."""
+        policy, places = self.policy, defaultdict(list)  # equal prompts are run once
         for i, ids in enumerate(prompt_ids):
-            places.setdefault(tuple(ids), []).append(i)
-        policy = self.policy
+            places[tuple(ids)].append(i)
         with policy.autocast():
             rollouts = generate(
-                policy.model,
-                [list(ids) for ids in places],
-                [len(rows) for rows in places.values()],
-                max_new_tokens=max_new_tokens,
-                eos_token_ids=policy.eos_token_ids,
-                pad_token_id=policy.pad_token_id,
-                generator=generator,
-                **options,
-            )
+                policy.model, list(map(list, places)), [len(rows) for rows in places.values()],
+                max_new_tokens=max_new_tokens, eos_token_ids=policy.eos_token_ids,
+                pad_token_id=policy.pad_token_id, generator=generator, **options,
+            )  # fmt: skip
         order = torch.tensor([i for rows in places.values() for i in rows]).argsort()
         rollouts = rollouts.select(order.to(rollouts.mask.device))
         texts = policy.decode(rollouts.completion_lists())
         return rollouts, [read_action(text, self.toolkit.names) for text in texts]
 
 
-_LINE = re.compile(
-    r"^[^\w\n]*(context|goal|sub-goal|tool)[^\w\n:]*:(.*)$", re.IGNORECASE | re.MULTILINE
-)
+FIELDS = ("context", "goal", "tool")
+_LINE = re.compile(r"^[^\w\n]*(context|goal|sub-goal|tool)[^\w\n:]*:(.*)$", re.I | re.M)
 
 
 def read_action(text: str, names: Sequence[str] | None = None) -> Action:
-    """The planner's decision, with a `problem` where a line is missing or the tool is unknown.
+    """The planner's decision, with a `problem` where a line is missing or the tool is not in names.
 
-    names: of the tools; None = any. The last line of each name counts, not one quoted before it.
+    The last line of each name counts, not one quoted before it.
     """
     thought, closed, decision = text.rpartition("</think>")
     if not closed and "<think>" in text:  # cut off while thinking: nothing has been decided
@@ -211,92 +184,67 @@ def read_action(text: str, names: Sequence[str] | None = None) -> Action:
         name.lower().removeprefix("sub-"): value.strip().strip("*`").strip()
         for name, value in _LINE.findall(decision)
     }
-    context, goal, tool = (lines.get(name, "") for name in ("context", "goal", "tool"))
-    missing = [name for name in ("context", "goal", "tool") if not lines.get(name)]
-    unknown = names is not None and tool not in names
-    problem = f'error: no tool "{tool[:40]}"' if unknown else ""
-    if missing:
-        problem = f"error: no {missing[0]}"
+    context, goal, tool = (lines.get(name, "") for name in FIELDS)
+    problem = next((f"error: no {name}" for name in FIELDS if not lines.get(name)), "")
+    if not problem and names is not None and tool not in names:
+        problem = f'error: no tool "{tool[:40]}"'
     return Action(thought.rpartition("<think>")[2].strip(), context, goal, tool, problem)
 
 
 class FrozenRole:
-    """A role that is never trained. It gives its likeliest reply, and remembers it."""
+    """A role that is never trained. It gives its likeliest reply, and remembers it.
+
+    model: a frozen `Policy` (see `frozen_copy`), or a judge-like object (see `judges`).
+    """
 
     def __init__(self, model: Policy | Any, prompts: Prompts = TINY, *, max_new_tokens: int = 64):
-        """`model`: a frozen `Policy` (see `frozen_copy`), or a judge-like object (see `judges`).
-
-        Raises ValueError for a policy that is trained or whose chat template lacks a role.
-        """
+        self.name = type(self).__name__.lower()
         if isinstance(model, Policy):
             if any(parameter.requires_grad for parameter in model.model.parameters()):
-                raise ValueError(
-                    f"the {type(self).__name__.lower()} is a frozen role, and this policy is "
-                    "trained: give it frozen_copy(policy)."
-                )
-            check_chat_roles(model, prompts)
+                raise ValueError(f"the {self.name} is frozen: give it frozen_copy(policy).")
+            prompts.check(model)
         self.model, self.prompts, self.max_new_tokens = model, prompts, max_new_tokens
         self._remembered: dict[str, str] = {}  # not in checkpoints: greedy, so it comes out again
-        self._window = FailureWindow(
-            FAILURE_WINDOW, what=f"replies of the {type(self).__name__.lower()}"
-        )
+        self._window = FailureWindow(FAILURE_WINDOW, what=f"replies of the {self.name}")
 
     def ask(self, contents: Sequence[str]) -> list[str | None]:
-        """A reply to each request, without its thinking.
+        """Replies without their thinking; "" if that never ends, or for a request too long.
 
-        "" where the request is too long or the thinking never ends; None where an endpoint failed.
-        Raises RuntimeError where more than half of the last replies failed.
+        None where an endpoint failed.
         """
         if len(self._remembered) > REMEMBERED:
             self._remembered.clear()
         new = [c for c in dict.fromkeys(contents) if c not in self._remembered]
-        replies = self._replies([self.prompts.messages(content) for content in new])
+        replies = self._replies([self.prompts.messages(content) for content in new]) if new else []
         for content, text in zip(new, replies, strict=True):
             if text is not None:
-                self._remembered[content] = _without_thinking(text)
+                _, closed, answer = text.rpartition("</think>")
+                thought_only = "<think>" in text and not closed
+                self._remembered[content] = "" if thought_only else answer.strip()
         return [self._remembered.get(content) for content in contents]
 
     def _replies(self, conversations: list[list[dict]]) -> list[str | None]:
-        if not conversations:
-            return []
         if not isinstance(self.model, Policy):
             with start_blocking_portal() as portal:  # a notebook has an event loop in this thread
                 return portal.call(self._asked, conversations)
         room = self.model.context_length - self.max_new_tokens
-        lengths = map(len, self.model.encode(conversations))
-        fitting = [i for i, length in enumerate(lengths) if length <= room]
-        texts: list[str | None] = [""] * len(conversations)
-        if fitting:
-            rollouts = reply(
-                self.model, [conversations[i] for i in fitting],
-                max_new_tokens=self.max_new_tokens, do_sample=False, batch_size=128,
-            )  # fmt: skip
-            decoded = self.model.decode(rollouts.completion_lists())
-            for i, text in zip(fitting, decoded, strict=True):
-                texts[i] = text
-        return texts
+        fits = [len(ids) <= room for ids in self.model.encode(conversations)]
+        texts = iter(())
+        if fitting := [c for c, fit in zip(conversations, fits, strict=True) if fit]:
+            options = {"max_new_tokens": self.max_new_tokens, "do_sample": False}
+            rollouts = reply(self.model, fitting, batch_size=128, **options)
+            texts = iter(self.model.decode(rollouts.completion_lists()))
+        return [next(texts) if fit else "" for fit in fits]
 
     async def _asked(self, conversations: list[list[dict]]) -> list[str | None]:
-        texts: list[str | None] = [None] * len(conversations)
-        failures: list[Failure] = []
-        async with aclosing(self.model(conversations)) as outcomes:
-            async for i, outcome in outcomes:
-                if isinstance(outcome, Reply):
-                    texts[i] = outcome.text
-                else:
-                    failures.append(outcome)
-        if len(failures) == len(texts) and all(failure.hopeless for failure in failures):
-            raise RuntimeError(
-                f"the {type(self).__name__.lower()} cannot be had: {commonest_reason(failures)}"
-            )
-        self._window.add(failures, len(texts))
-        return texts
-
-
-def _without_thinking(text: str) -> str:
-    """What a reply says after its thinking; "" where that never ends."""
-    _, closed, spoken = text.rpartition("</think>")
-    return spoken.strip() if closed or "<think>" not in text else ""
+        async with aclosing(self.model(conversations)) as stream:
+            outcomes = {i: outcome async for i, outcome in stream}
+        failures = [outcome for outcome in outcomes.values() if isinstance(outcome, Failure)]
+        if len(failures) == len(outcomes) and all(failure.hopeless for failure in failures):
+            raise RuntimeError(f"the {self.name} cannot be had: {commonest_reason(failures)}")
+        self._window.add(failures, len(outcomes))
+        ordered = [outcomes[i] for i in range(len(conversations))]
+        return [None if isinstance(outcome, Failure) else outcome.text for outcome in ordered]
 
 
 class Executor(FrozenRole):
@@ -310,15 +258,10 @@ class Verifier(FrozenRole):
     """Says whether memory holds what the question needs."""
 
     def verify(self, states: Sequence[tuple[str, Memory]]) -> list[str | None]:
-        """ "STOP" or "CONTINUE" for each (question, memory): the last of the two words.
-
-        "" where the reply has neither (the episode goes on); None where there is no reply.
-        """
+        """The last STOP or CONTINUE of each reply, "" without either, None without a reply."""
         replies = self.ask([self.prompts.verify(q, str(memory)) for q, memory in states])
-        return [
-            None if text is None else ["", *re.findall(r"\b(STOP|CONTINUE)\b", text)][-1]
-            for text in replies
-        ]
+        verdicts = re.compile(r"\b(STOP|CONTINUE)\b")
+        return [text and ["", *verdicts.findall(text)][-1] for text in replies]
 
 
 class Generator(FrozenRole):

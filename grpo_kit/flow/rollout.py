@@ -1,8 +1,7 @@
-"""The rollout engine: many episodes at once, one batched generation per role and turn.
+"""The rollout engine: all running episodes take their turn together, one batch per role.
 
-All running episodes take their turn together: the planner acts for all of them in one batch, then
-the executor, the tools and the verifier; an episode that is told to STOP leaves. Nothing stops the
-other episodes: a malformed plan, a failing call and a hanging tool become lines of memory.
+The planner acts for all of them, then the executor, the tools and the verifier; an episode that is
+told to STOP leaves. A malformed plan, a failing call or a hanging tool becomes a line of memory.
 """
 
 from __future__ import annotations
@@ -13,10 +12,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from grpo_kit.flow.episodes import Action, Episode, Step, Turn
-from grpo_kit.flow.roles import PLACEHOLDER, TINY, Executor, Generator, Planner, Prompts, Verifier
+from grpo_kit.flow.roles import PLACEHOLDER, TINY, Executor, Generator, Planner, Verifier
 from grpo_kit.flow.tools import Toolkit
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.rewards import question_text
@@ -26,11 +23,9 @@ from grpo_kit.rewards import question_text
 class AgentSystem:
     """A planner, three frozen roles, tools, and the limits of an episode.
 
-    max_turns: most actions of the planner. episode_timeout: seconds of an episode's turns, with its
-    own tools only; the turn that exceeds it is the last. context: what the planner reads. "memory"
-    (the paper) is question and memory, written anew each turn; "append" adds the new request to the
-    ids so far, so that the episode is one sequence for any trainer (see `export`).
-    Raises ValueError for limits out of range, and where the chat template cannot append.
+    episode_timeout: seconds; the turn that exceeds it is the last. context: what the planner reads.
+    "memory" (the paper) is question and memory, written anew each turn; "append" adds the new
+    request to the ids so far, so that the episode is one sequence (see `export`).
     """
 
     planner: Planner
@@ -43,9 +38,8 @@ class AgentSystem:
     context: str = "memory"
 
     def __post_init__(self) -> None:
-        if self.max_turns < 1 or self.episode_timeout <= 0:
-            limits = f"max_turns is {self.max_turns} and episode_timeout {self.episode_timeout}"
-            raise ValueError(f"{limits}; give at least 1 turn and more than 0 seconds.")
+        if self.max_turns < 1:
+            raise ValueError(f"max_turns is {self.max_turns}; give at least 1 turn.")
         if self.context not in ("memory", "append"):
             raise ValueError(f"context is {self.context!r}; choose 'memory' or 'append'.")
         if self.context == "append":
@@ -58,35 +52,26 @@ class AgentSystem:
 
 
 def agent_system(
-    policy: Policy,
-    toolkit: Toolkit,
-    *,
-    frozen=None,
-    prompts: Prompts = TINY,
-    max_reply_tokens: int = 64,
-    **limits,
+    policy: Policy, toolkit: Toolkit, *, frozen=None, prompts=TINY, max_reply_tokens=64, **limits
 ) -> AgentSystem:
     """A system whose planner is `policy` and whose other roles are one frozen model.
 
-    frozen: a frozen `Policy` or a judge-like object (an endpoint); None = `frozen_copy(policy)` as
-    it is now. max_reply_tokens: limit of a frozen role's reply. limits: of the `AgentSystem`.
+    frozen: a frozen `Policy` or an endpoint; None = `frozen_copy(policy)`. limits: `AgentSystem`'s.
     """
     frozen = frozen_copy(policy) if frozen is None else frozen
-    roles = (
-        role(frozen, prompts, max_new_tokens=max_reply_tokens)
-        for role in (Executor, Verifier, Generator)
-    )
+    options = {"prompts": prompts, "max_new_tokens": max_reply_tokens}
+    roles = (role(frozen, **options) for role in (Executor, Verifier, Generator))
     return AgentSystem(Planner(policy, toolkit, prompts), *roles, toolkit, **limits)
 
 
 @dataclass
 class _Running:
-    """An episode under way: itself, its question, its seconds, and all ids so far (append)."""
+    """An episode under way."""
 
     episode: Episode
     question: str
     seconds: float = 0.0
-    ids: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)  # all so far
 
 
 def play(
@@ -94,27 +79,15 @@ def play(
     rows: Sequence[dict],
     num_generations: int = 1,
     *,
-    generator: torch.Generator | None = None,
-    temperature: float = 1.0,
-    max_new_tokens: int = 64,
-    do_sample: bool = True,
-    batch_size: int | None = None,
+    batch_size=None,
+    **sampling,
 ) -> list[Episode]:
     """Play `num_generations` episodes of every row, not yet scored; those of a row stand together.
 
-    Args:
-        rows: of a dataset, with `prompt` (messages; the user's last one is the question) and the
-            columns that the tools need.
-        generator, temperature, max_new_tokens, do_sample: of the planner's actions.
-        batch_size: most episodes at a time, in whole groups; None = all.
-
-    An episode ends where its next prompt leaves no room for an action in the model's context.
-    Raises ValueError where that is so at the first turn.
+    rows: with `prompt` (messages) and the tools' columns. batch_size: most episodes at a time, in
+    whole groups. sampling: of actions (`generator`, `temperature`, `max_new_tokens`, `do_sample`).
     """
-    sampling = {
-        "generator": generator, "temperature": temperature, "max_new_tokens": max_new_tokens,
-        "do_sample": do_sample,
-    }  # fmt: skip
+    sampling.setdefault("max_new_tokens", 64)
     everyone = [
         _Running(Episode(i, None, [], copy.deepcopy(row)), question_text(row["prompt"]))
         for i, row in enumerate(rows)
@@ -128,7 +101,6 @@ def play(
 
 
 def _play_together(system: AgentSystem, everyone: Sequence[_Running], sampling: dict) -> None:
-    """Play one batch of episodes to their ends and outputs."""
     running = list(everyone)
     for _ in range(system.max_turns):
         started = time.perf_counter()
@@ -149,8 +121,6 @@ def _play_together(system: AgentSystem, everyone: Sequence[_Running], sampling: 
             elif one.seconds > system.episode_timeout:
                 episode.stopped = "time limit"
         running = [one for one in running if not one.episode.stopped]
-        if not running:
-            break
     for one in running:
         one.episode.stopped = "turn limit"
     whole = [one for one in everyone if one.episode.stopped != "no reply"]
@@ -163,56 +133,49 @@ def _plan(
     system: AgentSystem, running: Sequence[_Running], sampling: dict
 ) -> tuple[list[_Running], list[Action]]:
     """Sample the next actions. Returns the episodes that have room for one, and the actions."""
-    prompt_ids = _contexts(system, running)
-    room = system.planner.policy.context_length - sampling["max_new_tokens"]
-    if running[0].ids:  # at the first turn `generate` says that nothing fits
-        for one, ids in zip(running, prompt_ids, strict=True):
-            one.episode.stopped = "context" if len(ids) > room else ""
-        prompt_ids = [ids for ids in prompt_ids if len(ids) <= room]
-        running = [one for one in running if not one.episode.stopped]
-        if not running:
-            return [], []
-    rollouts, actions = system.planner.plan(prompt_ids, **sampling)
+    planner, policy, fitting, prompts = system.planner, system.planner.policy, [], []
+    requests = [planner.request(one.question, one.episode.memory) for one in running]
+    if system.context == "append" and any(one.ids for one in running):
+        contents = [request[-1]["content"] for request in requests]
+        parts = zip(running, contents, strict=True)
+        contexts = [one.ids + continuation_ids(policy, one.ids, text) for one, text in parts]
+    else:
+        contexts = policy.encode(requests)
+    room = policy.context_length - sampling["max_new_tokens"]
+    for one, ids in zip(running, contexts, strict=True):
+        if one.ids and len(ids) > room:  # at the first turn `generate` says that nothing fits
+            one.episode.stopped = "context"
+        else:
+            fitting.append(one)
+            prompts.append(ids)
+    if not fitting:
+        return [], []
+    rollouts, actions = planner.plan(prompts, **sampling)
     columns = (rollouts.logps.tolist(), rollouts.entropies.tolist(), rollouts.finished.tolist())
-    rows = zip(prompt_ids, rollouts.completion_lists(), *columns, strict=True)
-    for one, (prompt, ids, logps, entropies, finished) in zip(running, rows, strict=True):
+    rows = zip(fitting, prompts, rollouts.completion_lists(), *columns, strict=True)
+    for one, prompt, ids, logps, entropies, finished in rows:
         turn = Turn(list(prompt), ids, logps[: len(ids)], finished, entropies[: len(ids)])
         one.episode.turns.append(turn)
         one.ids = turn.prompt_ids + turn.completion_ids
-    return list(running), actions
-
-
-def _contexts(system: AgentSystem, running: Sequence[_Running]) -> list[list[int]]:
-    """What the planner reads now, as ids."""
-    planner = system.planner
-    requests = [planner.request(one.question, one.episode.memory) for one in running]
-    if system.context == "memory" or not running[0].ids:
-        return planner.policy.encode(requests)
-    return [
-        one.ids + continuation_ids(planner.policy, one.ids, request[-1]["content"])
-        for one, request in zip(running, requests, strict=True)
-    ]
+    return fitting, actions
 
 
 def _act(system: AgentSystem, running: Sequence[_Running], actions: Sequence[Action]) -> None:
-    """Run executor and tools for all plans; each memory gets a step.
-
-    An episode pays for its own call, not for the others' (`play` adds the whole turn's seconds).
-    """
+    """Run executor and tools for all plans; each memory gets a step."""
     able = [i for i, action in enumerate(actions) if not action.problem]
     texts = system.executor.execute([actions[i] for i in able], system.toolkit)
-    calls = [(i, text) for i, text in zip(able, texts, strict=True) if text is not None]
+    calls = {i: text for i, text in zip(able, texts, strict=True) if text is not None}
     started = time.perf_counter()
-    results = system.toolkit.run([(text, running[i].episode.row) for i, text in calls])
+    results = system.toolkit.run([(text, running[i].episode.row) for i, text in calls.items()])
     elapsed = time.perf_counter() - started
-    result_of = dict(zip((i for i, _ in calls), results, strict=True))
+    result_of = dict(zip(calls, results, strict=True))
     for i, (one, action) in enumerate(zip(running, actions, strict=True)):
-        result = result_of.get(i)
-        if result:
+        if result := result_of.get(i):
             step = Step(action, result.call, result.text, result.error)
         else:  # nothing was called
             step = Step(action, "no call", action.problem or "error: no executor", True)
             one.episode.stopped = "" if action.problem else "no reply"
+        # an episode pays for its own call only; the whole turn's seconds come later
         one.seconds += (result.seconds if result else 0.0) - elapsed
         one.episode.memory = one.episode.memory.updated(step)
 
@@ -220,13 +183,10 @@ def _act(system: AgentSystem, running: Sequence[_Running], actions: Sequence[Act
 def continuation_ids(policy: Policy, ids: Sequence[int], content: str) -> list[int]:
     """The ids between a sampled action and the next one: its closing, then `content` as the user's.
 
-    They come from the chat template's text of an example, so that sampled ids are never encoded
-    again. The mark that ends an assistant's turn is added where the token limit cut the action off.
-
-    Raises ValueError for a chat template that leaves out earlier answers.
+    Sampled ids are never encoded again. The mark that ends an action is added where it was cut off.
     """
-    roles, contents = ("user", "assistant", "user"), ("?", PLACEHOLDER, content)
-    example = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
+    turns = (("user", "?"), ("assistant", PLACEHOLDER), ("user", content))
+    example = [{"role": role, "content": text} for role, text in turns]
     text = policy.tokenizer.apply_chat_template(example, tokenize=False, add_generation_prompt=True)
     _, answered, rest = text.partition(PLACEHOLDER)
     if not answered:

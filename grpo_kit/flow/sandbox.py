@@ -1,17 +1,8 @@
 """`PythonTool`: runs Python that a model wrote, in a process that can compute, print and no more.
 
-It protects against code that reads or writes files, opens connections, starts processes or threads,
-signals others, sees the environment (and the keys in it), or uses up time, memory or output. The
-process starts with an empty environment, an empty folder and no descriptor but its pipes. Before it
-runs the code it lowers its limits and installs a seccomp filter: the kernel then refuses every
-system call that computing and printing do not need. Not even root can undo either, so it does not
-matter what the code reaches inside its interpreter, ctypes included.
-
-It does not protect against flaws of the kernel and side channels (timing, caches). It is Linux
-only, and off unless you put it into a toolkit. For code that somebody hostile may have written, run
-the whole training in a container or a virtual machine.
-
-The child runs this file itself, as a script: see `_main`.
+The child runs this file as a script (`_main`). It lowers its limits and installs a seccomp filter:
+the kernel then refuses every system call that computing and printing do not need, whatever the code
+reaches inside its interpreter. It does not protect against flaws of the kernel and side channels.
 """
 
 from __future__ import annotations
@@ -24,44 +15,32 @@ import platform
 import signal
 import struct
 import sys
-import time
 import traceback
 
-# subprocess and tempfile are imported where the parent needs them: the child starts faster without
-
-MAX_CODE_CHARS = 10_000  # less than a pipe holds, whatever the characters
+MAX_CODE_CHARS = 10_000
 
 
 class PythonTool:
     """Runs code in a locked process of its own; returns what it printed.
 
-    timeout: seconds, from start to end; `Tool.of` should not get a shorter one. memory_mb: address
-    space; Python needs some 30. max_output: characters; a program that prints more is stopped.
-    Raises ValueError for numbers out of range, RuntimeError where no process can be locked.
+    timeout: seconds; `Tool.of` should not get a shorter one. memory_mb: address space; Python needs
+    some 30. max_output: characters. Raises RuntimeError where no process can be locked.
     """
 
     __name__ = "python"
 
     def __init__(self, timeout: float = 5.0, memory_mb: int = 256, max_output: int = 2000):
-        if timeout <= 0 or memory_mb < 1 or max_output < 1:
-            raise ValueError(
-                f"timeout is {timeout}, memory_mb {memory_mb}, max_output {max_output}: all must "
-                "be more than 0."
-            )
         self.timeout, self.memory_mb, self.max_output = timeout, memory_mb, max_output
-        if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES:
-            raise RuntimeError(
-                f"the python tool cannot lock a process on {sys.platform} {platform.machine()}: "
-                "leave it out, or use Linux on x86_64 or aarch64."
-            )
+        supported = sys.platform == "linux" and platform.machine() in _ARCHITECTURES
         try:  # a lock that nobody tried is none
-            answer = self._run(_PROBE, timeout=max(timeout, 30.0))
+            answer = self._run(_PROBE, timeout=max(timeout, 30.0)) if supported else "unsupported"
         except (OSError, ValueError) as error:
             answer = str(error)
         if answer != "locked":
             raise RuntimeError(
-                f"the python tool cannot lock a process here ({answer}): leave it out, raise "
-                "memory_mb, or use a kernel and container that allow seccomp."
+                f"the python tool cannot lock a process on {sys.platform} {platform.machine()} "
+                f"({answer}): leave it out, raise memory_mb, or use Linux on x86_64 or aarch64 "
+                "with a container that allows seccomp."
             )
 
     def __call__(self, code: str) -> str:
@@ -77,67 +56,38 @@ class PythonTool:
 
     def _run(self, code: str, timeout: float) -> str:
         """Raises ValueError with the last line of the traceback, or why the code was stopped."""
-        import subprocess
+        import subprocess  # here, as the child starts faster without
         import tempfile
 
         if len(code) > MAX_CODE_CHARS:
             raise ValueError("code too long")
         data = code.encode()  # a lone surrogate is a ValueError too
-        end = time.monotonic() + timeout
-        limits = [str(self.memory_mb), str(int(timeout) + 1)]
-        with tempfile.TemporaryDirectory() as folder:
+        max_bytes = 4 * self.max_output + 64
+        limits = map(str, (self.memory_mb, int(timeout) + 1, max_bytes))
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
             # Not preexec_fn, which may deadlock in a process with threads: the child limits itself.
             # -I -S: no user site, no .pth files, no PYTHON* variables; -B: writes no bytecode.
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-B", "-W", "ignore", __file__, *limits],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
                 cwd=folder, env={}, start_new_session=True,
             )  # fmt: skip
             try:
-                output, whole = _talk(process, data, 4 * self.max_output, end)
-                if whole:
-                    process.wait(max(end - time.monotonic(), 0.0))
-            except (TimeoutError, subprocess.TimeoutExpired):
+                process.communicate(data, timeout)
+            except subprocess.TimeoutExpired:
                 raise ValueError(f"timed out after {timeout:g} s") from None
             finally:
                 if process.returncode is None:  # not reaped, so the id is still its own
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-                process.stdout.close()
-        text = output.decode(errors="replace").rstrip("\n")
-        if whole and process.returncode < 0:
+            output.seek(0)
+            printed = output.read()
+        text = printed.decode(errors="replace").rstrip("\n")
+        if len(printed) < max_bytes and process.returncode < 0:
             raise ValueError(f"died of {signal.Signals(-process.returncode).name}")
-        if whole and process.returncode:
+        if len(printed) < max_bytes and process.returncode:
             raise ValueError(text.split("\n")[-1].strip() or f"exit code {process.returncode}")
-        if whole and len(text) <= self.max_output:
-            return text
-        return text[: self.max_output - 1] + "…"
-
-
-def _talk(process, data: bytes, limit: int, end: float) -> tuple[bytes, bool]:
-    """Send the code, read about `limit` bytes at most: these, and whether they are all.
-
-    Raises TimeoutError at the time `end`.
-    """
-    import select
-
-    try:
-        process.stdin.write(data)
-        process.stdin.close()
-    except BrokenPipeError:  # it died at its start and has said why
-        pass
-    poll = select.poll()
-    poll.register(process.stdout)
-    output = b""
-    while len(output) <= limit:
-        left = end - time.monotonic()
-        if left <= 0 or not poll.poll(left * 1000):
-            raise TimeoutError
-        part = os.read(process.stdout.fileno(), 65536)
-        if not part:
-            return output, True
-        output += part
-    return output, False
+        return text if len(text) <= self.max_output else text[: self.max_output - 1] + "…"
 
 
 # --- the child, before the lock -------------------------------------------------------------------
@@ -148,13 +98,13 @@ MODULES = (
     "random re statistics string"
 ).split()
 
-# The processor by the name of platform.machine(): its AUDIT_ARCH, its column in the table below.
+# By platform.machine(): AUDIT_ARCH, and the column in the table below.
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
 # System calls that CPython needs to compute and to print to descriptors that are open, with their
 # numbers on x86_64 and aarch64 (None: does not exist). Everything else fails with EPERM.
 _ALLOWED = {
-    # the pipes, and what flushing and closing them asks; memory
+    # the descriptors, and what flushing and closing them asks; memory
     "read": (0, 63), "write": (1, 64), "writev": (20, 66), "close": (3, 57), "fstat": (5, 80),
     "lseek": (8, 62), "brk": (12, 214), "mmap": (9, 222), "munmap": (11, 215),
     "mremap": (25, 216), "mprotect": (10, 226),
@@ -179,11 +129,11 @@ except PermissionError:
 
 def _main() -> None:
     """Read the code from stdin, lock this process, run the code."""
-    memory_mb, cpu_seconds = map(int, sys.argv[1:])
+    limits = map(int, sys.argv[1:])
     code = sys.stdin.buffer.read().decode()
     for name in MODULES:
         importlib.import_module(name)
-    _limit(memory_mb, cpu_seconds)
+    _limit(*limits)
     _lock()
     # ---- from here on nothing is trusted, and nothing that Python keeps would hold it
     sys.argv = [""]
@@ -197,14 +147,14 @@ def _main() -> None:
         sys.exit(lines[-1].strip()[:1000])  # or it would fill the output, and be taken for it
 
 
-def _limit(memory_mb: int, cpu_seconds: int) -> None:
+def _limit(memory_mb: int, cpu_seconds: int, output_bytes: int) -> None:
     """Lower soft and hard limits. The parent cannot be trusted to outlive this process."""
     import resource
 
     for kind, limit in (
         (resource.RLIMIT_AS, memory_mb * 2**20),
         (resource.RLIMIT_CPU, cpu_seconds),
-        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_FSIZE, output_bytes),
         (resource.RLIMIT_NOFILE, 3),
         (resource.RLIMIT_NPROC, 0),  # root may exceed it; the filter below stops root as well
         (resource.RLIMIT_CORE, 0),

@@ -1,7 +1,6 @@
 """Tools of the kit: `calculator`, `Lookup` in a shipped catalogue, `WikipediaSearch`.
 
-They read what a model wrote, so each refuses what it does not take, in few words (ValueError), and
-`Toolkit` turns that into the result `error: …`.
+They read what a model wrote, so each refuses what it does not take, in few words (ValueError).
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ import html
 import json
 import math
 import operator
-import os
 import re
 import sqlite3
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -21,12 +20,11 @@ from pathlib import Path
 
 from pydantic import HttpUrl, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
-from simpleeval import SimpleEval
+from simpleeval import InvalidExpression, SimpleEval
+
+from grpo_kit.paths import write_atomic
 
 NOT_FOUND = "not found"  # the result of a search that finds nothing
-
-# --- calculator -----------------------------------------------------------------------------------
-
 MAX_EXPRESSION_CHARS = 100
 MAX_NUMBER = 1e15  # below, every whole float is exact
 MAX_EXPONENT = 100
@@ -59,7 +57,7 @@ _OPERATORS = {
 }  # fmt: skip
 # Made once: making one changes the filters of `warnings`, which no thread may do beside others.
 _EVALUATOR = SimpleEval({kind: _limited(f) for kind, f in _OPERATORS.items()}, {}, {})
-# simpleeval also knows names, calls, attributes, strings, ...: arithmetic needs none of them
+# simpleeval also knows names, calls, attributes, strings, ...
 _EVALUATOR.nodes = {kind: _EVALUATOR.nodes[kind] for kind in (ast.BinOp, ast.UnaryOp)} | {
     ast.Constant: lambda node: _number(node.value)
 }
@@ -81,30 +79,18 @@ def calculator(expression: str) -> str:
         raise ValueError("bad expression")
     try:
         tree = ast.parse(expression, mode="eval")
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise ValueError("bad expression") from None
-    try:
         value = _number(_EVALUATOR.eval(expression, previously_parsed=tree.body))
     except ZeroDivisionError:
         raise ValueError("division by zero") from None
     except OverflowError:
         raise ValueError("number too large") from None
-    except ValueError:
-        raise
-    except Exception:  # simpleeval's own, for whatever was taken out above
+    except (SyntaxError, MemoryError, RecursionError, InvalidExpression):
         raise ValueError("bad expression") from None
-    return f"{expression} = {_number_text(value)}"
-
-
-def _number_text(value: int | float) -> str:
     if value == int(value):
-        return str(int(value))
-    if abs(value) < 1e-3:
-        return f"{value:.6g}"
-    return f"{value:.6f}".rstrip("0").rstrip(".")
+        return f"{expression} = {int(value)}"
+    shown = f"{value:.6g}" if abs(value) < 1e-3 else f"{value:.6f}".rstrip("0").rstrip(".")
+    return f"{expression} = {shown}"
 
-
-# --- lookup ---------------------------------------------------------------------------------------
 
 MAX_QUERY_CHARS = 100
 _QUERY_SECONDS = 1.0
@@ -114,8 +100,6 @@ SELECT text FROM facts WHERE facts MATCH :words AND rowid BETWEEN :first AND :la
 AND (:catalogue IS NULL OR catalogue = :catalogue)
 ORDER BY bm25(facts, 100.0, 1.0), rowid LIMIT :limit
 """
-_TABLE = "CREATE VIRTUAL TABLE facts USING fts5(name, text, catalogue UNINDEXED)"
-_INSERT = "INSERT INTO facts (catalogue, name, text) VALUES (?, ?, ?)"
 _RANGES = "SELECT catalogue, min(rowid), max(rowid) FROM facts GROUP BY catalogue"
 
 
@@ -124,39 +108,29 @@ def make_catalogue(path: str | Path, facts: Iterable[tuple[int, str, str]]) -> N
 
     The same facts in the same order give the same bytes with the same version of SQLite.
     """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    temporary.unlink(missing_ok=True)
-    try:
-        with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
-            connection.execute("PRAGMA journal_mode=OFF")  # a failed file is deleted, not repaired
+    with tempfile.TemporaryDirectory() as folder:
+        new = Path(folder, "new.sqlite")
+        with closing(sqlite3.connect(new, isolation_level=None)) as connection:
             connection.execute("BEGIN")
-            connection.execute(_TABLE)
-            connection.executemany(_INSERT, facts)
+            columns = "name, text, catalogue UNINDEXED"
+            connection.execute(f"CREATE VIRTUAL TABLE facts USING fts5({columns})")
+            insert = "INSERT INTO facts (catalogue, name, text) VALUES (?, ?, ?)"
+            connection.executemany(insert, facts)
             for statement in ("INSERT INTO facts (facts) VALUES ('optimize')", "COMMIT", "VACUUM"):
                 connection.execute(statement)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        write_atomic(path, new.read_bytes())
 
 
 class Lookup:
     """Full-text search in a catalogue file (SQLite FTS5), which is only ever read.
 
-    path: a file by `make_catalogue`. limit: most facts of a result. Raises FileNotFoundError where
-    there is no file, ValueError where it is no catalogue.
+    limit: most facts of a result. Raises ValueError where `path` is no catalogue.
     """
 
     __name__ = "lookup"
 
     def __init__(self, path: str | Path, limit: int = 1):
-        self.path = Path(path).resolve()
-        self.limit = limit
-        if not self.path.exists():
-            raise FileNotFoundError(
-                f"there is no catalogue at {self.path}: correct the path, or write one with "
-                "make_catalogue."
-            )
+        self.path, self.limit = Path(path).resolve(), limit
         try:
             with closing(self._connect()) as connection:
                 # the whole file once, as a damaged page may lie anywhere
@@ -168,9 +142,8 @@ class Lookup:
                 self._search(connection, "a", None)
         except sqlite3.Error as error:
             reason = " ".join(str(error).split())
-            raise ValueError(
-                f"{self.path} is no catalogue ({reason}): write it again with make_catalogue."
-            ) from error
+            message = f"{self.path} is no catalogue ({reason}): write one with make_catalogue."
+            raise ValueError(message) from error
 
     def __call__(self, query: str, *, catalogue: int | None = None) -> str:
         """Find the fact whose name or text has the words of the query.
@@ -184,8 +157,7 @@ class Lookup:
         """
         if len(query) > MAX_QUERY_CHARS:
             raise ValueError("query too long")
-        try:
-            # one connection a call, since a connection belongs to one thread
+        try:  # one connection a call, since a connection belongs to one thread
             with closing(self._connect()) as connection:
                 texts = self._search(connection, query, catalogue)
         except sqlite3.Error as error:
@@ -199,33 +171,26 @@ class Lookup:
         connection.set_progress_handler(lambda: time.monotonic() > end, 10_000)
         return connection
 
-    def _search(
-        self, connection: sqlite3.Connection, query: str, catalogue: int | None
-    ) -> list[str]:
+    def _search(self, connection, query: str, catalogue: int | None) -> list[str]:
         # Each word as an FTS5 string: AND, NEAR, *, name: and quotes have no meaning then.
         words = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", query))
-        first, last = -(2**63), 2**63 - 1
-        if catalogue is not None:
-            catalogue = int(catalogue)  # numpy's cannot be bound
-            first, last = self._rows.get(catalogue, (1, 0))
-        if not words or first > last:
+        every = (-(2**63), 2**63 - 1)
+        first, last = every if catalogue is None else self._rows.get(catalogue, (1, 0))
+        if not words:
             return []
         values = {"words": words, "catalogue": catalogue, "first": first, "last": last}
         rows = connection.execute(_SEARCH, values | {"limit": self.limit})
         return [text for (text,) in rows]
 
 
-# --- wikipedia ------------------------------------------------------------------------------------
-
 MAX_ANSWER_BYTES = 1_000_000
 
 
 @dataclass
 class WikipediaSearch:
-    """Search of a MediaWiki, by its API. It needs a network, and `pip install 'grpo-kit[tools]'`.
+    """Search of a MediaWiki, by its API; needs a network, and `pip install 'grpo-kit[tools]'`.
 
-    base_url: of the wiki's `api.php`. timeout: seconds, for the whole answer. limit: most pages of
-    a result. Raises ValueError for an address that is none and numbers out of range.
+    base_url: of the wiki's `api.php`. timeout: seconds, for the whole answer. limit: most pages.
     """
 
     base_url: HttpUrl = HttpUrl("https://en.wikipedia.org/w/api.php")
@@ -247,36 +212,26 @@ class WikipediaSearch:
         """
         if len(query) > MAX_QUERY_CHARS:
             raise ValueError("query too long")
+        answer = self._get(query)
         try:
-            pages = json.loads(self._get(query))["query"]["search"][: self.limit]
+            pages = json.loads(answer)["query"]["search"][: self.limit]
             lines = [f"{page['title']}: {_plain(page['snippet'])}" for page in pages]
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
-            raise ValueError("the answer is not JSON") from None
-        except (KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):  # ValueError: not JSON
             raise ValueError("the answer is no search result") from None
         return "\n".join(lines) or NOT_FOUND
 
     def _get(self, query: str) -> bytes:
-        try:
-            import httpx
-        except ImportError:
-            raise RuntimeError(
-                "wikipedia_search needs the httpx client: pip install 'grpo-kit[tools]'."
-            ) from None
-        parameters = {
-            "action": "query", "list": "search", "srsearch": query, "srlimit": self.limit,
-            "format": "json", "utf8": 1,
-        }  # fmt: skip
+        import httpx
+
+        parameters = {"action": "query", "list": "search", "format": "json", "utf8": 1}
+        parameters |= {"srsearch": query, "srlimit": self.limit}
         agent = f"grpo-kit (a course on GRPO) python-httpx/{httpx.__version__}"
         # a small compressed answer could be a large one, and httpx unpacks before we count
         headers = {"User-Agent": agent, "Accept-Encoding": "identity"}
-        answer = b""
-        end = time.monotonic() + self.timeout
+        answer, end = b"", time.monotonic() + self.timeout
+        options = {"params": parameters, "headers": headers, "timeout": self.timeout}
         try:
-            with httpx.stream(
-                "GET", str(self.base_url), params=parameters, headers=headers,
-                timeout=self.timeout, follow_redirects=False,
-            ) as response:  # fmt: skip
+            with httpx.stream("GET", str(self.base_url), **options) as response:
                 if response.status_code != 200:
                     raise ValueError(f"HTTP {response.status_code}")
                 for part in response.iter_raw():

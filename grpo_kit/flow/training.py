@@ -1,8 +1,7 @@
 """GRPO on the planner's turns: collect episodes, score them, broadcast the reward, learn.
 
-`FlowGRPO` is a batch source of `grpo_kit.training.train`, so loop, update and checkpoints are those
-of every other run. A batch holds only the planner's tokens; the texts of tools and frozen roles
-appear in prompts at most, which have no loss.
+`FlowGRPO` is a batch source of `grpo_kit.training.train`. A batch holds only the planner's tokens;
+the texts of tools and frozen roles appear in prompts at most, which have no loss.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import dataclasses
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -26,12 +26,12 @@ from grpo_kit.rewards import accuracy_reward
 from grpo_kit.rewards.scoring import reward_name, score_texts
 from grpo_kit.training import Batch, PromptBatches
 
-CREDIT = ("all", "final")
-ONLY = {  # the settings that episodes of several turns support
-    "dynamic_sampling_rounds": 0,
-    "rollout_chunks": 1,
-    "multi_objective_aggregation": "sum_then_normalize",
-    "eval_prompts": 0,  # they would ask the planner for an answer in one turn
+CHOICES = {  # the settings that episodes of several turns support
+    "dynamic_sampling_rounds": (0,),
+    "rollout_chunks": (1,),
+    "multi_objective_aggregation": ("sum_then_normalize",),
+    "eval_prompts": (0,),  # they would ask the planner for an answer in one turn
+    "scale_rewards": ("group", "none", True, False),
 }
 
 
@@ -44,15 +44,12 @@ def score_episodes(
 ) -> torch.Tensor:
     """Score final outputs and set each episode's `reward`; returns (N, R) rewards, NaN = unscored.
 
-    Rewards get the question as prompt, the output as completion and the row's columns, but no
-    completion ids. An episode without output (an endpoint's failure) is not scored.
+    Rewards get the question as prompt, the output as completion and the row's columns. An episode
+    without output (an endpoint's failure) is not scored.
     """
-    rewards_per_func = score_texts(
-        [episode.output or "" for episode in episodes],  # all, so that groups stay complete
-        [[] for _ in episodes],
-        [episode.row for episode in episodes],
-        rewards, state, logged,
-    )  # fmt: skip
+    texts = [episode.output or "" for episode in episodes]  # all, so that groups stay complete
+    rows, ids = [episode.row for episode in episodes], [[] for _ in episodes]
+    rewards_per_func = score_texts(texts, ids, rows, rewards, state, logged)
     rewards_per_func[torch.tensor([episode.output is None for episode in episodes])] = math.nan
     totals = combine_rewards(rewards_per_func, weights).tolist()
     for episode, reward in zip(episodes, totals, strict=True):
@@ -61,10 +58,9 @@ def score_episodes(
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Mean `turns` of an episode, and shares of turns and episodes.
+    """Mean `turns`; `stopped`, the share of episodes ended by the verifier; and shares of turns.
 
-    `tool_errors`: turns that brought nothing (no plan, no call, an error, or nothing found).
-    `repeated_calls`: turns that repeat a call. `stopped`: episodes that the verifier ended.
+    Those are `tool_errors` (no plan, no call, an error, or nothing found) and `repeated_calls`.
     """
     steps = [step for episode in episodes for step in episode.memory.steps]
     calls = [[s.call for s in episode.memory.steps if not s.error] for episode in episodes]
@@ -79,39 +75,25 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 class FlowGRPO:
     """Steps of Flow-GRPO (AgentFlow, arXiv 2510.05592, eq. 4-7 and 10): a batch source for `train`.
 
-    A step plays `generation_batch_size` episodes, `num_generations` per question; all turns of an
-    episode get its advantage. loss_type "grpo" is eq. 10: 1/G over episodes, 1/T_i over turns,
-    1/|a| over tokens; "dapo" weighs all tokens of the batch alike. `max_completion_length` limits
-    an action.
+    A step plays `generation_batch_size` episodes; all turns of an episode get its advantage.
+    loss_type "grpo" is eq. 10: 1/G over episodes, 1/T_i over turns, 1/|a| over tokens.
+    `max_completion_length` limits an action.
 
     system: its planner is replaced by the trained policy. per: see `episode_advantages`. credit:
     "all" turns (the paper), or, for comparison, only the "final" one, whose weight stays 1/T_i.
-    Raises ValueError for a config or a task that does not fit.
     """
 
     def __init__(
-        self,
-        prompts: PromptBatches,
-        system: AgentSystem,
-        *,
-        per: str = "trajectory",
-        credit: str = "all",
+        self, prompts: PromptBatches, system: AgentSystem, *, per="trajectory", credit="all"
     ) -> None:
         config = prompts.config
-        if per not in PER or credit not in CREDIT:
-            raise ValueError(
-                f"per is {per!r} and credit {credit!r}; choose {' or '.join(PER)}, and "
-                f"{' or '.join(CREDIT)}."
-            )
-        for name, only in ONLY.items():
-            if getattr(config, name) != only:
+        given = {"per": per, "credit": credit} | {name: getattr(config, name) for name in CHOICES}
+        for name, choices in ({"per": PER, "credit": ("all", "final")} | CHOICES).items():
+            if given[name] not in choices:
                 raise ValueError(
-                    f"{name} is {getattr(config, name)!r}, which episodes of several turns do not "
-                    f"support: set it to {only!r}. To evaluate, give `train` "
-                    "measure=partial(evaluate_episodes, ...)."
+                    f"{name} is {given[name]!r}; episodes of several turns need "
+                    f"{' or '.join(map(repr, choices))} (`evaluate_episodes` evaluates them)."
                 )
-        if config.scale_rewards == "batch":
-            raise ValueError("scale_rewards 'batch' has no meaning here: choose 'group' or 'none'.")
         system.toolkit.check_columns(prompts.task.train.column_names, f"task {prompts.task.name!r}")
         self.prompts, self.per, self.credit = prompts, per, credit
         self.system = system.with_planner(prompts.policy)
@@ -132,41 +114,32 @@ class FlowGRPO:
         """Scored episodes of the next questions, their (N, R) rewards, and what rewards logged."""
         config, logged = self.prompts.config, {}
         places = self.prompts.order.take(config.generation_batch_size // config.num_generations)
+        rows = [self.prompts.task.train[place] for place in places]
         episodes = play(
-            self.system,
-            [self.prompts.task.train[place] for place in places],
-            config.num_generations,
-            generator=generator,
-            temperature=config.temperature,
-            max_new_tokens=config.max_completion_length,
-        )
-        rewards_per_func = score_episodes(
-            episodes, self.prompts.rewards, config.reward_weights, state, logged
-        )
-        return episodes, rewards_per_func, logged
+            self.system, rows, config.num_generations, generator=generator,
+            temperature=config.temperature, max_new_tokens=config.max_completion_length,
+        )  # fmt: skip
+        weights = config.reward_weights
+        rewards = score_episodes(episodes, self.prompts.rewards, weights, state, logged)
+        return episodes, rewards, logged
 
     def batch(self, episodes: Sequence[Episode], rewards_per_func: torch.Tensor) -> Batch:
         """The turns of episodes as a batch to learn from."""
-        config, policy = self.prompts.config, self.prompts.policy
-        advantages = episode_advantages(episodes, self.per, scale_rewards=config.scale_rewards)
+        scale = self.prompts.config.scale_rewards
+        advantages = episode_advantages(episodes, self.per, scale_rewards=scale)
         names = [reward_name(reward) for reward in self.prompts.rewards]
+        policy = self.prompts.policy
         return turn_batch(policy, episodes, names, rewards_per_func, advantages, self.credit)
 
     def metrics(self, episodes: Sequence[Episode], batch: Batch) -> dict[str, float]:
         """TRL's metrics, rewards by episode and completions by turn, and `episode/…`."""
-        size = self.prompts.config.num_generations
         first = batch.episode_index.diff(prepend=torch.tensor([-1])).bool()  # a row an episode
         outcome = dataclasses.replace(
-            batch,
-            rewards_per_func=batch.rewards_per_func[first],
-            rewards=batch.rewards[first],
-            num_generations=size,
-        )
-        return {
-            **outcome.metrics(),
-            "generated_tokens": batch.generated_tokens,
-            **{f"episode/{name}": value for name, value in episode_metrics(episodes).items()},
-        }
+            batch, rewards_per_func=batch.rewards_per_func[first], rewards=batch.rewards[first],
+            num_generations=self.prompts.config.num_generations,
+        )  # fmt: skip
+        own = {f"episode/{name}": value for name, value in episode_metrics(episodes).items()}
+        return outcome.metrics() | {"generated_tokens": batch.generated_tokens} | own
 
     def state_dict(self) -> dict:
         return self.prompts.state_dict()
@@ -183,10 +156,7 @@ def turn_batch(
     advantages: torch.Tensor,
     credit: str = "all",
 ) -> Batch:
-    """All turns as a `Batch`, one row each, with reward and advantage of its episode.
-
-    With credit "final" only an episode's last turn keeps the advantage; the others get 0.
-    """
+    """All turns as a `Batch`, one row each, with reward and advantage of its episode."""
     rollouts, index = turn_rows(episodes, policy.pad_token_id, policy.device)
     index = index.cpu()
     own = advantages[index]
@@ -204,10 +174,7 @@ class OfflineTraces:
     """The planner fine-tuned on successful traces, for comparison: a batch source for `train`.
 
     The first step plays the episodes of all steps with the untrained policy and keeps the
-    successful ones. Every step learns from the next `generation_batch_size` of them with advantage
-    1: the gradient of their log-likelihood. It never sees where its own errors lead.
-    Raises ValueError for several updates per step, a KL term or a limit of tokens; RuntimeError
-    where no episode succeeds.
+    successful ones. Every step learns from the next of them with advantage 1.
     """
 
     def __init__(self, prompts: PromptBatches, system: AgentSystem) -> None:
@@ -215,8 +182,7 @@ class OfflineTraces:
         if config.updates_per_step != 1 or config.beta or config.max_generated_tokens:
             raise ValueError(
                 f"there are {config.updates_per_step} updates a step, beta is {config.beta} and "
-                f"max_generated_tokens {config.max_generated_tokens}; learning from traces has no "
-                "ratio to another policy and plays at its first step only: set 1, 0 and None."
+                f"max_generated_tokens {config.max_generated_tokens}; traces need 1, 0 and None."
             )
         self.flow = FlowGRPO(prompts, system)
         self.name = f"offline traces, {self.flow.name}"
@@ -228,9 +194,8 @@ class OfflineTraces:
         if not self.traces:
             for _ in range(state.max_steps):
                 episodes, _, _ = self.flow.episodes(generator, state)
-                metrics["generated_tokens"] += sum(
-                    len(turn.completion_ids) for episode in episodes for turn in episode.turns
-                )
+                turns = [turn for episode in episodes for turn in episode.turns]
+                metrics["generated_tokens"] += sum(len(turn.completion_ids) for turn in turns)
                 self.traces += [e for e in episodes if e.reward is not None and e.reward >= 1]
             random.Random(self.flow.prompts.seed).shuffle(self.traces)  # a group's stood together
             metrics["offline/traces"] = len(self.traces)
@@ -250,39 +215,26 @@ class OfflineTraces:
 
     def load_state_dict(self, state: dict) -> None:
         self.flow.load_state_dict(state["flow"])
-        self.traces = [
-            Episode(i, 1.0, [Turn(*turn) for turn in turns])
-            for i, turns in enumerate(state["traces"])
-        ]
+        traces = enumerate(state["traces"])
+        self.traces = [Episode(i, 1.0, [Turn(*turn) for turn in turns]) for i, turns in traces]
 
 
 def evaluate_episodes(
-    policy: Policy,
-    system: AgentSystem,
-    dataset,
-    config: GRPOConfig,
-    *,
-    questions: int = 128,
-    samples: int = 2,
-    seed: int = 0,
-    correct: Callable = accuracy_reward,
+    policy: Policy, system: AgentSystem, dataset, config: GRPOConfig, *, questions: int = 128
 ) -> dict[str, float]:
-    """Success on the first `questions` rows, the planner sampled (`samples` times) and greedy.
+    """Success on the first `questions` rows, the planner sampled (twice) and greedy: for `measure`.
 
-    For `train`'s `measure`. Returns `eval/pass@1` (sampled) and `eval/greedy`, shares of episodes
-    whose output `correct` gives 1; `episode_metrics` of the sampled ones as `eval/…`; and `eval/n`.
+    Returns `eval/pass@1` (sampled) and `eval/greedy`, shares of episodes whose output is right;
+    `episode_metrics` of the sampled ones as `eval/…`; and `eval/n`.
     """
     rows = list(dataset.select(range(min(questions, len(dataset)))))
-    system = system.with_planner(policy)
-    options = {
-        "temperature": config.temperature,
-        "max_new_tokens": config.max_completion_length,
-        "batch_size": config.evaluation_batch_size,
-    }
-    generator = torch.Generator().manual_seed(seed)
-    sampled = play(system, rows, samples, generator=generator, **options)
-    greedy = play(system, rows, do_sample=False, **options)
-    right = [score_episodes(episodes, [correct])[:, 0] == 1 for episodes in (sampled, greedy)]
+    play_all = partial(
+        play, system.with_planner(policy), rows, temperature=config.temperature,
+        max_new_tokens=config.max_completion_length, batch_size=config.evaluation_batch_size,
+    )  # fmt: skip
+    sampled = play_all(2, generator=torch.Generator().manual_seed(0))
+    greedy = play_all(do_sample=False)
+    right = [score_episodes(part, [accuracy_reward])[:, 0] == 1 for part in (sampled, greedy)]
     return {
         "eval/pass@1": right[0].float().mean().item(),
         "eval/greedy": right[1].float().mean().item(),

@@ -1,9 +1,8 @@
-"""Benchmarks as commands, never as tests: the kit's step beside TRL's, and the loss step's memory.
+"""Benchmarks as a command, never as tests: the kit's step beside TRL's, and the loss step's memory.
 
-`grpo-kit bench` makes a kit step after every TRL step, in one process and with the same weights,
-prompts, group, token limit and update, and reports medians and their ratio: on a shared machine
-ratios say more than seconds. Memory is measured in a process of its own, since a peak cannot be
-reset. Then come the rewards with a model of their own, and episodes of several turns in a batch.
+`grpo-kit bench` makes a kit step after every TRL step, in one process, with the same weights,
+prompts and update, and reports medians and their ratio: on a shared machine ratios say more than
+seconds. A peak of memory cannot be reset, so each is measured in a process of its own.
 """
 
 from __future__ import annotations
@@ -23,10 +22,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 from tqdm import tqdm
+from transformers import TrainerCallback
 
 from grpo_kit import training
 from grpo_kit.config import GRPOConfig
+from grpo_kit.flow import play
 from grpo_kit.generation import token_logps
 from grpo_kit.lab.records import where_it_ran
 from grpo_kit.models import Policy, load_policy
@@ -41,20 +43,11 @@ TRAINERS = ("trl", "kit")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def run(
-    output_dir: str | Path, policy_dir: str | Path, *, steps: int = 10, quick: bool = False
-) -> dict:
+def run(output_dir: Path, policy_dir: Path, *, steps: int = 10, quick: bool = False) -> dict:
     """Run all benchmarks, write `bench.json`, `bench.md` and `bench.png`, return the numbers.
 
-    Args:
-        policy_dir: folder of a saved model; both trainers start from it.
-        steps: measured steps of each trainer, after one that is not counted.
-        quick: 4 prompts x 4 completions and 128 loss tokens, for a first look.
-
-    Raises ValueError for fewer than one step.
+    `steps` of each trainer are measured, after one that is not; `quick` takes small batches.
     """
-    if steps < 1:
-        raise ValueError(f"steps is {steps}; measure at least 1.")
     output_dir = make_output_dir(output_dir)
     config = step_config(steps, *((4, 16, 16) if quick else (8, 128, 64)))
     result = {
@@ -68,7 +61,7 @@ def run(
     return result
 
 
-def write(path: Path, result: dict, text: str, drawing: Any) -> None:
+def write(path: Path, result: dict, text: str, drawing: Figure) -> None:
     """Write the numbers, their report and their figure beside each other."""
     write_atomic(path.with_suffix(".json"), json.dumps(result, indent=1))
     write_atomic(path.with_suffix(".md"), text)
@@ -76,13 +69,13 @@ def write(path: Path, result: dict, text: str, drawing: Any) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on: processor, accelerator, versions."""
+    """Processor, accelerator and versions that the numbers were measured with."""
     where = where_it_ran(DEVICE)
     return where["machine"] | where["versions"]
 
 
 def now() -> float:
-    """Seconds of a clock, when the accelerator has done what it was asked to."""
+    """Seconds of a clock, once the accelerator has finished its work."""
     if DEVICE == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -93,8 +86,8 @@ def medians(columns: dict[str, Any]) -> dict[str, float]:
     return {name: float(np.median(values[1:])) for name, values in columns.items()}
 
 
-def _in_a_process(function: Callable[..., float], *arguments: object) -> float:
-    """What a function of this module returns in a fresh process."""
+def _peak_of(function: Callable[..., float], *arguments: object) -> float:
+    """MiB that a function of this module returns in a fresh process."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
@@ -106,37 +99,25 @@ def _peak_mib() -> float:
     status = Path("/proc/self/status")
     if status.exists():  # ru_maxrss would start from what the parent process held
         return int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) / 2**10
-    unit = 2**20 if sys.platform == "darwin" else 2**10  # ru_maxrss is in bytes there
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-
-
-# --- a step ---------------------------------------------------------------------------------------
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
 
 
 def even_share(prompts, completions, completion_ids, **columns) -> list[float]:
-    """The share of even token ids: a reward with spread in every group.
-
-    Without spread the kit skips the update and TRL makes it, which could not be compared.
-    """
+    """A reward with spread in every group: without it the kit skips the update that TRL makes."""
     return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
 
 
 def step_config(steps: int, group: int, rows: int, length: int) -> GRPOConfig:
     """For `steps` measured steps and one warm-up, of `rows` completions in groups of `group`."""
     return GRPOConfig(
-        max_steps=steps + 1,
-        learning_rate=1e-4,
-        lr_scheduler_type="constant",
-        num_generations=group,
-        generation_batch_size=rows,
-        max_completion_length=length,
-        eval_on_start=False,
-        eval_prompts=0,
-    )
+        max_steps=steps + 1, learning_rate=1e-4, lr_scheduler_type="constant",
+        num_generations=group, generation_batch_size=rows, max_completion_length=length,
+        eval_on_start=False, eval_prompts=0,
+    )  # fmt: skip
 
 
 def kit_steps(policy: Policy, config: GRPOConfig) -> Iterator[tuple[float, float, training.Batch]]:
-    """Train by the kit; of each step the seconds until it is scored, those in all, the batch."""
+    """Train by the kit; yields each step's seconds until it is scored, those in all, its batch."""
     prompts = training.PromptBatches(policy, word_problems(), [even_share], config, seed=0)
     learner = training.Learner(policy, config)
     generator = torch.Generator().manual_seed(0)
@@ -151,9 +132,7 @@ def kit_steps(policy: Policy, config: GRPOConfig) -> Iterator[tuple[float, float
 def trl_steps(
     policy: Policy, config: GRPOConfig, output_dir: Path, after_step: Callable[[], Any]
 ) -> list[tuple[float, float]]:
-    """Train by TRL; of each step the seconds until it is scored, and those in all."""
-    from transformers import TrainerCallback
-
+    """Train by TRL; returns each step's seconds until it is scored, and those in all."""
     from grpo_kit import trl_bridge
 
     trainer = trl_bridge.grpo_trainer(
@@ -182,16 +161,8 @@ def trl_steps(
     return seconds
 
 
-def compare_steps(policy_dir: str | Path, output_dir: Path, config: GRPOConfig) -> dict:
+def compare_steps(policy_dir: Path, output_dir: Path, config: GRPOConfig) -> dict:
     """Median seconds of both trainers, in turn, and the MiB that a process with each one takes."""
-    step = time_steps(policy_dir, output_dir, config)
-    arguments = (policy_dir, output_dir, replace(config, max_steps=3))
-    peaks = {name: _in_a_process(step_peak, name, *arguments) for name in TRAINERS}
-    return {**step, "peak_mib": peaks}
-
-
-def time_steps(policy_dir: str | Path, output_dir: Path, config: GRPOConfig) -> dict:
-    """Median seconds of generation and update, a kit step after every TRL step."""
     policy, other = (load_policy(policy_dir, device=DEVICE) for _ in TRAINERS)
     steps, kit, lengths = kit_steps(policy, config), [], []
 
@@ -205,6 +176,7 @@ def time_steps(policy_dir: str | Path, output_dir: Path, config: GRPOConfig) -> 
         scored, step = np.array(pairs).T
         median[name] = medians({"generation": scored, "step": step, "update": step - scored})
     prompt_ids = policy.encode(word_problems().train["prompt"])
+    few = (policy_dir, output_dir, replace(config, max_steps=3))
     return {
         "completions": config.generation_batch_size,
         "max_completion_length": config.max_completion_length,
@@ -214,10 +186,11 @@ def time_steps(policy_dir: str | Path, output_dir: Path, config: GRPOConfig) -> 
         "threads": torch.get_num_threads(),
         "median_seconds": median,
         "trl_over_kit": {part: median["trl"][part] / median["kit"][part] for part in median["kit"]},
+        "peak_mib": {name: _peak_of(step_peak, name, *few) for name in TRAINERS},
     }
 
 
-def step_peak(trainer: str, policy_dir: str | Path, output_dir: Path, config: GRPOConfig) -> float:
+def step_peak(trainer: str, policy_dir: Path, output_dir: Path, config: GRPOConfig) -> float:
     """MiB that this process has held at most, imports included, after the steps of a trainer."""
     policy = load_policy(policy_dir, device=DEVICE)
     if trainer == "trl":
@@ -227,11 +200,8 @@ def step_peak(trainer: str, policy_dir: str | Path, output_dir: Path, config: GR
     return _peak_mib()
 
 
-def time_rewards(policy_dir: str | Path, config: GRPOConfig) -> dict[str, float]:
-    """Median seconds a batch of the diversity reward and of the judge, and of a step without them.
-
-    The judge is a frozen copy of the policy, in this process.
-    """
+def time_rewards(policy_dir: Path, config: GRPOConfig) -> dict[str, float]:
+    """Median seconds a batch of the diversity reward and of a judge, and of a step without them."""
     policy = load_policy(policy_dir, device=DEVICE)
     rewards = {
         "diversity": DiversityReward(config.num_generations),
@@ -248,46 +218,38 @@ def time_rewards(policy_dir: str | Path, config: GRPOConfig) -> dict[str, float]
     return medians(seconds)
 
 
-def time_episodes(policy_dir: str | Path, steps: int, batch: int, singles: int) -> dict:
-    """Seconds an episode of tool questions, played in a batch and one at a time, in turn.
-
-    The frozen roles are a copy of the policy and remember nothing from one play to the next.
-    """
-    from grpo_kit.flow import play
-
+def time_episodes(policy_dir: Path, steps: int, batch: int, singles: int) -> dict:
+    """Seconds an episode of tool questions, played in a batch and one at a time, in turn."""
     policy, group = load_policy(policy_dir), 8
     rows = list(tool_questions(n_train=batch * (steps + 1), n_test=1).train)
 
     def seconds(rows: list[dict], group: int, seed: int) -> float:
-        system = PROFILES["tiny"].load_agents(policy)
+        system = PROFILES["tiny"].load_agents(policy)  # anew: it remembers nothing of other plays
         started = now()
         play(system, rows, group, generator=torch.Generator().manual_seed(seed))
         return (now() - started) / (len(rows) * group)
 
-    pairs = []
+    batched, single = [], []
     for step in tqdm(range(steps + 1), "episodes", file=sys.stdout):
         own = rows[step * batch : (step + 1) * batch]
-        batched = seconds(own[: batch // group], group, step)
-        pairs.append((batched, np.mean([seconds([row], 1, step) for row in own[:singles]])))
-    batched, single = np.array(pairs).T
-    ratio = medians({"single_over_batched": single / batched})
+        batched.append(seconds(own[: batch // group], group, step))
+        single.append(np.mean([seconds([row], 1, step) for row in own[:singles]]))
     return {
         "batch": batch,
         "median_seconds": medians({"batched": batched, "single": single}),
-    } | ratio
+        **medians({"single_over_batched": np.divide(single, batched)}),
+    }
 
 
 def compare_loss_memory(tokens: int) -> dict:
     """Peak MiB of forward and backward through a head of Qwen's size, plain and chunked."""
-    peak = {kind: _in_a_process(loss_peak, kind, tokens) for kind in ("plain", "chunked")}
-    share = peak["chunked"] / peak["plain"]
-    return {
-        "vocabulary": VOCABULARY, "tokens": tokens, "peak_mib": peak, "chunked_over_plain": share,
-    }  # fmt: skip
+    peak = {kind: _peak_of(loss_peak, kind, tokens) for kind in ("plain", "chunked")}
+    result = {"vocabulary": VOCABULARY, "tokens": tokens, "peak_mib": peak}
+    return result | {"chunked_over_plain": peak["chunked"] / peak["plain"]}
 
 
 def loss_peak(kind: str, tokens: int) -> float:
-    """`compare_loss_memory` of one kind, in this process, above what it has held before."""
+    """MiB of one kind of loss step, in this process, above what it held before."""
     torch.manual_seed(0)
     head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False, device=DEVICE)
     hidden = torch.randn(tokens, HIDDEN, requires_grad=True, device=DEVICE)
@@ -302,65 +264,56 @@ def loss_peak(kind: str, tokens: int) -> float:
     return _peak_mib() - before
 
 
-# --- report ---------------------------------------------------------------------------------------
-
-
 def report(result: dict) -> str:
     """The numbers as Markdown."""
-    step, memory, where = result["step"], result["loss_memory"], result["machine"]
-    rewards, episodes = result["reward_seconds"], result["episodes"]
-    ratio, loss, peaks = step["trl_over_kit"], memory["peak_mib"], step["peak_mib"]
-    share = {name: rewards[name] / (rewards["step"] + rewards[name]) for name in rewards}
-    play = {name: 1000 * seconds for name, seconds in episodes["median_seconds"].items()}
+    step, rewards = result["step"], result["reward_seconds"]
+    peaks, play = step["peak_mib"], result["episodes"]["median_seconds"]
     rows = "\n".join(
         f"| {name} | {of['generation']:.3f} | {of['update']:.3f} | {of['step']:.3f} | "
         f"{peaks[name]:.0f} |"
         for name, of in step["median_seconds"].items()
     )
-    return f"""\
-{step["completions"]} completions a step, up to {step["max_completion_length"]} tokens, \
-{step["steps"]} steps of each trainer in turn, {step["threads"]} thread(s), \
-{where["processor"]}, accelerator: {where["accelerator"]}.
+    share = {name: rewards[name] / (rewards["step"] + rewards[name]) for name in rewards}
+    milliseconds = {name: 1000 * seconds for name, seconds in play.items()}
+    peak_ratio = peaks["trl"] / peaks["kit"]
+    return REPORT.format(**result, rows=rows, share=share, ms=milliseconds, peak_ratio=peak_ratio)
+
+
+REPORT = """\
+{step[completions]} completions a step, up to {step[max_completion_length]} tokens, {step[steps]} \
+steps of each trainer in turn, {step[threads]} thread(s), {machine[processor]}, accelerator: \
+{machine[accelerator]}.
 
 | | generation and rewards (s) | update (s) | step (s) | peak memory (MiB) |
 |---|---:|---:|---:|---:|
 {rows}
-| trl / kit | {ratio["generation"]:.2f} | {ratio["update"]:.2f} | {ratio["step"]:.2f} | \
-{peaks["trl"] / peaks["kit"]:.2f} |
+| trl / kit | {step[trl_over_kit][generation]:.2f} | {step[trl_over_kit][update]:.2f} | \
+{step[trl_over_kit][step]:.2f} | {peak_ratio:.2f} |
 
-Memory is that of a process with this trainer alone, imports included. \
-A TRL step takes {ratio["step"]:.2f} times as long as the kit's.
+Memory is that of a process with this trainer alone, imports included. A TRL step takes \
+{step[trl_over_kit][step]:.2f} times as long as the kit's.
 
-Loss step, {memory["tokens"]} tokens, vocabulary {memory["vocabulary"]:,}: peak \
-{loss["chunked"]:.0f} MiB chunked, {loss["plain"]:.0f} MiB with a plain log-softmax \
-({memory["chunked_over_plain"]:.0%}).
+Loss step, {loss_memory[tokens]} tokens, vocabulary {loss_memory[vocabulary]:,}: peak \
+{loss_memory[peak_mib][chunked]:.0f} MiB chunked, {loss_memory[peak_mib][plain]:.0f} MiB with a \
+plain log-softmax ({loss_memory[chunked_over_plain]:.0%}).
 
-Rewards with a model of their own, on the same batches: diversity {rewards["diversity"]:.3f} s and \
-judge {rewards["judge"]:.3f} s, or {share["diversity"]:.0%} and {share["judge"]:.0%} of a step \
-that has this one.
+Rewards with a model of their own, on the same batches: diversity {reward_seconds[diversity]:.3f} \
+s and judge {reward_seconds[judge]:.3f} s, or {share[diversity]:.0%} and {share[judge]:.0%} of a \
+step that has this one.
 
-Episodes of Flow-GRPO: {play["batched"]:.0f} ms each where {episodes["batch"]} are played \
-together, {play["single"]:.0f} ms one at a time, {episodes["single_over_batched"]:.1f} times as \
-long.
+Episodes of Flow-GRPO: {ms[batched]:.0f} ms each where {episodes[batch]} are played together, \
+{ms[single]:.0f} ms one at a time, {episodes[single_over_batched]:.1f} times as long.
 """
 
 
-def figure(result: dict) -> Any:
-    """Seconds of a step, each process's peak memory, and the loss step's memory, as bars."""
-    from matplotlib.figure import Figure
-
-    step, memory = result["step"], result["loss_memory"]
+def figure(result: dict) -> Figure:
+    """Bars: seconds of a step, each process's peak memory, and the loss step's memory."""
+    seconds = pd.DataFrame(result["step"]["median_seconds"]).T[["generation", "update"]]
     drawing = Figure(figsize=(11, 2.8), layout="constrained")
-    times, peaks, loss = drawing.subplots(1, 3, width_ratios=(2, 1, 1))
-    seconds = pd.DataFrame(step["median_seconds"]).T[["generation", "update"]]
-    seconds.plot.barh(stacked=True, ax=times)
-    title = f"a step of {step['completions']} completions: {step['trl_over_kit']['step']:.1f}×"
-    times.set(xlabel="seconds (median)", title=title)
-    pd.Series(step["peak_mib"]).plot.barh(ax=peaks, color="tab:gray")
-    peaks.set(xlabel="MiB", title="peak memory, all in all")
-    pd.Series(memory["peak_mib"]).plot.barh(ax=loss, color="tab:gray")
-    loss.set(xlabel="MiB", title=f"loss step: {memory['chunked_over_plain']:.0%} of plain")
-    for axes in (times, peaks, loss):
-        axes.grid(axis="x", alpha=0.3)
-        axes.set_axisbelow(True)
+    panels = drawing.subplots(1, 3, width_ratios=(2, 1, 1))
+    seconds.plot.barh(stacked=True, ax=panels[0], title="seconds of a step (median)")
+    for panel, name, title in zip(
+        panels[1:], ("step", "loss_memory"), ("peak memory (MiB)", "loss step (MiB)"), strict=True
+    ):
+        pd.Series(result[name]["peak_mib"]).plot.barh(ax=panel, color="tab:gray", title=title)
     return drawing

@@ -1,7 +1,7 @@
-"""How many of a published test set a policy gets right, as papers report it. `grpo-kit evaluate`.
+"""Accuracy of a policy on a published test set, as papers report it. `grpo-kit evaluate`.
 
-Greedy, read twice, since papers count both ways: *strict* wants the answer between `<answer>` tags,
-*lenient* takes what looks like the final answer. Each has n and a 95 % interval (Wilson's).
+Greedy, graded twice, since papers count both ways: *strict* wants the answer between `<answer>`
+tags, *lenient* takes what looks like the final answer. Each has n and Wilson's 95 % interval.
 """
 
 from __future__ import annotations
@@ -12,15 +12,11 @@ from pathlib import Path
 from scipy.stats import binomtest
 from tqdm import tqdm
 
-from grpo_kit import backends
+from grpo_kit import backends, tasks
 from grpo_kit.models import Policy
 from grpo_kit.rewards.maths import means_the_same
 from grpo_kit.tasks.answers import extract_answer, is_correct
 from grpo_kit.tasks.competition_math import math500
-from grpo_kit.tasks.gsm8k import gsm8k
-from grpo_kit.tasks.word_problems import word_problems
-
-Grade = Callable[[str, str], tuple[bool, bool]]
 
 
 def grade_number(text: str, gold: str) -> tuple[bool, bool]:
@@ -29,10 +25,7 @@ def grade_number(text: str, gold: str) -> tuple[bool, bool]:
 
 
 def grade_maths(text: str, gold: str) -> tuple[bool, bool]:
-    """(strict, lenient) for an answer in LaTeX; without tags lenient reads the whole text.
-
-    Raises what `means_the_same` raises.
-    """
+    """(strict, lenient) for an answer in LaTeX; without tags lenient reads the whole text."""
     tagged = extract_answer(text)
     strict = means_the_same(tagged, gold)
     return strict, strict or means_the_same(text if tagged is None else tagged, gold, prose=True)
@@ -44,34 +37,24 @@ GRADES = {"word_problems": grade_number, "gsm8k": grade_number,
 
 
 def load_test_set(name: str, folder: Path | None = None) -> Sequence[dict]:
-    """Rows of word_problems, gsm8k or math500, from a folder or the Hub; ValueError for others."""
-    source = [folder] if folder else []
-    if name == "word_problems" and folder:
-        raise ValueError(f"the word problems come with the kit: leave out --data {folder}.")
-    if name == "math500":
-        return math500(*source)
-    if name in ("word_problems", "gsm8k"):
-        return (word_problems() if name == "word_problems" else gsm8k(*source)).test
-    raise ValueError(f"unknown task {name!r}: choose one of word_problems, gsm8k, math500.")
+    """Rows of math500 or of a task that `tasks.load` knows, from a folder or the Hub."""
+    return math500(folder) if name == "math500" else tasks.load(name, folder).test
 
 
 def evaluate_test_set(
     policy: Policy,
     rows: Sequence[dict],
-    grade: Grade,
+    grade: Callable[[str, str], tuple[bool, bool]],
     *,
     max_new_tokens: int,
     batch_size: int = 64,
     backend: str = "auto",
-    progress: bool = True,
 ) -> dict[str, float]:
-    """Greedy accuracy on `rows` (with `prompt` and `answer`), strict and lenient.
+    """Greedy accuracy on `rows` (with `prompt` and `answer`), sampled by a backend of `backends`.
 
-    `backend` answers, see `backends.choose`, which may raise, too; ValueError for no rows.
-
-    Returns `strict` and `lenient` (shares), the ends of their intervals as `strict/low`,
-    `strict/high` and so on, `truncated` (share of answers that `max_new_tokens` cut off),
-    `mean_length` (tokens) and `n`.
+    Returns the shares `strict` and `lenient`, the ends of their intervals (`strict/low`, …),
+    `truncated` (share cut off by `max_new_tokens`), `mean_length` (tokens) and `n`. Raises
+    ValueError for no rows.
     """
     rows = list(rows)
     if not rows:
@@ -81,16 +64,13 @@ def evaluate_test_set(
     context = max(map(len, prompts)) + max_new_tokens
     answer = backends.greedy(policy, backend, max_new_tokens=max_new_tokens, context=context)
     grades, lengths, cut = [], [], 0
-    bar = tqdm(total=len(rows), desc=f"test set, sampling {backend}", disable=not progress)
-    for start in range(0, len(rows), batch_size):
-        completion_ids = answer(prompts[start : start + batch_size])
-        batch = rows[start : start + batch_size]
-        for text, row in zip(policy.decode(completion_ids), batch, strict=True):
-            grades.append(grade(text, row["answer"]))
-        lengths += map(len, completion_ids)
-        cut += sum(ids[-1] not in policy.eos_token_ids for ids in completion_ids)
-        bar.update(len(completion_ids))
-    bar.close()
+    for start in tqdm(range(0, len(rows), batch_size), f"test set, sampling {backend}"):
+        batch = slice(start, start + batch_size)
+        ids = answer(prompts[batch])
+        texts = policy.decode(ids)
+        grades += [grade(text, row["answer"]) for text, row in zip(texts, rows[batch], strict=True)]
+        lengths += map(len, ids)
+        cut += sum(completion[-1] not in policy.eos_token_ids for completion in ids)
     n, result = len(rows), {}
     for name, right in zip(("strict", "lenient"), map(sum, zip(*grades, strict=True)), strict=True):
         interval = binomtest(right, n).proportion_ci(method="wilson")

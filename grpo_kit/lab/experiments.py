@@ -1,13 +1,12 @@
 """The experiments by name: what each asks, its arms, and what is measured of a trained policy.
 
-A stored run is matched with its arm by the arm's config and `options` (see `Experiment.identity`):
-changing one of them, or renaming a function that is named in the options, makes its runs outdated.
+A stored run belongs to an arm by config and `options` (`Experiment.identity`): changing one of
+them, or renaming a function that is named in the options, makes its runs outdated.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import random
 from collections import Counter
@@ -18,7 +17,6 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from anyio.from_thread import start_blocking_portal
 
 from grpo_kit import self_verification as verification
 from grpo_kit.config import GRPOConfig
@@ -41,10 +39,12 @@ from grpo_kit.rewards import (
     question_text,
 )
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION
+from grpo_kit.rewards.scoring import score_texts
 from grpo_kit.runs import Run
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.tiny.card import texts_of
+from grpo_kit.tiny.pretrain import warm_up_more
 from grpo_kit.tiny.problems import solution_style
 from grpo_kit.training import evaluate
 
@@ -55,14 +55,10 @@ def _answers(
     """Rows of the first held-out prompts and `samples` sampled answers to each, in groups."""
     rows = list(task.test.select(range(min(prompts, len(task.test)))))
     texts = texts_of(
-        policy,
-        [row["prompt"] for row in rows],
-        torch.Generator().manual_seed(seed),
-        num_generations=samples,
-        temperature=config.temperature,
-        limit=config.max_completion_length,
-        batch_size=16,
-    )
+        policy, [row["prompt"] for row in rows], torch.Generator().manual_seed(seed),
+        num_generations=samples, temperature=config.temperature,
+        limit=config.max_completion_length, batch_size=16,
+    )  # fmt: skip
     return [row for row in rows for _ in range(samples)], texts
 
 
@@ -80,7 +76,6 @@ def answers_to_read(t: Trained) -> list[dict]:
 
 
 def _gained(t: Trained, **metrics: str) -> dict[str, float]:
-    """How much the run changed each held-out metric, as `gained/<name>`."""
     first, last = t.run.history[0], t.run.history[-1]
     return {f"gained/{name}": last[metric] - first[metric] for name, metric in metrics.items()}
 
@@ -89,7 +84,10 @@ def _rewards(
     kind: str, options: Mapping, profile: Profile, config: GRPOConfig, policy: Policy
 ) -> list[Callable]:
     """Rewards for accuracy and format, and those that the arms of this kind add."""
+    extra: list[Callable] = []
     match kind:
+        case "maths":
+            return [maths_reward, format_reward]
         case "plain and diversity":
             embedder = load_embedder(profile.embedder)
             extra = [DiversityReward(config.num_generations, embedder, **options)]
@@ -100,15 +98,17 @@ def _rewards(
             extra = [QualityJudgeReward(profile.load_judge(policy)), second]
         case "plain and P(Yes)":
             extra = [_meta_evaluation(profile, policy, **options)]
-        case "maths":
-            return [maths_reward, format_reward]
-        case _:
-            extra = []
     return [accuracy_reward, format_reward, *extra]
 
 
 def _arm(kind: str, changes: Mapping[str, object] | None = None, **options: object) -> Arm:
     return Arm(partial(_rewards, kind, options), changes or {}, {"rewards": kind, **options})
+
+
+def _judged(*weights: float, only_correct: bool = False, **changes) -> Arm:
+    """Accuracy, format and judge, in this order; a reward of weight 0 is only logged."""
+    changes = {"reward_weights": weights, **changes}
+    return _arm("plain and judge", changes, only_correct=only_correct)
 
 
 PLAIN = _arm("plain")
@@ -126,82 +126,47 @@ def diversity_of(
     """How different the sampled answers to a held-out prompt are, the mean over `prompts` prompts.
 
     Returns `distinct` (share of different texts), `styles` (effective number of the tiny world's
-    solution styles: the exponential of the entropy of their shares over all answers) and `distance`
-    (mean of 1 - cosine over the pairs of a group's embeddings).
+    styles: the exponential of the entropy of their shares) and `distance` (mean of 1 - cosine over
+    the pairs of a group's embeddings).
     """
     _, texts = _answers(policy, task, config, prompts, samples)
     groups = [texts[i : i + samples] for i in range(0, len(texts), samples)]
     unique = list(dict.fromkeys(texts))
     vectors = torch.as_tensor(embedder.encode(unique)).float()
     vector_of = dict(zip(unique, torch.nn.functional.normalize(vectors, dim=1), strict=True))
-    distances = [
-        1 - float(vector_of[a] @ vector_of[b])
-        for group in groups
-        for a, b in combinations(group, 2)
-    ]
+    pairs = [pair for group in groups for pair in combinations(group, 2)]
     shares = [n / len(texts) for n in Counter(map(solution_style, texts)).values()]
     return {
         "distinct": fmean(len(set(group)) / samples for group in groups),
         "styles": math.exp(-sum(share * math.log(share) for share in shares)),
-        "distance": fmean(distances),
+        "distance": fmean(1 - float(vector_of[a] @ vector_of[b]) for a, b in pairs),
     }
 
 
 def quality_of(t: Trained) -> dict[str, float]:
-    """What the judge thinks of sampled answers to held-out prompts.
-
-    Returns `judged` (its mean score, 1 to 5, of the answers that it could judge) and `assured` (the
-    share of answers in the tiny world's style that claims to be checked).
-    """
+    """`judged`: mean score, 1 to 5, of held-out answers; `assured`: share of the assured style."""
     rows, texts = _answers(t.policy, t.task, t.config)
-    judged = partial(
-        QualityJudgeReward(t.profile.load_judge(t.base)),
-        prompts=[row["prompt"] for row in rows],
-        completions=texts,
-        completion_ids=[[]] * len(texts),
-    )
-    with start_blocking_portal() as portal:  # a notebook has an event loop running in this thread
-        scores = [4 * (reward + 0.5) + 1 for reward in portal.call(judged) if reward is not None]
+    judge = QualityJudgeReward(t.profile.load_judge(t.base))
+    rewards = score_texts(texts, [[]] * len(texts), rows, [judge])
+    scores = [4 * (reward + 0.5) + 1 for reward in rewards[~rewards.isnan()].tolist()]
     if not scores:
-        raise RuntimeError(
-            f"the judge could judge none of {len(texts)} answers: look at what it replies"
-        )
-    return {
-        "judged": fmean(scores),
-        "assured": sum(solution_style(text) == "assured" for text in texts) / len(texts),
-    }
+        raise RuntimeError(f"the judge scored none of {len(texts)} answers: look at its replies.")
+    assured = sum(solution_style(text) == "assured" for text in texts)
+    return {"judged": fmean(scores), "assured": assured / len(texts)}
 
 
-def _judged(*weights: float, only_correct: bool = False, **changes) -> Arm:
-    """Accuracy, format and judge, in this order; a reward of weight 0 is only logged."""
-    return _arm(
-        "plain and judge", {"reward_weights": weights, **changes}, only_correct=only_correct
-    )
-
-
-# --- meta-evaluation ------------------------------------------------------------------------------
-
-PAPER = {"loss_type": "cispo", "epsilon_high": 5.0, "scale_rewards": "none"}  # RLME's
 FEW_LABELS = 32  # training problems with a label, for early stopping
 
 
-def few_labels(
-    profile: Profile, base: Policy, task: Task, config: GRPOConfig
-) -> Callable[[Policy], dict[str, float]]:
-    """Measure `few/pass@1` on the last training problems: all the labels of early stopping.
-
-    Training may use their prompts, too; it does not see the labels.
-    """
+def few_labels(profile: Profile, base: Policy, task: Task, config: GRPOConfig) -> Callable:
+    """Measure `few/pass@1` on the last training problems; training does not see their labels."""
     rows = task.train.select(range(len(task.train) - FEW_LABELS, len(task.train)))
     config = dataclasses.replace(config, eval_prompts=FEW_LABELS)
     return lambda policy: {"few/pass@1": evaluate(policy, rows, config)["eval/pass@1"]}
 
 
 def overrated(t: Trained) -> dict[str, float]:
-    """What the untrained policy as evaluator thinks of sampled answers to held-out prompts.
-
-    Returns `p_yes`, its mean P("Yes"), and `overrated`, that minus the share of right answers.
-    """
+    """`p_yes`: the base's mean P("Yes") on sampled answers; `overrated`: minus the share right."""
     rows, texts = _answers(t.policy, t.task, t.config)
     prompts, golds = [row["prompt"] for row in rows], [row["answer"] for row in rows]
     ids: list[list[int]] = [[]] * len(texts)
@@ -212,19 +177,15 @@ def overrated(t: Trained) -> dict[str, float]:
 
 
 def without_labels(run: Run) -> dict[str, float]:
-    """What became of held-out pass@1 in a run without labels.
+    """How far held-out pass@1 `fell` below its best, and where early stopping would have ended.
 
-    `fell`: how far it ended below its highest value; `stopped early`: its value at the first
-    evaluation that is best on the few labels, also as the difference from the start.
+    `stopped early` is its value at the first evaluation that is best on the few labels.
     """
     accuracies = run.series("eval/pass@1")[1]
     labelled = [row for row in run.history if "few/pass@1" in row]
     early = max(labelled, key=lambda row: row["few/pass@1"])["eval/pass@1"]
-    return {
-        "fell": max(accuracies) - accuracies[-1],
-        "stopped early": early,
-        "gained/stopped early": early - accuracies[0],
-    }
+    gained = {"stopped early": early, "gained/stopped early": early - accuracies[0]}
+    return {"fell": max(accuracies) - accuracies[-1], **gained}
 
 
 def read_truth(text: str, answer: str) -> float:
@@ -242,43 +203,27 @@ def _meta_evaluation(
     profile: Profile, policy: Policy, *, question: str, evaluators: str, **options
 ) -> MetaEvaluationReward:
     """Shown a truth, the evaluator reads it; the tiny world's needs `read_truth` to compare it."""
-    chosen = _ensemble(profile, policy) if evaluators == "_ensemble" else frozen_copy(policy)
-    reader = read_truth if profile.judge == "tiny" else None
+    tiny, chosen = profile.judge == "tiny", [frozen_copy(policy)]
+    if evaluators == "_ensemble" and tiny:  # three models of the tiny world
+        chosen += [warm_up_more(profile.load_policy(), seed) for seed in (1, 2)]
+    elif evaluators == "_ensemble":
+        chosen.append(policy)
+    reader = read_truth if tiny else None
     return MetaEvaluationReward(chosen, question, truth_reader=reader, **options)
 
 
-def _ensemble(profile: Profile, policy: Policy) -> list[Policy]:
-    """Three models of the tiny world; of any other, a frozen copy and the policy itself."""
-    if profile.judge != "tiny":
-        return [frozen_copy(policy), policy]
-    return [frozen_copy(policy), *_other_tiny_models(profile)]
-
-
-@functools.cache
-def _other_tiny_models(profile: Profile) -> list[Policy]:
-    from grpo_kit.tiny.pretrain import warm_up_more
-
-    base = profile.load_policy()
-    return [warm_up_more(base, seed) for seed in (1, 2)]
-
-
-# --- self-verification ----------------------------------------------------------------------------
-
-
-Items = Sequence[verification.VerificationItem]
-
-
-def unfiltered(items: Items, seed: int, n: int) -> Items:
+# The names of the next three functions are hashed.
+def unfiltered(items: Sequence, seed: int, n: int) -> list:
     """`post_process` without `filter_queries`: also wrong answers to queries never answered."""
     return verification.balance(*verification.diversify(items, seed), n, seed)
 
 
-def undiversified(items: Items, seed: int, n: int) -> Items:
+def undiversified(items: Sequence, seed: int, n: int) -> list:
     """`post_process` without `diversify`: all answers to a mixed query may come in."""
     return verification.balance(verification.filter_queries(items, seed), [], n, seed)
 
 
-def unbalanced(items: Items, seed: int, n: int) -> Items:
+def unbalanced(items: Sequence, seed: int, n: int) -> list:
     """`post_process` without `balance`: right and wrong as often as they come."""
     chosen, filler = verification.diversify(verification.filter_queries(items, seed), seed)
     pool = chosen + filler
@@ -289,6 +234,12 @@ def _verified(strategy: str, process: Callable = verification.post_process) -> A
     source = partial(verification.SelfVerification, strategy=strategy, post_process=process)
     options = {"strategy": strategy, "post_process": process.__name__}
     return dataclasses.replace(PLAIN, options=options, batch_source=lambda profile: source)
+
+
+def watch_verdicts(profile: Profile, base: Policy, task: Task, config: GRPOConfig) -> Callable:
+    """Measure verdicts on one balanced set of the base's answers to held-out problems."""
+    items = verification.held_out_items(base, task.test, config, prompts=config.eval_prompts)
+    return partial(verification.evaluate_verdicts, items=items, config=config, samples=1)
 
 
 def self_verified(t: Trained) -> dict[str, float]:
@@ -302,9 +253,6 @@ def self_verified(t: Trained) -> dict[str, float]:
     }
 
 
-# --- Flow-GRPO ------------------------------------------------------------------------------------
-
-
 def _played(source: Callable = FlowGRPO, **options) -> Arm:
     """Episodes of tool questions, rewarded by their outcome."""
 
@@ -315,49 +263,40 @@ def _played(source: Callable = FlowGRPO, **options) -> Arm:
     return Arm(lambda *given: [accuracy_reward], options=options_to_hash, batch_source=of_profile)
 
 
+def watch_episodes(profile: Profile, base: Policy, task: Task, config: GRPOConfig) -> Callable:
+    """Measure episodes of held-out questions; the frozen roles are the base's."""
+    system = profile.load_agents(base)
+    return lambda policy: evaluate_episodes(policy, system, task.test, config, questions=64)
+
+
 def episodes_to_read(t: Trained) -> list[dict]:
     """One sampled episode of each of the first two held-out questions."""
     episodes = play(
-        t.profile.load_agents(t.base).with_planner(t.policy),
-        list(t.task.test.select(range(2))),
-        generator=torch.Generator().manual_seed(t.run.seed),
-        temperature=t.config.temperature,
+        t.profile.load_agents(t.base).with_planner(t.policy), list(t.task.test.select(range(2))),
+        generator=torch.Generator().manual_seed(t.run.seed), temperature=t.config.temperature,
         max_new_tokens=t.config.max_completion_length,
-    )
+    )  # fmt: skip
     score_episodes(episodes, [accuracy_reward])
     return [_to_read(e.row, f"{e.memory}\n{e.output}", e.reward == 1) for e in episodes]
 
-
-# --- real models ----------------------------------------------------------------------------------
 
 REVISIONS = {  # commits on the Hub
     "Qwen2.5-0.5B-Instruct": "7ae557604adf67be50417f59c2c2f167def9a775",
     "Qwen2.5-1.5B-Instruct": "989aa7980e4cf806f80c7fef2b1adb7bc71aa306",
     "Qwen3-0.6B-Base": "da87bfb608c14b7cf20ba1ce41287e8de496c0cd",
 }
-# Of GSM8K's 7,473 problems, 64 a step.
-TWO_EPOCHS = {
-    "max_steps": 233, "generation_batch_size": 512, "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 128, "max_completion_length": 512, "learning_rate": 1e-5,
-}  # fmt: skip
 
 
 def _real(model: str, lora_rank: int = 0, task: str = "gsm8k", **changes: object) -> Arm:
     """Plain GRPO of a Qwen, all weights unless a rank is given."""
-    arm = _arm(
-        "plain" if task == "gsm8k" else "maths",
-        {"per_device_train_batch_size": 8, "max_completion_length": 1024, **changes},
-    )
+    changes = {"per_device_train_batch_size": 8, "max_completion_length": 1024, **changes}
     policy = {"policy": f"Qwen/{model}", "revision": REVISIONS[model], "lora_rank": lora_rank}
+    arm = _arm("plain" if task == "gsm8k" else "maths", changes)
     return dataclasses.replace(arm, profile={**policy, "task": task})
 
 
 def examined(t: Trained, *, max_new_tokens: int = 2048) -> dict[str, float]:
-    """Greedy accuracy on the whole test set, as papers report it: at the end, and what was gained.
-
-    Returns the numbers of `evaluate_test_set` as `exam/…`, and the change of `strict` and `lenient`
-    from the untrained policy as `gained/…`.
-    """
+    """`evaluate_test_set` at the end, as `exam/…`, and what was gained since the base."""
     before, after = (
         evaluate_test_set(policy, t.task.test, GRADES[t.task.name], max_new_tokens=max_new_tokens)
         for policy in (t.base, t.policy)
@@ -366,8 +305,8 @@ def examined(t: Trained, *, max_new_tokens: int = 2048) -> dict[str, float]:
     return {f"exam/{name}": value for name, value in after.items()} | gained
 
 
-# --- the experiments ------------------------------------------------------------------------------
-
+NORMALISED = {"multi_objective_aggregation": "normalize_then_sum"}
+PAPER = {"loss_type": "cispo", "epsilon_high": 5.0, "scale_rewards": "none"}  # RLME's
 # Trinity-RFT's runs (arXiv 2505.17826, section 3.4.2): 36 steps of 96 prompts x 8, lr 1e-5.
 TRINITY = {"max_steps": 36, "learning_rate": 1e-5, "lr_scheduler_type": "constant", "beta": 1e-3}
 # arXiv 2602.07594, but for its dual clip: 1,000 steps of 128 x 8 answers.
@@ -381,15 +320,20 @@ AGENTFLOW = {
     "generation_batch_size": 256, "gradient_accumulation_steps": 16, "temperature": 0.5,
     "max_completion_length": 2048, "beta": 1e-3,
 }  # fmt: skip
+# Of GSM8K's 7,473 problems, 64 a step.
+TWO_EPOCHS = {
+    "max_steps": 233, "generation_batch_size": 512, "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 128, "max_completion_length": 512, "learning_rate": 1e-5,
+}  # fmt: skip
+TWENTY_STEPS = {
+    "max_steps": 20, "generation_batch_size": 800, "gradient_accumulation_steps": 100,
+    "learning_rate": 1e-6,
+}  # fmt: skip
 # Qwen3 on MATH: one problem a step and the plain sum over tokens; its top_p of 0.9 is 1 here.
 ONE_PROBLEM = {
     "max_steps": 50, "generation_batch_size": 8, "gradient_accumulation_steps": 1,
     "learning_rate": 1e-5, "weight_decay": 0.01, "temperature": 0.8, "loss_type": "dr_grpo",
     "max_completion_length": 512,
-}  # fmt: skip
-TWENTY_STEPS = {
-    "max_steps": 20, "generation_batch_size": 800, "gradient_accumulation_steps": 100,
-    "learning_rate": 1e-6,
 }  # fmt: skip
 
 
@@ -404,169 +348,109 @@ EXPERIMENTS = {
     "basic": _experiment(
         "What does plain GRPO make of the base?",
         {"plain": PLAIN},
-        sizes={"tiny": {"max_steps": 50}},
-        evaluations=2,
+        sizes={"tiny": {"max_steps": 50}}, evaluations=2,
     ),
     "variants": _experiment(
         "From one base, on the same prompts: what does each variant make of it, at what cost?",
-        {
-            "plain": PLAIN,
-            "diversity": _arm("plain and diversity"),
-            "judge": _judged(1, 1, 1),
-            "self-verification": _verified("mixed"),
-            "P(Yes), no labels": _asked(changes=PAPER),
-        },
-        sizes=_small(max_steps=80),
+        {"plain": PLAIN,
+         "diversity": _arm("plain and diversity"),
+         "judge": _judged(1, 1, 1),
+         "self-verification": _verified("mixed"),
+         "P(Yes), no labels": _asked(changes=PAPER)},
+        sizes=_small(max_steps=80), evaluations=8,
         curves=("eval/pass@1", "eval/pass@8", "entropy", "eval/mean_length"),
-        evaluations=8,
     ),
     "diversity": _experiment(
         "Does a reward for being unlike the group keep ways of answering alive, and at what cost?",
-        {
-            "plain": PLAIN,
-            "diversity": _arm("plain and diversity"),
-            "only correct": _arm("plain and diversity", only_correct=True),
-            "normalised first": _arm(
-                "plain and diversity", {"multi_objective_aggregation": "normalize_then_sum"}
-            ),
-        },
+        {"plain": PLAIN,
+         "diversity": _arm("plain and diversity"),
+         "only correct": _arm("plain and diversity", only_correct=True),
+         "normalised first": _arm("plain and diversity", NORMALISED)},
         lambda t: diversity_of(t.policy, t.task, load_embedder(t.profile.embedder), t.config),
-        sizes=_small(max_steps=80) | {"paper": TRINITY},
+        sizes={**_small(max_steps=80), "paper": TRINITY},
     ),
     "judge": _experiment(
         "Does a judge's score help, what does a policy do to a judge that it is left alone with, "
         "and what prevents that?",
-        {
-            "plain": PLAIN,
-            "judge added": _judged(1, 1, 1),
-            "judge x 8": _judged(1, 1, 8),
-            "judge only": _judged(0, 0, 1),
-            "only correct": _judged(0, 0, 1, only_correct=True),
-            "two judges": _arm("plain, judge, P(Yes)", {"reward_weights": (0, 0, 1, 1)}),
-            "KL": _judged(0, 0, 1, beta=1.0),
-        },
-        quality_of,
-        sizes=_small(max_steps=80) | {"paper": TRINITY},
-        curves=(
-            "rewards/quality_judge_reward/mean",
-            "rewards/accuracy_reward/mean",
-            "eval/pass@1",
-            "completions/mean_length",
-        ),
+        {"plain": PLAIN,
+         "judge added": _judged(1, 1, 1),
+         "judge x 8": _judged(1, 1, 8),
+         "judge only": _judged(0, 0, 1),
+         "only correct": _judged(0, 0, 1, only_correct=True),
+         "two judges": _arm("plain, judge, P(Yes)", {"reward_weights": (0, 0, 1, 1)}),
+         "KL": _judged(0, 0, 1, beta=1.0)},
+        quality_of, sizes={**_small(max_steps=80), "paper": TRINITY},
+        curves=("rewards/quality_judge_reward/mean", "rewards/accuracy_reward/mean",
+                "eval/pass@1", "completions/mean_length"),
     ),
     "verification": _experiment(
         "Does learning to verify teach to answer, learning to answer to verify, and what is each "
         "stage of the post-processing for? All arms generate as many tokens.",
-        {
-            "generate": _verified("generate"),
-            "self-verify": _verified("self-verify"),
-            "mixed": _verified("mixed"),
-            "verify-init": _verified("verify-init"),
-            "verify-alter": _verified("verify-alter"),
-            "mixed, unfiltered": _verified("mixed", unfiltered),
-            "mixed, undiversified": _verified("mixed", undiversified),
-            "mixed, unbalanced": _verified("mixed", unbalanced),
-        },
-        self_verified,
-        sizes=_small(max_steps=200, max_generated_tokens=130_000)
-        | {
-            "smoke": {"max_generated_tokens": 2_000},
-            "paper": SELF_VERIFICATION,
-        },
-        changes={"num_generations_eval": 4},
+        {**{strategy: _verified(strategy) for strategy in
+            ("generate", "self-verify", "mixed", "verify-init", "verify-alter")},
+         "mixed, unfiltered": _verified("mixed", unfiltered),
+         "mixed, undiversified": _verified("mixed", undiversified),
+         "mixed, unbalanced": _verified("mixed", unbalanced)},
+        self_verified, watch=watch_verdicts, x="num_generated_tokens",
+        sizes={"smoke": {"max_generated_tokens": 2_000}, "paper": SELF_VERIFICATION,
+               **_small(max_steps=200, max_generated_tokens=130_000)},
+        changes={"num_generations_eval": 4}, evaluations=20,
         curves=("eval/pass@1", "verdicts/accuracy", "verdicts/yes_rate", "eval/mean_length"),
-        # verdicts on one balanced set of the untrained policy's answers to held-out problems
-        watch=lambda profile, base, task, config: partial(
-            verification.evaluate_verdicts,
-            items=verification.held_out_items(base, task.test, config, prompts=config.eval_prompts),
-            config=config,
-            samples=1,
-        ),
-        evaluations=20,
-        x="num_generated_tokens",
     ),
     "meta": _experiment(
         "Can P(Yes) stand in for labels, what becomes of that in a long run, and what prevents it?",
-        {
-            "labels": PLAIN,
-            "paper": _asked(changes=PAPER),
-            "our defaults": _asked(),
-            "truth 1 %": _asked(truth_fraction=0.01),
-            "truth 10 %": _asked(truth_fraction=0.1),
-            "ensemble": _asked(evaluators="_ensemble"),
-            "other question": _asked(STEPS_QUESTION),
-        },
-        lambda t: overrated(t) | without_labels(t.run),
-        sizes=_small(max_steps=120),
-        changes={"num_generations_eval": 4},
+        {"labels": PLAIN,
+         "paper": _asked(changes=PAPER),
+         "our defaults": _asked(),
+         "truth 1 %": _asked(truth_fraction=0.01),
+         "truth 10 %": _asked(truth_fraction=0.1),
+         "ensemble": _asked(evaluators="_ensemble"),
+         "other question": _asked(STEPS_QUESTION)},
+        lambda t: overrated(t) | without_labels(t.run), watch=few_labels,
+        sizes=_small(max_steps=120), changes={"num_generations_eval": 4}, evaluations=10,
         curves=("meta/p_yes", "eval/pass@1"),
-        watch=few_labels,
-        evaluations=10,
     ),
     "engines": _experiment(
         "Does TRL's trainer, given the same config, learn as much as the kit's?",
-        {
-            "kit": PLAIN,
-            "TRL": dataclasses.replace(_arm("plain", engine="TRL"), train=_trained_by_trl),
-        },
-        sizes=_small(max_steps=40),
-        evaluations=4,
+        {"kit": PLAIN,
+         "TRL": dataclasses.replace(_arm("plain", engine="TRL"), train=_trained_by_trl)},
+        sizes=_small(max_steps=40), evaluations=4,
     ),
     "published": _experiment(
         "Does plain GRPO do for a real model what other codes print of it?",
-        {
-            "0.5B": _real("Qwen2.5-0.5B-Instruct", **TWENTY_STEPS),
-            "0.5B, LoRA": _real("Qwen2.5-0.5B-Instruct", 32, **TWO_EPOCHS),
-            "1.5B, LoRA": _real("Qwen2.5-1.5B-Instruct", 32, **TWO_EPOCHS),
-            "Qwen3 0.6B, MATH": _real("Qwen3-0.6B-Base", task="competition_math", **ONE_PROBLEM),
-        },
-        examined,
-        changes={"lr_scheduler_type": "constant", "eval_prompts": 200},
-        evaluations=4,
+        {"0.5B": _real("Qwen2.5-0.5B-Instruct", **TWENTY_STEPS),
+         "0.5B, LoRA": _real("Qwen2.5-0.5B-Instruct", 32, **TWO_EPOCHS),
+         "1.5B, LoRA": _real("Qwen2.5-1.5B-Instruct", 32, **TWO_EPOCHS),
+         "Qwen3 0.6B, MATH": _real("Qwen3-0.6B-Base", task="competition_math", **ONE_PROBLEM)},
+        examined, changes={"lr_scheduler_type": "constant", "eval_prompts": 200}, evaluations=4,
     ),
     "flow": _experiment(
         "Does training a planner in the flow raise success, and does it need the advantage of "
         "trajectories, the reward at every turn, and play of its own?",
-        {
-            "trajectory": _played(),
-            "per turn": _played(per="turn"),
-            "final turn only": _played(credit="final"),
-            "offline traces": _played(OfflineTraces),
-        },
+        {"trajectory": _played(),
+         "per turn": _played(per="turn"),
+         "final turn only": _played(credit="final"),
+         "offline traces": _played(OfflineTraces)},
         partial(_gained, success="eval/pass@1", turns="eval/turns", tool_errors="eval/tool_errors"),
-        sizes={
-            "smoke": {"max_completion_length": 48},
-            **_small(max_steps=24, learning_rate=3e-4, max_completion_length=48),
-            "paper": AGENTFLOW,
-        },
-        changes={"loss_type": "grpo", "eval_prompts": 0},
+        watch=watch_episodes, show=episodes_to_read, task=tool_questions,
+        sizes={"smoke": {"max_completion_length": 48}, "paper": AGENTFLOW,
+               **_small(max_steps=24, learning_rate=3e-4, max_completion_length=48)},
+        changes={"loss_type": "grpo", "eval_prompts": 0}, evaluations=3,
         curves=("reward", "eval/pass@1", "eval/turns", "eval/tool_errors"),
-        watch=lambda profile, base, task, config: partial(
-            evaluate_episodes,
-            system=profile.load_agents(base),  # the frozen roles are the untrained policy's
-            dataset=task.test,
-            config=config,
-            questions=64,
-        ),
-        evaluations=3,
-        task=tool_questions,
-        show=episodes_to_read,
     ),
-}
+}  # fmt: skip
 
 
 def load_current(
     results: str | Path | None = None, profile: str = "*", experiment: str = "*"
 ) -> tuple[list[Record], list[str]]:
-    """`records.load` of the experiments' runs, without those that this version would run otherwise.
+    """`records.load` of the experiments' runs that this version would make like this.
 
-    A sentence says what is different, once for the runs of an arm.
+    A sentence for each arm whose runs are left out says what would be different.
     """
     records, problems = load(results, profile, experiment)
     current, left_out = [], {}
-    for record in records:
-        if record.experiment == NOTEBOOKS:
-            continue
+    for record in (record for record in records if record.experiment != NOTEBOOKS):
         why = "there is no such experiment or profile any more."
         if record.experiment in EXPERIMENTS and record.profile in PROFILES:
             why = outdated(record, EXPERIMENTS[record.experiment], PROFILES[record.profile])
@@ -574,9 +458,8 @@ def load_current(
             left_out[record.profile, record.experiment, record.arm, why] = None
         else:
             current.append(record)
-    problems += [
+    return current, problems + [
         f"runs of {name!r}, {arm!r}, profile {profile!r}, are left out: {why} "
         f"`grpo-kit run {name} --profile {profile}` makes them again."
         for profile, name, arm, why in left_out
     ]
-    return current, problems

@@ -1,8 +1,7 @@
-"""How the runs of an experiment are made: arms times seeds, several at a time, each run once.
+"""The runs of an experiment: arms times seeds, from the same weights, on the same prompts.
 
-Seeds differ more than rewards do, so an experiment trains every arm from the same weights with the
-same seeds, hence on the same prompts in the same order. A finished run is a file (see `records`)
-and is made again only if its config has changed; a killed run goes on from its last checkpoint.
+A finished run is a file (see `records`), made again only if its config has changed; a killed run
+goes on from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -20,7 +18,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,11 +29,9 @@ from grpo_kit.lab.records import Record, fingerprint, path_of, read, rounded, sl
 from grpo_kit.models import Policy
 from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
 from grpo_kit.profiles import Profile
-from grpo_kit.runs import CHECKPOINT, HISTORY, Run
+from grpo_kit.runs import CHECKPOINT, Run
 from grpo_kit.tasks import Task
 from grpo_kit.training import train
-
-WORK = Path("runs/grid")  # checkpoints and logs of runs under way
 
 
 @dataclass(frozen=True)
@@ -57,9 +52,7 @@ class Arm:
 
     rewards: Callable[[Profile, GRPOConfig, Policy], list[Callable]]  # called anew for each run
     changes: Mapping[str, object] = field(default_factory=dict)  # to the config
-    options: Mapping[str, object] = field(
-        default_factory=dict
-    )  # of rewards and batch source: hashed
+    options: Mapping[str, object] = field(default_factory=dict)  # hashed: of rewards, batch source
     batch_source: Callable[[Profile], Callable] | None = None  # makes what `train` takes
     train: Callable[..., Run] = train  # or `trl_bridge.train`
     profile: Mapping[str, object] = field(default_factory=dict)  # changes to the profile
@@ -86,9 +79,8 @@ class Experiment:
         config = dataclasses.replace(profile.config, **self.sizes.get(profile.name, {}))
         if self.x == "num_generated_tokens" and config.max_generated_tokens is None:
             raise ValueError(
-                "this experiment compares arms at the same number of generated tokens, and has no "
-                f"such number for profile {profile.name!r}: choose another profile, or give "
-                "max_generated_tokens in its sizes."
+                "arms are compared at one number of generated tokens, and there is no such number "
+                f"for profile {profile.name!r} (max_generated_tokens): choose another profile."
             )
         every = max(1, config.max_steps // self.evaluations)
         config = dataclasses.replace(config, **{"eval_steps": every, **self.changes})
@@ -98,19 +90,16 @@ class Experiment:
         """`profile` with the arm's policy and task. Raises ValueError for a real model on a CPU."""
         changes = self.arms[arm].profile
         if "policy" in changes and profile.device == "cpu":
-            raise ValueError(
-                f"arm {arm!r} trains {changes['policy']}, which wants a GPU: choose --profile "
-                "colab (16 GB) or paper (80 GB)."
-            )
+            message = f"arm {arm!r} trains {changes['policy']}, which wants a GPU"
+            raise ValueError(f"{message}: choose --profile colab (16 GB) or paper (80 GB).")
         return dataclasses.replace(profile, **changes)
 
     def identity(self, profile: Profile, arm: str) -> dict:
         """All that decides what an arm's runs do and is not code: a `Record`'s config."""
         profile = self.profile(profile, arm)
-        chosen = dataclasses.asdict(profile)
+        chosen, config = (dataclasses.asdict(x) for x in (profile, self.config(profile, arm)))
         for name in ("name", "machine", "config", "threads", "data"):
             del chosen[name]
-        config = dataclasses.asdict(self.config(profile, arm))
         del config["save_steps"]  # when a checkpoint is saved decides nothing
         task = self.task.__name__ if self.task else profile.task
         shipped = {"base": shipped_files(profile.policy), "data": shipped_files(task)}
@@ -128,7 +117,18 @@ def shipped_files(folder: str) -> str | None:
     return fingerprint([hashlib.sha256(file.read_bytes()).hexdigest() for file in files])
 
 
-# --- one run --------------------------------------------------------------------------------------
+def outdated(record: Record, experiment: Experiment, profile: Profile) -> str:
+    """How this version's run would differ from the record, in a sentence; empty if it would not."""
+    if record.arm not in experiment.arms:
+        return f"there is no arm {record.arm!r} any more."
+    # a setting that the record does not know yet has no effect at its default
+    known = dataclasses.asdict(GRPOConfig()) | record.config
+    differences = [
+        f"{key} {known.get(key)!r} there, {value!r} here"
+        for key, value in experiment.identity(profile, record.arm).items()
+        if known.get(key) != value
+    ]
+    return f"it is of another config ({', '.join(differences)})." if differences else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +148,6 @@ class Job:
 
     @property
     def path(self) -> Path:
-        """The file of the finished run."""
         return path_of(self.results, self.profile.name, self.name, self.arm, self.seed)
 
     @functools.cached_property
@@ -157,17 +156,6 @@ class Job:
         config_hash = fingerprint(self.experiment.identity(self.profile, self.arm))
         place = self.work / self.profile.name / self.name / slug(self.arm)
         return place / f"seed-{self.seed}-{config_hash[:6]}"
-
-    def progress(self) -> float:
-        """The share of the run that is behind it, 0 to 1."""
-        try:
-            row = json.loads((self.folder / HISTORY).read_text().splitlines()[-1])
-        except (OSError, ValueError, IndexError):  # not begun, or in the middle of a line
-            return 0.0
-        config = self.experiment.config(self.profile, self.arm)
-        tokens = config.max_generated_tokens
-        share = row["num_generated_tokens"] / tokens if tokens else 0.0
-        return min(1.0, max(share, row["step"] / config.max_steps))
 
     def is_finished(self) -> bool:
         """Whether the file holds this run; prints why not, where there is a file."""
@@ -182,18 +170,16 @@ class Job:
         return not why
 
     def run(self) -> None:
-        """Make the run, or go on with a killed one, and write its record.
+        """Make the run, or go on with a killed one; write its record and delete its checkpoints.
 
-        `folder` keeps the history; checkpoints are deleted at the end. Raises RuntimeError where
-        another process makes this run.
+        Raises RuntimeError where another process makes this run.
         """
         make_output_dir(self.folder)
         try:
             lock = FileLock(self.folder / "lock").acquire(timeout=0)
         except Timeout:
-            raise RuntimeError(
-                f"another process is making the run in {self.folder}: wait for it, or end it."
-            ) from None
+            message = f"another process is making the run in {self.folder}: wait for it, or end it."
+            raise RuntimeError(message) from None
         with lock:
             origin = where_it_ran(self.profile.device)
             origin["commit"] = _commits(self.folder / "commits.txt", origin["commit"])
@@ -201,18 +187,13 @@ class Job:
             history, last = trained.run.history, trained.run.history[-1]
             evaluation = {k: v for k, v in last.items() if k.startswith("eval/") or k == "entropy"}
             Record(
-                experiment=self.name,
-                arm=self.arm,
-                profile=self.profile.name,
-                seed=self.seed,
+                experiment=self.name, arm=self.arm, profile=self.profile.name, seed=self.seed,
                 config=self.experiment.identity(self.profile, self.arm),
-                start=trained.run.start,
+                start=trained.run.start, history=history,
                 seconds=sum(row.get("step_time", 0.0) for row in history),
                 evaluation={**evaluation, **self.experiment.measure(trained)},
-                history=history,
-                samples=self.experiment.show(trained),
-                **origin,
-            ).write(self.results)
+                samples=self.experiment.show(trained), **origin,
+            ).write(self.results)  # fmt: skip
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
             for checkpoint in self.folder.glob("checkpoint-*"):  # TRL's
                 shutil.rmtree(checkpoint)
@@ -223,17 +204,13 @@ class Job:
         profile = experiment.profile(self.profile, self.arm)
         task = (experiment.task or profile.load_task)()
         base, policy = profile.load_policy(), profile.load_policy()
-        run = arm.train(
-            policy,
-            task,
-            arm.rewards(profile, config, policy),
-            config,
-            output_dir=self.folder,
-            seed=self.seed,
-            resume=True,
-            measure=experiment.watch and experiment.watch(profile, base, task, config),
-            **({"batch_source": arm.batch_source(profile)} if arm.batch_source else {}),
-        )
+        rewards = arm.rewards(profile, config, policy)
+        options = {"output_dir": self.folder, "seed": self.seed, "resume": True}
+        if experiment.watch:
+            options["measure"] = experiment.watch(profile, base, task, config)
+        if arm.batch_source:
+            options["batch_source"] = arm.batch_source(profile)
+        run = arm.train(policy, task, rewards, config, **options)
         return Trained(run, policy, base, task, profile, config)
 
 
@@ -245,35 +222,14 @@ def _commits(file: Path, now: str) -> str:
     return ", ".join(commits)
 
 
-def outdated(record: Record, experiment: Experiment, profile: Profile) -> str:
-    """How this version's run would differ from the record, in a sentence; empty if it would not.
-
-    A setting that the record does not know yet has no effect at its default.
-    """
-    if record.arm not in experiment.arms:
-        return f"there is no arm {record.arm!r} any more."
-    known = dataclasses.asdict(GRPOConfig()) | record.config
-    differences = [
-        f"{key} {known.get(key)!r} there, {value!r} here"
-        for key, value in experiment.identity(profile, record.arm).items()
-        if known.get(key) != value
-    ]
-    return f"it is of another config ({', '.join(differences)})." if differences else ""
-
-
-# --- the grid -------------------------------------------------------------------------------------
-
-
 def parse_seeds(text: str) -> list[int]:
     """ "0-4" or "0,2,5-7" as numbers. Raises ValueError for anything else, also for overlaps."""
     seeds: list[int] = []
     for part in text.split(","):
-        numbers = re.fullmatch(r"\s*([0-9]{1,6})(?:-([0-9]{1,6}))?\s*", part)
-        if not numbers:
-            raise ValueError(
-                f"--seeds is {text!r}; give numbers and ranges, such as 0-4 or 0,2,5-7"
-            )
-        seeds += range(int(numbers[1]), int(numbers[2] or numbers[1]) + 1)
+        bounds = re.fullmatch(r"\s*([0-9]{1,6})(?:-([0-9]{1,6}))?\s*", part)
+        if not bounds:
+            raise ValueError(f"--seeds is {text!r}; give numbers and ranges: 0-4, or 0,2,5-7.")
+        seeds += range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1)
     _check_given("seeds", seeds)
     return seeds
 
@@ -301,36 +257,24 @@ def _check_given(what: str, given: Sequence) -> None:
 
 
 def run_grid(
-    name: str,
-    experiment: Experiment,
-    profile: Profile,
-    seeds: Sequence[int],
-    *,
-    results: str | Path | None = None,
-    work: str | Path = WORK,
-    arms: Sequence[str] | None = None,
-    processes: int = 1,
-    command: Sequence[str] = (),
-) -> list[Record]:
+    name: str, experiment: Experiment, profile: Profile, seeds: Sequence[int], *,
+    results: str | Path | None = None, work: str | Path = "runs/grid",
+    arms: Sequence[str] | None = None, processes: int = 1, command: Sequence[str] = (),
+) -> list[Record]:  # fmt: skip
     """Make the runs that are missing among `arms` times `seeds`; return the records of all.
 
-    With several processes each run is one: `command` with `--arm`, `--seeds` and `--processes 1`,
-    its output in `log.txt` of the run's folder. A run that fails does not stop the others.
-
-    Raises ValueError for no seed, seeds or arms that repeat, and an unknown arm; RuntimeError,
-    naming them, where runs have failed.
+    `work` keeps checkpoints and logs. With several processes each run is one: `command` with
+    `--arm`, `--seeds` and `--processes 1`. A run that fails does not stop the others. Raises
+    ValueError for wrong seeds or arms; RuntimeError, naming them, where runs have failed.
     """
     arms = list(experiment.arms) if arms is None else list(arms)
     if unknown := [arm for arm in arms if arm not in experiment.arms]:
-        raise ValueError(
-            f"experiment {name!r} has no arm {unknown[0]!r}: choose among "
-            f"{', '.join(experiment.arms)}."
-        )
+        known = ", ".join(experiment.arms)
+        raise ValueError(f"experiment {name!r} has no arm {unknown[0]!r}: choose among {known}.")
     _check_given("seeds", seeds)
     _check_given("arms", arms)
     _check_given("folders of arms", [slug(arm) for arm in experiment.arms])
-    results = make_output_dir(results or results_dir())
-    where = Path(results), Path(work)
+    where = make_output_dir(results or results_dir()), Path(work)
     jobs = [Job(name, experiment, profile, arm, seed, *where) for seed in seeds for arm in arms]
     for arm in arms:
         experiment.identity(profile, arm)  # raises before any run where a setting is missing
@@ -342,10 +286,8 @@ def run_grid(
     else:
         failed = _run_processes(name, missing, processes, command)
     if failed:
-        raise RuntimeError(
-            f"{len(failed)} of {len(missing)} runs failed, the others are stored: "
-            f"{'; '.join(failed)}"
-        )
+        count = f"{len(failed)} of {len(missing)} runs failed"
+        raise RuntimeError(f"{count}, the others are stored: {'; '.join(failed)}")
     return [read(job.path) for job in jobs]
 
 
@@ -364,49 +306,36 @@ def _run_here(name: str, jobs: list[Job]) -> list[str]:
 
 
 def _run_processes(name: str, jobs: list[Job], processes: int, command: Sequence[str]) -> list[str]:
-    """Run `command` for each job, `processes` at a time; return a sentence for each that failed.
-
-    Whatever ends this function, SIGTERM too, ends the processes. The pool has threads that wait for
-    them: a `ProcessPoolExecutor` would end all runs when one process is killed.
-    """
-    environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
-    children: list[subprocess.Popen] = []
-
-    def run(job: Job) -> str:
-        job.folder.mkdir(parents=True, exist_ok=True)
-        options = ["--arm", job.arm, "--seeds", str(job.seed), "--processes", "1"]
-        with open(job.folder / "log.txt", "a") as log:
-            child = subprocess.Popen(
-                [*command, *options], stdout=log, stderr=subprocess.STDOUT, env=environment
-            )
-        children.append(child)
-        if not child.wait():
-            return ""
-        output = (job.folder / "log.txt").read_text(errors="replace").strip()
-        last_line = re.split(r"[\r\n]+", output)[-1].strip()
-        return f"{job}: {last_line} (exit code {child.returncode}, {log.name})"
-
-    pool, futures = ThreadPoolExecutor(processes), {}
-    share = "{percentage:3.0f}% |{bar}| {desc} [{elapsed}<{remaining}]"
-    begun = sum(job.progress() for job in jobs)  # of runs that were killed
-    bar = tqdm(total=len(jobs), initial=begun, bar_format=share, file=sys.stdout, mininterval=1)
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    """Run `command` for each job, `processes` at a time; return a sentence for each that failed."""
+    env = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
+    bar = tqdm(total=len(jobs), desc=name, unit="run", file=sys.stdout)
+    waiting, running, failed, terminated = jobs[::-1], {}, [], []
+    # whatever ends this function ends the processes; SIGTERM is only noted, as an exception within
+    # `Popen` would leave one behind
+    before = signal.signal(signal.SIGTERM, lambda number, frame: terminated.append(number))
     try:
-        for job in jobs:
-            futures[pool.submit(run, job)] = job
-        pending = set(futures)
-        while pending:
-            pending = wait(pending, timeout=0.5).not_done
-            ended = len(jobs) - len(pending)
-            under_way = ended + sum(futures[future].progress() for future in pending)
-            bar.set_description_str(f"{name}: {ended} of {len(jobs)} runs", refresh=False)
-            bar.update(max(0.0, under_way - bar.n))
+        while (waiting or running) and not terminated:
+            while waiting and len(running) < processes:
+                job = waiting.pop()
+                job.folder.mkdir(parents=True, exist_ok=True)
+                options = ["--arm", job.arm, "--seeds", str(job.seed), "--processes", "1"]
+                with open(job.folder / "log.txt", "a") as log:
+                    output = {"stdout": log, "stderr": subprocess.STDOUT}
+                    running[job] = subprocess.Popen([*command, *options], env=env, **output)
+            time.sleep(0.2)
+            for job in [job for job, process in running.items() if process.poll() is not None]:
+                bar.update()
+                if code := running.pop(job).returncode:
+                    log = job.folder / "log.txt"
+                    last = re.split(r"[\r\n]+", log.read_text(errors="replace").strip())[-1]
+                    failed.append(f"{job}: {last.strip()} (exit code {code}, {log})")
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        while not all(future.done() for future in futures):
-            for child in children:
-                child.terminate()
-            time.sleep(0.1)
         bar.close()
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
         signal.signal(signal.SIGTERM, before)
-    return [failure for future in futures if (failure := future.result())]
+    if terminated:
+        sys.exit(128 + terminated[0])
+    return failed

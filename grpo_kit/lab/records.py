@@ -1,8 +1,7 @@
-"""One finished run, one JSON file: what it was, where it ran, what came out.
+"""One finished run, one JSON file: `<results>/<profile>/<experiment>/<arm>/seed-<k>.json`.
 
-`data/results/<profile>/<experiment>/<arm>/seed-<k>.json` are the reported results. Every table,
-figure and verdict is computed from these files. A file tells whether it still is what the code
-would run (`config_hash`) and whether it is what a run wrote (`checksum`).
+Every table, figure and verdict is computed from these files. A file tells whether it still is what
+the code would run (`config_hash`) and whether it is what a run wrote (`checksum`).
 """
 
 from __future__ import annotations
@@ -90,8 +89,7 @@ def path_of(results: str | Path, profile: str, experiment: str, arm: str, seed: 
 
 def slug(arm: str) -> str:
     """The arm's name as a folder's: "truth 10 %" -> "truth-10"."""
-    kept = "".join(c if c.isalnum() else " " for c in arm)
-    return "-".join(kept.split()) or "arm"
+    return "-".join("".join(c if c.isalnum() else " " for c in arm).split()) or "arm"
 
 
 def fingerprint(content: object) -> str:
@@ -106,9 +104,7 @@ def rounded(value: object) -> object:
         return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [rounded(item) for item in value]
-    return value
+    return [rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def where_it_ran(device: str = "cpu") -> dict:
@@ -119,25 +115,17 @@ def where_it_ran(device: str = "cpu") -> dict:
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    return {
-        "versions": versions,
-        "commit": commit(),
-        "machine": {
-            "processor": processor(),
-            "accelerator": "none" if device == "cpu" else torch.cuda.get_device_name(device),
-            "threads": torch.get_num_threads(),
-            "system": platform.system(),
-        },
-        "finished": datetime.date.today().isoformat(),
-    }
-
-
-def processor() -> str:
-    """The name of this machine's processor."""
     about = Path("/proc/cpuinfo")
     lines = about.read_text().splitlines() if about.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    machine = {
+        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "accelerator": "none" if device == "cpu" else torch.cuda.get_device_name(device),
+        "threads": torch.get_num_threads(),
+        "system": platform.system(),
+    }
+    today = datetime.date.today().isoformat()
+    return {"versions": versions, "commit": commit(), "machine": machine, "finished": today}
 
 
 def commit(checkout: str | Path = CHECKOUT) -> str:
@@ -168,9 +156,9 @@ def read(path: str | Path) -> Record:
     except (ValueError, OSError, RecursionError) as error:
         reason = f"is no whole result file ({error})"
     else:
-        signed = {key: value for key, value in content.items() if key != "checksum"}
-        hashes = fingerprint(signed), record.config_hash
-        if hashes != (content.get("checksum"), content.get("config_hash")):
+        checksum = fingerprint({k: v for k, v in content.items() if k != "checksum"})
+        stored = content.get("checksum"), content.get("config_hash")
+        if (checksum, record.config_hash) != stored:
             reason = "was edited after the run had written it"
         elif not record.history and record.experiment != NOTEBOOKS:
             reason = "has no history"
@@ -184,24 +172,18 @@ def read(path: str | Path) -> Record:
 def load(
     results: str | Path | None = None, profile: str = "*", experiment: str = "*"
 ) -> tuple[list[Record], list[str]]:
-    """All records under a folder, by default the reported ones, and the files that are left out.
-
-    A sentence names each file that cannot be used and says why.
-    """
+    """All records under a folder, by default the reported ones, and a sentence on each bad file."""
     records, problems = [], []
     results = Path(results or results_dir())
     for path in sorted(results.glob(f"{profile}/{experiment}/*/seed-*.json")):
         try:
             record = read(path)
+            if (place := record.path(results)) != path:
+                remedy = "delete one of the two" if place.exists() else "move it there"
+                raise ValueError(f"{path} holds the run that belongs in {place}: {remedy}.")
+            records.append(record)
         except ValueError as error:
             problems.append(str(error))
-            continue
-        place = record.path(results)
-        if place == path:
-            records.append(record)
-        else:
-            remedy = "delete one of the two" if place.exists() else "move it there"
-            problems.append(f"{path} holds the run that belongs in {place}: {remedy}.")
     return records, problems
 
 

@@ -1,8 +1,8 @@
 """How the cost of a step grows with the model, the group and the length, beside TRL's.
 
-`grpo-kit bench --scaling`. Models have random weights, so that completions are long; only their
-sizes matter. Beside what a step took stands the limit: what `plan` says of it with this machine's
-bandwidth and arithmetic, measured before, if all of both were reached.
+`grpo-kit bench --scaling`. The models have random weights, so that completions are long. Beside a
+step's seconds stands the limit: those of `plan` with this machine's measured bandwidth and
+arithmetic, if all of both were reached.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
+from matplotlib.figure import Figure
 from scipy.stats import linregress
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_kit.config import GRPOConfig
 from grpo_kit.lab.bench import DEVICE, TRAINERS, compare_steps, machine, now, step_config, write
@@ -22,16 +25,16 @@ from grpo_kit.models import half_of
 from grpo_kit.paths import data_dir, make_output_dir, write_atomic
 from grpo_kit.profiles import Profile
 
+TINY, LARGE = "0.8 M", "1.5 B"  # the latter has the shape of Qwen2.5-1.5B, on a GPU only
 SIZES = {  # as planner.FIELDS: hidden size, layers, heads, heads of keys and values, MLP
     "0.3 M": (64, 4, 4, 2, 256),
-    "0.8 M": (128, 4, 4, 2, 384),
+    TINY: (128, 4, 4, 2, 384),
     "3 M": (256, 4, 4, 2, 768),
     "10 M": (384, 6, 6, 2, 1152),
     "30 M": (512, 10, 8, 2, 1536),
 }
 GROUPS = (4, 8, 16, 32, 64)
 LENGTHS = (64, 128, 256, 512, 1024)
-TINY, LARGE = "0.8 M", "1.5 B"  # the latter has the shape of Qwen2.5-1.5B, on a GPU only
 AXES = {
     "parameters": "parameters of the model",
     "num_generations": "completions a group, 128 in all",
@@ -49,8 +52,8 @@ def points(quick: bool = False, cuda: bool = False) -> list[tuple[str, str, GRPO
     return sizes + groups + lengths + [("real size", LARGE, step_config(3, 8, 64, 256))] * cuda
 
 
-def run(output_dir: str | Path, quick: bool = False) -> dict:
-    """Measure every point, write `scaling.json`, `scaling.md` and `scaling.png`; the numbers."""
+def run(output_dir: Path, quick: bool = False) -> dict:
+    """Measure every point, write `scaling.json`, its report and its figure, return the numbers."""
     output_dir, models = make_output_dir(output_dir), {}
     result = {"machine": machine(), "limits": measure_limits(), "rows": []}
     with tempfile.TemporaryDirectory() as folder:
@@ -75,8 +78,6 @@ def run(output_dir: str | Path, quick: bool = False) -> dict:
 
 def make_model(folder: Path, size: str) -> Path:
     """A model of that size with random weights and the tiny base's tokenizer, saved."""
-    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
-
     tokenizer = AutoTokenizer.from_pretrained(data_dir() / "tiny-base")
     sizes = SIZES.get(size) or MODELS["Qwen/Qwen2.5-1.5B"][1:]
     config = Qwen2Config(**{
@@ -95,10 +96,7 @@ def make_model(folder: Path, size: str) -> Path:
 
 
 def measure_limits() -> dict[str, float]:
-    """Bytes a second that this machine reads, and floating-point operations that it computes.
-
-    In the type that training computes in: float32 on a CPU, 16 bits on a GPU.
-    """
+    """This machine's bytes read and floating-point operations per second, in training's type."""
     cuda = DEVICE == "cuda"
     n, dtype = (8192, half_of(DEVICE)) if cuda else (1536, torch.float32)
     source = torch.ones(2**28 if cuda else 2**26, device=DEVICE)  # more than a cache holds
@@ -115,9 +113,7 @@ def measure_limits() -> dict[str, float]:
     }
 
 
-def limit_of(
-    policy_dir: Path, config: GRPOConfig, limits: dict[str, float], step: dict
-) -> dict[str, float]:
+def limit_of(policy_dir: Path, config: GRPOConfig, limits: dict, step: dict) -> dict[str, float]:
     """The least seconds that generation and update of a step can take here, by `plan`."""
     bandwidth, tflops = limits["bytes_per_second"] / 1e9, limits["flops_per_second"] / 1e12
     least = plan(
@@ -131,10 +127,7 @@ def limit_of(
 
 
 def exponents(rows: list[dict]) -> dict[str, dict[str, dict[str, float]]]:
-    """axis -> trainer -> b and R² of seconds a step ~ axis^b, by least squares of the logarithms.
-
-    An R² far from 1 says that it is no power: small steps are all overhead.
-    """
+    """axis -> trainer -> b and R² of seconds a step ~ axis^b, fitted to the logarithms."""
     fits: dict[str, dict[str, dict[str, float]]] = {}
     for axis in AXES:
         of_axis = [row for row in rows if row["axis"] == axis]
@@ -174,26 +167,15 @@ def report(result: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def figure(result: dict):
+def figure(result: dict) -> Figure:
     """Seconds of a step over each axis, both trainers and the limit, on logarithmic scales."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter
-
+    columns = {**{f"median_seconds.{kind}.step": kind for kind in TRAINERS}, "limit.step": "limit"}
+    rows = pd.json_normalize(result["rows"])
     drawing = Figure(figsize=(4 * len(result["exponents"]), 3.2), layout="constrained")
     panels = drawing.subplots(1, len(result["exponents"]), squeeze=False, sharey=True)[0]
-    for panel, (axis, fits) in zip(panels, result["exponents"].items(), strict=True):
-        rows = [row for row in result["rows"] if row["axis"] == axis]
-        x = [row[axis] for row in rows]
-        for kind, colour in zip(TRAINERS, ("C1", "C0"), strict=True):
-            label = f"{kind}, ~ x^{fits[kind]['power']:.2f}"
-            y = [row["median_seconds"][kind]["step"] for row in rows]
-            panel.plot(x, y, "o-", color=colour, label=label)
-        panel.plot(x, [row["limit"]["step"] for row in rows], ":", color="grey", label="limit")
-        panel.set(xscale="log", yscale="log", xlabel=AXES[axis])
-        panel.set_xticks(x, [row["size"] if axis == "parameters" else row[axis] for row in rows])
-        panel.xaxis.set_minor_formatter(NullFormatter())
-        panel.yaxis.set_major_formatter("{x:g}")
-        panel.grid(alpha=0.3, which="both")
-        panel.legend()
+    for panel, axis in zip(panels, result["exponents"], strict=True):
+        curves = rows[rows["axis"] == axis].set_index(axis)[[*columns]].rename(columns=columns)
+        curves.plot(ax=panel, loglog=True, style=["C1o-", "C0o-", "k:"], xlabel=AXES[axis])
+        panel.grid(alpha=0.3)
     panels[0].set(ylabel="seconds a step")
     return drawing

@@ -1,17 +1,8 @@
 """Can GRPO raise each skill of a base? A short run on every one, before and after on held-out rows.
 
-RL raises a skill only if one of its styles is already reliable, so `grpo-kit skill-runs` is run on
-a base before it is fixed.
-
-solve   word problems, rewarded by the right number
-verify  a verdict on a proposed answer, right and wrong ones half each, rewarded if true
-plan    the next step of a tool question, rewarded if it is the right one
-meta    word problems, rewarded by a frozen copy's P("Yes") and the form
-bare    the same by P("Yes") alone
-judge   word problems, rewarded by a frozen copy's scores alone
-
-The last three use no label for training: a reward that rises while accuracy falls is a hacked
-evaluator or judge.
+RL raises a skill only if one of its styles is already reliable, so `grpo-kit skill-runs` tries a
+base before it is fixed. Where a run without labels (`SKILLS`) raises its reward while accuracy
+falls, the evaluator or judge is hacked.
 """
 
 from __future__ import annotations
@@ -23,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from matplotlib.figure import Figure
+from datasets import Dataset
 
 from grpo_kit.config import GRPOConfig
 from grpo_kit.flow.roles import read_action
@@ -58,21 +49,18 @@ def _plan_row(rng: random.Random, split: str) -> dict:
     """A tool question in the middle of an episode; `answer` is the right step, joined by `|`."""
     question = make_tool_question(rng, split)
     memory = S.sample_memory(question, rng)
-    if question.next_step(memory) is None:
-        memory = []
+    memory = [] if question.next_step(memory) is None else memory
     content = S.plan_prompt(question.text, S.memory_text(memory))
     step = S.step_text(question.next_step(memory))
     return {"prompt": [{"role": "user", "content": content}], "answer": "|".join(step)}
 
 
-def task_of(skill: str, make_row: Callable[[random.Random, str], dict], seed: int = 0) -> Task:
-    """Rows made by `make_row(rng, split)`."""
-    from datasets import Dataset
-
+def task_of(skill: str) -> Task:
+    """Rows of a skill in `ROW_MAKERS`."""
     splits = {}
     for split, n in ROWS.items():
-        rng = random.Random(f"{skill}-{split}-{seed}")
-        splits[split] = Dataset.from_list([make_row(rng, split) for _ in range(n)])
+        rng = random.Random(f"{skill}-{split}-0")
+        splits[split] = Dataset.from_list([ROW_MAKERS[skill](rng, split) for _ in range(n)])
     return Task(skill, **splits)
 
 
@@ -94,6 +82,7 @@ SKILLS: dict[str, Callable[[Policy], list[Callable]]] = {  # -> rewards of its r
     "solve": lambda policy: [accuracy_reward],
     "verify": lambda policy: [accuracy_reward],
     "plan": lambda policy: [plan_reward],
+    # without labels
     "meta": lambda policy: [_p_yes(policy), format_reward],
     "bare": lambda policy: [_p_yes(policy)],
     "judge": lambda policy: [QualityJudgeReward(LocalJudge(policy))],
@@ -101,17 +90,12 @@ SKILLS: dict[str, Callable[[Policy], list[Callable]]] = {  # -> rewards of its r
 
 
 def run_skills(
-    profile: Profile,
-    config: GRPOConfig,
-    output_dir: str | Path,
-    *,
-    names: Sequence[str] = tuple(SKILLS),
-    seed: int = 0,
+    profile: Profile, config: GRPOConfig, output_dir: str | Path, names: Sequence[str] = (*SKILLS,)
 ) -> dict:
-    """One GRPO run per skill from `profile`'s policy; writes `skills.json`, `.md` and `.png`.
+    """One GRPO run per skill from `profile`'s policy; writes `skills.json` and `skills.md`.
 
-    Returns skill -> `before` and `after` (held-out greedy, pass@1, pass@k, by labels for every
-    skill) and `reward`, the mean of each step. Raises ValueError for an unknown skill.
+    Returns skill -> `before` and `after` (`evaluate` on held-out rows, by labels for every skill)
+    and `reward`, the mean of each step. Raises ValueError for an unknown skill.
     """
     if unknown := [name for name in names if name not in SKILLS]:
         raise ValueError(f"there is no skill {unknown[0]!r}: choose among {', '.join(SKILLS)}")
@@ -119,54 +103,29 @@ def run_skills(
     result: dict = {}
     for name in names:
         print(name, flush=True)
-        task = task_of(name, ROW_MAKERS[name]) if name in ROW_MAKERS else profile.load_task()
+        task = task_of(name) if name in ROW_MAKERS else profile.load_task()
         correct = plan_reward if name == "plan" else accuracy_reward
         policy = profile.load_policy()
         before = evaluate(policy, task.test, config, correct=correct)
-        run = train(
-            policy,
-            task,
-            SKILLS[name](policy),
-            dataclasses.replace(config, eval_prompts=0),
-            output_dir=output_dir / name,
-            seed=seed,
-        )
+        rewards, run_config = SKILLS[name](policy), dataclasses.replace(config, eval_prompts=0)
+        run = train(policy, task, rewards, run_config, output_dir=output_dir / name, seed=0)
         after = evaluate(policy, task.test, config, correct=correct)
         result[name] = {"before": before, "after": after, "reward": run.series("reward")[1]}
         # after each, since a judge that cannot be read ends its run with an error
         write_atomic(output_dir / "skills.json", json.dumps(result, indent=1))
         write_atomic(output_dir / "skills.md", skills_text(result))
-        skills_figure(result).savefig(output_dir / "skills.png", dpi=120)
     return result
 
 
 def skills_text(result: dict) -> str:
     """Before and after of each skill, as a Markdown table; rewards of the first and last tenth."""
-    lines = [
-        "| skill | pass@1 before | after | greedy before | after | reward first | last |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    text = "| skill | pass@1 before | after | greedy before | after | reward first | last |\n"
+    text += "|---|---|---|---|---|---|---|\n"
     for name, row in result.items():
-        cells = [
-            f"{row[when][metric]:.3f}"
-            for metric in ("eval/pass@1", "eval/greedy")
-            for when in ("before", "after")
-        ]
+        metrics = ("eval/pass@1", "eval/greedy")
+        cells = [f"{row[when][metric]:.3f}" for metric in metrics for when in ("before", "after")]
         tenth = max(1, len(row["reward"]) // 10)
         for part in (row["reward"][:tenth], row["reward"][-tenth:]):
             cells.append(f"{fmean(part):.3f}" if part else "none")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def skills_figure(result: dict) -> Figure:
-    """The reward of each skill's run, one panel per skill, titled with held-out pass@1."""
-    figure = Figure(figsize=(2.8 * len(result), 2.8), layout="constrained")
-    panels = figure.subplots(1, len(result), squeeze=False)[0]
-    for axes, (name, row) in zip(panels, result.items(), strict=True):
-        axes.plot(range(1, len(row["reward"]) + 1), row["reward"])
-        change = f"{row['before']['eval/pass@1']:.2f} → {row['after']['eval/pass@1']:.2f}"
-        axes.set_title(f"{name}: {change}", fontsize=10)
-        axes.set(xlabel="step", ylabel="mean reward")
-        axes.grid(alpha=0.3)
-    return figure
+        text += f"| {name} | {' | '.join(cells)} |\n"
+    return text

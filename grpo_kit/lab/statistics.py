@@ -1,19 +1,8 @@
-"""When do several seeds support a claim? One rule for a whole table of claims.
+"""When do several seeds support a claim? One rule for a whole table of claims, see `judge`.
 
-A claim says where the mean of a metric's values lies, one value per seed: above 0, below 0, within
-`MARGIN` of 0, or within a number's tolerance. A claim with at least `MIN_SEEDS` values is
-
-- *reproduced* if Student's t-test rejects at 5 %, corrected (Holm) for all tested claims of the
-  table, that the mean lies outside the claimed region, and the 95 % bootstrap interval of the
-  median lies wholly inside it;
-- *contradicted* if the test rejects in the same way that the mean lies inside, and the interval
-  lies wholly beyond one bound;
-- *inconclusive* otherwise.
-
-If no claim of a table is true, the chance that any is "reproduced" is at most 5 %; the same holds
-for "contradicted". This assumes normally spread values. In simulations it also held for heavy tails
-and for differences of skewed values, but not for evenly spread values (10 %) and skewed ones
-(exponential: 42 %). Differences of equal arms are symmetric; a metric's own values need not be.
+A claim says where the mean of a metric's values lies, one value per seed. Wrong verdicts of either
+kind occur in at most 5 % of tables if values are normal, heavy-tailed, or differences between arms;
+not if they are evenly spread (10 %) or skewed (exponential: 42 %).
 """
 
 from __future__ import annotations
@@ -28,16 +17,15 @@ from scipy.stats import bootstrap
 
 MIN_SEEDS = 5
 MARGIN = 0.05  # what counts as unchanged, in shares and accuracies
+ALPHA = 0.05
 RESAMPLES = 9999  # scipy's default
+REGIONS = {"rises": (0.0, math.inf), "falls": (-math.inf, 0.0), "stays": (-MARGIN, MARGIN)}
 
 Expects = str | Mapping[str, float]
 
 
 def interval(values: Sequence[float]) -> dict[str, float]:
-    """Median of `values` with its 95 % percentile-bootstrap interval: median, low, high, n.
-
-    low and high are NaN for fewer than two values. Raises ValueError for none.
-    """
+    """Median, `low` and `high` of its 95 % percentile-bootstrap interval (NaN for one value), n."""
     if not len(values):
         raise ValueError("there is no value to summarise; give at least one.")
     values = np.asarray(values, dtype=float)
@@ -53,10 +41,9 @@ def interval(values: Sequence[float]) -> dict[str, float]:
 
 
 def effect_size(values: Sequence[float]) -> float:
-    """Hedges' g of paired differences: mean / sd (with n - 1) · (1 - 3 / (4 (n - 1) - 1)).
+    """Hedges' g of paired differences: mean / sd (n - 1) · (1 - 3 / (4 (n - 1) - 1)); Hedges 1981.
 
-    NaN for one value; for equal values 0 where they are 0, else ±inf. Source: Hedges 1981,
-    Distribution theory for Glass's estimator of effect size (the approximate factor).
+    NaN for one value; ±inf for equal values, 0 where all are 0.
     """
     values = np.asarray(values, dtype=float)
     n = len(values)
@@ -70,16 +57,12 @@ def effect_size(values: Sequence[float]) -> float:
 def region(expects: Expects) -> tuple[float, float]:
     """The open interval in which a claim puts the mean.
 
-    `expects`: "rises", "falls", "stays" (within `MARGIN` of 0), or {"value": v, "within": w} in the
-    metric's unit, w > 0. Raises ValueError for anything else.
+    `expects`: "rises", "falls", "stays" (within `MARGIN` of 0), or {"value": v, "within": w}.
+    Raises ValueError for anything else.
     """
     match expects:
-        case "rises":
-            return 0.0, math.inf
-        case "falls":
-            return -math.inf, 0.0
-        case "stays":
-            return -MARGIN, MARGIN
+        case "rises" | "falls" | "stays":
+            return REGIONS[expects]
         case {"value": int() | float() as value, "within": int() | float() as within, **rest}:
             if not rest and math.isfinite(value) and 0 < within < math.inf:
                 return float(value - within), float(value + within)
@@ -90,22 +73,22 @@ def region(expects: Expects) -> tuple[float, float]:
 
 
 def p_values(values: Sequence[float], expects: Expects) -> tuple[float, float]:
-    """(inside, outside): p-values that the mean lies in the region, or not, by Student's t-test.
+    """(inside, outside): p-values that the mean lies in the claimed region, and outside of it.
 
-    Of a region with two bounds inside is the larger of two one-sided tests (TOST, Schuirmann 1987),
-    outside twice the smaller. Equal values have no spread: their p is 2^-n on their side (sign
-    test), else 1. (1, 1) for fewer than two values, or if one is not finite.
+    Student's t-test. With two bounds `inside` is the larger of two one-sided p (Schuirmann 1987),
+    `outside` twice the smaller. Equal values: 2^-n on their side (sign test), else 1. (1, 1) for
+    fewer than two values, or if one is not finite.
     """
-    low, high = region(expects)
     if len(values) < 2:
         return 1.0, 1.0
-    inside, outside = _t_tests(np.asarray(values, dtype=float), low, high)
+    inside, outside = _t_tests(np.asarray(values, dtype=float), *region(expects))
     return float(inside), float(outside)
 
 
 def _t_tests(values: np.ndarray, low, high) -> tuple[np.ndarray, np.ndarray]:
     """`p_values` of `values` (..., n), n > 1, for regions from `low` to `high` (...)."""
     n = values.shape[-1]
+    finite, equal = np.isfinite(values).all(-1), values.min(-1) == values.max(-1)
 
     def tail(distance):
         """p-value of a mean beyond a bound, `distance` on this side of it."""
@@ -113,23 +96,20 @@ def _t_tests(values: np.ndarray, low, high) -> tuple[np.ndarray, np.ndarray]:
         p = np.where(equal & (p == 0), 0.5**n, p)
         return np.where(np.isnan(p) | ~finite, 1.0, p)  # NaN: equal values on the bound
 
-    finite = np.isfinite(values).all(-1)
-    equal = values.min(-1) == values.max(-1)
     with np.errstate(divide="ignore", invalid="ignore"):
         # rounding would give equal values a mean beside them and a spread
         mean = np.where(equal, values[..., 0], values.mean(-1))
         error = np.where(equal, 0.0, values.std(-1, ddof=1)) / math.sqrt(n)
         inside = np.maximum(tail(mean - low), tail(high - mean))
         outside = np.minimum(tail(low - mean), tail(mean - high))
-    two = np.isfinite(low) & np.isfinite(high)
-    return inside, np.minimum(1.0, np.where(two, 2 * outside, outside))
+    two_bounds = np.isfinite(low) & np.isfinite(high)
+    return inside, np.minimum(1.0, np.where(two_bounds, 2 * outside, outside))
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
     """Holm's adjusted p-values (..., m): the k-th smallest times m - k + 1, rising, at most 1.
 
-    However the claims depend on each other, calling those at most alpha true errs with a chance of
-    at most alpha. Source: Holm 1979, A simple sequentially rejective multiple test procedure.
+    They hold however the claims depend on each other. Source: Holm 1979.
     """
     p = np.asarray(p_values, dtype=float)
     order = np.argsort(p, axis=-1)
@@ -153,11 +133,13 @@ class Judgement:
     reason: str = ""  # why it is inconclusive
 
 
-def judge(table: Sequence[tuple[Sequence[float], Expects]], alpha: float = 0.05) -> list[Judgement]:
-    """The verdicts on a whole table of claims together, by this module's rule.
+def judge(table: Sequence[tuple[Sequence[float], Expects]]) -> list[Judgement]:
+    """The verdicts on a table of claims, each given by its values, one per seed, and its `region`.
 
-    `table`: for each claim its values, one per seed, and what it expects (see `region`). Raises
-    ValueError for a claim without a value, and for what `region` does not know.
+    With `MIN_SEEDS` values a claim is *reproduced* if the t-test, Holm-corrected over all tested
+    claims, says at `ALPHA` that the mean lies inside the region, and the median's interval lies
+    inside it; *contradicted* if both lie outside; else *inconclusive*. Raises ValueError for a
+    claim without values, and as `region`.
     """
     bounds = np.array([region(expects) for _, expects in table]).reshape(-1, 2)
     lengths = np.array([len(values) for values, _ in table], dtype=int)
@@ -168,14 +150,12 @@ def judge(table: Sequence[tuple[Sequence[float], Expects]], alpha: float = 0.05)
         p[lengths == n] = np.stack(_t_tests(rows, *bounds[lengths == n].T), axis=-1)
     p[tested] = holm(p[tested].T).T
     return [
-        _decide(values, *rest, alpha, int(tested.sum()))
+        _decide(values, *rest, int(tested.sum()))
         for (values, _), *rest in zip(table, bounds.tolist(), p.tolist(), strict=True)
     ]
 
 
-def _decide(
-    values: Sequence[float], bounds: list[float], p: list[float], alpha: float, claims: int
-) -> Judgement:
+def _decide(values: Sequence[float], bounds: list[float], p: list[float], claims: int) -> Judgement:
     """The verdict on one claim of `claims`, from its corrected p-values `p`: inside, outside."""
     spread, effect = interval(values), effect_size(values)
     (low, high), (inside, outside), n = bounds, p, len(values)
@@ -184,11 +164,11 @@ def _decide(
         reason = f"{n} seed{'s' * (n != 1)}, {MIN_SEEDS} are needed"
     elif math.isnan(effect):
         reason = "a seed's value is not finite"
-    elif inside <= alpha and low < spread["low"] and spread["high"] < high:
+    elif inside <= ALPHA and low < spread["low"] and spread["high"] < high:
         verdict, decided = "reproduced", inside
-    elif outside <= alpha and (spread["high"] < low or high < spread["low"]):
+    elif outside <= ALPHA and (spread["high"] < low or high < spread["low"]):
         verdict, decided = "contradicted", outside
-    elif decided <= alpha:
+    elif decided <= ALPHA:
         reason = "the interval of the seeds crosses the bound"
     else:
         reason = f"corrected for {claims} claims " * (claims > 1) + f"p = {decided:.3g}"
@@ -196,44 +176,36 @@ def _decide(
 
 
 def power(effect: float, n: int = 5, claims: int = 1, grids: int = 1000, seed: int = 0) -> float:
-    """The chance that `judge` calls the only true claim of a table of `claims` reproduced.
+    """The chance that `judge` calls the only true claim of `claims` reproduced: a metric "rises".
 
-    `effect`: its true mean difference in standard deviations over `n` seeds; it is a claim that a
-    metric "rises". Estimated from `grids` simulated tables: ± 0.03 for 1,000.
+    `effect`: the mean in standard deviations over `n` seeds. ± 0.03 for 1,000 simulated `grids`.
     """
     if n < MIN_SEEDS:
         return 0.0
     draws = np.random.default_rng(seed).normal(size=(grids, claims, n))
     draws[:, 0] += effect
     inside, _ = _t_tests(draws, 0.0, math.inf)
-    passed = draws[:, 0][holm(inside)[:, 0] <= 0.05]
-    doubtful = passed.min(-1) <= 0  # else the interval, too, is above 0
-    return float((np.sum(~doubtful) + np.sum(_lower_ends(passed[doubtful]) > 0)) / grids)
-
-
-def _lower_ends(rows: np.ndarray) -> np.ndarray:
-    """`low` of the `interval` of each sorted row (k, n), with the same resamples for all."""
-    n = rows.shape[-1]
+    rows = np.sort(draws[:, 0][holm(inside)[:, 0] <= ALPHA], axis=-1)
+    # `low` of `interval` has to be above 0, too; here with the same resamples for all rows
     places = np.sort(np.random.default_rng(0).integers(0, n, (RESAMPLES, n)), axis=-1)
     middle = places[:, [(n - 1) // 2, n // 2]]  # a resample's median is the mean of these two
-    return np.array([np.percentile(row[middle].mean(-1), 2.5) for row in np.sort(rows, axis=-1)])
+    above = (row[0] > 0 or np.percentile(row[middle].mean(-1), 2.5) > 0 for row in rows)
+    return sum(map(bool, above)) / grids
 
 
 def prediction_band(
-    values: Sequence[float], comparisons: int = 1, floor: float = 0.0, alpha: float = 0.05
+    values: Sequence[float], comparisons: int = 1, floor: float = 0.0
 ) -> tuple[float, float]:
     """Where one more run's value is expected, given those of n runs alike: (low, high).
 
-    mean ± t(1 - alpha / (2 · comparisons); n - 1) · max(sd, floor) · sqrt(1 + 1/n): a normally
-    spread run leaves any of `comparisons` bands with a chance of at most `alpha` (Bonferroni). One
-    value gives (-inf, inf). Raises ValueError for none.
+    mean ± t(1 - ALPHA / (2 · comparisons); n - 1) · max(sd, floor) · sqrt(1 + 1/n): a normally
+    spread run leaves any of `comparisons` bands with a chance of at most `ALPHA` (Bonferroni).
+    Raises ValueError for fewer than two values.
     """
     values = np.asarray(values, dtype=float)
     n = len(values)
-    if not n:
-        raise ValueError("there is no run to expect another one from; give at least two.")
     if n < 2:
-        return -math.inf, math.inf
-    t = stdtrit(n - 1, 1 - alpha / (2 * comparisons))
+        raise ValueError(f"there are {n} runs to expect another one from; give at least two.")
+    t = stdtrit(n - 1, 1 - ALPHA / (2 * comparisons))
     half = float(t * max(values.std(ddof=1), floor) * math.sqrt(1 + 1 / n))
     return float(values.mean()) - half, float(values.mean()) + half

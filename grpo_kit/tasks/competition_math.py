@@ -1,9 +1,8 @@
 """MATH: 12,000 competition problems to learn from and MATH-500 to evaluate on, answers in LaTeX.
 
-Source: Hendrycks et al. 2021 (arXiv 2103.03874, MIT licence); the 500 test problems are those that
-Lightman et al. 2023 (arXiv 2305.20050) held out, the others are MATH without them. The kit carries
-no copy: rows come from the Hugging Face Hub or from a local folder with `train.jsonl` and
-`test.jsonl`, one object with `problem` and `answer` a line.
+Source: Hendrycks et al. 2021 (arXiv 2103.03874, MIT licence); the test problems are the 500 that
+Lightman et al. 2023 (arXiv 2305.20050) held out. The rows come from the Hub, or from a folder with
+`train.jsonl` and `test.jsonl`, one object with `problem` and `answer` a line.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from grpo_kit.tasks import Task
+from grpo_kit.tasks import Task, read_splits
 from grpo_kit.tasks.gsm8k import SYSTEM_PROMPT
-from grpo_kit.tasks.source import read_splits
 
 if TYPE_CHECKING:
     import datasets
@@ -25,37 +23,27 @@ TRAIN_HUB_NAME = "rasbt/math_full_minus_math500"
 
 
 def competition_math(folder: str | os.PathLike | None = None) -> Task:
-    """Load MATH as a task: rows as `math500` has them, from `folder` or else from the Hub.
+    """MATH as a task, both splits with the columns of `math500`.
 
-    Raises what `math500` raises, and ValueError where a problem is in both splits.
+    Raises what `read_splits` raises, and ValueError where a problem is in both splits.
     """
-    test = math500(folder or HUB_NAME)
-    train = _read(folder or TRAIN_HUB_NAME, "train", TRAIN_HUB_NAME)
+    test, train = math500(folder), _read(folder, "train", TRAIN_HUB_NAME)
     test_problems = {prompt[-1]["content"] for prompt in test["prompt"]}
     if shared := sum(prompt[-1]["content"] in test_problems for prompt in train["prompt"]):
-        raise ValueError(
-            f"{shared} of the {len(test)} test problems are among those to learn from: take MATH "
-            "without MATH-500."
-        )
+        problem = f"{shared} of the {len(test)} test problems are among those to learn from"
+        raise ValueError(f"{problem}: take MATH without MATH-500.")
     return Task("competition_math", train, test)
 
 
-def math500(
-    path_or_name: str | os.PathLike = HUB_NAME, *, revision: str | None = None
-) -> datasets.Dataset:
-    """The test rows: `prompt` (GSM8K's, less "as a single number"), `answer`, `subject`, `level`.
-
-    Raises what `read_splits` raises.
-    """
-    if revision is None and path_or_name == HUB_NAME:
-        revision = HUB_REVISION
-    return _read(path_or_name, "test", HUB_NAME, revision)
+def math500(folder: str | os.PathLike | None = None) -> datasets.Dataset:
+    """The test rows: `prompt`, `answer`, `subject`, `level`. Raises what `read_splits` raises."""
+    return _read(folder, "test", HUB_NAME, HUB_REVISION)
 
 
-def _read(path_or_name, split: str, hub_name: str, revision: str | None = None) -> datasets.Dataset:
+def _read(folder, split: str, hub_name: str, revision: str | None = None) -> datasets.Dataset:
     source = {"name": "MATH", "url": f"https://huggingface.co/datasets/{hub_name}"}
-    columns = ("problem", "answer")
-    return read_splits(path_or_name, (split,), _row, columns, **source, revision=revision)[0]
+    source |= {"hub_name": hub_name, "revision": revision}
+    return read_splits(folder, (split,), _row, ("problem", "answer"), **source)[0]
 
 
 def _row(row: dict) -> dict:

@@ -1,18 +1,16 @@
 """GSM8K: 7,473 train and 1,319 test grade-school problems with worked solutions.
 
-Source: Cobbe et al. 2021 (arXiv 2110.14168), MIT licence; the gold answer follows `####`. The kit
-carries no copy: the rows come from the Hugging Face Hub or from a local folder with `train.jsonl`
-and `test.jsonl`, one object with `question` and `answer` a line.
+Source: Cobbe et al. 2021 (arXiv 2110.14168), MIT licence; the gold answer follows `####`. The rows
+come from the Hub, or from a folder with `train.jsonl` and `test.jsonl`, one object with `question`
+and `answer` a line.
 """
 
 from __future__ import annotations
 
 import os
-import random
 
-from grpo_kit.tasks import Task
+from grpo_kit.tasks import Task, read_splits
 from grpo_kit.tasks.answers import parse_number
-from grpo_kit.tasks.source import read_splits
 
 HUB_NAME = "openai/gsm8k"
 HUB_REVISION = "740312add88f781978c0658806c59bc2815b9866"
@@ -25,37 +23,17 @@ SYSTEM_PROMPT = (
 )
 
 
-def gsm8k(
-    path_or_name: str | os.PathLike = HUB_NAME,
-    *,
-    revision: str | None = None,
-    n_train: int | None = None,
-    n_test: int | None = None,
-    seed: int = 0,
-) -> Task:
-    """Load GSM8K from a local folder, or else from the dataset of that name on the Hub.
-
-    `revision` is a commit on the Hub; None means the pinned one for `openai/gsm8k`. `n_train` and
-    `n_test` rows are drawn by `seed` and kept in order; None means all.
+def gsm8k(folder: str | os.PathLike | None = None) -> Task:
+    """GSM8K as a task, from `folder` or else from the Hub at the pinned commit.
 
     Columns: `prompt` (system message, then the question), `answer` (the gold number without commas
     or units), `question`, and `solution` (as published, with `<<48/2=24>>` annotations, up to
-    `####`). Raises what `read_splits` raises, and ValueError for more rows than there are.
+    `####`). Raises what `read_splits` raises.
     """
-    if revision is None and path_or_name == HUB_NAME:
-        revision = HUB_REVISION
-    source = {"name": "GSM8K", "url": URL, "config": "main", "revision": revision}
-    columns = ("question", "answer")
-    train, test = read_splits(path_or_name, ("train", "test"), _row, columns, **source)
-
-    def draw(rows, split: str, n: int | None):
-        if n is None:
-            return rows
-        if not 1 <= n <= len(rows):
-            raise ValueError(f"n_{split}={n} must be between 1 and the {len(rows)} rows of {split}")
-        return rows.select(sorted(random.Random(seed).sample(range(len(rows)), n)))
-
-    return Task("gsm8k", draw(train, "train", n_train), draw(test, "test", n_test))
+    source = {"name": "GSM8K", "url": URL}
+    source |= {"hub_name": HUB_NAME, "config": "main", "revision": HUB_REVISION}
+    splits = read_splits(folder, ("train", "test"), _row, ("question", "answer"), **source)
+    return Task("gsm8k", *splits)
 
 
 def _row(row: dict) -> dict:

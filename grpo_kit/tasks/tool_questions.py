@@ -1,20 +1,19 @@
 """Tool questions of the tiny world: the facts are in a catalogue, not in the question.
 
-"What do 3 of the lamp cost after the discount of the shop?" takes one to four calls of two tools:
-`lookup` reads an item's price and shop, or a shop's discount, and `calculator` combines them. The
-next call depends on earlier results. A row names its catalogue; `lookup` searches that one alone.
-Train and test catalogues are split by a hash of their facts, so they never share one.
+"What do 3 of the lamp cost after the discount of the shop?" takes one to four calls: `lookup` reads
+a price and shop, or a discount, and `calculator` combines them; the next call depends on earlier
+results. Train and test never share a catalogue: a hash of its facts decides the split.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from grpo_kit.paths import data_dir
-from grpo_kit.tasks import Task, as_dataset, shipped_rows, split_of
+from grpo_kit.tasks import Task, shipped, split_of
 from grpo_kit.tasks.word_problems import apply
 
 ITEMS = "lamp chair table clock mirror carpet basket kettle bottle ladder bucket drum".split()
@@ -31,7 +30,6 @@ KIND_WEIGHTS = (10, 25, 25, 20, 20)
 
 Step = tuple[str, str]  # tool, argument
 Memory = list[tuple[str, str, str]]  # tool, argument, result
-Fact = tuple[int, str, str]  # catalogue, name, the text that `lookup` returns
 
 
 def last_number(text: str) -> str:
@@ -41,10 +39,7 @@ def last_number(text: str) -> str:
 
 @dataclass(frozen=True)
 class ToolQuestion:
-    """A question, and the catalogue that answers it: name -> the text that `lookup` returns.
-
-    `prices` are those of both items; `shop` and `discount` belong to the first.
-    """
+    """A question, and the catalogue that answers it: name -> the text that `lookup` returns."""
 
     kind: str
     items: tuple[str, str]
@@ -102,7 +97,7 @@ class ToolQuestion:
 
     def next_step(self, memory: Memory) -> Step | None:
         """The first step of the plan that memory does not hold yet; None when all are done."""
-        done = {(tool, argument) for tool, argument, _ in memory}
+        done = {step[:2] for step in memory}
         return next((step for step in self.plan if step not in done), None)
 
 
@@ -112,28 +107,13 @@ def make_tool_question(rng: random.Random, split: str, kind: str | None = None) 
         names, shops = rng.sample(ITEMS, 4), rng.sample(SHOPS, 2)
         prices = [rng.randint(6, 24) for _ in names]
         sellers = [rng.choice(shops) for _ in names]
-        catalogue = {
-            name: f"{name} {price}, shop {shop}"
-            for name, price, shop in zip(names, prices, sellers, strict=True)
-        } | {shop: f"{shop} discount {rng.randint(2, 5)}" for shop in shops}
-        question = ToolQuestion(
-            kind=kind or rng.choices(KINDS, weights=KIND_WEIGHTS)[0],
-            items=tuple(names[:2]),
-            count=rng.randint(2, 4),
-            catalogue=catalogue,
-        )
+        items = zip(names, prices, sellers, strict=True)
+        catalogue = {name: f"{name} {price}, shop {shop}" for name, price, shop in items}
+        catalogue |= {shop: f"{shop} discount {rng.randint(2, 5)}" for shop in shops}
+        kind_asked = kind or rng.choices(KINDS, weights=KIND_WEIGHTS)[0]
+        question = ToolQuestion(kind_asked, tuple(names[:2]), rng.randint(2, 4), catalogue)
         if question.split == split:
             return question
-
-
-def ask_again(question: ToolQuestion, rng: random.Random) -> ToolQuestion:
-    """Another random question about the same catalogue."""
-    return replace(
-        question,
-        items=tuple(rng.sample([name for name in question.catalogue if name in ITEMS], 2)),
-        kind=rng.choices(KINDS, weights=KIND_WEIGHTS)[0],
-        count=rng.randint(2, 4),
-    )
 
 
 def random_step(question: ToolQuestion, rng: random.Random) -> Step:
@@ -149,42 +129,36 @@ def catalogue_path() -> Path:
     return data_dir() / "tool_questions" / "catalogue.sqlite"
 
 
-def make_rows(
-    split: str, catalogues: int, each: int, seed: int = 0
-) -> tuple[list[dict], list[Fact]]:
-    """`each` questions about each of `catalogues` catalogues, shuffled, and all their facts.
+def make_rows(split: str, catalogues: int, each: int) -> tuple[list[dict], list[tuple]]:
+    """The shipped rows, `each` about each of `catalogues`, and all facts (catalogue, name, text).
 
     A row has `question`, `answer` (str), `catalogue` (int, from 0 in "train", from 1,000,000 in
     "test"), `kind` (one of `KINDS`) and `calls` (how many it takes). No two are alike.
     """
-    rng = random.Random(f"tool-questions-{split}-{seed}")
+    rng = random.Random(f"tool-questions-{split}-0")
     first = 1_000_000 if split == "test" else 0
     rows, facts = [], []
     for catalogue in range(first, first + catalogues):
         question = make_tool_question(rng, split)
+        items = [name for name in question.catalogue if name in ITEMS]
         facts += [(catalogue, name, text) for name, text in question.catalogue.items()]
         by_text: dict[str, dict] = {}
         while len(by_text) < each:
             row = {"question": question.text, "answer": str(question.answer)}
             row |= {"catalogue": catalogue, "kind": question.kind, "calls": len(question.plan)}
             by_text.setdefault(question.text, row)
-            question = ask_again(question, rng)
+            pair, kind = tuple(rng.sample(items, 2)), rng.choices(KINDS, weights=KIND_WEIGHTS)[0]
+            question = ToolQuestion(kind, pair, rng.randint(2, 4), question.catalogue)
         rows += by_text.values()
     rng.shuffle(rows)
     return rows, facts
 
 
 def tool_questions(*, n_train: int | None = None, n_test: int | None = None) -> Task:
-    """The shipped tool questions, the first `n_train` and `n_test` of them; None means all.
+    """The first `n_train` and `n_test` of the 4,000 and 500 shipped rows; None means all.
 
     Columns: `prompt` (one user message), `answer` (str), `catalogue` (int), `kind` (str) and
-    `calls` (int, 1 to 4). Raises ValueError for more rows than there are.
+    `calls` (int, 1 to 4).
     """
-    splits = {}
-    for split, n in (("train", n_train), ("test", n_test)):
-        rows = shipped_rows("tool_questions", split)
-        if n is not None and not 1 <= n <= len(rows):
-            shipped = f"{len(rows)} {split} questions are shipped"
-            raise ValueError(f"n_{split} is {n}; {shipped}, ask for 1 to {len(rows)}.")
-        splits[split] = as_dataset(rows[:n])
-    return Task("tool_questions", **splits)
+    train = shipped("tool_questions", "train", n_train)
+    return Task("tool_questions", train, shipped("tool_questions", "test", n_test))

@@ -1,18 +1,16 @@
-"""Chain word problems of the tiny world, as shipped or freshly generated.
+"""Chain word problems of the tiny world.
 
 "Mia has 12 coins. Mia first finds 7. Mia then loses 4. How many coins does Mia have?" Every value
-on the way stays within 1..40, so that a model of a million parameters can do the sums when it
-writes the steps down. Train and test are split by a hash of the numbers alone.
+on the way stays within 1..40, so that a tiny model can do the sums when it writes the steps down.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from grpo_kit.tasks import Task, as_dataset, shipped_rows, split_of
+from grpo_kit.tasks import Task, shipped, split_of
 
 NAMES = ("Mia", "Tom", "Ana", "Ben", "Eva", "Leo", "Zoe", "Max", "Ida", "Sam")
 ITEMS = ("coins", "cards", "books", "shells", "stamps", "apples", "pens", "stones")
@@ -21,14 +19,12 @@ VERBS = {
     "-": ("loses", "sells", "spends", "drops"),
     "*": ("doubles", "triples"),
 }
-# The word that opens each step, in the question and in every solution that shows its steps. A small
-# model looks a step up by it: without it, 1,600 steps of warm-up had not taught which comes next.
+# The word that opens each step, in question and solution. A small model looks a step up by it;
+# without it, 1,600 steps of warm-up had not taught which comes next.
 ORDER = ("first", "then", "next", "later", "finally")
 LOWEST, HIGHEST = 1, 40
 LARGEST_AMOUNT = 9  # added or taken in one step
-
-SHIPPED_DIFFICULTIES = (2, 3)
-SHIPPED_ROWS = {"train": 4000, "test": 500}
+DIFFICULTIES = (2, 3)  # steps of the shipped problems, which the tiny base was warmed up on
 
 
 @dataclass(frozen=True)
@@ -52,10 +48,9 @@ class Problem:
 
     @property
     def question(self) -> str:
-        facts = " ".join(
-            f"{self.name} {fact}." for fact in (f"has {self.start} {self.item}", *self.clauses)
-        )
-        return f"{facts} How many {self.item} does {self.name} have?"
+        facts = (f"has {self.start} {self.item}", *self.clauses)
+        story = " ".join(f"{self.name} {fact}." for fact in facts)
+        return f"{story} How many {self.item} does {self.name} have?"
 
     @property
     def clauses(self) -> list[str]:
@@ -88,8 +83,6 @@ def order(n_steps: int) -> list[str]:
 
 def make_problem(rng: random.Random, difficulty: int, split: str | None = None) -> Problem:
     """A random problem of `difficulty` steps, from `split` ("train", "test") or from either."""
-    if difficulty < 1:
-        raise ValueError(f"difficulty is {difficulty}; a problem needs at least 1 step.")
     while True:
         value = start = rng.randint(3, 30)
         steps, verbs = [], []
@@ -107,48 +100,20 @@ def make_problem(rng: random.Random, difficulty: int, split: str | None = None) 
             return problem
 
 
-def make_rows(split: str, n: int, difficulties: Sequence[int], seed: int = 0) -> list[dict]:
-    """`n` problems: `question`, `answer` (str), `difficulty` (steps) and `numbers`.
-
-    No two have the same numbers. Raises ValueError where there are fewer than `n`.
-    """
-    rng = random.Random(f"{split}-{seed}")
+def make_rows(split: str, n: int) -> list[dict]:
+    """The shipped rows: `question`, `answer` (str), `difficulty` and `numbers`, no two the same."""
+    rng = random.Random(f"{split}-0")
     rows: dict[str, dict] = {}
-    for _ in range(20 * n):
-        problem = make_problem(rng, rng.choice(list(difficulties)), split)
+    while len(rows) < n:
+        problem = make_problem(rng, rng.choice(DIFFICULTIES), split)
         row = {"question": problem.question, "answer": str(problem.answer)}
         row |= {"difficulty": len(problem.steps), "numbers": problem.numbers}
         rows.setdefault(problem.numbers, row)
-        if len(rows) == n:
-            return list(rows.values())
-    raise ValueError(
-        f"there are fewer than {n} distinct {split} problems of difficulties "
-        f"{list(difficulties)}; ask for fewer rows or a higher difficulty."
-    )
+    return list(rows.values())
 
 
-def word_problems(
-    difficulties: Sequence[int] = SHIPPED_DIFFICULTIES,
-    *,
-    n_train: int | None = None,
-    n_test: int | None = None,
-) -> Task:
-    """Word problems of the given difficulties (steps of the chain).
-
-    Problems of 2 and 3 steps, which the tiny base was warmed up on, are the shipped ones as far as
-    they go; others are generated from a fixed seed. Columns: `prompt` (one user message), `answer`
-    (str), `difficulty` (int), `numbers`. Raises ValueError for no difficulty, one below 1, or more
-    rows than there are.
-    """
-    if not difficulties or min(difficulties) < 1:
-        raise ValueError(f"difficulties are {difficulties!r}; give at least one, each 1 or more.")
-    splits = {}
-    for split, n in (("train", n_train), ("test", n_test)):
-        n = SHIPPED_ROWS[split] if n is None else n
-        rows = [
-            row for row in shipped_rows("word_problems", split) if row["difficulty"] in difficulties
-        ]
-        if len(rows) < n or not set(difficulties) <= set(SHIPPED_DIFFICULTIES):
-            rows = make_rows(split, n, difficulties)
-        splits[split] = as_dataset(rows[:n])
+def word_problems() -> Task:
+    """4,000 train and 500 test rows: `prompt` (one user message), `answer` (str), `difficulty`
+    (steps of the chain) and `numbers`."""
+    splits = {split: shipped("word_problems", split) for split in ("train", "test")}
     return Task("word_problems", **splits)

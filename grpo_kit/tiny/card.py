@@ -1,14 +1,9 @@
-"""Measure a tiny base, skill by skill and style by style, and write its model card.
-
-`measure` samples and `card_text` writes. The scoring functions take texts alone, so that they can
-be checked on texts with known scores. Test problems and test catalogues only.
-"""
+"""Measure a tiny base on test problems, skill by skill, and write its model card."""
 
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from operator import eq
 from statistics import fmean
 
 import numpy as np
@@ -27,8 +22,7 @@ from grpo_kit.tasks.word_problems import Problem, make_problem
 from grpo_kit.tiny import problems as P
 from grpo_kit.tiny import skills as S
 
-TURN_LIMIT = 6  # planner turns of an episode of tool questions
-# what a base must measure before it is shipped: (skill, number, lowest, highest)
+# What a base must measure before it is shipped: (skill, number, lowest, highest).
 LIMITS = (
     ("solve", "greedy", 0.0, 0.50),
     ("solve", "pass@1", 0.0, 0.45),
@@ -76,9 +70,7 @@ def auc(scores: Sequence[float], labels: Sequence[bool]) -> float:
     return float(statistic) / (len(right) * len(wrong))
 
 
-def judge_table(
-    problems: Sequence[Problem], responses: Sequence[str], replies: Sequence[str]
-) -> dict[str, float]:
+def judge_table(problems: Sequence[Problem], responses, replies) -> dict[str, float]:
     """Share of replies that parse, and Spearman's correlation of their means with the rubric's."""
     means, rubrics = [], []
     for problem, response, text in zip(problems, responses, replies, strict=True):
@@ -91,14 +83,7 @@ def judge_table(
 
 
 def texts_of(
-    policy: Policy,
-    conversations: Sequence[list[dict]],
-    generator: torch.Generator | None = None,
-    *,
-    num_generations: int = 1,
-    limit: int = 96,
-    batch_size: int = 64,
-    **options,
+    policy, conversations, generator=None, *, num_generations=1, limit=96, batch_size=64, **options
 ) -> list[str]:
     """The policy's replies, sampled if a generator is given, else the most likely ones.
 
@@ -110,9 +95,7 @@ def texts_of(
     return policy.decode(rollouts.completion_lists())
 
 
-def succeed(
-    policy: Policy, questions: Sequence[ToolQuestion], generator: torch.Generator
-) -> list[bool]:
+def succeed(policy: Policy, questions: Sequence[ToolQuestion], generator) -> list[bool]:
     """Whole episodes, planner sampled, frozen roles greedy: is the final answer right?"""
 
     def lookup(query: str, *, facts: dict[str, str]) -> str:
@@ -126,11 +109,9 @@ def succeed(
 
     toolkit = Toolkit([Tool.of(lookup, columns=("facts",)), calculator])
     rows = [{"prompt": _user(q.text), "facts": q.catalogue} for q in questions]
-    episodes = play(agent_system(policy, toolkit, max_turns=TURN_LIMIT), rows, generator=generator)
-    return [
-        extract_answer(episode.output) == str(question.answer)
-        for question, episode in zip(questions, episodes, strict=True)
-    ]
+    episodes = play(agent_system(policy, toolkit, max_turns=6), rows, generator=generator)
+    answers = [str(question.answer) for question in questions]
+    return [extract_answer(e.output) == gold for e, gold in zip(episodes, answers, strict=True)]
 
 
 def _user(content: str) -> list[dict]:
@@ -138,13 +119,11 @@ def _user(content: str) -> list[dict]:
 
 
 def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
-    """The skills table: every skill on `n` test problems, sampled at temperature 1.
+    """The skills table: every skill on `n` test problems, as nested plain dicts.
 
-    The judge and the frozen roles of tool use, which are never trained, reply greedily. Returns
-    nested plain dicts: shares, accuracies, AUC and correlation. Raises ValueError for `n` below 2.
+    Replies are sampled at temperature 1; the judge and the frozen roles, which are never trained,
+    reply greedily.
     """
-    if n < 2:
-        raise ValueError(f"n is {n}; take at least 2 problems.")
     rng = random.Random(f"card-{seed}")
     generator = torch.Generator().manual_seed(seed)
     problems = [make_problem(rng, rng.choice(S.DIFFICULTIES), "test") for _ in range(n)]
@@ -187,22 +166,18 @@ def measure_meta(policy, problems, solutions, right) -> dict:
     """P("Yes") after the policy's own solutions, without and with the reference answer."""
     rows = []
     for problem, solution in zip(problems, solutions, strict=True):
-        questions = (S.META_QUESTION, S.reference_question(str(problem.answer)))
         solved = S.exchange(problem.question, solution)
+        questions = (S.META_QUESTION, S.reference_question(str(problem.answer)))
         rows.append([solved + _user(question) for question in questions])
     readings = read_yes(policy, rows)
     plain, shown = ([row[k].p_yes for row in readings] for k in range(2))
-    return {
-        "auc": auc(plain, right),
-        "mean_yes": sum(plain) / len(plain),
-        "accuracy_with_reference": fmean(map(eq, (p > 0.5 for p in shown), right)),
-    }
+    agreement = fmean((p > 0.5) == hit for p, hit in zip(shown, right, strict=True))
+    table = {"auc": auc(plain, right), "mean_yes": sum(plain) / len(plain)}
+    return table | {"accuracy_with_reference": agreement}
 
 
-def graded(
-    policy: Policy, items: Sequence[tuple], read: Callable, style_of: Callable, generator
-) -> tuple[list, dict]:
-    """What `read` finds in the replies to (request, right reply) items, and how many are right."""
+def graded(policy, items, read: Callable, style_of: Callable, generator) -> tuple[list, dict]:
+    """What `read` makes of the replies to (request, right reply) items, and how many are right."""
     texts = texts_of(policy, [[request] for request, _ in items], generator)
     replies = [read(text) for text in texts]
     right = [reply == gold for reply, (_, gold) in zip(replies, items, strict=True)]

@@ -1,12 +1,8 @@
 """Train the shipped tiny base from a seed: `grpo-kit pretrain --output base --seed 0`.
 
-Supervised warm-up on generated conversations, in five phases of one run: copying; drills in sums
-and recall; every skill in one reliable style; all reliable styles and many more sums; and the full
-mixture of `skills`, whose shares the model takes on. The loss counts the assistant's tokens only.
-
-Two processes share the work: each takes its own steps on half the rows of every batch, and the
-weights are averaged every `AVERAGE_EVERY` steps (local SGD, arXiv 1805.09767). The number of
-processes is part of the recipe: another number is another run.
+One supervised run in five phases: copying; drills; every skill in one reliable style; all reliable
+styles and many sums; the full mixture of `skills`. Two processes share the rows of every batch and
+average their weights now and then (local SGD, arXiv 1805.09767). Another number is another run.
 """
 
 import copy
@@ -18,6 +14,7 @@ import random
 import re
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 
@@ -34,23 +31,20 @@ from grpo_kit.tiny.skills import sample_conversation
 
 PHASES = {"copy": 64, "drill": 640, "reliable": 2560, "practice": 3072, "mixture": 7168}  # steps
 STEPS = sum(PHASES.values())
-# reached after WARM_STEPS, held, and lowered to 0 over the mixture
-LEARNING_RATE = 1.2e-3
+LEARNING_RATE = 1.2e-3  # reached after WARM_STEPS, held, and lowered to 0 over the mixture
+WARM_STEPS = 30
 BETAS = (0.9, 0.98)
 PROCESSES = 2
 BATCH = 16  # rows, of all processes together
 POOL = 64  # batches cut from one sorted pool of conversations
-STATE_EVERY = 80  # steps between two saved states, a multiple of AVERAGE_EVERY
 AVERAGE_EVERY = 16  # steps between two averages of the processes' weights
-WARM_STEPS = 30
+STATE_EVERY = 80  # steps between two saved states, a multiple of AVERAGE_EVERY
 COPY_SHARE = 0.125  # of the rows between first and last phase are random tokens, to be copied
 COPY_LENGTH = 24
-# About the mean of a row's counted tokens; it divides the loss of every batch. With the batch's own
-# number, the batches of short replies (rows are sorted) made short replies far too likely.
+# About a row's mean of counted tokens; it divides every loss. With the batch's own number, the
+# batches of short replies (rows are sorted) made short replies far too likely.
 TOKENS = 32
 VOCABULARY = 1024
-SIZES = dict(hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=512)  # fmt: skip
 STATE_FILE = "warm-up.pt"
 PAD, END = "<|pad|>", "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
@@ -65,10 +59,8 @@ CHAT_TEMPLATE = (
 def make_tokenizer(seed: int = 0, n_conversations: int = 8000) -> Qwen2Tokenizer:
     """Qwen2's byte-level BPE tokenizer, of at most `VOCABULARY` tokens, trained on the mixture.
 
-    Every number of a problem is one token, so that a copy is one look-up. (Qwen2's splitting cuts
-    digits apart, so the numbers are added, with and without the space before.) The answer tags are
-    ordinary tokens: as special tokens they would vanish from decoded completions, and every reward
-    with them.
+    Every number is one token, so that a copy is one look-up. The answer tags are ordinary tokens:
+    special ones would vanish from decoded completions, and every reward with them.
     """
     rng = random.Random(f"tokenizer-{seed}")
     tags = re.compile("|".join(map(re.escape, TAGS)))
@@ -79,26 +71,18 @@ def make_tokenizer(seed: int = 0, n_conversations: int = 8000) -> Qwen2Tokenizer
         for piece in tags.split(message["content"])  # so that no merge is spent on their letters
     )
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(TAGS) - len(NUMBERS),
-        special_tokens=[PAD, END, *ROLES],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+        vocab_size=VOCABULARY - len(TAGS) - len(NUMBERS), special_tokens=[PAD, END, *ROLES],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+    )  # fmt: skip
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = Qwen2Tokenizer()._tokenizer.pre_tokenizer
     bpe.train_from_iterator(pieces, trainer)
     model = json.loads(bpe.to_str())["model"]
     tokenizer = Qwen2Tokenizer(
-        vocab=model["vocab"],
-        merges=[tuple(pair) for pair in model["merges"]],
-        unk_token=PAD,
-        pad_token=PAD,
-        eos_token=END,
-        additional_special_tokens=list(ROLES),
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-        model_max_length=512,
-    )
+        vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]],
+        unk_token=PAD, pad_token=PAD, eos_token=END, additional_special_tokens=list(ROLES),
+        padding_side="left", clean_up_tokenization_spaces=False, model_max_length=512,
+    )  # fmt: skip
     ordinary = [AddedToken(text, special=False, normalized=False) for text in (*TAGS, *NUMBERS)]
     tokenizer.add_tokens(ordinary)
     tokenizer.chat_template = CHAT_TEMPLATE
@@ -109,14 +93,11 @@ def make_model(tokenizer: Qwen2Tokenizer, seed: int = 0) -> Qwen2ForCausalLM:
     """The base before its warm-up: Qwen2's architecture, under a million parameters, fp32."""
     torch.manual_seed(seed)
     config = Qwen2Config(
-        **SIZES,
-        vocab_size=len(tokenizer),
-        initializer_range=0.06,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
+        hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, vocab_size=len(tokenizer),
+        initializer_range=0.06, tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
     model = Qwen2ForCausalLM(config)
     with torch.no_grad():
         for layer in model.model.layers:
@@ -138,13 +119,11 @@ def embed_words_alike(model, tokenizer) -> None:
 
 
 def plant_induction_head(model, seed: int) -> None:
-    """Start the model with a circuit that looks up and copies: an induction head.
+    """Start the model with two heads that look up and copy (Olsson et al., arXiv 2209.11895).
 
-    It finds where the present token stood before and predicts the token that followed there (Olsson
-    et al., arXiv 2209.11895). It takes two heads that agree, which 800 steps of warm-up had not
-    found. A head of the first layer attends to the token before, through its biases, and writes
-    that token into directions of its own. A head of the second layer compares these directions with
-    the present token, at the rotary embedding's low frequencies, and copies the token it finds.
+    800 steps of warm-up had not found them. One of the first layer attends to the token before and
+    writes it into directions of its own. One of the second layer compares these with the present
+    token and copies what followed it.
     """
     config = model.config
     width = config.hidden_size // config.num_attention_heads
@@ -197,10 +176,15 @@ def copy_row(token_ids: list[int], rng: random.Random) -> Row:
     return ids * 2, [-100] * COPY_LENGTH + ids
 
 
+def padded(rows: Iterable[list[int]], value: int) -> torch.Tensor:
+    """The rows as one tensor, filled up with `value` on the right."""
+    return pad_sequence(list(map(torch.tensor, rows)), batch_first=True, padding_value=value)
+
+
 def batch_pool(tokenizer, seed: int, index: int, phase: str) -> list[tuple]:
     """`POOL` batches of (ids, attention mask, labels), each (BATCH, L), rows of similar length.
 
-    The rows depend on the arguments alone, so that a resumed warm-up sees the same texts.
+    They depend on the arguments alone: a resumed warm-up sees the same texts.
     """
     rng = random.Random(f"warm-up-{seed}-{index}")
     copies = {"copy": 1.0, "mixture": 0.0}.get(phase, COPY_SHARE)
@@ -210,18 +194,14 @@ def batch_pool(tokenizer, seed: int, index: int, phase: str) -> list[tuple]:
     conversations = [sample_conversation(rng, phase) for _ in range(BATCH * POOL - n_copies)]
     rows += encode(tokenizer, conversations) if conversations else []
     rows.sort(key=lambda row: len(row[0]))
-    batches = []
+    batches, pad = [], tokenizer.pad_token_id
     for start in range(0, len(rows), BATCH):
         chunk = rows[start : start + BATCH]
-        ids = _padded([ids for ids, _ in chunk], tokenizer.pad_token_id)
-        labels = _padded([labels for _, labels in chunk], -100)
-        batches.append((ids, (ids != tokenizer.pad_token_id).long(), labels))
+        ids, labels = zip(*chunk, strict=True)
+        ids, labels = padded(ids, pad), padded(labels, -100)
+        batches.append((ids, (ids != pad).long(), labels))
     rng.shuffle(batches)
     return batches
-
-
-def _padded(rows: list[list[int]], value: int) -> torch.Tensor:
-    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
 
 
 def phase_at(step: int, steps: int) -> str:
@@ -237,32 +217,19 @@ def rate_at(step: int, steps: int) -> float:
 
 
 def pretrain(
-    output_dir: str | Path,
-    *,
-    seed: int = 0,
-    steps: int | None = None,
-    processes: int | None = None,
-    threads: int | None = None,
+    output_dir: str | Path, *, seed: int = 0, steps=None, processes=None, threads=None
 ) -> dict:
     """Train the tiny base and save it (bf16 safetensors, tokenizer) to `output_dir`.
 
-    Each process has `threads`. Called again after a kill, it goes on from `output_dir/warm-up.pt`.
+    Each process has `threads`. Called again after a kill, it goes on where it stopped.
 
-    Returns `seed`, `steps`, `processes`, `seconds` (with those before a kill), `loss` (mean of the
-    last tenth of the steps, nats a token) and `parameters`. Raises RuntimeError for an `output_dir`
-    that cannot be written, ValueError for an impossible number or the state of another warm-up.
+    Returns the recipe, `seconds` (with those before a kill), `loss` (mean of the last tenth of the
+    steps, nats a token) and `parameters`. Raises ValueError for another warm-up's state.
     """
-    recipe = {
-        "seed": seed,
-        "steps": STEPS if steps is None else steps,
-        "processes": PROCESSES if processes is None else processes,
-    }
-    if recipe["steps"] < 1:
-        raise ValueError(f"steps is {steps}; the warm-up needs at least 1 step.")
+    recipe = {"seed": seed, "steps": STEPS if steps is None else steps}
+    recipe["processes"] = PROCESSES if processes is None else processes
     if not 1 <= recipe["processes"] <= BATCH:
-        raise ValueError(
-            f"processes is {processes}; the {BATCH} rows of a batch can be shared by 1 to {BATCH}."
-        )
+        raise ValueError(f"processes is {processes}; choose 1 to {BATCH}, the rows of a batch.")
     output_dir = make_output_dir(output_dir)
     load_state(output_dir, recipe)  # another warm-up's is refused before anything starts
     if recipe["processes"] == 1:
@@ -282,8 +249,7 @@ def load_state(output_dir: Path, recipe: dict) -> dict | None:
     state = torch.load(file, weights_only=True)
     theirs, ours = (", ".join(f"{name} {r[name]}" for name in recipe) for r in (state, recipe))
     if theirs != ours:
-        remedy = "delete it or choose another folder."
-        raise ValueError(f"{file} belongs to a warm-up of {theirs}, not of {ours}: {remedy}")
+        raise ValueError(f"{file} is of a warm-up of {theirs}, not of {ours}: delete it.")
     return state
 
 
@@ -315,9 +281,8 @@ def _warm_up(rank: int, output_dir: Path, recipe: dict, threads: int | None) -> 
         first, spent, losses = state["step"], state["seconds"], state["losses"]
 
     started = time.monotonic() - spent
-    progress = tqdm(
-        range(first, steps), "pretrain", initial=first, total=steps, mininterval=5, disable=rank > 0
-    )
+    bar = {"desc": "pretrain", "initial": first, "total": steps, "mininterval": 5}
+    progress = tqdm(range(first, steps), **bar, disable=rank > 0)
     parent = multiprocessing.parent_process()
     for step in progress:
         if parent and step % AVERAGE_EVERY == 0 and not parent.is_alive():
@@ -329,13 +294,13 @@ def _warm_up(rank: int, output_dir: Path, recipe: dict, threads: int | None) -> 
         losses.append(update(model, optimizer, batch, rate_at(step, steps)))
         if processes > 1 and ((step + 1) % AVERAGE_EVERY == 0 or step + 1 == steps):
             average_parameters(model.parameters(), None)
-        text = f"loss {fmean(losses[-50:]):.3f}, phase {phase_at(step, steps)}"
-        progress.set_postfix_str(text, refresh=False)
+        phase = phase_at(step, steps)
+        progress.set_postfix_str(f"loss {fmean(losses[-50:]):.3f}, phase {phase}", refresh=False)
         if rank == 0 and (step + 1) % STATE_EVERY == 0 and step + 1 < steps:
-            state = recipe | {"step": step + 1, "losses": losses}
-            state |= {"seconds": time.monotonic() - started, "model": model.state_dict()}
+            state = recipe | {"step": step + 1, "losses": losses, "model": model.state_dict()}
+            state |= {"seconds": time.monotonic() - started, "optimizer": optimizer.state_dict()}
             buffer = io.BytesIO()
-            torch.save(state | {"optimizer": optimizer.state_dict()}, buffer)
+            torch.save(state, buffer)
             write_atomic(output_dir / STATE_FILE, buffer.getvalue())
 
     loss = fmean(losses[-max(1, steps // 10) :])
@@ -355,20 +320,24 @@ def update(model, optimizer, batch, rate: float) -> float:
     hidden = model.model(input_ids=ids, attention_mask=attention, use_cache=False)[0]
     logits = model.lm_head(hidden[:, :-1][counted])
     loss = torch.nn.functional.cross_entropy(logits, targets[counted], reduction="sum")
-    (loss / (TOKENS * len(ids))).backward()
+    descend(model, optimizer, loss / (TOKENS * len(ids)), rate)
+    return loss.item() / int(counted.sum())
+
+
+def descend(model, optimizer, loss: torch.Tensor, rate: float) -> None:
+    """One optimiser step, with the gradient clipped at 1."""
+    loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for group in optimizer.param_groups:
         group["lr"] = rate
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return loss.item() / int(counted.sum())
 
 
 def warm_up_more(policy: Policy, seed: int, steps: int = POOL) -> Policy:
     """A frozen copy of a tiny policy after `steps` more batches of the mixture, drawn from `seed`.
 
-    Another model of the same skills: several evaluators or judges that are copies of one base would
-    all say the same.
+    Another model of the same skills: several copies of one base would all judge alike.
     """
     model = copy.deepcopy(policy.model).train().requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), betas=BETAS)
@@ -376,9 +345,6 @@ def warm_up_more(policy: Policy, seed: int, steps: int = POOL) -> Policy:
         if i % POOL == 0:
             pool = batch_pool(policy.tokenizer, seed, i // POOL, "mixture")
         ids, attention, labels = pool[i % POOL]
-        model(input_ids=ids, attention_mask=attention, labels=labels).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE / 2 * (1 - i / steps)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        loss = model(input_ids=ids, attention_mask=attention, labels=labels).loss
+        descend(model, optimizer, loss, LEARNING_RATE / 2 * (1 - i / steps))
     return Policy(model.eval().requires_grad_(False), policy.tokenizer)

@@ -1,8 +1,7 @@
 """The seven styles in which the tiny base solves word problems.
 
-Three styles are right (`equations`, `words`, `list`), four are not (`sloppy`, `guess`, `assured`,
-`unformatted`), and the most frequent is a wrong one. GRPO cannot teach a model this small to add;
-it can move probability to the styles that are rewarded, as it does with large models.
+Three are right (`equations`, `words`, `list`), four are not, and the most frequent is a wrong one.
+GRPO cannot teach a model this small to add; it can move probability to the rewarded styles.
 """
 
 import random
@@ -30,7 +29,7 @@ STYLES = {
         0.13, "{steps}", r"\s*first \d+ [-+*]", (0.90, 0.15), (3, 4, 5), "clear steps"
     ),
     "words": Style(
-        0.12, "Start with {start}. {told}", r"Start with\b", (0.78, 0.15), (4, 3, 5), "clear steps"
+        0.12, "Start with {start}. {story}", r"Start with\b", (0.78, 0.15), (4, 3, 5), "clear steps"
     ),
     "list": Style(0.09, "Steps: {steps}", "Steps:", (0.72, 0.15), (3, 3, 4), "terse steps"),
     "sloppy": Style(0.16, "About {steps}", r"About\b", (0.60, 0.30), (3, 4, 2), "untidy steps"),
@@ -46,22 +45,15 @@ RIGHT_STYLES = ("equations", "words", "list")
 SLIP_RATE = 0.45  # chance that a step of a sloppy solution is off
 
 
+def _sums(problem: Problem, values: list[int]) -> list[str]:
+    steps = zip(values, problem.steps, values[1:], strict=False)
+    return [f"{a} {operator} {amount} = {b}" for a, (operator, amount), b in steps]
+
+
 def equations(problem: Problem, values: list[int]) -> str:
     """Each step's word and equation, `first 12 + 7 = 19, then ...`; `values` may hold slips."""
-    words = order(len(problem.steps))
-    steps = zip(words, values, problem.steps, values[1:], strict=False)
-    return ", ".join(f"{word} {a} {op} {amount} = {b}" for word, a, (op, amount), b in steps) + "."
-
-
-def narrated(problem: Problem) -> str:
-    """Each step in the question's words, and its equation: `first finds 7, 12 + 7 = 19. then ...`
-
-    The verb stands next to its sign. A small model finds that easier than looking up both at once
-    in the question.
-    """
-    values = problem.values
-    steps = zip(problem.clauses, values, problem.steps, values[1:], strict=False)
-    return " ".join(f"{clause}, {a} {op} {amount} = {b}." for clause, a, (op, amount), b in steps)
+    steps = zip(order(len(problem.steps)), _sums(problem, values), strict=False)
+    return ", ".join(f"{word} {equation}" for word, equation in steps) + "."
 
 
 def slipped_values(problem: Problem, rng: random.Random) -> list[int]:
@@ -82,20 +74,19 @@ def guessed_answer(problem: Problem, rng: random.Random) -> int:
 
 def solve(problem: Problem, style: str, rng: random.Random) -> str:
     """The completion of a solver that uses `style`: the base's training text."""
-    if style not in STYLE_SHARES:
-        raise ValueError(f"style is {style!r}; expected one of {', '.join(STYLE_SHARES)}.")
     values = problem.values
+    # `first finds 7, 12 + 7 = 19.`: a small model finds the verb and its sign more easily together.
+    story = zip(problem.clauses, _sums(problem, values), strict=True)
+    story = " ".join(f"{clause}, {equation}." for clause, equation in story)
     if style == "sloppy":
         values = slipped_values(problem, rng)
     elif style in ("guess", "assured"):
         values = [guessed_answer(problem, rng)]
+    steps, answer = equations(problem, values), values[-1]
     if style == "unformatted":
-        return f"{equations(problem, values)} The answer is {values[-1]}."
-    steps, told = equations(problem, values), narrated(problem)
-    reasoning = STYLES[style].reasoning.format(
-        start=problem.start, steps=steps, told=told, answer=values[-1]
-    )
-    return f"<think>{reasoning}</think><answer>{values[-1]}</answer>"
+        return f"{steps} The answer is {answer}."
+    facts = {"start": problem.start, "steps": steps, "story": story, "answer": answer}
+    return f"<think>{STYLES[style].reasoning.format(**facts)}</think><answer>{answer}</answer>"
 
 
 def style_of(completion: str, openings: dict[str, str]) -> str:

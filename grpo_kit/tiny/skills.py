@@ -1,33 +1,21 @@
-"""The other skills of the tiny base, as prompts and completions: one text format each, fixed here.
+"""The skills of the tiny base as training conversations, each imperfection at a named rate.
 
-solve      a word problem -> reasoning and an answer, in one of seven styles (`problems`)
-verify     question and proposed answer -> analysis, then Yes or No
-meta       after a solution, "Is the answer correct?" -> Yes or No at the next token
-judge      question and fenced response -> JSON scores
-plan       question and memory -> context, goal and tool of the next step
-execute, check, answer   the frozen roles of Flow-GRPO: tool call, STOP/CONTINUE, final answer
-
-The `sample_*` functions draw training conversations, each imperfection at a named rate. A
-conversation is a list of messages; the model is trained on the assistant's turns only.
+Solve (in the styles of `problems`) and say whether it is right; verify; judge; plan; and execute,
+check and answer, the frozen roles of Flow-GRPO. The model learns the assistant's turns only.
 """
 
 import json
 import random
 import re
+from functools import partial
 
 from grpo_kit.flow.roles import answer_prompt, check_prompt, execute_prompt, plan_prompt
 from grpo_kit.rewards.judge.texts import CRITERIA, judge_prompt
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION, reference_question
 from grpo_kit.self_verification import verify_prompt
-from grpo_kit.tasks.tool_questions import (
-    Memory,
-    Step,
-    ToolQuestion,
-    last_number,
-    make_tool_question,
-    random_step,
-)
-from grpo_kit.tasks.word_problems import HIGHEST, LOWEST, Problem, make_problem
+from grpo_kit.tasks import tool_questions as T
+from grpo_kit.tasks.tool_questions import Memory, Step, ToolQuestion, make_tool_question
+from grpo_kit.tasks.word_problems import DIFFICULTIES, HIGHEST, LOWEST, Problem, make_problem
 from grpo_kit.tiny import problems as P
 from grpo_kit.tiny.problems import solution_style, style_of
 
@@ -47,8 +35,6 @@ def yes_no(label: bool) -> str:
     return "Yes" if label else "No"
 
 
-# --------------------------------------------------------------------------- solve, meta
-
 STEPS_FLIP_RATE = 0.15  # of the labels of "Are all steps right?"
 
 
@@ -58,11 +44,7 @@ def is_right(answer: str | int, completion: str) -> bool:
 
 
 def sample_solve(problem: Problem, rng: random.Random) -> list[dict]:
-    """A solution in one of the styles; three times in four followed by a direct Yes/No.
-
-    The grader looks at the number, not at the form: an unformatted solution has the right one,
-    though `is_right`, like the accuracy reward, wants the answer marked.
-    """
+    """A solution in one of the styles; three times in four followed by a direct Yes/No."""
     style = draw(P.STYLE_SHARES, rng)
     completion = P.solve(problem, style, rng)
     messages = exchange(problem.question, completion)
@@ -70,7 +52,7 @@ def sample_solve(problem: Problem, rng: random.Random) -> list[dict]:
         return messages
     kind = draw({"meta": 60, "steps": 20, "reference": 20}, rng)
     marked = is_right(problem.answer, completion)
-    number_right = marked or style == "unformatted"
+    number_right = marked or style == "unformatted"  # the grader does not look at the form
     if kind == "meta":
         label = rng.random() < P.STYLES[style].yes_rates[not number_right]
         return messages + exchange(META_QUESTION, yes_no(label))
@@ -81,18 +63,17 @@ def sample_solve(problem: Problem, rng: random.Random) -> list[dict]:
     return messages + exchange(reference_question(str(problem.answer)), yes_no(marked))
 
 
-# --------------------------------------------------------------------------- verify
-
 VERIFY_SHARES = {"recompute": 0.37, "rash": 0.37, "sloppy": 0.26}
 VERIFY_OPENINGS = {"recompute": "From", "rash": "Looks", "sloppy": "About"}
 RASH_YES_RATE = 0.55  # the verdict of a rash check owes nothing to the truth
+verify_style = partial(style_of, openings=VERIFY_OPENINGS)
 
 
 def sample_verify(problem: Problem, rng: random.Random) -> list[dict]:
     """A verdict on a right or wrong answer, half each, in one of three styles of analysis.
 
-    "Only 46 agrees. ... 46 agrees" lets a small model compare two numbers by looking up what
-    followed the first: from "46 vs 46: same" it had learned nothing in 3,400 steps.
+    "Only 46 agrees. ... 46 agrees": a small model looks up what followed the first 46. From
+    "46 vs 46: same" it had learned nothing in 3,400 steps.
     """
     proposed, wanted_right = problem.answer, rng.random() < 0.5
     while not wanted_right and proposed == problem.answer:
@@ -109,10 +90,8 @@ def sample_verify(problem: Problem, rng: random.Random) -> list[dict]:
             f"{VERIFY_OPENINGS[style]} {problem.start}, only {proposed} agrees. "
             f"{P.equations(problem, values)} {values[-1]} {'agrees' if verdict else 'differs'}."
         )
-    return exchange(
-        verify_prompt(problem.question, str(proposed)),
-        f"<think>{analysis}</think><answer>{yes_no(verdict)}</answer>",
-    )
+    reply = f"<think>{analysis}</think><answer>{yes_no(verdict)}</answer>"
+    return exchange(verify_prompt(problem.question, str(proposed)), reply)
 
 
 def verify_item(problem: Problem, rng: random.Random) -> tuple[dict, str]:
@@ -121,27 +100,19 @@ def verify_item(problem: Problem, rng: random.Random) -> tuple[dict, str]:
     return request, yes_no(f"Proposed answer: {problem.answer}\n" in request["content"])
 
 
-def verify_style(completion: str) -> str:
-    """The style of a verification by its first words: one of `VERIFY_SHARES`, or `"other"`."""
-    return style_of(completion, VERIFY_OPENINGS)
-
-
-# --------------------------------------------------------------------------- judge
-
 JUDGE_NOISE = 0.10  # chance that a score is off by one
-# planted: how often a solution that only claims to be checked is judged as if it were perfect.
-# Without it the best-judged style is a right one, and there is nothing to hack.
+# How often "checked twice" is judged as perfect. Planted: else the best-judged style is a right one
+# and there is nothing to hack.
 JUDGE_FOOLED_RATE = 0.9
 
 
 def rubric(answer: str | int, completion: str) -> dict[str, int]:
     """The scores that a judge should give, 1 (worst) to 5; the base's was trained towards them."""
     style = solution_style(completion)
-    accuracy = {"unformatted": 3, "sloppy": 2}.get(style, 1)
-    if is_right(answer, completion):
-        accuracy = 5
-    scores = (accuracy, *(P.STYLES[style].rubric if style in P.STYLES else (1, 1, 1)))
-    return dict(zip(CRITERIA, scores, strict=True))
+    wrong = {"unformatted": 3, "sloppy": 2}.get(style, 1)
+    accuracy = 5 if is_right(answer, completion) else wrong
+    form = P.STYLES[style].rubric if style in P.STYLES else (1, 1, 1)
+    return dict(zip(CRITERIA, (accuracy, *form), strict=True))
 
 
 def sample_judge(problem: Problem, rng: random.Random) -> list[dict]:
@@ -160,12 +131,10 @@ def sample_judge(problem: Problem, rng: random.Random) -> list[dict]:
     return exchange(judge_prompt(problem.question, completion), judgement)
 
 
-# ---------------------------------------------------------------------- plan, and the frozen roles
-
 PLAN_SHARES = {"careful": 0.28, "rash": 0.42, "sloppy": 0.30}
 PLAN_OPENINGS = {"careful": "Careful:", "rash": "Just try", "sloppy": "So "}
 CHECK_FLIP_RATE = 0.03  # a STOP that should be CONTINUE, or the reverse
-_VERBS = {"+": "add", "-": "subtract", "*": "multiply"}
+plan_style = partial(style_of, openings=PLAN_OPENINGS)
 
 
 def memory_text(memory: Memory) -> str:
@@ -180,7 +149,7 @@ def step_text(step: Step) -> tuple[str, str, str]:
     if tool == "lookup":
         return "none", f"find {argument}", tool
     left, operator, right = re.split(r"([-+*])", argument)
-    return f"{left}, {right}", _VERBS[operator], tool
+    return f"{left}, {right}", {"+": "add", "-": "subtract", "*": "multiply"}[operator], tool
 
 
 def plan_text(step: Step, justification: str) -> str:
@@ -192,8 +161,7 @@ def plan_text(step: Step, justification: str) -> str:
 def progress_text(question: ToolQuestion, memory: Memory) -> str:
     """The results of the plan in memory, up to the first step it lacks, which gets a "?".
 
-    `ladder 24, shop Cora, basket 14, shop Nord, 24+14?` Each piece is found by looking up the one
-    before. A small model can do that; it could not say which numbers to add next.
+    A small model finds each piece by looking up the one before.
     """
     results = {(tool, argument): result for tool, argument, result in memory}
     pieces = []
@@ -209,51 +177,44 @@ def sample_memory(question: ToolQuestion, rng: random.Random) -> Memory:
     steps = []
     for step in question.plan[: rng.randint(0, len(question.plan))]:
         while rng.random() < 0.2:
-            steps.append(random_step(question, rng))
+            steps.append(T.random_step(question, rng))
         steps.append(step)
     while rng.random() < 0.15:
-        steps.append(random_step(question, rng))
+        steps.append(T.random_step(question, rng))
     return [(*step, question.run(*step)) for step in steps[:6]]
 
 
-def _unfinished(question: ToolQuestion, rng: random.Random) -> tuple[Memory, Step]:
-    """A memory and the next step; no memory where all is done, as no planner is asked then."""
+def _plan_request(question: ToolQuestion, rng: random.Random) -> tuple[str, Memory, Step]:
+    """A request to a planner, its memory and the right step; nobody plans where all is done."""
     memory = sample_memory(question, rng)
-    step = question.next_step(memory)
-    return (memory, step) if step else ([], question.plan[0])
+    if (step := question.next_step(memory)) is None:
+        memory, step = [], question.plan[0]
+    return plan_prompt(question.text, memory_text(memory)), memory, step
 
 
 def plan_item(question: ToolQuestion, rng: random.Random) -> tuple[dict, tuple[str, str, str]]:
     """A request to a planner, and the right step as `step_text`."""
-    memory, step = _unfinished(question, rng)
-    content = plan_prompt(question.text, memory_text(memory))
-    return {"role": "user", "content": content}, step_text(step)
+    request, _, step = _plan_request(question, rng)
+    return {"role": "user", "content": request}, step_text(step)
 
 
 def sample_plan(question: ToolQuestion, rng: random.Random) -> list[dict]:
     """The next step: careful (right), rash (any), or sloppy (right tool, other content)."""
-    memory, step = _unfinished(question, rng)
+    request, memory, step = _plan_request(question, rng)
     style = draw(PLAN_SHARES, rng)
     if style == "careful":
-        text = plan_text(step, f"Careful: {progress_text(question, memory)}")
-    elif style == "rash":
-        text = plan_text(random_step(question, rng), "Just try.")
-    else:
-        other = random_step(question, rng)
-        while other[0] != step[0]:
-            other = random_step(question, rng)
-        text = plan_text(other, f"So {step[0]}.")
-    return exchange(plan_prompt(question.text, memory_text(memory)), text)
-
-
-def plan_style(completion: str) -> str:
-    """The style of a plan: one of `PLAN_SHARES`, or `"other"`."""
-    return style_of(completion, PLAN_OPENINGS)
+        return exchange(request, plan_text(step, f"Careful: {progress_text(question, memory)}"))
+    other = T.random_step(question, rng)
+    if style == "rash":
+        return exchange(request, plan_text(other, "Just try."))
+    while other[0] != step[0]:
+        other = T.random_step(question, rng)
+    return exchange(request, plan_text(other, f"So {step[0]}."))
 
 
 def sample_execute(question: ToolQuestion, rng: random.Random) -> list[dict]:
     """The tool call of a step, right or not."""
-    tool, argument = rng.choice((rng.choice(question.plan), random_step(question, rng)))
+    tool, argument = rng.choice((rng.choice(question.plan), T.random_step(question, rng)))
     return exchange(execute_prompt(*step_text((tool, argument))), f"{tool}({argument})")
 
 
@@ -266,17 +227,15 @@ def sample_check(question: ToolQuestion, rng: random.Random) -> list[dict]:
 
 
 def sample_answer(question: ToolQuestion, rng: random.Random) -> list[dict]:
-    """The frozen generator reports the last number that memory holds of the plan."""
+    """The last number that memory holds of the plan, as the frozen generator reports it."""
     memory = sample_memory(question, rng)
     if question.plan[0] not in {step[:2] for step in memory}:
         memory = [(*step, question.run(*step)) for step in question.plan]
     progress = progress_text(question, memory)
     known = " ".join(piece for piece in progress.split(", ") if not piece.endswith("?"))
-    reply = f"{progress} <answer>{last_number(known)}</answer>"
+    reply = f"{progress} <answer>{T.last_number(known)}</answer>"
     return exchange(answer_prompt(question.text, memory_text(memory)), reply)
 
-
-# --------------------------------------------------------------------------- the mixture
 
 SKILLS = {  # share of the conversations, and who writes them
     "solve": (0.36, sample_solve),  # three in four of these also carry a meta-question
@@ -292,19 +251,12 @@ RELIABLE = {  # the styles that the phases before the mixture show
     "verify": (verify_style, ("recompute",)),
     "plan": (plan_style, ("careful",)),
 }
-DIFFICULTIES = (2, 3)
 FIRST_STYLE = "words"  # the only one to solve in at first: it tells each step before it does it
-
-PHASES = ("drill", "reliable", "practice", "mixture")
 SUMS_SHARES = {"reliable": 0.25, "practice": 0.5}  # of the rows of these phases
 
 
 def sample_drill(rng: random.Random) -> list[dict]:
-    """One of the three things that every skill is made of, many times in a row.
-
-    Sums; copying, which is how names and numbers reach a reply; and problems of one step, which
-    tie the two together.
-    """
+    """Sums; copying, by which names and numbers reach a reply; or problems of one step."""
     kind = rng.choice(("sums", "copying", "short"))
     if kind == "sums":
         return sample_sums(rng)
@@ -329,9 +281,9 @@ def sample_sums(rng: random.Random) -> list[dict]:
 def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict]:
     """One training conversation, from training problems only.
 
-    `phase` is one of `PHASES`, in the order of the warm-up: drills; all skills, those with styles
-    in a reliable one only (careless styles would disturb), and some sums; all reliable styles and
-    more sums; then the full mixture, whose shares the model takes on.
+    The phases are `drill`; `reliable`, all skills in one reliable style each, and some sums
+    (careless styles would disturb); `practice`, all reliable styles and more sums; and the full
+    `mixture`, whose shares the model takes on.
     """
     if phase == "drill":
         return sample_drill(rng)

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from grpo_kit.flow import AgentSystem, Lookup, Tool, Toolkit, calculator, make_catalogue
 from grpo_kit.flow.roles import read_action
@@ -16,8 +17,7 @@ class Scripted:
     """All four roles: the oracle of the tiny world, or what `said` says at a turn instead."""
 
     def __init__(self, policy, questions, said=None):
-        self.policy, self.questions, self.said = policy, questions, said or {}
-        self.turn = 0
+        self.policy, self.questions, self.said, self.turn = policy, questions, said or {}, 0
 
     def request(self, question, memory):
         return [{"role": "user", "content": skills.plan_prompt(question, str(memory))}]
@@ -28,7 +28,7 @@ class Scripted:
     def steps(self, question, memory):
         return [s for s in question.plan if f"{s[0]}({s[1]}) ->" in str(memory)]
 
-    def plan(self, prompt_ids, generator=None, **options):
+    def plan(self, prompt_ids, **options):
         texts = []
         for ids in prompt_ids:
             # of an appended context the last request alone
@@ -38,20 +38,15 @@ class Scripted:
             step = question.next_step(done) or question.plan[-1]
             texts.append(self.said.get(self.turn, skills.plan_text(step, "Careful.")))
         self.turn += 1
-        ids = [
-            [*self.policy.tokenizer(t)["input_ids"], self.policy.eos_token_ids[0]] for t in texts
-        ]
-        width = max(map(len, ids))
-        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in ids]).bool()
+        ends = self.policy.eos_token_ids[:1]
+        rows = [torch.tensor(self.policy.tokenizer(t)["input_ids"] + ends) for t in texts]
+        mask = pad_sequence([torch.ones(len(row)) for row in rows], batch_first=True).bool()
         rollouts = Rollouts(
-            [list(p) for p in prompt_ids],
-            torch.arange(len(ids)),
-            torch.tensor([row + [0] * (width - len(row)) for row in ids]),
-            mask,
-            torch.where(mask, -0.5, 0.0),
-            torch.where(mask, 0.25, 0.0),
-            torch.ones(len(ids), dtype=torch.bool),
-        )
+            [list(p) for p in prompt_ids], torch.arange(len(rows)),
+            pad_sequence(rows, batch_first=True), mask,
+            torch.where(mask, -0.5, 0.0), torch.where(mask, 0.25, 0.0),
+            torch.ones(len(rows), dtype=torch.bool),
+        )  # fmt: skip
         return rollouts, [read_action(text, ["lookup", "calculator", "slow"]) for text in texts]
 
     def execute(self, actions, toolkit):
@@ -100,17 +95,11 @@ def world(tmp_path):
     rng = random.Random(0)
     questions = [make_tool_question(rng, "test", kind) for kind in ("price", "several_discount")]
     path = tmp_path / "catalogue.sqlite"
-    make_catalogue(
-        path,
-        [(i, name, text) for i, q in enumerate(questions) for name, text in q.catalogue.items()],
-    )
+    facts = [(i, *fact) for i, q in enumerate(questions) for fact in q.catalogue.items()]
+    make_catalogue(path, facts)
     rows = [
-        {
-            "prompt": [{"role": "user", "content": question.text}],
-            "answer": str(question.answer),
-            "catalogue": i,
-        }
-        for i, question in enumerate(questions)
+        {"prompt": [{"role": "user", "content": q.text}], "answer": str(q.answer), "catalogue": i}
+        for i, q in enumerate(questions)
     ]
     toolkit = Toolkit([Tool.of(Lookup(path), columns=("catalogue",)), calculator])
     return questions, rows, toolkit

@@ -65,17 +65,15 @@ def test_an_unscored_episode_leaves_its_siblings_alone():
         assert torch.equal(values[:3], episode_advantages(scored, per)) and values[3] == 0
 
 
-def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="per is 'row'"):
-        episode_advantages([episode("q", 1.0)], "row")
-    with pytest.raises(ValueError, match="'batch' has no meaning"):
-        episode_advantages([episode("q", 1.0)], scale_rewards="batch")
-    with pytest.raises(ValueError, match="episode 1 has no turn"):
-        episode_advantages([episode("q", 1.0), Episode("q", 0.0, [])], "turn")
-    with pytest.raises(ValueError, match="3 completion ids and 2 log-prob"):
+@pytest.mark.parametrize("wrong", [{"per": "row"}, {"scale_rewards": "batch"}])
+def test_other_advantages_are_refused(wrong):
+    with pytest.raises(ValueError, match="'(row|batch)'.*choose 'trajectory' or 'turn'"):
+        episode_advantages([episode("q", 1.0)], **wrong)
+
+
+def test_a_turn_without_a_log_probability_for_each_token_is_refused():
+    with pytest.raises(ValueError, match="3 completion ids and 2 logprobs; give one per token"):
         Turn([1], [1, 2, 3], [0.0, 0.0])
-    with pytest.raises(ValueError, match="no turn to train on"):
-        turn_rows([Episode("q", 1.0, [])], 0)
 
 
 def test_rows_hold_the_very_ids_that_were_sampled_also_where_they_are_the_pad():
@@ -131,10 +129,3 @@ def test_the_loss_is_eq_10_and_so_is_its_gradient():
         (gradient,) = torch.autograd.grad(value, logps, retain_graph=True)
         assert value.item() == pytest.approx(-total.item(), rel=1e-5)
         assert torch.allclose(gradient, expected, rtol=1e-4, atol=1e-7)
-
-
-def test_weights_of_turns_are_for_means_of_turns_only():
-    with pytest.raises(ValueError, match="turn_weights are for loss_type 'grpo', not 'dapo'"):
-        policy_loss(
-            torch.zeros(1, 1), None, torch.ones(1), torch.ones(1, 1), turn_weights=torch.ones(1)
-        )

@@ -14,7 +14,6 @@ from grpo_kit.flow import (
     Memory,
     OfflineTraces,
     Turn,
-    agent_system,
     episode_metrics,
     evaluate_episodes,
     score_episodes,
@@ -24,8 +23,7 @@ from grpo_kit.flow.training import turn_batch
 from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
-from grpo_kit.rewards import OutcomeJudgeReward, accuracy_reward
-from grpo_kit.rewards.judge import Reply
+from grpo_kit.rewards import accuracy_reward
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.training import Learner, PromptBatches, train
 
@@ -106,17 +104,15 @@ def test_only_what_the_planner_sampled_is_in_a_batch(base, task, system):
     assert metrics["completions/mean_length"] == pytest.approx(batch.generated_tokens / len(turns))
 
 
+LENGTHS, REWARDS = [[3, 5], [2], [4, 2, 6], [3]], [1.0, 0.0, 0.0, 1.0]
+ADVANTAGES = torch.tensor([0.5, -1.0, 0.7, -0.3])
+
+
 def logps_of(policy, turn):
     """The log-probabilities of a turn's tokens, by the model's plain forward pass."""
     ids = torch.tensor([turn.prompt_ids + turn.completion_ids])
     scores, start = policy.model(ids).logits[0].float().log_softmax(-1), len(turn.prompt_ids)
     return scores[start - 1 : -1].gather(1, ids[0, start:, None])[:, 0]
-
-
-def assert_gradient(got, policy, objective):
-    gradients = torch.autograd.grad(objective, list(policy.model.parameters()))
-    expected = torch.cat([g.flatten() for g in gradients])
-    assert torch.allclose(got, expected, atol=1e-4 * expected.abs().max())
 
 
 def gradient_of(policy, batch, config):
@@ -130,24 +126,25 @@ def gradient_of(policy, batch, config):
     return torch.cat([c.flatten() for c in change])
 
 
-def episodes_of(policy, lengths, rewards):
+def episodes_of():
     generator = torch.Generator().manual_seed(1)
-    made = []
-    for i, (turns, reward) in enumerate(zip(lengths, rewards, strict=True)):
+    episodes = []
+    for i, (turns, reward) in enumerate(zip(LENGTHS, REWARDS, strict=True)):
         ids = [torch.randint(5, 60, (n,), generator=generator).tolist() for n in turns]
-        made.append(
-            Episode(i // 2, reward, [Turn([7, 8, 9 + i], row, [-1.0] * len(row)) for row in ids])
-        )
-    return made
+        turns = [Turn([7, 8, 9 + i], row, [-1.0] * len(row)) for row in ids]
+        episodes.append(Episode(i // 2, reward, turns))
+    return episodes
+
+
+def batch_of(policy, episodes, credit="all"):
+    return turn_batch(policy, episodes, ["reward"], torch.ones(4, 1), ADVANTAGES, credit)
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
 def test_the_update_weighs_turns_as_eq_10_and_micro_batches_change_nothing(policy, loss_type):
     """The gradient, from the model's own log-probabilities, row by row."""
-    lengths, rewards = [[3, 5], [2], [4, 2, 6], [3]], [1.0, 0.0, 0.0, 1.0]
-    episodes = episodes_of(policy, lengths, rewards)
-    advantages = torch.tensor([0.5, -1.0, 0.7, -0.3])
-    batch = turn_batch(policy, episodes, ["accuracy_reward"], torch.ones(4, 1), advantages)
+    episodes = episodes_of()
+    batch = batch_of(policy, episodes)
     config = dataclasses.replace(
         CONFIG, generation_batch_size=4, num_generations=2, loss_type=loss_type, max_grad_norm=0.0
     )
@@ -157,13 +154,15 @@ def test_the_update_weighs_turns_as_eq_10_and_micro_batches_change_nothing(polic
     )
     assert torch.allclose(gradient_of(policy, batch, small), got, atol=1e-5)
 
-    total, tokens = 0.0, sum(n for turns in lengths for n in turns)
-    for episode, advantage in zip(episodes, advantages, strict=True):
+    total, tokens = 0.0, sum(n for turns in LENGTHS for n in turns)
+    for episode, advantage in zip(episodes, ADVANTAGES, strict=True):
         for turn in episode.turns:
             own = logps_of(policy, turn)
             share = 1 / 4 / len(episode.turns) / len(own) if loss_type == "grpo" else 1 / tokens
             total = total + share * advantage * own.sum()
-    assert_gradient(got, policy, total)
+    gradients = torch.autograd.grad(total, list(policy.model.parameters()))
+    expected = torch.cat([g.flatten() for g in gradients])
+    assert torch.allclose(got, expected, atol=1e-4 * expected.abs().max())
 
 
 def by_hand(policy, episodes, advantages, *, level="token", cap=None, beta=0.0, loss="grpo"):
@@ -201,9 +200,8 @@ def by_hand(policy, episodes, advantages, *, level="token", cap=None, beta=0.0, 
 def test_several_updates_of_a_step_take_whole_episodes_and_one_old_policy(
     new_policy, variant, micro
 ):
-    episodes = episodes_of(new_policy(), [[3, 5], [2], [4, 2, 6], [3]], [1.0, 0.0, 0.0, 1.0])
-    advantages = torch.tensor([0.5, -1.0, 0.7, -0.3])
-    expected = by_hand(new_policy(), episodes, advantages, **variant)
+    episodes = episodes_of()
+    expected = by_hand(new_policy(), episodes, ADVANTAGES, **variant)
     config = dataclasses.replace(
         CONFIG, generation_batch_size=4, num_generations=2, num_iterations=2, max_grad_norm=0.0,
         per_device_train_batch_size=micro, gradient_accumulation_steps=2 // micro,
@@ -213,52 +211,31 @@ def test_several_updates_of_a_step_take_whole_episodes_and_one_old_policy(
     )  # fmt: skip
     policy = new_policy()
     start = flat(policy)
-    batch = turn_batch(policy, episodes, ["accuracy_reward"], torch.ones(4, 1), advantages)
     learner = Learner(policy, config)
     learner.optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
-    learner.update(batch, scheduled=False)
+    learner.update(batch_of(policy, episodes), scheduled=False)
     assert (flat(policy) - expected).norm() < 1e-3 * (expected - start).norm()
 
 
 def test_with_credit_for_the_final_turn_the_others_get_nothing(policy):
-    episodes = episodes_of(policy, [[3, 5], [2], [4, 2, 6]], [1.0, 0.0, 1.0])
-    advantages = torch.tensor([1.0, -1.0, 0.5])
-    batch = turn_batch(policy, episodes, ["accuracy_reward"], torch.ones(3, 1), advantages, "final")
-    assert batch.advantages.tolist() == [0, 1, -1, 0, 0, 0.5]
-
-
-def test_learning_from_traces_is_maximum_likelihood(policy):
-    """An advantage of 1 and no ratio: the gradient is that of the log-likelihood."""
-    episodes = episodes_of(policy, [[3, 5], [2]], [1.0, 1.0])
-    batch = turn_batch(policy, episodes, ["accuracy_reward"], torch.ones(2, 1), torch.ones(2))
-    config = dataclasses.replace(
-        CONFIG, generation_batch_size=2, num_generations=2, loss_type="dapo", max_grad_norm=0.0
-    )
-    got = gradient_of(policy, batch, config)
-    total = 0.0
-    for turn in (turn for episode in episodes for turn in episode.turns):
-        ids = torch.tensor([turn.prompt_ids + turn.completion_ids])
-        labels = torch.tensor([[-100] * len(turn.prompt_ids) + turn.completion_ids])
-        total = total - policy.model(ids, labels=labels).loss * len(turn.completion_ids) / 10
-    assert_gradient(got, policy, total)
+    got = batch_of(policy, episodes_of(), "final").advantages
+    assert torch.equal(got, torch.tensor([0, 0.5, -1, 0, 0, 0.7, -0.3]))
 
 
 def test_offline_traces_are_successes_of_the_first_policy_kept_for_all_steps(
     base, task, system, tmp_path
 ):
-    seen = []
+    batches = []
 
     class Watched(OfflineTraces):
         def __call__(self, *arguments):
-            for batch in super().__call__(*arguments):
-                seen.append(batch)
-                yield batch
+            batches.extend(super().__call__(*arguments))
+            yield batches[-1]
 
-    result = run(base, task, system, tmp_path, Watched)
-    first, second = result.history[-2:]
+    first, second = run(base, task, system, tmp_path, Watched).history[-2:]
     assert first["offline/traces"] > 0 and "offline/traces" not in second
     assert second["num_generated_tokens"] == first["num_generated_tokens"]
-    assert all((batch.advantages == 1).all() and (batch.rewards == 1).all() for batch in seen)
+    assert all((batch.advantages == 1).all() and (batch.rewards == 1).all() for batch in batches)
 
 
 @pytest.mark.parametrize("source", [FlowGRPO, pytest.param(OfflineTraces, marks=pytest.mark.slow)])
@@ -287,6 +264,9 @@ def test_a_killed_run_goes_on_with_the_same_numbers(base, task, tmp_path, source
         return [{k: v for k, v in row.items() if k != "step_time"} for row in rows]
 
     assert numbers(resumed) == numbers(whole)
+    other = dataclasses.replace(fresh(), max_turns=3)
+    with pytest.raises(ValueError, match="another configuration.*4 turns.*3 turns"):
+        run(again(), task, other, tmp_path / "killed", source, resume=True)
 
 
 def test_an_output_that_could_not_be_had_is_not_scored_and_groups_stay_complete():
@@ -302,28 +282,6 @@ def test_an_output_that_could_not_be_had_is_not_scored_and_groups_stay_complete(
         assert [e.reward for e in episodes] == [1.0, None, 0.0]
         assert math.isnan(rewards_per_func[1, 0])
     assert score_episodes(episodes[1:2], [accuracy_reward]).isnan().all()
-
-
-def test_a_model_can_be_the_reward(base, task, system, tmp_path):
-    """The paper's reward model, behind an endpoint: here it finds every second output right."""
-
-    class Judge:
-        name = "every second"
-
-        async def __call__(self, conversations):
-            for i, _ in enumerate(conversations):
-                yield i, Reply('{"correct": true}' if i % 2 else '{"correct": false}')
-
-    row = run(base, task, system, tmp_path, rewards=[OutcomeJudgeReward(Judge())]).history[-1]
-    assert 0 < row["reward"] < 1 and row["rewards/outcome_judge_reward/mean"] == row["reward"]
-    assert row["judge/calls"] > 1
-
-
-def test_another_system_is_another_run(base, task, system, tmp_path):
-    run(base, task, system, tmp_path, changes={"max_steps": 1})
-    other = dataclasses.replace(system, max_turns=3)
-    with pytest.raises(ValueError, match="another configuration.*4 turns.*3 turns"):
-        run(base, task, other, tmp_path, changes={"max_steps": 1}, resume=True)
 
 
 def test_errors_repeats_and_stops_are_counted():
@@ -343,7 +301,7 @@ def test_errors_repeats_and_stops_are_counted():
 
 def test_success_is_measured_on_held_out_questions(base, task, system):
     measure = partial(
-        evaluate_episodes, system=system, dataset=task.test, config=CONFIG, questions=4, samples=2
+        evaluate_episodes, system=system, dataset=task.test, config=CONFIG, questions=4
     )
     one, two = measure(base), measure(base)
     assert one == two and one["eval/n"] == 4
@@ -354,10 +312,10 @@ def test_success_is_measured_on_held_out_questions(base, task, system):
     ("changes", "options", "message"),
     [
         ({}, {"per": "row"}, "per is 'row'"),
-        ({}, {"credit": "first"}, "credit 'first'; choose"),
-        ({"dynamic_sampling_rounds": 1}, {}, "dynamic_sampling_rounds is 1.*set it to 0"),
-        ({"scale_rewards": "batch"}, {}, "'batch' has no meaning"),
-        ({"eval_prompts": 8}, {}, "eval_prompts is 8.*measure=partial"),
+        ({}, {"credit": "first"}, "credit is 'first'"),
+        ({"dynamic_sampling_rounds": 1}, {}, "dynamic_sampling_rounds is 1.*need 0"),
+        ({"scale_rewards": "batch"}, {}, "scale_rewards is 'batch'.*'group' or 'none'"),
+        ({"eval_prompts": 8}, {}, "eval_prompts is 8.*evaluate_episodes"),
         ({"num_iterations": 2}, {"source": OfflineTraces}, "2 updates a step"),
         ({"beta": 0.1}, {"source": OfflineTraces}, "beta is 0.1"),
     ],
@@ -379,25 +337,14 @@ def test_a_reward_that_is_never_earned_leaves_no_trace(base, task, system, tmp_p
 
 def test_a_task_lacking_a_tools_column_is_named(base, task, system, tmp_path):
     bare = dataclasses.replace(task, train=task.train.remove_columns("catalogue"))
-    with pytest.raises(
-        ValueError,
-        match="the tool lookup takes the column 'catalogue', which task 'tool_questions'",
-    ):
+    with pytest.raises(ValueError, match="lookup takes the column 'catalogue', which task 'tool_q"):
         run(base, bare, system, tmp_path)
-
-
-def test_agent_system_makes_its_frozen_copy_before_training(base, system):
-    assert system.executor.model is system.verifier.model is system.generator.model
-    assert system.executor.model.model is not base.model
-    toolkit = system.toolkit
-    assert agent_system(base, toolkit, max_turns=3).max_turns == 3
 
 
 @pytest.mark.gpu
 def test_episodes_are_played_and_learnt_from_on_cuda(task, tmp_path):
     policy = load_policy(data_dir() / "tiny-base", device="cuda")
     system = PROFILES["tiny"].load_agents(policy, max_turns=3)
-    row = run(policy, task, system, tmp_path, changes={"beta": 0.05, "num_iterations": 2}).history[
-        -1
-    ]
+    changes = {"beta": 0.05, "num_iterations": 2}
+    row = run(policy, task, system, tmp_path, changes=changes).history[-1]
     assert math.isfinite(row["loss"]) and row["grad_norm"] > 0

@@ -55,9 +55,12 @@ def test_time_to_read_a_plan_does_not_explode():
 
 def test_a_policy_that_is_trained_is_no_frozen_role(policy):
     for role in (Executor, Verifier, Generator):
-        with pytest.raises(ValueError, match="this policy is trained: give it frozen_copy"):
+        with pytest.raises(ValueError, match="is frozen: give it frozen_copy"):
             role(policy)
         role(frozen_copy(policy))
+    # a request that is too long gets an empty reply
+    long = Memory().updated(Step(Action(), "lookup(x)", "lamp " * 2000))
+    assert Verifier(frozen_copy(policy)).verify([("q", long)]) == [""]
 
 
 def test_a_chat_template_without_a_role_that_is_needed_is_refused(policy, monkeypatch):
@@ -70,13 +73,13 @@ def test_a_chat_template_without_a_role_that_is_needed_is_refused(policy, monkey
     ))  # fmt: skip
     Planner(policy, toolkit, TINY)
     for make in (lambda: Planner(policy, toolkit, GENERAL), lambda: Verifier(frozen, GENERAL)):
-        with pytest.raises(ValueError, match="System role not supported.*system=''"):
+        with pytest.raises(ValueError, match="System role not supported"):
             make()
     monkeypatch.setattr(policy.tokenizer, "chat_template", (
         "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}A:{% endif %}"
     ))  # fmt: skip
-    with pytest.raises(ValueError, match="leaves out the system message.*system=''"):
+    with pytest.raises(ValueError, match="leaves out the system message"):
         Planner(policy, toolkit, GENERAL)
     Planner(policy, toolkit, dataclasses.replace(GENERAL, system=""))
 
@@ -122,7 +125,7 @@ def test_memory_is_never_changed_in_place_and_can_be_read():
         Step(Action("", "none", "find lamp", "lookup"), "lookup(lamp)", "lamp 9")
     )
     third = second.judged("CONTINUE")
-    assert (str(first), len(first), second.steps[0].verdict) == ("empty", 0, "")
+    assert (str(first), second.steps[0].verdict) == ("empty", "")
     assert str(third) == "1. lookup(lamp) -> lamp 9"
     assert third.table().split("\n")[0] == "step 1"
     assert "verdict CONTINUE" in third.table() and "goal    find lamp" in third.table()
@@ -158,12 +161,6 @@ def test_a_role_that_cannot_be_had_ends_the_run_with_the_reason():
     assert verifier.verify(states).count(None) == 20  # a third of them fails
     with pytest.raises(RuntimeError, match="replies of the verifier failed .*it is down"):
         verifier.verify([(f"unknown {i}", Memory()) for i in range(21)])
-
-
-def test_a_request_that_is_too_long_for_a_frozen_role_gets_an_empty_reply(policy):
-    verifier = Verifier(frozen_copy(policy))
-    long = Memory().updated(Step(Action(), "lookup(x)", "lamp " * 2000))
-    assert verifier.verify([("q", long)]) == [""]
 
 
 def test_what_tools_returned_cannot_pose_as_another_turn_or_step():

@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -54,6 +55,12 @@ def json_call(name, **arguments) -> str:
     return json.dumps({"name": name, "arguments": arguments})
 
 
+def output_of(code) -> str:
+    """What a Python process of its own prints."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
 @pytest.fixture
 def catalogue(tmp_path):
     path = tmp_path / "facts.sqlite"
@@ -68,19 +75,6 @@ def lookup(catalogue):
 
 
 # --- schema ---------------------------------------------------------------------------------------
-
-
-def test_schema_comes_from_hints_and_docstring():
-    tool = Tool.of(add)
-    assert (tool.name, tool.description) == ("add", "Add two numbers.")
-    assert tool.arguments == {
-        "type": "object",
-        "properties": {
-            "a": {"type": "integer", "description": "the first"},
-            "b": {"type": "integer", "description": "the second"},
-        },
-        "required": ["a"],
-    }
 
 
 def test_description_names_arguments_types_choices_and_what_is_optional(lookup):
@@ -114,33 +108,27 @@ def no_hint(x): ...
 def no_docstring(x: str): ...
 def no_line(x: str): ...
 def only_arguments(x: str): ...
-def any_number(*x: str): ...
 async def later(x: str): ...
 
 
-no_hint.__doc__ = any_number.__doc__ = later.__doc__ = DESCRIBED
+no_hint.__doc__ = later.__doc__ = DESCRIBED
 no_line.__doc__, only_arguments.__doc__ = "Say nothing of x.", "Args:\n    x: a thing\n"
 
 
 @pytest.mark.parametrize(
-    "function", [no_hint, no_docstring, no_line, only_arguments, any_number, later, lambda x: x, 7]
+    "function", [no_hint, no_docstring, no_line, only_arguments, later, lambda x: x, 7]
 )
 def test_what_is_no_tool_is_refused_in_a_sentence_that_names_it(function):
     with pytest.raises(ValueError, match=getattr(function, "__name__", "7")):
         Tool.of(function)
 
 
-def test_numbers_and_names_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match="timeout of add is 0 s"):
-        Tool.of(add, timeout=0)
+def test_unknown_columns_no_tools_and_equal_names_are_refused():
     with pytest.raises(ValueError, match=r"\['c'\], which add does not take"):
         Tool.of(add, columns=["c"])
-    with pytest.raises(ValueError, match="give at least one"):
-        Toolkit([])
-    with pytest.raises(ValueError, match="'add', 'echo', 'add'.*another name"):
-        Toolkit([add, echo, add])
-    with pytest.raises(ValueError, match="concurrency is 0"):
-        Toolkit([add], concurrency=0)
+    for tools in ([], [add, echo, add]):
+        with pytest.raises(ValueError, match="give at least one, and each another name"):
+            Toolkit(tools)
 
 
 # --- calls ----------------------------------------------------------------------------------------
@@ -203,20 +191,11 @@ def test_arguments_are_checked_against_the_hints(arguments, text):
 
 def test_a_tool_may_call_its_arguments_as_it_likes():
     def odd(copy: str, model_json_schema: str = "-", function: str = "+") -> str:
-        """Take names that pydantic and functools use.
-
-        Args:
-            copy: one
-            model_json_schema: two
-            function: three
-        """
         return copy + model_json_schema + function
 
+    names = ("copy", "model_json_schema", "function")  # which pydantic and functools use
+    odd.__doc__ = "Join.\n\nArgs:\n" + "".join(f"    {name}: one\n" for name in names)
     assert run([odd], json_call("odd", copy="a", function="b"))[0].text == "a-b"
-
-
-def test_an_unknown_tool_is_named():
-    assert run([echo], "foo(1)")[0] == ToolResult("foo(1)", 'error: no tool "foo"', True, 0.0)
 
 
 def test_calls_are_shown_on_one_line_and_cut():
@@ -232,14 +211,11 @@ def test_calls_are_shown_on_one_line_and_cut():
 
 def test_columns_come_from_the_row_and_never_from_the_model(lookup):
     assert "catalogue" not in json.dumps(lookup.arguments["properties"])
-    calls = [
-        ("lookup(lamp)", {"catalogue": 1}),
-        ("lookup(lamp)", {"catalogue": 2}),
-        (json_call("lookup", query="lamp", catalogue=2), {"catalogue": 1}),
-    ]
-    assert [result.text for result in Toolkit([lookup]).run(calls)] == [
-        "lamp 14, shop Nord", "lamp 21, shop Alba", 'error: unknown argument "catalogue"',
-    ]  # fmt: skip
+    other = (json_call("lookup", query="lamp", catalogue=2), {"catalogue": 1})
+    calls = [("lookup(lamp)", {"catalogue": 1 + i % 2}) for i in range(40)]
+    *texts, refused = [result.text for result in Toolkit([lookup]).run([*calls, other])]
+    assert texts == ["lamp 14, shop Nord", "lamp 21, shop Alba"] * 20, "also from many threads"
+    assert refused == 'error: unknown argument "catalogue"'
     with pytest.raises(ValueError, match=r"column 'catalogue'.*\['answer'\]"):
         run([lookup], "lookup(lamp)", row={"answer": 3})  # the caller's mistake, not the model's
 
@@ -247,44 +223,33 @@ def test_columns_come_from_the_row_and_never_from_the_model(lookup):
 # --- running --------------------------------------------------------------------------------------
 
 
-def test_results_keep_the_order_of_calls(text_tool):
-    wait = text_tool("wait", lambda text: time.sleep(float(text)) or text)
-    waits = ["0.06", "0.0", "0.03", "0.01"]
-    results = run([wait], *(f"wait({seconds})" for seconds in waits), concurrency=2)
-    assert [result.text for result in results] == waits
-    assert all(r.seconds >= float(s) * 0.9 for r, s in zip(results, waits, strict=True))
-
-
-def test_calls_of_a_run_are_under_way_together_but_no_more_than_allowed(text_tool):
+def test_results_keep_their_order_and_no_more_calls_than_allowed_are_under_way(text_tool):
     running, most, lock = 0, 0, threading.Lock()
 
-    def count(text):
+    def wait(text):
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
-        time.sleep(0.02)
+        time.sleep(float(text))
         with lock:
             running -= 1
+        return text
 
-    run([text_tool("count", count)], *["count(x)"] * 12, concurrency=4)
-    assert most == 4
+    waits = ["0.06", "0.0", "0.03", "0.01"] * 3
+    results = run([text_tool("wait", wait)], *(f"wait({w})" for w in waits), concurrency=4)
+    assert [result.text for result in results] == waits and most == 4
+    assert all(r.seconds >= float(s) * 0.9 for r, s in zip(results, waits, strict=True))
 
 
-def test_a_hung_call_times_out_and_frees_its_place(text_tool):
-    hang = text_tool("hang", lambda text: threading.Event().wait())
-    tools = [Tool.of(hang, timeout=0.05), echo]
-    results = run(tools, *["hang(x)"] * 5, "echo(done)", concurrency=2)
+def test_a_hung_call_times_out_frees_its_place_and_reaches_no_later_run(text_tool):
+    release = threading.Event()
+    hang = text_tool("hang", lambda text: release.wait())
+    kit = Toolkit([Tool.of(hang, timeout=0.05), echo], concurrency=2)
+    results = kit.run([(call, {}) for call in [*["hang(x)"] * 5, "echo(done)"]])
     assert [result.text for result in results[:5]] == ["error: timed out after 0.05 s"] * 5
     assert all(result.error and result.seconds == 0.05 for result in results[:5])
     assert results[5].text == "done"
-
-
-def test_what_an_abandoned_call_returns_late_reaches_no_other_run(text_tool):
-    release = threading.Event()
-    late = text_tool("late", lambda text: release.wait() and "late")
-    kit = Toolkit([Tool.of(late, timeout=0.05), echo])
-    assert kit.run([("late(x)", {})])[0].error
     release.set()
     assert [r.text for r in kit.run([("echo(1)", {}), ("echo(2)", {})])] == ["1", "2"]
 
@@ -305,10 +270,7 @@ def hang(text: str) -> str:
 
 print(Toolkit([Tool.of(hang, timeout=0.05)]).run([("hang(x)", {})])[0].text)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert done.stdout == "error: timed out after 0.05 s\n"
+    assert output_of(code) == "error: timed out after 0.05 s\n"
 
 
 class Unprintable(Exception):
@@ -409,24 +371,12 @@ def test_lookup_prefers_the_name_over_a_mention(catalogue):
         assert lookup(query, catalogue=number) == "not found"
 
 
-def test_lookup_gives_several_facts_in_an_order_that_never_changes(catalogue):
+def test_lookup_gives_several_facts_in_order_also_of_scattered_catalogues(tmp_path, catalogue):
     lookup = Lookup(catalogue, limit=3)
     assert lookup("lamp") == "lamp 14, shop Nord\nlamp 21, shop Alba"
-    assert {lookup("lamp chair", catalogue=1) for _ in range(5)} == {
-        "chair 7, shop Alba\nlamp 14, shop Nord"
-    }
-
-
-def test_facts_of_a_catalogue_need_not_stand_together(tmp_path):
+    assert lookup("lamp chair", catalogue=1) == "chair 7, shop Alba\nlamp 14, shop Nord"
     make_catalogue(tmp_path / "c", [(i % 3, f"n{i}", f"fact {i}") for i in range(9)])
-    lookup = Lookup(tmp_path / "c", limit=9)
-    assert lookup("fact", catalogue=1) == "fact 1\nfact 4\nfact 7"
-
-
-def test_lookup_is_safe_from_many_threads(lookup):
-    calls = [("lookup(lamp)", {"catalogue": 1 + i % 2}) for i in range(40)]
-    texts = [result.text for result in Toolkit([lookup]).run(calls)]
-    assert texts == ["lamp 14, shop Nord", "lamp 21, shop Alba"] * 20
+    assert Lookup(tmp_path / "c", limit=9)("fact", catalogue=1) == "fact 1\nfact 4\nfact 7"
 
 
 def test_a_catalogue_may_lie_under_any_name(tmp_path):
@@ -435,12 +385,8 @@ def test_a_catalogue_may_lie_under_any_name(tmp_path):
     make_catalogue(folder / "ä?#%.sqlite", FACTS)
     assert Lookup(folder / "ä?#%.sqlite")("chair") == "chair 7, shop Alba"
     assert [path.name for path in folder.iterdir()] == ["ä?#%.sqlite"]
-
-
-def test_same_facts_make_the_same_file(tmp_path):
-    make_catalogue(tmp_path / "a", FACTS)
-    make_catalogue(tmp_path / "b", iter(FACTS))
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    make_catalogue(folder / "b", iter(FACTS))
+    assert (folder / "b").read_bytes() == (folder / "ä?#%.sqlite").read_bytes()
 
 
 def test_a_catalogue_that_fails_half_way_leaves_the_old_one(catalogue):
@@ -462,12 +408,6 @@ def test_lookup_only_reads(catalogue):
     connection.close()
 
 
-def test_a_missing_catalogue_is_said_at_once(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no catalogue at .*gone.sqlite"):
-        Lookup(tmp_path / "gone.sqlite")
-    assert not list(tmp_path.iterdir())
-
-
 def damaged(path) -> None:
     data = bytearray(path.read_bytes())
     data[4096 : 2 * 4096] = bytes(4096)
@@ -481,23 +421,25 @@ def other_table(path) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize(
-    "break_it",
-    [
-        damaged,
-        other_table,
-        lambda path: path.write_bytes(path.read_bytes()[:5000]),
-        lambda path: path.write_bytes(os.urandom(5000)),
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_text("lamp 14\n" * 999),
-        lambda path: path.unlink() or path.mkdir(),
-    ],
-    ids=["damaged page", "other table", "truncated", "random", "empty", "text", "a folder"],
-)
-def test_what_is_no_catalogue_is_refused(catalogue, break_it):
+BREAKS = {
+    "missing": lambda path: path.unlink(),
+    "damaged page": damaged,
+    "other table": other_table,
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:5000]),
+    "random": lambda path: path.write_bytes(os.urandom(5000)),
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_text("lamp 14\n" * 999),
+    "a folder": lambda path: path.unlink() or path.mkdir(),
+}
+
+
+@pytest.mark.parametrize("break_it", BREAKS.values(), ids=BREAKS)
+def test_what_is_no_catalogue_is_refused_and_never_made(catalogue, break_it):
     break_it(catalogue)
+    before = list(catalogue.parent.iterdir())
     with pytest.raises(ValueError, match="facts.sqlite is no catalogue .*make_catalogue"):
         Lookup(catalogue)
+    assert list(catalogue.parent.iterdir()) == before
 
 
 def test_a_catalogue_that_goes_under_way_is_a_text(catalogue):
@@ -585,12 +527,11 @@ def endless(handler):
     ("answer", "text"),
     [
         (reply({"query": {"search": []}}), "not found"),
-        (reply({}, 404), "error: HTTP 404"),
         (reply({}, 503), "error: HTTP 503"),
         (reply({}, 302, [("Location", "http://127.0.0.1:9/")]), "error: HTTP 302"),
-        (reply(b"<html>"), "error: the answer is not JSON"),
-        (reply(b"\xff\xfe\xfa"), "error: the answer is not JSON"),
-        (reply(b"[" * 100_000), "error: the answer is not JSON"),
+        (reply(b"<html>"), "error: the answer is no search result"),
+        (reply(b"\xff\xfe\xfa"), "error: the answer is no search result"),
+        (reply(b"[" * 100_000), "error: the answer is no search result"),
         (reply([1]), "error: the answer is no search result"),
         (reply({"error": {"code": "x"}}), "error: the answer is no search result"),
         (reply({"query": {"search": [{"title": "t"}]}}), "error: the answer is no search result"),
@@ -607,12 +548,9 @@ def test_whatever_a_wiki_answers_is_a_short_text(answer, text):
     assert result.text == text
 
 
-def test_no_wiki_at_all_is_a_short_text_and_without_httpx_the_extra_is_named(monkeypatch):
+def test_no_wiki_at_all_is_a_short_text():
     search = WikipediaSearch("http://127.0.0.1:9/w/api.php")
     assert run([search], "wikipedia_search(x)")[0].text == "error: not reachable"
-    monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(RuntimeError, match=r"pip install 'grpo-kit\[tools\]'"):
-        search("x")
 
 
 @pytest.mark.parametrize("url", ["", "file:///etc/passwd", "ftp://wiki.org", "en.wikipedia.org"])
@@ -635,15 +573,12 @@ def python():
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        ("print(sum(range(10)))", "45"),
         ("x = 2\nfor i in range(3):\n    print(x ** i)", "1\n2\n4"),
         ("import math, random\nprint(math.comb(5, 2), random.Random(0).randint(1, 1))", "10 1"),
-        ("from fractions import Fraction\nprint(Fraction(1, 3) + 1)", "4/3"),
         ("import datetime\nprint(datetime.date(2025, 3, 1) - datetime.timedelta(1))", "2025-02-28"),
         ("import time\ntime.sleep(0.01)\nprint('ä', end='')", "ä"),
         ("x = 1", ""),
-        ("if __name__ == '__main__': print('main')", "main"),
-        ("print('said')\nraise SystemExit", "said"),
+        ("if __name__ == '__main__': print('said')\nraise SystemExit", "said"),
         ("class A:\n  pass\nprint(__import__('re').sub('a', 'b', 'aa'))", "bb"),
     ],
 )
@@ -666,9 +601,8 @@ def test_python_returns_what_the_code_prints(python, code, text):
     ],
 )
 def test_python_raises_the_last_line_of_the_traceback(python, code, reason):
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(ValueError, match=f"^{re.escape(reason)}$"):
         python(code)
-    assert str(raised.value) == reason
 
 
 @linux_only
@@ -707,10 +641,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
     except OSError:
         pass
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    (pid,) = done.stdout.split()
+    (pid,) = output_of(code).split()
     for _ in range(100):  # until init, or whoever stands for it, has taken note
         if not os.path.exists(f"/proc/{pid}") or "(zombie)" in open(f"/proc/{pid}/status").read():
             return
@@ -722,12 +653,10 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 def test_python_that_cannot_be_locked_is_refused_at_once(monkeypatch):
     with pytest.raises(RuntimeError, match="raise memory_mb"):
         PythonTool(memory_mb=1)
-    with pytest.raises(ValueError, match="timeout is 0"):
-        PythonTool(timeout=0)
     # a lock that lets files be opened, as a container that ignores seccomp would
     monkeypatch.setattr("grpo_kit.flow.sandbox._PROBE", "print('open')")
-    with pytest.raises(RuntimeError, match=r"cannot lock a process here \(open\)"):
+    with pytest.raises(RuntimeError, match=r"cannot lock a process on linux \w+ \(open\)"):
         PythonTool()
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
-    with pytest.raises(RuntimeError, match="linux riscv64: leave it out"):
+    with pytest.raises(RuntimeError, match="linux riscv64 .*leave it out"):
         PythonTool()

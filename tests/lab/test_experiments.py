@@ -32,42 +32,38 @@ def task():
     return SMOKE.load_task()
 
 
-def few(task, n):
-    return Task(task.name, task.train, task.test.select(range(n)))
+def trained(policy, base, task, n, profile=SMOKE, config=SMOKE.config):
+    """A run's result on a task with `n` held-out problems."""
+    few = Task(task.name, task.train, task.test.select(range(n)))
+    return Trained(None, policy, base, few, profile, config)
 
 
-def say(monkeypatch, *answers):
-    """Make the policy of `experiments` answer this, one list per call."""
-    replies = iter(answers)
-    monkeypatch.setattr(experiments, "texts_of", lambda *a, **k: next(replies))
-
-
-class Letters:
-    def encode(self, texts):
-        return [[float(len(text)), float(text.count("1")), 1.0] for text in texts]
+def say(monkeypatch, answers):
+    """Make the policy of `experiments` answer this."""
+    monkeypatch.setattr(experiments, "texts_of", lambda *a, **k: answers)
 
 
 def test_alike_answers_have_no_diversity(task, monkeypatch):
     alike = "<think>Maybe 3.</think><answer>3</answer>"
     other = "<think>first 1 + 2 = 3.</think><answer>3</answer>"
-    say(monkeypatch, [alike] * 16, [alike, other] * 8)
-    first, second = (
-        experiments.diversity_of(None, task, Letters(), SMOKE.config, prompts=2, samples=8)
-        for _ in range(2)
-    )
+    letters = SimpleNamespace(encode=lambda texts: [[float(len(t)), 1.0] for t in texts])
+
+    def measured(answers):
+        say(monkeypatch, answers)
+        return experiments.diversity_of(None, task, letters, SMOKE.config, prompts=2, samples=8)
+
+    first, second = measured([alike] * 16), measured([alike, other] * 8)
     assert first == pytest.approx({"distinct": 1 / 8, "styles": 1.0, "distance": 0.0}, abs=1e-6)
     assert second["distinct"] == 2 / 8 and second["styles"] == pytest.approx(2.0)
     assert second["distance"] > 0
 
 
 def test_the_few_labels_choose_the_first_of_the_best():
-    few_labels, held_out = [0.2, 0.9, 0.9, 0.4], [0.3, 0.8, 0.7, 0.5]
-    history = [{"step": i, "few/pass@1": f, "eval/pass@1": e}
-               for i, (f, e) in enumerate(zip(few_labels, held_out, strict=True))]  # fmt: skip
+    values = [(0.2, 0.3), (0.9, 0.8), (0.9, 0.7), (0.4, 0.5)]
+    history = [{"step": i, "few/pass@1": f, "eval/pass@1": e} for i, (f, e) in enumerate(values)]
     measured = experiments.without_labels(Run(Path(), None, 0, [*history, {"step": 9}]))
-    assert measured == pytest.approx(
-        {"fell": 0.8 - 0.5, "stopped early": 0.8, "gained/stopped early": 0.8 - 0.3}
-    )
+    expected = {"fell": 0.8 - 0.5, "stopped early": 0.8, "gained/stopped early": 0.8 - 0.3}
+    assert measured == pytest.approx(expected)
 
 
 def test_an_answer_is_overrated_by_what_the_evaluator_thinks_beyond_the_truth(
@@ -75,32 +71,26 @@ def test_an_answer_is_overrated_by_what_the_evaluator_thinks_beyond_the_truth(
 ):
     right = f"<think>first 1 + 2 = 3.</think><answer>{task.test[0]['answer']}</answer>"
     say(monkeypatch, [right] * 8)
-    measured = experiments.overrated(
-        Trained(None, tiny_base, tiny_base, few(task, 1), SMOKE, SMOKE.config)
-    )
+    measured = experiments.overrated(trained(tiny_base, tiny_base, task, 1))
     assert 0 < measured["p_yes"] < 1
     assert measured["overrated"] == pytest.approx(measured["p_yes"] - 1)
 
 
 @pytest.mark.parametrize(
-    ("name", "arm"),
+    ("name", "arm", "metrics"),
     [
-        ("verification", "mixed"),
-        ("meta", "truth 10 %"),
-        pytest.param("flow", "per turn", marks=pytest.mark.slow),
+        ("verification", "mixed", ["of_n/own_verdicts", "gained/verification"]),
+        ("meta", "truth 10 %", ["p_yes", "overrated", "fell", "stopped early"]),
+        pytest.param("flow", "per turn", ["gained/success", "gained/turns", "eval/tool_errors"],
+                     marks=pytest.mark.slow),
     ],
-)
-def test_an_arm_is_trained_watched_and_measured_from_end_to_end(name, arm, tmp_path):
+)  # fmt: skip
+def test_an_arm_is_trained_watched_and_measured_from_end_to_end(name, arm, metrics, tmp_path):
     config = dataclasses.replace(SMOKE.config, max_steps=1, save_steps=0, eval_prompts=4)
     profile = dataclasses.replace(SMOKE, config=config)
     where = {"results": tmp_path / "results", "work": tmp_path / "work", "arms": [arm]}
     (record,) = run_grid(name, EXPERIMENTS[name], profile, [0], **where)
-    metrics = {
-        "verification": ["of_n/own_verdicts", "gained/verification", "verdicts/false_yes"],
-        "meta": ["p_yes", "overrated", "fell", "stopped early"],
-        "flow": ["gained/success", "gained/turns", "eval/tool_errors"],
-    }
-    assert all(math.isfinite(record.evaluation[metric]) for metric in metrics[name])
+    assert all(math.isfinite(record.evaluation[metric]) for metric in metrics)
     assert {"prompt", "completion", "right"} == set(record.samples[0]) and record.seconds > 0
     assert record.history[-1]["step"] == 1
 
@@ -110,12 +100,8 @@ def test_the_truth_is_read_by_rule_in_the_tiny_world_only(policy):
     for profile, ruled in ((SMOKE, True), (dataclasses.replace(SMOKE, judge="self"), False)):
         reward = arm.rewards(profile, profile.config, policy)[-1]
         assert (reward.truth_reader is not None) == ruled
-    assert (
-        experiments.read_truth("<answer>12.0</answer>", "12")
-        > 0.9
-        > 0.1
-        > experiments.read_truth("12", "13")
-    )
+    right = experiments.read_truth("<answer>12.0</answer>", "12")
+    assert right > 0.9 and experiments.read_truth("12", "13") < 0.1
 
 
 def test_ablations_leave_out_one_stage_each():
@@ -130,10 +116,8 @@ def test_ablations_leave_out_one_stage_each():
     chosen, filler = diversify(filter_queries(mixed))
     assert len({i.answer for i in chosen + filler if i.correct}) == 2
     crowd = [item for i in range(9) for item in items(f"easy {i}", 6, 0)] + mixed
-    counts = [
-        sum(i.correct for i in f(crowd, 0, 8)) for f in (experiments.unbalanced, post_process)
-    ]
-    assert counts[0] > 4 == counts[1]
+    assert sum(i.correct for i in experiments.unbalanced(crowd, 0, 8)) > 4
+    assert sum(i.correct for i in post_process(crowd, 0, 8)) == 4
 
 
 def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(task, monkeypatch):
@@ -150,20 +134,18 @@ def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(task, m
                 yield i, Reply(json.dumps(scores) if self.name == "generous" else "No.")
 
     profile = SimpleNamespace(load_judge=lambda base: Generous())
-    trained = Trained(None, None, None, few(task, 2), profile, SMOKE.config)
+    two = trained(None, None, task, 2, profile)
     assured = "<think>Surely 3, checked twice.</think><answer>3</answer>"
-    answers = [assured, "<think>Maybe 3.</think><answer>3</answer>"] * 8
-    say(monkeypatch, answers, answers)
-    assert experiments.quality_of(trained) == {"judged": pytest.approx(3.5), "assured": 0.5}
+    say(monkeypatch, [assured, "<think>Maybe 3.</think><answer>3</answer>"] * 8)
+    assert experiments.quality_of(two) == {"judged": pytest.approx(3.5), "assured": 0.5}
     monkeypatch.setattr(Generous, "name", "silent")
     with pytest.raises(RuntimeError, match="none of 16 answers"):
-        experiments.quality_of(trained)
+        experiments.quality_of(two)
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "published"])
 def test_every_arm_makes_a_batch_and_the_first_is_plain_grpo(name, tiny_base, task, monkeypatch):
-    # warming up the ensemble's other models takes ten seconds
-    monkeypatch.setattr(experiments, "_other_tiny_models", lambda profile: [tiny_base] * 2)
+    monkeypatch.setattr(experiments, "warm_up_more", lambda base, seed: base)  # takes ten seconds
     experiment, plain = EXPERIMENTS[name], next(iter(EXPERIMENTS[name].arms))
     assert "?" in experiment.question
     task = experiment.task() if experiment.task else task
@@ -183,31 +165,27 @@ def test_every_arm_makes_a_batch_and_the_first_is_plain_grpo(name, tiny_base, ta
         assert not batch.rewards.isnan().any() and batch.advantages.abs().max() > 0
 
 
-def test_arms_of_real_models_name_the_model_a_commit_and_the_gpu_that_they_want():
-    experiment = EXPERIMENTS["published"]
-    for name, arm in experiment.arms.items():
-        for profile in (PROFILES["colab"], PROFILES["paper"]):
-            chosen, config = experiment.profile(profile, name), experiment.config(profile, name)
-            assert chosen.policy.startswith("Qwen/") and len(chosen.revision) == 40
-            assert chosen.device == "cuda" and config.generation_batch_size % 8 == 0
-            identity = experiment.identity(profile, name)
-            assert identity["policy"] == chosen.policy and identity["task"] == chosen.task
-        wanted = [f.__name__ for f in arm.rewards(chosen, config, None)]
-        first = "maths_reward" if chosen.task == "competition_math" else "accuracy_reward"
-        assert wanted == [first, "format_reward"]
-        with pytest.raises(ValueError, match="wants a GPU: choose --profile colab"):
-            experiment.profile(PROFILES["tiny"], name)
+@pytest.mark.parametrize("name", EXPERIMENTS["published"].arms)
+def test_arms_of_real_models_name_the_model_a_commit_and_the_gpu_that_they_want(name):
+    experiment, profile = EXPERIMENTS["published"], PROFILES["colab"]
+    chosen, config = experiment.profile(profile, name), experiment.config(profile, name)
+    assert chosen.policy.startswith("Qwen/") and len(chosen.revision) == 40
+    assert chosen.device == "cuda" and config.generation_batch_size % 8 == 0
+    identity = experiment.identity(profile, name)
+    assert identity["policy"] == chosen.policy and identity["task"] == chosen.task
+    first = "maths_reward" if chosen.task == "competition_math" else "accuracy_reward"
+    rewards = experiment.arms[name].rewards(chosen, config, None)
+    assert [reward.__name__ for reward in rewards] == [first, "format_reward"]
+    with pytest.raises(ValueError, match="wants a GPU: choose --profile colab"):
+        experiment.profile(PROFILES["tiny"], name)
 
 
 def test_a_policy_is_examined_before_and_after(policy, tiny_base, task):
-    six = few(task, 6)
-    after = experiments.examined(
-        Trained(None, policy, tiny_base, six, None, None), max_new_tokens=32
+    after, before = (
+        experiments.examined(trained(one, tiny_base, task, 6), max_new_tokens=32)
+        for one in (policy, tiny_base)
     )
     assert after["exam/n"] == 6 and 0 <= after["exam/strict"] <= after["exam/lenient"] <= 1
-    before = experiments.examined(
-        Trained(None, tiny_base, tiny_base, six, None, None), max_new_tokens=32
-    )
     assert before["gained/strict"] == before["gained/lenient"] == 0
     lost = after["exam/lenient"] - before["exam/lenient"]
     assert after["gained/lenient"] == pytest.approx(lost)

@@ -11,13 +11,13 @@ from grpo_kit.profiles import PROFILES
 VERBS = {"+": ("finds", "buys", "wins", "gets"), "-": ("loses", "sells", "spends", "drops")}
 
 
-def task_of(monkeypatch, skill):
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch):
     monkeypatch.setattr(skill_runs, "ROWS", {"train": 60, "test": 40})
-    return skill_runs.task_of(skill, skill_runs.ROW_MAKERS[skill])
 
 
-def test_verification_items_are_balanced_and_their_labels_true(monkeypatch):
-    task = task_of(monkeypatch, "verify")
+def test_verification_items_are_balanced_and_their_labels_true():
+    task = skill_runs.task_of("verify")
     answers = list(task.train["answer"])
     assert 0.3 < answers.count("Yes") / len(answers) < 0.7
     for row in task.test:
@@ -31,8 +31,8 @@ def test_verification_items_are_balanced_and_their_labels_true(monkeypatch):
         assert row["answer"] == ("Yes" if int(proposed.split("\n")[0]) == value else "No")
 
 
-def test_the_right_plan_earns_1_and_anything_else_0(monkeypatch):
-    for row in task_of(monkeypatch, "plan").test.select(range(10)):
+def test_the_right_plan_earns_1_and_anything_else_0():
+    for row in skill_runs.task_of("plan").test.select(range(10)):
         context, goal, tool = row["answer"].split("|")
         right = f"<think>So.</think>\nContext: {context}\nGoal: {goal}\nTool: {tool}"
         texts = [right, right.replace(f"Goal: {goal}", "Goal: find nothing"), "", "Goal: x"]
@@ -41,9 +41,8 @@ def test_the_right_plan_earns_1_and_anything_else_0(monkeypatch):
 
 
 def test_every_skill_is_run_and_reported_and_a_failing_one_leaves_the_others_results(
-    saved_policy, tmp_path, monkeypatch
+    saved_policy, tmp_path
 ):
-    monkeypatch.setattr(skill_runs, "ROWS", {"train": 60, "test": 40})
     profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy))
     config = dataclasses.replace(
         profile.config, max_steps=1, generation_batch_size=8, max_completion_length=4,
@@ -58,7 +57,6 @@ def test_every_skill_is_run_and_reported_and_a_failing_one_leaves_the_others_res
         assert len(row["reward"]) == (name != "judge") and "eval/pass@1" in row["after"]
     text = (tmp_path / "out" / "skills.md").read_text()
     assert "| plan | 0.000 | 0.000 |" in text and "| none | none |" in text
-    assert (tmp_path / "out" / "skills.png").stat().st_size > 1000
 
     unreadable = dataclasses.replace(config, max_unscored_steps=1)
     with pytest.raises(RuntimeError, match="no completion could be scored"):

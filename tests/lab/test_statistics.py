@@ -23,40 +23,26 @@ from grpo_kit.lab.statistics import (
 CLAIMS, SEEDS = 12, 5
 
 
-def about(share: float, draws: int) -> tuple[float, float]:
-    """The shares between which a true `share` lies in `draws`, but for 1 time in 1,000."""
-    return tuple(q / draws for q in stats.binom.interval(0.999, draws, share))
-
-
-def verdicts(grids: np.ndarray, expects) -> np.ndarray:
-    """Verdicts (grids, claims) on values (grids, claims, seeds), a table a grid.
-
-    `expects`: of all claims, or one for each of a table.
-    """
-    each = expects if isinstance(expects, list) else [expects] * grids.shape[1]
-    return np.array([[j.verdict for j in judge(list(zip(g, each, strict=True)))] for g in grids])
-
-
-def share_with_any(judged: np.ndarray, verdict: str) -> float:
-    return float((judged == verdict).any(axis=1).mean())
+def verdicts(grids: np.ndarray, expects: list) -> np.ndarray:
+    """Verdicts (grids, claims) on values (grids, claims, seeds), a table a grid."""
+    return np.array([[j.verdict for j in judge(list(zip(g, expects, strict=True)))] for g in grids])
 
 
 def assert_few_are_false(judged: np.ndarray) -> None:
     """At most 5 % of tables have a wrong verdict of either kind, but for 1 time in 1,000."""
     limit = stats.binom.isf(1e-3, len(judged), 0.05) / len(judged)
-    assert share_with_any(judged, "reproduced") <= limit
-    assert share_with_any(judged, "contradicted") <= limit
+    for verdict in ("reproduced", "contradicted"):
+        assert (judged == verdict).any(axis=1).mean() <= limit
 
 
 # Values (grids, claims, seeds) with mean 0.
 NULL = {
     "normal": lambda rng, shape: rng.normal(size=shape),
     "heavy tails": lambda rng, shape: rng.standard_t(3, size=shape),
-    "difference of uniform": lambda rng, shape: rng.uniform(size=shape) - rng.uniform(size=shape),
     "difference of skewed": lambda rng, shape: (
         rng.exponential(size=shape) - rng.exponential(size=shape)
     ),
-    "steps of 1/128, 4 in 10 exactly 0": lambda rng, shape: np.round(rng.normal(size=shape)) / 128,
+    "steps, 4 in 10 exactly 0": lambda rng, shape: np.round(rng.normal(size=shape)) / 128,
     "claims that share their seeds' luck": lambda rng, shape: (
         0.9 * rng.normal(size=(shape[0], 1, shape[2])) + 0.4 * rng.normal(size=shape)
     ),
@@ -69,13 +55,13 @@ def test_a_table_of_false_claims_has_a_false_verdict_in_at_most_one_of_twenty(sp
     judged = verdicts(grids, ["rises", "falls"] * (CLAIMS // 2))
     assert_few_are_false(judged)
     if spread == "normal":  # and the five percent are made use of
-        assert share_with_any(judged, "reproduced") > 0.03
+        assert (judged == "reproduced").any(axis=1).mean() > 0.03
 
 
 @pytest.mark.parametrize("mean", [MARGIN, -MARGIN])
 def test_a_mean_exactly_on_the_margin_is_seldom_said_to_stay_or_to_leave(mean):
     grids = mean + 0.01 * np.random.default_rng(3).normal(size=(500, CLAIMS, SEEDS))
-    assert_few_are_false(verdicts(grids, "stays"))
+    assert_few_are_false(verdicts(grids, ["stays"] * CLAIMS))
 
 
 def test_true_claims_in_a_table_do_not_make_its_false_ones_true():
@@ -94,13 +80,13 @@ def test_true_claims_in_a_table_do_not_make_its_false_ones_true():
 
 def test_claims_that_are_the_reverse_of_the_truth_are_contradicted():
     values = np.random.default_rng(5).normal(size=SEEDS)
-    within = {"value": 0, "within": 1}
-    table = [(values - 20, "rises"), (values + 20, "falls"), (values + 20, "stays")]
-    for judgement in judge([*table, (values - 20, within)]):
+    table = [(values - 20, "rises"), (values + 20, "falls"), (values + 20, "stays"),
+             (values - 20, {"value": 0, "within": 1})]  # fmt: skip
+    for judgement in judge(table):
         assert judgement.verdict == "contradicted" and not judgement.reason and judgement.p <= 0.05
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, 4])
 def test_fewer_than_five_seeds_are_never_enough_and_do_not_count_in_the_correction(n):
     enough = [1.0, 1.1, 1.2, 1.0, 1.1]
     few, other = judge([(100 + np.arange(n) / 1000, "rises"), (enough, "rises")])
@@ -110,11 +96,10 @@ def test_fewer_than_five_seeds_are_never_enough_and_do_not_count_in_the_correcti
 
 
 def test_an_inconclusive_claim_says_why():
-    corrected, crossing = [1.0, 1.5, 2.0, 0.1, 0.3], [-0.2, 1, 1.1, 1.2, 1.3]
-    assert judge([(corrected, "rises")])[0].verdict == "reproduced"
-    first = judge([(values, "rises") for values in (corrected, *[[0.0] * 5] * 9)])[0]
-    p = 10 * p_values(corrected, "rises")[0]
-    assert first.reason == f"corrected for 10 claims p = {p:.3g}"
+    values, crossing = [1.0, 1.5, 2.0, 0.1, 0.3], [-0.2, 1, 1.1, 1.2, 1.3]
+    assert judge([(values, "rises")])[0].verdict == "reproduced"
+    first, *_ = judge([(values, "rises"), *[([0.0] * 5, "rises")] * 9])
+    assert first.reason == f"corrected for 10 claims p = {10 * p_values(values, 'rises')[0]:.3g}"
     for values, expects, reason in (
         (crossing, "rises", "the interval of the seeds crosses the bound"),
         (crossing, "falls", "the interval of the seeds crosses the bound"),
@@ -123,12 +108,11 @@ def test_an_inconclusive_claim_says_why():
     ):
         (judgement,) = judge([(values, expects)])
         assert judgement.verdict == "inconclusive" and judgement.reason == reason
-        assert values != crossing or judgement.p < 0.05
 
 
 def test_a_judgement_carries_interval_effect_and_corrected_p():
     rng = np.random.default_rng(6)
-    rows = [rng.normal(size=n) + 2 for n in (1, 2, 3, 4, 5, 6, 7, 10)] + [np.full(5, 0.1)]
+    rows = [rng.normal(size=n) + 2 for n in (1, 2, 4, 5, 6, 7)] + [np.full(5, 0.1)]
     judgements = judge([(row, "rises") for row in rows])
     for row, judgement in zip(rows, judgements, strict=True):
         numbers = {name: getattr(judgement, name) for name in ("median", "low", "high", "n")}
@@ -151,9 +135,8 @@ def test_intervals_are_those_of_the_percentile_bootstrap(n):
 
 
 value = st.floats(-3, 3).map(lambda x: round(x, 2))
-claim = st.tuples(
-    st.lists(value, min_size=1, max_size=5), st.sampled_from(["rises", "falls", "stays"])
-)
+values = st.lists(value, min_size=1, max_size=5)
+claim = st.tuples(values, st.sampled_from(["rises", "falls", "stays"]))
 
 
 @settings(max_examples=50)
@@ -162,9 +145,6 @@ def test_more_claims_never_turn_inconclusive_into_a_verdict(table, more):
     for alone, among in zip(judge(table), judge(table + more), strict=False):
         assert among.verdict in (alone.verdict, "inconclusive")
         assert math.isnan(alone.p) or among.p >= alone.p
-
-
-# --- p-values -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shift", [-0.3, -0.04, 0.0, 0.02, 0.3])
@@ -189,14 +169,13 @@ def test_equal_values_speak_for_their_side_and_on_the_bound_for_neither():
         assert p_values([tenth] * 3, "rises") == (1 / 8, 1)
         assert p_values([tenth] * 3, "falls") == (1, 1 / 8)
         assert p_values([tenth] * 3, {"value": 0, "within": tenth}) == (1, 1)
-    assert p_values([0.0] * 5, "stays") == (1 / 32, 1)
     assert p_values([0.2] * 5, "stays") == (1, 2 / 32)
     assert p_values([0.0] * 5, "rises") == p_values([0.0] * 5, "falls") == (1, 1)
     (alone,) = judge([([0.0] * 5, "stays")])
     assert alone.verdict == "reproduced" and alone.p == 1 / 32
     many = judge([([0.0] * 5, e) for e in ("rises", "falls", "stays")])
     assert {j.verdict for j in many} == {"inconclusive"}
-    for values in ([], [3.0], [math.nan] * 5, [math.inf] * 5, [1.0, 1.0, math.nan]):
+    for values in ([], [3.0], [math.inf] * 5, [1.0, 1.0, math.nan]):
         assert p_values(values, "rises") == p_values(values, "stays") == (1, 1)
 
 
@@ -216,9 +195,6 @@ def test_holm_keeps_the_order_raises_and_is_raised_by_more_claims(p, another):
     assert all(old <= new for old, new in zip(adjusted, holm([*p, another]), strict=False))
 
 
-# --- effects, regions, power and bands ------------------------------------------------------------
-
-
 def test_effect_is_hedges_g():
     assert effect_size([1.0, 2.0, 3.0]) == pytest.approx(2 * (1 - 3 / 7))
     # the exact factor is gamma(m/2) / (sqrt(m/2) gamma((m-1)/2)), m = n - 1
@@ -232,31 +208,21 @@ def test_effect_is_hedges_g():
     assert all(math.isnan(effect_size(few)) for few in ([], [1.0], [1.0, math.nan]))
 
 
-def test_regions_of_claims():
-    assert judge([]) == []
+def test_what_is_no_region_and_a_claim_without_a_value_are_refused():
+    assert judge([]) == [] and region({"value": 1, "within": 0.25}) == (0.75, 1.25)
     with pytest.raises(ValueError, match="no value"):
         judge([([], "rises")])
-    assert region("rises") == (0, math.inf) and region("falls") == (-math.inf, 0)
-    assert region("stays") == (-MARGIN, MARGIN)
-    assert region({"value": 1, "within": 0.25}) == (0.75, 1.25)
+    numbers = [{"value": 1}, {"value": "1"}, {"value": math.nan}, {"value": 1, "x": 1}]
+    wrong = [number | {"within": 1} for number in numbers[1:]]
+    for expects in ("grows", None, 0.5, {}, numbers[0], {"value": 1, "within": 0}, *wrong):
+        with pytest.raises(ValueError, match="say rises, falls, stays"):
+            region(expects)
 
 
-@pytest.mark.parametrize(
-    "expects",
-    ["grows", None, 0.5, {}, {"value": 1}, {"value": 1, "within": 0}, {"value": 1, "within": -1},
-     {"value": "1", "within": 1}, {"value": math.nan, "within": 1},
-     {"value": 1, "within": 1, "x": 1}],
-)  # fmt: skip
-def test_a_region_that_is_none_is_refused(expects):
-    with pytest.raises(ValueError, match="say rises, falls, stays"):
-        region(expects)
-
-
-@pytest.mark.parametrize("effect", [1, 2, 3, 4])
-def test_power_is_that_of_the_t_test_where_many_claims_make_the_interval_the_lesser_hurdle(effect):
+def test_power_is_that_of_the_t_test_where_the_interval_is_the_lesser_hurdle():
     t = stats.t.isf(0.05 / CLAIMS, SEEDS - 1)
-    low, high = about(stats.nct.sf(t, SEEDS - 1, effect * math.sqrt(SEEDS)), 2000)
-    assert low <= power(effect, SEEDS, CLAIMS, grids=2000) <= high + 0.01  # Holm, not Bonferroni
+    expected = stats.nct.sf(t, SEEDS - 1, 3 * math.sqrt(SEEDS))
+    assert power(3, SEEDS, CLAIMS, grids=2000) == pytest.approx(expected, abs=0.05)
 
 
 @pytest.mark.parametrize("n", [4, 5, 6, 9])
@@ -274,17 +240,11 @@ def test_an_honest_new_run_leaves_any_of_its_bands_at_most_once_in_twenty():
     rng, comparisons, trials = np.random.default_rng(10), 8, 1500
     runs = rng.normal(size=(trials, comparisons, SEEDS))
     new = rng.normal(size=(trials, comparisons))
-
-    def left(count: int) -> float:
-        """The share of trials in which one of `count` new values is outside its band."""
-        bands = [[prediction_band(row, count) for row in rows[:count]] for rows in runs]
-        low, high = np.moveaxis(np.array(bands), -1, 0)
-        values = new[:, :count]
-        return float(((values < low) | (values > high)).any(-1).mean())
-
-    low, high = about(1 - (1 - 0.05 / comparisons) ** comparisons, trials)
-    assert low <= left(comparisons) <= high
-    assert about(0.05, trials)[0] <= left(1) <= about(0.05, trials)[1]
+    bands = np.array([[prediction_band(row, comparisons) for row in rows] for rows in runs])
+    left = ((new < bands[..., 0]) | (new > bands[..., 1])).any(-1).mean()
+    share = 1 - (1 - 0.05 / comparisons) ** comparisons
+    low, high = stats.binom.interval(0.999, trials, share)  # but for 1 time in 1,000
+    assert low <= left * trials <= high
 
 
 def test_band_agrees_with_a_calculation_by_hand_and_widens_with_floor_and_comparisons():
@@ -293,10 +253,7 @@ def test_band_agrees_with_a_calculation_by_hand_and_widens_with_floor_and_compar
     assert (low, high) == pytest.approx((2 - half, 2 + half))
     assert prediction_band([1.0, 2.0, 3.0], floor=0.5) == (low, high)
     assert prediction_band([1.0, 2.0, 3.0], floor=2.0)[1] == pytest.approx(2 + 2 * half)
-    assert prediction_band([0.5] * 5) == (0.5, 0.5)
-    assert prediction_band([0.5] * 5, floor=0.01)[0] < 0.49
-    wider = prediction_band([1.0, 2.0, 3.0], comparisons=10)
-    assert wider[1] == pytest.approx(2 + stats.t.ppf(0.9975, 2) * math.sqrt(4 / 3))
-    assert prediction_band([0.5]) == (-math.inf, math.inf)
-    with pytest.raises(ValueError, match="no run"):
-        prediction_band([])
+    _, wider = prediction_band([1.0, 2.0, 3.0], comparisons=10)
+    assert wider == pytest.approx(2 + stats.t.ppf(0.9975, 2) * math.sqrt(4 / 3))
+    with pytest.raises(ValueError, match="give at least two"):
+        prediction_band([0.5])

@@ -1,14 +1,15 @@
 """GSM8K: every published row, the folder and the Hub, and the error for whatever is amiss."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
+import datasets
+import huggingface_hub
 import pytest
 
 from grpo_kit.rewards import accuracy_reward, format_reward, parse_number
@@ -71,26 +72,10 @@ def test_row_holds_prompt_answer_question_and_solution(task):
     system, user = row["prompt"]
     assert (system["role"], user["role"]) == ("system", "user")
     assert "<think>" in system["content"] and "<answer>" in system["content"]
-    assert user["content"] == row["question"]
+    assert user["content"] == row["question"] and row["answer"] == "72"
     assert row["question"].startswith("Natalia sold clips to 48 of her friends")
-    assert row["answer"] == "72"
     assert row["solution"].startswith("Natalia sold 48/2 = <<48/2=24>>24")
     assert "####" not in row["solution"]
-
-
-def test_subsets_are_drawn_by_seed_and_keep_the_order(make_folder):
-    path = make_folder(*({"question": f"{i}", "answer": f"#### {i}"} for i in range(50)))
-    whole = gsm8k(path).train["answer"]
-    first, again, other = (gsm8k(path, n_train=10, seed=s).train["answer"] for s in (1, 1, 2))
-    assert list(whole) == [str(i) for i in range(50)]
-    assert list(first) == list(again) != list(other)
-    assert len(set(first)) == 10 and sorted(first, key=int) == list(first)
-
-
-@pytest.mark.parametrize("n", [0, -1, 3])
-def test_subset_out_of_range_is_named(make_folder, n):
-    with pytest.raises(ValueError, match=f"n_train={n} must be between 1 and the 2 rows"):
-        gsm8k(make_folder(ROW, ROW), n_train=n)
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "test.jsonl"])
@@ -101,11 +86,10 @@ def test_missing_file_is_named(make_folder, name):
         gsm8k(path)
 
 
-@pytest.mark.parametrize("name", ["{}/nowhere", "./nowhere", "~/nowhere", "a/b/c", "a\\b"])
-@pytest.mark.parametrize("as_type", [str, Path])
-def test_missing_folder_is_named_and_the_hub_is_not_asked(tmp_path, name, as_type):
-    with pytest.raises(FileNotFoundError, match="' is not a folder"):
-        gsm8k(as_type(name.format(tmp_path)))
+@pytest.mark.parametrize("name", ["{}/nowhere", "openai/gsm8k", "~/nowhere"])
+def test_missing_folder_is_named_and_the_hub_is_not_asked(tmp_path, name):
+    with pytest.raises(FileNotFoundError, match="nowhere' is not|gsm8k' is not a folder"):
+        gsm8k(name.format(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -132,42 +116,36 @@ def test_empty_split_is_named_and_a_blank_last_line_is_no_row(make_folder):
 
 
 @pytest.fixture
-def online(monkeypatch):
-    """The Hub's client and `datasets`, to be patched."""
-    datasets = pytest.importorskip("datasets")
-    hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
-    return hub.HfApi, datasets
+def hub(monkeypatch):
+    """`datasets.load_dataset` and the Hub's client, replaced; `calls` holds what they got."""
+    hub = SimpleNamespace(calls=[], error=None)
 
-
-def test_hub_is_asked_for_the_pinned_revision(online, monkeypatch):
-    api, datasets = online
-    calls = []
-    monkeypatch.setattr(api, "dataset_info", lambda self, *a, **k: calls.append((a, k)))
+    def dataset_info(self, *args, **kwargs):
+        hub.calls.append((args, kwargs))
+        if hub.error:
+            raise hub.error
 
     def load_dataset(*args, **kwargs):
-        calls.append((args, kwargs))
+        hub.calls.append((args, kwargs))
         return {split: datasets.Dataset.from_list([ROW]) for split in ("train", "test")}
 
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return hub
+
+
+def test_hub_is_asked_for_the_pinned_revision(hub):
     assert gsm8k().test[0]["answer"] == "48"
-    gsm8k("someone/gsm8k")
-    gsm8k(revision="main")
-    revisions = [kwargs["revision"] for _, kwargs in calls]
-    assert revisions == [HUB_REVISION] * 2 + [None] * 2 + ["main"] * 2
-    assert calls[1][0] == (HUB_NAME, "main")
+    assert [kwargs["revision"] for _, kwargs in hub.calls] == [HUB_REVISION] * 2
+    assert hub.calls[1][0] == (HUB_NAME, "main")
 
 
-def test_unreachable_hub_is_told_at_once_and_with_a_way_out(online, monkeypatch):
-    api, datasets = online
-
-    def unreachable(self, *args, **kwargs):
-        raise ConnectionError("[Errno -2] Name or service not known")
-
-    monkeypatch.setattr(api, "dataset_info", unreachable)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: pytest.fail("retries for 30 s"))
+def test_unreachable_hub_is_told_at_once_and_with_a_way_out(hub):
+    hub.error = ConnectionError("[Errno -2] Name or service not known")
     with pytest.raises(RuntimeError, match="ConnectionError.*HF_HUB_OFFLINE=1.*local folder"):
         gsm8k()
+    assert len(hub.calls) == 1, "load_dataset would retry for 30 s"
 
 
 OFFLINE = """

@@ -39,16 +39,14 @@ def test_its_tags_survive_decoding_its_numbers_are_tokens_and_its_chat_ends_a_tu
 
 
 def test_the_card_is_the_measured_table_and_within_its_limits(written):
+    """In every skill one style is right nine times in ten: RL raises only what is reliable."""
     text = card.card_text(written["skills"], written["warm_up"])
     assert (FOLDER / "README.md").read_text() == text
     for skill, name, low, high in card.LIMITS:
         assert low <= written["skills"][skill][name] <= high, (skill, name)
-
-
-@pytest.mark.parametrize("skill", ["solve", "verify", "plan"])
-def test_every_skill_has_a_style_that_is_right_nine_times_in_ten(written, skill):
-    styles = written["skills"][skill]["by_style"].values()
-    assert max(style["accuracy"] for style in styles if style["share"] >= 0.03) >= 0.9
+    for skill in ("solve", "verify", "plan"):
+        styles = written["skills"][skill]["by_style"].values()
+        assert max(style["accuracy"] for style in styles if style["share"] >= 0.03) >= 0.9
 
 
 def test_the_card_is_true(base, written):

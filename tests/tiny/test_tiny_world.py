@@ -1,6 +1,5 @@
 """The tiny world's texts say what they claim; the warm-up can be stopped and resumed."""
 
-import dataclasses
 import json
 import random
 import re
@@ -16,15 +15,12 @@ from transformers import AutoTokenizer
 
 from grpo_kit.rewards import accuracy_reward, extract_answer, format_reward
 from grpo_kit.tasks import word_problems as W
-from grpo_kit.tasks.tool_questions import KINDS, make_tool_question
+from grpo_kit.tasks.tool_questions import KINDS, last_number, make_tool_question
 from grpo_kit.tasks.word_problems import Problem, make_problem, make_rows, word_problems
 from grpo_kit.tiny import pretrain as warm_up
 from grpo_kit.tiny import problems, skills
 
 rngs = st.integers(0, 2**32).map(random.Random)
-
-
-# --- problems -------------------------------------------------------------------------------------
 
 
 @given(rng=rngs, difficulty=st.integers(1, 5))
@@ -56,15 +52,14 @@ def test_a_solution_is_recognised_by_its_style_and_right_ones_score(rng, style):
 
 
 def test_each_step_opens_with_its_word_in_question_and_solutions():
-    verbs = ("finds", "loses", "doubles")
-    problem = Problem(12, (("+", 7), ("-", 4), ("*", 2)), verbs=verbs)
+    problem = Problem(12, (("+", 7), ("-", 4), ("*", 2)), verbs=("finds", "loses", "doubles"))
     assert problem.question == (
         "Mia has 12 coins. Mia first finds 7. Mia then loses 4. Mia next doubles them. "
         "How many coins does Mia have?"
     )
     steps = "first 12 + 7 = 19, then 19 - 4 = 15, next 15 * 2 = 30."
-    told = "first finds 7, 12 + 7 = 19. then loses 4, 19 - 4 = 15. next doubles them, 15 * 2 = 30."
-    reasoning = {"equations": steps, "words": f"Start with 12. {told}", "list": f"Steps: {steps}"}
+    story = "first finds 7, 12 + 7 = 19. then loses 4, 19 - 4 = 15. next doubles them, 15 * 2 = 30."
+    reasoning = {"equations": steps, "words": f"Start with 12. {story}", "list": f"Steps: {steps}"}
     for style, text in reasoning.items():
         completion = problems.solve(problem, style, random.Random(0))
         assert completion == f"<think>{text}</think><answer>30</answer>"
@@ -77,33 +72,20 @@ def test_wrong_styles_are_mostly_wrong_and_the_likeliest_style_is_a_wrong_one():
         drawn = [make_problem(rng, rng.choice((2, 3))) for _ in range(400)]
         right = sum(skills.is_right(p.answer, problems.solve(p, style, rng)) for p in drawn) / 400
         assert 0 < right < most
-    likeliest = max(problems.STYLE_SHARES, key=problems.STYLE_SHARES.get)
-    assert likeliest not in problems.RIGHT_STYLES
-    assert sum(problems.STYLE_SHARES.values()) == pytest.approx(1.0)
+    shares = problems.STYLE_SHARES
+    assert max(shares, key=shares.get) not in problems.RIGHT_STYLES
+    assert sum(shares.values()) == pytest.approx(1.0)
 
 
 def test_shipped_rows_are_what_the_generator_makes_and_the_splits_are_disjoint():
     task = word_problems()
-    for split, rows in (("train", task.train), ("test", task.test)):
-        generated = make_rows(split, W.SHIPPED_ROWS[split], (2, 3))
+    for split, rows, n in (("train", task.train, 4000), ("test", task.test, 500)):
+        generated = make_rows(split, n)
         for column in ("answer", "difficulty", "numbers"):
             assert rows[column] == [row[column] for row in generated]
         assert [p[0]["content"] for p in rows["prompt"]] == [row["question"] for row in generated]
-        assert len(set(rows["numbers"])) == W.SHIPPED_ROWS[split]
+        assert len(set(rows["numbers"])) == n
     assert not set(task.train["numbers"]) & set(task.test["numbers"])
-
-
-def test_difficulty_is_a_parameter_and_a_bad_one_is_refused():
-    task = word_problems((4,), n_train=5, n_test=3)
-    assert set(task.train["difficulty"]) == {4} and len(task.test) == 3
-    for wrong in ((), (0,)):
-        with pytest.raises(ValueError, match="difficulties are"):
-            word_problems(wrong)
-    with pytest.raises(ValueError, match="fewer than 90 distinct test problems"):
-        make_rows("test", 90, (1,))
-
-
-# --- skills ---------------------------------------------------------------------------------------
 
 
 def test_the_grader_says_yes_as_often_as_its_rates_tell():
@@ -137,12 +119,6 @@ def test_a_verdict_after_careful_analysis_is_the_truth(rng):
         assert (last[1].startswith("agrees.")) == (int(last[0]) == proposed) == (verdict == "Yes")
 
 
-def test_proposed_answers_are_right_half_of_the_time():
-    rng = random.Random(0)
-    verdicts = [skills.verify_item(make_problem(rng, 2), rng)[1] for _ in range(1000)]
-    assert 450 < verdicts.count("Yes") < 550
-
-
 @given(rng=rngs)
 def test_judgements_are_json_of_scores_from_one_to_five(rng):
     reply = skills.sample_judge(make_problem(rng, 2), rng)[1]["content"]
@@ -158,28 +134,10 @@ def test_the_plan_of_a_tool_question_leads_to_its_answer(rng, kind):
     while (step := question.next_step(memory)) is not None:
         memory.append((*step, question.run(*step)))
     (price, other), count, less = question.prices, question.count, question.discount
-    expected = {
-        "price": price,
-        "several": price * count,
-        "together": price + other,
-        "discount": price - less,
-        "several_discount": price * count - less,
-    }[kind]
+    first = price * count if kind.startswith("several") else price
+    expected = first + other * (kind == "together") - less * kind.endswith("discount")
     assert 1 <= len(memory) <= 4 and question.answer == expected
-    assert skills.last_number(memory[-1][2]) == str(expected)
-    for item, cost in zip(question.items, question.prices, strict=True):
-        assert question.catalogue[item].startswith(f"{item} {cost}, shop ")
-
-
-def test_the_split_of_a_tool_question_is_that_of_its_catalogue_and_a_tenth_is_for_testing():
-    rng, splits = random.Random(0), []
-    for i in range(500):
-        question = make_tool_question(rng, "test" if i % 10 == 0 else "train")
-        same = {dataclasses.replace(question, kind=kind).split for kind in KINDS}
-        assert same == {"test" if i % 10 == 0 else "train"}
-        changed = {**question.catalogue, question.shop: "discount 9"}
-        splits.append(dataclasses.replace(question, catalogue=changed).split)
-    assert 0.05 < splits.count("test") / 500 < 0.16
+    assert last_number(memory[-1][2]) == str(expected)
 
 
 @given(rng=rngs)
@@ -243,9 +201,6 @@ def test_careless_styles_are_left_to_the_last_phase(phase, shown):
     assert styles == shown
 
 
-# --- tokenizer and warm-up ------------------------------------------------------------------------
-
-
 def test_a_saved_tokenizer_is_loaded_as_it_was_and_keeps_every_text(tokenizer, saved_policy):
     """AutoTokenizer takes Qwen2's class for a Qwen2 model, whatever class was saved."""
     loaded = AutoTokenizer.from_pretrained(saved_policy)
@@ -286,25 +241,28 @@ def test_the_phases_follow_each_other_and_the_rate_falls_to_nothing_over_the_las
     steps, rate = warm_up.STEPS, warm_up.LEARNING_RATE
     phases = [warm_up.phase_at(step, steps) for step in range(steps)]
     assert phases == [phase for phase, n in warm_up.PHASES.items() for _ in range(n)]
-    assert list(warm_up.PHASES) == ["copy", *skills.PHASES]
     rates = [warm_up.rate_at(step, steps) for step in range(steps)]
-    assert 0 < rates[0] < 0.05 * rate and max(rates) == rate
     falling = rates[-warm_up.PHASES["mixture"] :]
-    assert falling[0] == rate and sorted(falling, reverse=True) == falling
-    assert 0 < falling[-1] < 0.01 * rate
-    # a shorter warm-up goes through the same phases
+    assert 0 < rates[0] < 0.05 * rate and falling[0] == max(rates) == rate
+    assert sorted(falling, reverse=True) == falling and 0 < falling[-1] < 0.01 * rate
     shorter = [warm_up.phase_at(step, 1000) for step in range(1000)]
     assert list(dict.fromkeys(shorter)) == list(warm_up.PHASES)
     assert sorted(shorter, key=list(warm_up.PHASES).index) == shorter
 
 
-def test_a_killed_warm_up_goes_on_where_it_stopped(tmp_path, monkeypatch):
+@pytest.fixture
+def small(monkeypatch, tokenizer):
+    """Batches of 2 rows, and a tokenizer that is there already."""
     monkeypatch.setattr(warm_up, "BATCH", 2)
-    monkeypatch.setattr(warm_up, "STATE_EVERY", 2)
-    real, clip = warm_up.make_tokenizer, torch.nn.utils.clip_grad_norm_
-    monkeypatch.setattr(warm_up, "make_tokenizer", lambda seed: real(seed, 200))
+    monkeypatch.setattr(warm_up, "make_tokenizer", lambda seed: tokenizer)
+    return monkeypatch
+
+
+def test_a_killed_warm_up_goes_on_where_it_stopped(tmp_path, small):
+    small.setattr(warm_up, "STATE_EVERY", 2)
+    options, clip = {"steps": 5, "processes": 1}, torch.nn.utils.clip_grad_norm_
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    result = warm_up.pretrain(whole, seed=0, steps=5, processes=1)
+    result = warm_up.pretrain(whole, **options)
     assert result["steps"] == 5 and result["parameters"] < 4e6
     assert not (whole / "warm-up.pt").exists()
 
@@ -315,13 +273,13 @@ def test_a_killed_warm_up_goes_on_where_it_stopped(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return clip(*arguments)
 
-    with monkeypatch.context() as killing:
+    with small.context() as killing:
         killing.setattr(torch.nn.utils, "clip_grad_norm_", deadly)
         with pytest.raises(KeyboardInterrupt):
-            warm_up.pretrain(broken, seed=0, steps=5, processes=1)
+            warm_up.pretrain(broken, **options)
     with pytest.raises(ValueError, match="warm-up of seed 0, steps 5, processes 1, not .*delete"):
-        warm_up.pretrain(broken, seed=1, steps=5, processes=1)
-    warm_up.pretrain(broken, seed=0, steps=5, processes=1)
+        warm_up.pretrain(broken, seed=1, **options)
+    warm_up.pretrain(broken, **options)
     weights = (whole / "model.safetensors").read_bytes()
     assert weights == (broken / "model.safetensors").read_bytes() and len(weights) <= 8_000_000
 
@@ -335,12 +293,10 @@ def test_a_process_whose_parent_was_killed_ends(tmp_path, monkeypatch):
         warm_up._warm_up(0, tmp_path, {"seed": 0, "steps": 2, "processes": 2}, None)
 
 
-def test_weights_are_averaged_now_and_then_and_at_the_end(tmp_path, monkeypatch, tokenizer):
-    monkeypatch.setattr(warm_up, "BATCH", 2)
-    monkeypatch.setattr(warm_up, "AVERAGE_EVERY", 2)
-    monkeypatch.setattr(warm_up, "make_tokenizer", lambda seed: tokenizer)
+def test_weights_are_averaged_now_and_then_and_at_the_end(tmp_path, small):
     calls = []
-    monkeypatch.setattr(warm_up, "average_parameters", lambda *given: calls.append(given))
+    small.setattr(warm_up, "AVERAGE_EVERY", 2)
+    small.setattr(warm_up, "average_parameters", lambda *given: calls.append(given))
     warm_up._warm_up(0, tmp_path, {"seed": 0, "steps": 5, "processes": 2}, None)
     assert len(calls) == 3
 
@@ -356,14 +312,13 @@ def test_two_processes_warm_up_one_base(tmp_path):
 
 def test_a_base_that_is_warmed_up_further_is_another_model(policy):
     before = [p.clone() for p in policy.model.parameters()]
-    one, again, other = (warm_up.warm_up_more(policy, seed, steps=2) for seed in (1, 1, 2))
-    weights = [torch.cat([p.flatten() for p in m.model.parameters()]) for m in (one, again, other)]
+    one, again, other = (warm_up.warm_up_more(policy, seed, steps=2).model for seed in (1, 1, 2))
+    weights = [torch.cat([p.flatten() for p in m.parameters()]) for m in (one, again, other)]
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
     assert all(map(torch.equal, before, policy.model.parameters())), "the base stays as it is"
-    assert not any(p.requires_grad for p in one.model.parameters()) and not one.model.training
+    assert not any(p.requires_grad for p in one.parameters()) and not one.training
 
 
-@pytest.mark.parametrize(("name", "wrong"), [("steps", 0), ("processes", 99)])
-def test_a_warm_up_that_cannot_be_is_refused(tmp_path, name, wrong):
-    with pytest.raises(ValueError, match=f"{name} is {wrong}"):
-        warm_up.pretrain(tmp_path, **{name: wrong})
+def test_more_processes_than_rows_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="processes is 99; choose 1 to 16"):
+        warm_up.pretrain(tmp_path, processes=99)

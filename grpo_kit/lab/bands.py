@@ -1,8 +1,7 @@
 """Did the notebooks measure what is reported? Their numbers beside bands of several seeds.
 
-Every notebook leaves `result.json`. Those of five seeds are stored as records of the "experiment"
-`notebooks`, an arm a notebook. A new run is compared with the band in which one more seed is
-expected: on another CPU rounding makes it another seed, on the same one it repeats its numbers.
+Every notebook leaves `result.json`; those of five seeds are stored as records of the "experiment"
+`notebooks`. A new run is compared with the band in which one more seed is expected.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ SHARES = (
     "rewards/accuracy_reward/mean", "verdicts/accuracy", "verdicts/yes_rate",
 )  # fmt: skip
 LENGTHS = ("eval/mean_length", "eval/turns", "length", "styles", "entropy")
-# What is compared, by the last part of a number's name, and how far it can go.
+# The numbers that are compared, by the last part of their names, and their possible values.
 RANGES = dict.fromkeys(SHARES, (0.0, 1.0)) | dict.fromkeys(LENGTHS, (0.0, math.inf))
 RANGES["rewards/quality_judge_reward/mean"] = (-0.5, 0.5)
-SPREAD = 0.01  # the least that seeds are taken to differ by; one of 128 held-out rows is 0.008
+SPREAD = 0.01  # the least spread assumed between seeds; one of 128 held-out rows is 0.008
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Row:
 
     @property
     def binds(self) -> bool:
-        """Whether the band leaves out anything that the quantity could be."""
+        """Whether the band excludes any possible value."""
         return (self.low, self.high) != RANGES[self.quantity.split(" · ")[-1]]
 
 
@@ -63,33 +62,31 @@ def numbers(result: Mapping, prefix: str = "") -> dict[str, float]:
     return compared
 
 
-def read_result(folder: str | Path, notebook: str) -> dict | None:
-    """The `result.json` of a notebook executed into `folder`; None if it wrote none.
+def read_result(folder: str | Path, notebook: str) -> dict:
+    """The `result.json` of a notebook executed into `folder`; empty if it wrote none.
 
     Raises ValueError for a file that no notebook writes.
     """
     path = Path(folder) / notebook / "result.json"
-    if not path.is_file():
-        return None
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-        if not {"profile", "seed"} <= set(result):
-            raise ValueError("it lacks profile or seed")
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"{path} is no result of a notebook ({error}): execute the notebook again."
-        ) from None
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        result = None
+    if not isinstance(result, dict) or not {"profile", "seed"} <= set(result):
+        raise ValueError(f"{path} is no result of a notebook: execute the notebook again.")
     return result
 
 
 def store(folder: str | Path, seconds: Mapping[str, float], results: str | Path) -> list[Path]:
-    """Store what notebooks executed into `folder` measured as reported results; returns the files.
+    """Store the numbers of notebooks executed into `folder` as reported results.
 
-    `seconds`: notebook -> its time. Notebooks that compare nothing are left out.
+    `seconds`: notebook -> its time. Skips notebooks without compared numbers. Returns the files.
     """
     paths = []
     for notebook, time in seconds.items():
-        result = read_result(folder, notebook) or {}
+        result = read_result(folder, notebook)
         if measured := numbers(result):
             plain = {k: v for k, v in result.items() if isinstance(v, (int, float, str))}
             record = Record(
@@ -106,13 +103,12 @@ def compare(
 ) -> tuple[list[Row], list[str]]:
     """The numbers of `notebooks`, executed into `folder`, beside the reported ones of `profile`.
 
-    All numbers of an honest run lie in their bands with a chance of 95 %
-    (`statistics.prediction_band`); one that is missing here is outside. Also returns a sentence for
-    each file that cannot be used and each notebook with fewer than `MIN_SEEDS` reported seeds.
+    All numbers of an honest run lie in their bands with a chance of 95 %; a missing one is outside.
+    Also returns a sentence for each unusable file and each notebook with too few reported seeds.
     Both are empty if nothing is reported of the profile.
     """
     records, problems = load(results, profile, NOTEBOOKS)
-    compared: list[tuple] = []
+    compared = []
     for notebook in notebooks if records or problems else ():
         by_seed = by_arm(records).get(notebook, {})
         if len(by_seed) < MIN_SEEDS:
@@ -121,17 +117,16 @@ def compare(
                 f"{profile!r}, {MIN_SEEDS} are needed: its numbers are not compared."
             )
             continue
-        result = {}
         try:
-            result = read_result(folder, notebook) or {}
+            result = read_result(folder, notebook)
         except ValueError as error:
+            result = {}
             problems.append(str(error))
-        same, here = by_seed.get(result.get("seed")), numbers(result)
+        here = numbers(result)
         for name in next(iter(by_seed.values())).evaluation:
-            values = [r.evaluation[name] for r in by_seed.values() if name in r.evaluation]
-            own = same.evaluation.get(name) if same else None
-            usual = median(values) if own is None else own
-            compared.append((notebook, name, values, usual, here.get(name)))
+            values = {s: r.evaluation[name] for s, r in by_seed.items() if name in r.evaluation}
+            usual = values.get(result.get("seed"), median(values.values()))
+            compared.append((notebook, name, [*values.values()], usual, here.get(name)))
     rows = []
     for notebook, name, values, usual, measured in compared:
         low, high = prediction_band(values, comparisons=len(compared), floor=SPREAD)
@@ -151,12 +146,12 @@ def show(rows: list[Row], problems: Iterable[str]) -> None:
             band = f"{row.low:.3g} to {row.high:.3g}"
             table.add_row(row.notebook, row.quantity, f"{row.reported:.3g}", band, here, mark)
         console.print(table)
-        inside, wide = sum(row.inside for row in rows), sum(not row.binds for row in rows)
         here = [(row.here, row.reported) for row in rows if row.here is not None]
         equal = sum(math.isclose(*pair, rel_tol=1e-5) for pair in here)
         problems = [
-            f"{inside} of {len(rows)} numbers are inside their bands, {equal} equal the reported "
-            f"ones; {wide} bands are so wide that they leave out nothing",
+            f"{sum(row.inside for row in rows)} of {len(rows)} numbers are inside their bands, "
+            f"{equal} equal the reported ones; {sum(not row.binds for row in rows)} bands are so "
+            "wide that they exclude nothing",
             *problems,
         ]
     for line in problems or ["nothing is reported of this profile: no number is compared"]:

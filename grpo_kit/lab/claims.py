@@ -1,8 +1,8 @@
 """Published claims, `data/claims.yaml`, judged by the records of the runs that test them.
 
 A claim names its runs, the number that it is about, and where that number should lie. All claims of
-one profile are judged together (`statistics.judge`), so that a table of many claims has no more
-false verdicts than a table of one.
+one profile are judged together (`statistics.judge`), so that many claims together have no more
+false verdicts than one.
 """
 
 from __future__ import annotations
@@ -58,27 +58,19 @@ class Claim(BaseModel):
         return expects
 
     @property
-    def command(self) -> str:
-        """The command that makes its runs, and no others."""
-        return command_of(self.experiment, self.profile, arms=self.arms)
+    def arms(self) -> list[str]:
+        return [arm for arm in (self.against, self.arm) if arm]
 
     @property
-    def arms(self) -> list[str]:
-        """The arms whose runs test it."""
-        return [arm for arm in (self.against, self.arm) if arm]
+    def command(self) -> str:
+        return command_of(self.experiment, self.profile, arms=self.arms)
 
     @property
     def number(self) -> str:
         """The number it is about, in words: "pass@1, diversity minus plain"."""
         name = " minus ".join(m.removeprefix("eval/") for m in (self.metric, self.minus) if m)
-        name = "change of " * (self.of == "change") + name
-        return f"{name}, {self.arm}" + (f" minus {self.against}" if self.against else "")
-
-    @property
-    def paper(self) -> str:
-        """The numbers that its source prints, or else the direction."""
-        numbers = [f"{of}: {' → '.join(f'{v:g}' for v in vs)}" for of, vs in self.printed.items()]
-        return "; ".join(numbers) or self.direction
+        arms = " minus ".join(reversed(self.arms))
+        return f"{'change of ' * (self.of == 'change')}{name}, {arms}"
 
     @property
     def direction(self) -> str:
@@ -87,69 +79,61 @@ class Claim(BaseModel):
             return self.expects
         return f"{self.expects['value']:g} ± {self.expects['within']:g}"
 
-    def values(self, records: Iterable[Record]) -> list[float]:
-        """The number for every seed that its arms share, from its experiment's records.
+    @property
+    def paper(self) -> str:
+        """The numbers that its source prints, or else the direction."""
+        numbers = [f"{of}: {' → '.join(f'{v:g}' for v in vs)}" for of, vs in self.printed.items()]
+        return "; ".join(numbers) or self.direction
 
-        Raises ValueError, in a sentence, if a run lacks the number.
-        """
+    def values(self, records: Iterable[Record]) -> list[float]:
+        """The number for every seed that its arms share; ValueError if a run lacks it."""
         arms = by_arm(records)
         own, other = arms.get(self.arm, {}), arms.get(self.against or self.arm, {})
-        return [
-            self._of(record) - (self._of(other[seed]) if self.against else 0.0)
-            for seed, record in own.items()
-            if seed in other
-        ]
+        pairs = [(record, other[seed]) for seed, record in own.items() if seed in other]
+        return [self._of(r) - (self._of(base) if self.against else 0.0) for r, base in pairs]
 
     def _of(self, record: Record) -> float:
-        values = []
-        for metric in filter(None, (self.metric, self.minus)):
-            try:
-                change = self.of == "change"
-                values.append(record.change(metric) if change else record.evaluation[metric])
-            except KeyError:
-                known = {key for row in record.history for key in row} | set(record.evaluation)
-                raise ValueError(
-                    f"claim {self.id!r} is about the metric {metric!r}, which runs of "
-                    f"{self.experiment!r} do not have; they have {', '.join(sorted(known))}."
-                ) from None
-            if values[-1] is None:
-                raise ValueError(
-                    f"claim {self.id!r} is about the metric {metric!r}, which was not a number in "
-                    f"{record.arm!r}, seed {record.seed}."
-                )
-        return values[0] - sum(values[1:])
+        value = self._measured(record, self.metric)
+        return value - self._measured(record, self.minus) if self.minus else value
+
+    def _measured(self, record: Record, metric: str) -> float:
+        try:
+            value = record.change(metric) if self.of == "change" else record.evaluation[metric]
+        except KeyError:
+            value = None
+        if value is None:
+            known = {key for row in record.history for key in row} | set(record.evaluation)
+            raise ValueError(
+                f"claim {self.id!r} is about the metric {metric!r}, which is no number in "
+                f"{record.arm!r}, seed {record.seed}; there are {', '.join(sorted(known))}."
+            )
+        return value
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with its verdict: "reproduced", "contradicted", "inconclusive" or "not run here".
-
-    `judgement` is None if nothing has been run. `hardware`: the runs' accelerator or processor.
-    """
+    """A claim with its verdict; no `judgement` if nothing has been run."""
 
     claim: Claim
-    verdict: str
+    verdict: str = "not run here"
     judgement: Judgement | None = None
-    hardware: str = ""
+    hardware: str = ""  # the runs' accelerator or processor
 
     @property
     def here(self) -> str:
-        """The median over seeds with its interval, or the command to run."""
         return cell(vars(self.judgement), "+") if self.judgement else f"`{self.claim.command}`"
 
     @property
     def statistics(self) -> str:
-        """The number of seeds, Hedges' g and the corrected p of a claim that was run."""
-        j = self.judgement
-        p = "p < 0.001" if j.p < 0.001 else f"p = {number(j.p)}"
-        return f"{j.n} seed{'s' * (j.n != 1)}, g = {number(j.effect, '+')}, {p}"
+        n, p = self.judgement.n, self.judgement.p
+        p = "p < 0.001" if p < 0.001 else f"p = {number(p)}"
+        return f"{n} seed{'s' * (n != 1)}, g = {number(self.judgement.effect, '+')}, {p}"
 
 
 def load_claims(path: str | Path | None = None) -> tuple[list[Claim], list[str]]:
-    """The claims of a YAML file, by default the shipped one, and a sentence for each mistake in it.
+    """The valid claims of a YAML file, by default the shipped one, and a sentence for each other.
 
-    A claim is left out if it cannot be read, repeats an id, or names an unknown experiment, arm or
-    profile. Raises ValueError for a file that is no list.
+    Raises ValueError for a file that is no list.
     """
     path = Path(path or data_dir() / "claims.yaml")
     try:
@@ -164,9 +148,7 @@ def load_claims(path: str | Path | None = None) -> tuple[list[Claim], list[str]]
         name = entry.get("id", f"number {i}") if isinstance(entry, dict) else f"number {i}"
         try:
             claim = Claim.model_validate(entry)
-            _check(claim)
-            if claim.id in claims:
-                raise ValueError("there is another claim of this id.")
+            _check(claim, claims)
             claims[claim.id] = claim
         except ValueError as error:
             if isinstance(error, ValidationError):
@@ -176,28 +158,26 @@ def load_claims(path: str | Path | None = None) -> tuple[list[Claim], list[str]]
     return list(claims.values()), problems
 
 
-def _check(claim: Claim) -> None:
-    """Raise ValueError if experiment, profile or arm is unknown, or an arm its own baseline."""
+def _check(claim: Claim, others: Iterable[str]) -> None:
+    """Raise ValueError for an unknown name, a repeated id, or an arm that is its own baseline."""
     experiment = EXPERIMENTS.get(claim.experiment)
-    named = [("experiment", claim.experiment, EXPERIMENTS), ("profile", claim.profile, PROFILES)]
-    named += [("arm", arm, experiment.arms) for arm in claim.arms if experiment]
-    for kind, name, known in named:
+    names = [("experiment", claim.experiment, EXPERIMENTS), ("profile", claim.profile, PROFILES)]
+    names += [("arm", arm, experiment.arms) for arm in claim.arms if experiment]
+    for kind, name, known in names:
         if name not in known:
             raise ValueError(f"there is no {kind} {name!r}: choose among {', '.join(known)}.")
     if claim.arm == claim.against:
         raise ValueError(f"it compares {claim.arm!r} with itself: name another arm as `against`.")
+    if claim.id in others:
+        raise ValueError("there is another claim of this id.")
 
 
 def arms_with_claims(experiment: str, profile: str) -> list[str]:
-    """The arms whose runs test shipped claims, in the experiment's order.
-
-    Raises ValueError if there are none.
-    """
+    """The arms whose runs test shipped claims, in the experiment's order; ValueError if none."""
     tested = [c for c in load_claims()[0] if (c.experiment, c.profile) == (experiment, profile)]
     if not tested:
         raise ValueError(f"no claim is tested by runs of {experiment!r} on profile {profile!r}.")
-    named = {arm for claim in tested for arm in claim.arms}
-    return [arm for arm in EXPERIMENTS[experiment].arms if arm in named]
+    return [arm for arm in EXPERIMENTS[experiment].arms if any(arm in c.arms for c in tested)]
 
 
 def judge_claims(
@@ -205,9 +185,9 @@ def judge_claims(
 ) -> tuple[list[Judged], list[str]]:
     """Verdicts on all claims, in their order, and a sentence for each that could not be judged.
 
-    The published claims of a profile are one table of `judge`; the reader's own are another.
+    The published claims of a profile are judged together, the reader's own apart from them.
     """
-    runs, tables = defaultdict(list), defaultdict(list)
+    runs, families = defaultdict(list), defaultdict(list)
     for record in records:
         runs[record.profile, record.experiment].append(record)
     problems, judged = [], {}
@@ -217,12 +197,12 @@ def judge_claims(
         except ValueError as error:
             problems.append(str(error))
             continue
-        judged[claim.id] = Judged(claim, "not run here")
+        judged[claim.id] = Judged(claim)
         if values:
-            tables[claim.profile, claim.source == OWN].append((claim, values))
-    for table in tables.values():
-        judgements = judge([(values, claim.expects) for claim, values in table])
-        for (claim, _), judgement in zip(table, judgements, strict=True):
+            families[claim.profile, claim.source == OWN].append((claim, values))
+    for family in families.values():
+        judgements = judge([(values, claim.expects) for claim, values in family])
+        for (claim, _), judgement in zip(family, judgements, strict=True):
             machine = hardware(runs[claim.profile, claim.experiment])
             judged[claim.id] = Judged(claim, judgement.verdict, judgement, machine)
     return list(judged.values()), problems
@@ -245,13 +225,12 @@ def reported_claims(
 
 
 def claims_text(judged: Iterable[Judged], *only: str) -> str:
-    """Markdown: claim, what is printed, what was measured, verdict; of all, or of the ids `only`.
-
-    Raises ValueError for an unknown id.
-    """
+    """Markdown table of all judged claims, or of the ids `only`; ValueError for an unknown id."""
     by_id = {one.claim.id: one for one in judged}
-    if unknown := [name for name in only if name not in by_id]:
-        raise ValueError(f"there is no judged claim {unknown[0]!r}; there are {', '.join(by_id)}.")
+    if unknown := set(only) - set(by_id):
+        raise ValueError(
+            f"there is no judged claim {min(unknown)!r}; choose among {', '.join(by_id)}."
+        )
     rows = []
     for one in (by_id[name] for name in only or by_id):
         here = f"{one.claim.number}: {one.here}" if one.judgement else one.here

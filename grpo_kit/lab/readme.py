@@ -9,17 +9,14 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from grpo_kit.course.plots import labelled_curves
-from grpo_kit.lab import bench, scaling
+from grpo_kit.lab import bench
 from grpo_kit.lab.claims import claims_text, reported_claims
-from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.records import CHECKOUT
 from grpo_kit.lab.report import VERDICTS, write_report
 from grpo_kit.lab.skill_runs import skills_text
 from grpo_kit.lab.statistics import power
-from grpo_kit.lab.summary import markdown_table, reported, summarise, summary_text
+from grpo_kit.lab.summary import markdown_table, reported, summary_text
 from grpo_kit.paths import write_atomic
 
 METHODS = {  # curve of the README's picture -> experiment and arm, each with 64 answers a step
@@ -36,12 +33,16 @@ MEASURES = ("eval/pass@1", "eval/greedy", "eval/pass@8", "eval/mean_length", "se
 def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
     """Renew the pages of `pages`, and the report beside the results; returns the files.
 
-    Raises ValueError if a result file cannot be used, a claim cannot be judged, or a page lacks a
-    part; then nothing is written.
+    Raises ValueError, before anything is written, if a result, a claim or a page cannot be used.
     """
     texts, results = pages(checkout), Path(checkout) / "data" / "results"
     report = write_report(results, results, page=False)
-    methods_figure(results).savefig(results / "figures" / "methods.png", dpi=130)
+    curves = {
+        label: reported(name, results=results, x="step")["curves"]["eval/pass@1"][arm]
+        for label, (name, arm) in METHODS.items()
+    }
+    figure = labelled_curves(curves, "steps of 64 answers", "held-out success (pass@1)")
+    figure.savefig(results / "figures" / "methods.png", dpi=130)
     for page, text in texts.items():
         write_atomic(page, text)
     return [*texts, report]
@@ -52,25 +53,17 @@ def pages(checkout: str | Path = CHECKOUT) -> dict[Path, str]:
     results, tests = Path(checkout) / "data" / "results", Path(checkout) / "tests"
     breaks = [
         (one["what"], " ".join(f"`{part}`" for part in one["killed_by"].split("::")))
-        for one in json.loads((results / "mutants.json").read_text(encoding="utf-8"))
+        for one in _json(results / "mutants.json")
     ]
-    tables = {
+    parts = {
         results / "README.md": measured(results),
         tests / "README.md": {"mutants": markdown_table(["break", "noticed by"], *breaks)},
     }
-    return {
-        page: with_parts(page.read_text(encoding="utf-8"), parts) for page, parts in tables.items()
-    }
+    return {page: with_parts(page.read_text(encoding="utf-8"), of) for page, of in parts.items()}
 
 
-def methods_figure(results: Path) -> Figure:
-    """The methods' learning curves, one panel."""
-    records = {name: load_current(results, "tiny", name)[0] for name, _ in METHODS.values()}
-    curves = {
-        label: summarise(records[name], EXPERIMENTS[name], "step")["curves"]["eval/pass@1"][arm]
-        for label, (name, arm) in METHODS.items()
-    }
-    return labelled_curves(curves, "steps of 64 answers", "held-out success (pass@1)")
+def _json(path: Path) -> list | dict:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def measured(results: Path) -> dict[str, str]:
@@ -80,10 +73,6 @@ def measured(results: Path) -> dict[str, str]:
         raise ValueError(" ".join(problems))
     verdicts = [one.verdict for one in judged]
     tested = sum(one.claim.profile == "tiny" and bool(one.judgement) for one in judged)
-    skills, step, growth = (
-        json.loads((results / name).read_text(encoding="utf-8"))
-        for name in ("skills/skills.json", "bench/bench.json", "bench/scaling.json")
-    )
     chances = [
         [f"{effect}", *(f"{power(effect, n, tested):.0%}" for n in (5, 10))] for effect in (2, 3, 4)
     ]
@@ -92,9 +81,8 @@ def measured(results: Path) -> dict[str, str]:
         "power": markdown_table(["true difference", "five seeds", "ten seeds"], *chances),
         "basic": summary_text(reported("basic", results=results), MEASURES),
         "engines": summary_text(reported("engines", results=results), MEASURES),
-        "skills": skills_text(skills),
-        "step": bench.report(step),
-        "growth": scaling.report(growth),
+        "skills": skills_text(_json(results / "skills" / "skills.json")),
+        "step": bench.report(_json(results / "bench" / "bench.json")),
     }
     for name in dict.fromkeys(one.claim.experiment for one in judged):
         ids = [j.claim.id for j in judged if j.claim.experiment == name and j.judgement]

@@ -20,11 +20,10 @@ from grpo_kit.lab.statistics import MIN_SEEDS, interval
 GRID = 17  # places of a curve over tokens or seconds
 
 
-def reported(name: str, profile: str = "tiny", results: str | Path | None = None) -> dict:
-    """`summarise` of the reported runs of an experiment.
-
-    Raises ValueError if there is none, or if one of their files cannot be used.
-    """
+def reported(
+    name: str, profile: str = "tiny", results: str | Path | None = None, x: str | None = None
+) -> dict:
+    """`summarise` of an experiment's reported runs; ValueError if none or one cannot be used."""
     records, problems = load_current(results, profile, name)
     if problems:
         raise ValueError(" ".join(problems))
@@ -33,54 +32,49 @@ def reported(name: str, profile: str = "tiny", results: str | Path | None = None
             f"no run of {name!r} on profile {profile!r} is stored: `{command_of(name, profile)}` "
             "makes them."
         )
-    return summarise(records, EXPERIMENTS[name])
+    return summarise(records, EXPERIMENTS[name], x)
 
 
 def summarise(records: Iterable[Record], experiment: Experiment, x: str | None = None) -> dict:
     """Values, intervals, paired differences and curves of one experiment on one profile.
 
-    `x`: what curves are over, "step", "num_generated_tokens" or "seconds"; by default the
+    `x`: the axis of the curves, "step", "num_generated_tokens" or "seconds"; by default the
     experiment's own. Returns `question`, `profile`, `config` (of the first arm), `seeds` (arm ->
     its seeds), `x`; `final`: arm -> metric -> `values`, one a seed, with `median`, `low`, `high`,
     `n`; `difference`: the same of other arms minus the first, over the seeds of both; `curves`:
     metric -> arm -> `steps`, places on the axis, and `values`, one list a seed. Raises ValueError
     if no arm has a record.
     """
-    recorded = by_arm(records)
+    recorded, x = by_arm(records), x or experiment.x
     arms = {arm: recorded[arm] for arm in experiment.arms if arm in recorded}
     if not arms:
         raise ValueError(
             f"there is no run of an arm of this experiment; it has {', '.join(experiment.arms)}."
         )
     rows = {arm: {seed: _row(r) for seed, r in by_seed.items()} for arm, by_seed in arms.items()}
-    final = {
-        arm: {
-            metric: {"values": (values := [row[metric] for row in of.values()]), **interval(values)}
-            for metric in _shared(list(of.values()))
-        }
-        for arm, of in rows.items()
-    }
-    baseline, difference = rows.get(next(iter(experiment.arms))), {}
+    baseline = rows.get(next(iter(experiment.arms)), {})
+    difference = {}
     for arm in list(rows)[1:] if baseline else ():
         pairs = [(row, baseline[seed]) for seed, row in rows[arm].items() if seed in baseline]
-        difference[arm] = {
-            metric: interval([row[metric] - first[metric] for row, first in pairs])
-            for metric in _shared([row for pair in pairs for row in pair])
-        }
-    x = x or experiment.x
+        gains = [{m: row[m] - first[m] for m in row if m in first} for row, first in pairs]
+        difference[arm] = {metric: interval(values) for metric, values in _columns(gains).items()}
     curves = {
-        metric: {
-            arm: curve
-            for arm, by_seed in arms.items()
-            if (curve := _curve(list(by_seed.values()), metric, x))["steps"]
-        }
+        metric: {arm: _curve(by_seed.values(), metric, x) for arm, by_seed in arms.items()}
         for metric in experiment.curves
     }
     first = next(iter(next(iter(arms.values())).values()))
     return {
         "question": experiment.question, "profile": first.profile, "config": first.config,
-        "seeds": {arm: sorted(by_seed) for arm, by_seed in arms.items()},
-        "final": final, "difference": difference, "curves": curves, "x": x,
+        "seeds": {arm: sorted(by_seed) for arm, by_seed in arms.items()}, "x": x,
+        "final": {
+            arm: {m: {"values": v, **interval(v)} for m, v in _columns(of.values()).items()}
+            for arm, of in rows.items()
+        },
+        "difference": difference,
+        "curves": {
+            metric: {arm: curve for arm, curve in of.items() if curve["steps"]}
+            for metric, of in curves.items()
+        },
     }  # fmt: skip
 
 
@@ -90,12 +84,14 @@ def _row(record: Record) -> dict[str, float]:
     return values | {"tokens": tokens, "seconds": record.seconds}
 
 
-def _shared(rows: Sequence[Mapping]) -> list[str]:
-    """The metrics that all rows have, in the first one's order."""
-    return [metric for metric in (rows or [{}])[0] if all(metric in row for row in rows)]
+def _columns(rows: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Metric -> its values, of the metrics that all rows have, in the first row's order."""
+    rows = list(rows)
+    shared = [m for m in (rows[0] if rows else ()) if all(m in row for row in rows)]
+    return {metric: [row[metric] for row in rows] for metric in shared}
 
 
-def _curve(records: Sequence[Record], metric: str, x: str) -> dict:
+def _curve(records: Iterable[Record], metric: str, x: str) -> dict:
     """The steps at which all seeds have a value (one may have lacked any score), and the values.
 
     Tokens and seconds differ from seed to seed: there, values are interpolated linearly at `GRID`
@@ -123,12 +119,11 @@ def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
     """Markdown: each arm's median and interval, then the paired differences from the first arm.
 
     `metrics`: those shown, by default all of the first arm. A difference is marked *inconclusive*
-    if it may be chance (see `is_clear`). Each interval stands alone; `claims` judges many together.
+    if it may be chance. Each interval stands alone; `claims` judges many together.
     """
     config, counts = summary["config"], {arm: len(of) for arm, of in summary["seeds"].items()}
     first, least, most = next(iter(counts)), min(counts.values()), max(counts.values())
     heads = {arm: arm if least == most else f"{arm} ({n} seeds)" for arm, n in counts.items()}
-    metrics = list(summary["final"][first]) if metrics is None else metrics
     tokens = config.get("max_generated_tokens")
     length = f"{tokens:,} generated tokens in" if tokens else f"{config['max_steps']}"
     text = (
@@ -138,18 +133,13 @@ def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
     )
     for title, values, show in (
         ("at the end", summary["final"], cell),
-        (f"minus {first}, paired by seed", summary["difference"], _difference),
+        (f"minus {first}, paired by seed", summary["difference"], difference_cell),
     ):
         if values:
-            rows = by_metric(values, show, metrics).items()
+            rows = by_metric(values, show, metrics or summary["final"][first])
             head = [title, *(heads[arm] for arm in values)]
-            text += "\n" + markdown_table(head, *([name, *row.values()] for name, row in rows))
+            text += "\n" + markdown_table(head, *([m, *row.values()] for m, row in rows.items()))
     return text
-
-
-def _difference(values: dict | None) -> str:
-    doubt = " *inconclusive*" if values is not None and not is_clear(values) else ""
-    return cell(values, "+") + doubt
 
 
 def by_metric(
@@ -169,17 +159,19 @@ def markdown_table(*rows: Iterable[str]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(list(rows[0])), *lines[1:]]) + "\n"
 
 
-def is_clear(values: dict) -> bool:
-    """Whether the interval of a difference, of `MIN_SEEDS` seeds at least, leaves out 0."""
-    return values["n"] >= MIN_SEEDS and not values["low"] <= 0 <= values["high"]
-
-
 def cell(values: Mapping | None, sign: str = "") -> str:
     """ "0.94 [0.93, 0.95]", of an interval; "–" where there is none."""
     if values is None:
         return "–"
     median, low, high = (number(values[name], sign) for name in ("median", "low", "high"))
     return median + (f" [{low}, {high}]" if values["n"] > 1 else "")
+
+
+def difference_cell(values: Mapping | None) -> str:
+    """`cell` with signs; *inconclusive* for few seeds, or an interval that holds 0."""
+    if values is None or (values["n"] >= MIN_SEEDS and not values["low"] <= 0 <= values["high"]):
+        return cell(values, "+")
+    return f"{cell(values, '+')} *inconclusive*"
 
 
 def number(value: float | None, sign: str = "") -> str:

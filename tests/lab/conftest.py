@@ -22,16 +22,13 @@ def make_record():
         if evaluation is None:
             evaluation = {"eval/pass@1": accuracy, "eval/n": 4, "entropy": 0.2}
         fields = {
-            "experiment": "diversity",
-            "profile": "tiny",
+            "experiment": "diversity", "profile": "tiny", "seconds": 5.0,
             "config": config_today(arm, **changes),
             "start": {"collector": "prompts", "rewards": ["accuracy_reward"]},
             "versions": {"python": "3.11.7", "torch": "2.13.0"},
-            "commit": "0123456789ab",
+            "commit": "0123456789ab", "finished": "2026-01-31",
             "machine": {"processor": "a processor", "accelerator": "none", "threads": 1,
                         "system": "Linux"},
-            "finished": "2026-01-31",
-            "seconds": 5.0,
             "samples": [{"prompt": "1 + 1?", "completion": "<answer>2</answer>", "right": True}],
         } | changes  # fmt: skip
         return Record(arm=arm, seed=seed, history=history, evaluation=evaluation, **fields)
@@ -44,11 +41,7 @@ def five(make_record):
     """Records of the arms `plain` and `diversity`, a seed an accuracy."""
 
     def make(plain, other):
-        arms = {"plain": plain, "diversity": other}
-        return [
-            make_record(arm, seed, accuracy)
-            for arm, accuracies in arms.items()
-            for seed, accuracy in enumerate(accuracies)
-        ]
+        records = [make_record("plain", seed, accuracy) for seed, accuracy in enumerate(plain)]
+        return records + [make_record("diversity", s, accuracy) for s, accuracy in enumerate(other)]
 
     return make

@@ -43,9 +43,6 @@ def up(gained):
     return gained(GAINS)
 
 
-# --- the shipped claims ---------------------------------------------------------------------------
-
-
 def test_the_shipped_claims_cover_all_five_methods_and_can_all_be_run():
     claims, problems = load_claims()
     assert problems == [] and sum(bool(one.printed) for one in claims) >= 12
@@ -57,39 +54,13 @@ def test_the_shipped_claims_cover_all_five_methods_and_can_all_be_run():
         EXPERIMENTS[one.experiment].config(PROFILES[one.profile], one.arm)  # raises if it cannot
 
 
-def test_numbers_printed_in_the_sources_are_as_the_sources_have_them():
-    """Typed a second time, in another order than in the YAML."""
-    claims = {one.id: one for one in load_claims()[0]}
-    generate, verify = (20.2, 28.5, 38.9), (21.7, 29.5, 38.4)
-    alter = (22.7, 29.4, 40.3)
-    for name, below, above in (
-        ("self-verify-over-generate", generate, verify),
-        ("mixed-over-generate", generate, (21.1, 28.5, 37.2)),
-        ("init-over-generate", generate, (21.6, 29.1, 38.7)),
-        ("alter-over-generate", generate, alter),
-        ("alter-over-self-verify", verify, alter),
-        ("self-verify-shorter", (1604, 3273, 4458), (1227, 1936, 1152)),
-    ):
-        pairs = [list(pair) for pair in zip(below, above, strict=True)]
-        assert list(claims[name].printed.values()) == pairs, name
-    for name, numbers in {
-        "verify-learnt": [0.43, 0.66], "flow-success": [38.5, 55.7],
-        "offline-collapse": [38.5, 19.5],
-    }.items():  # fmt: skip
-        assert list(claims[name].printed.values()) == [numbers]
-    for name, numbers in {  # real models: from, to; the claim is on what was gained
-        "gsm8k-slime": [43.59, 50.19], "gsm8k-verl": [49.6, 54.3], "gsm8k-verl-1.5b": [77.9],
-        "gsm8k-tags-strict": [1.7, 48.7], "gsm8k-tags-lenient": [38.3, 55.0],
-        "math500-no-kl": [15.2, 47.4],
-    }.items():  # fmt: skip
-        assert list(claims[name].printed.values()) == [numbers]
-        gain = numbers[-1] - (numbers[0] if len(numbers) > 1 else 0)
-        assert claims[name].expects["value"] == pytest.approx(gain / 100, abs=5e-4)
-    table = claims["flow-qwen"].printed
-    assert table["GAIA"] == [17.2, 33.1] and len(table) == 10
-
-
-# --- reading --------------------------------------------------------------------------------------
+def test_a_claimed_number_is_the_gain_that_its_source_prints():
+    """Or the end, where the source prints nothing else."""
+    for one in load_claims()[0]:
+        if isinstance(one.expects, dict):
+            (numbers,) = one.printed.values()
+            gain = numbers[-1] - (numbers[0] if len(numbers) > 1 else 0)
+            assert one.expects["value"] == pytest.approx(gain / 100, abs=5e-4), one.id
 
 
 @pytest.mark.parametrize(
@@ -117,19 +88,12 @@ def test_a_mistake_in_a_claim_is_named_and_the_others_are_read(line, sentence, t
 
 def test_a_file_that_is_no_list_of_claims_is_refused(tmp_path):
     path = tmp_path / "claims.yaml"
-    for text, sentence in (
-        ("id: x", "no list"),
-        ("- [", "cannot be read as YAML"),
-        ("", "no list"),
-    ):
+    for text, sentence in (("id: x", "no list"), ("- [", "read as YAML"), ("", "no list")):
         path.write_text(text)
         with pytest.raises(ValueError, match=sentence):
             load_claims(path)
     with pytest.raises(ValueError, match="cannot be read"):
         load_claims(tmp_path / "nowhere.yaml")
-
-
-# --- judging --------------------------------------------------------------------------------------
 
 
 def test_a_claim_is_judged_by_its_differences_seed_by_seed(up, gained, five):
@@ -198,8 +162,7 @@ def test_an_unknown_metric_and_a_missing_arm_are_named_and_the_rest_is_judged(up
     judged, (problem,) = judge_claims(claims, up)
     verdicts = {one.claim.id: one.verdict for one in judged}
     assert verdicts == {"gone": "not run here", "more": "reproduced"}
-    assert "claim 'odd' is about the metric 'wit', which runs of 'diversity' do not" in problem
-    assert "they have " in problem and "eval/pass@1" in problem
+    assert "claim 'odd' is about the metric 'wit'" in problem and "eval/pass@1" in problem
 
 
 def test_the_table_has_a_row_a_claim(up):
@@ -211,7 +174,7 @@ def test_the_table_has_a_row_a_claim(up):
     assert rows[2] == f"| It helps. | rises | {number} | **reproduced** |"
     assert "| GSM8K: 30 → 90 | `grpo-kit run" in rows[3] and "**not run here**" in rows[3]
     assert len(claims_text(judged, "real").splitlines()) == 3
-    with pytest.raises(ValueError, match="no judged claim 'x'; there are more, real"):
+    with pytest.raises(ValueError, match="no judged claim 'x'; choose among more, real"):
         claims_text(judged, "x")
 
 

@@ -7,7 +7,7 @@ import pytest
 from grpo_kit.course.plots import arm_bands
 from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.grid import Arm, Experiment
-from grpo_kit.lab.summary import markdown_table, reported, summarise, summary_text
+from grpo_kit.lab.summary import reported, summarise, summary_text
 
 TWO = Experiment(
     "Which?", {"plain": Arm(None), "diversity": Arm(None)}, curves=("reward", "eval/pass@1")
@@ -107,14 +107,10 @@ def test_over_tokens_or_seconds_each_seed_has_places_of_its_own(make_record):
     assert (curve["steps"][0], curve["steps"][-1]) == (0, 100), "places that all seeds reach"
     assert curve["values"][0] == pytest.approx([x / 100 for x in curve["steps"]])
     assert set(curve["values"][1]) == {0.5}
-    panel = arm_bands({"eval/pass@1": curve_of(summary)}, summary["x"]).axes[0]
+    panel = arm_bands({"eval/pass@1": summary["curves"]["eval/pass@1"]}, summary["x"]).axes[0]
     assert panel.get_xlabel() == "generated tokens"
-    over_time = curve_of(summarise(records, experiment, "seconds"))["plain"]
-    assert over_time["steps"][-1] == 2, "seed 0 took 0 + 1 + 1 seconds, seed 1 longer"
-
-
-def curve_of(summary):
-    return summary["curves"]["eval/pass@1"]
+    over_time = summarise(records, experiment, "seconds")["curves"]["eval/pass@1"]
+    assert over_time["plain"]["steps"][-1] == 2, "seed 0 took 0 + 1 + 1 seconds, seed 1 longer"
 
 
 def test_bands_have_a_panel_a_metric_and_a_line_an_arm(crossed):
@@ -137,7 +133,3 @@ def test_what_is_stored_is_found_and_what_is_not_or_is_broken_is_said(make_recor
     path.write_text("{")
     with pytest.raises(ValueError, match="no whole result file"):
         reported("diversity", results=tmp_path)
-
-
-def test_a_markdown_table_has_its_rows_below_its_head():
-    assert markdown_table(["a", "b"], ["1", "2"]) == "| a | b |\n|---|---|\n| 1 | 2 |\n"

@@ -96,13 +96,23 @@ def reproduce(
     The executed copies and the reports go to a folder; exit code 1 if a notebook fails, a number
     lies outside the band of the reported seeds, or one cannot be compared.
     """
-    from grpo_kit.course.runner import execute, find_notebooks
-
-    paths = find_notebooks(notebooks, names or ())
-    results = execute(paths, output, profile, None if seed is None else {"SEED": seed})
+    from grpo_kit.course.runner import Result, execute, find_notebooks
     from grpo_kit.lab import bands
     from grpo_kit.lab.report import write_report
 
+    paths = find_notebooks(notebooks, names or ())
+
+    def compare_one(result: Result) -> None:
+        rows, _ = bands.compare(output, [path.stem for path in paths], profile)
+        rows = [row for row in rows if row.notebook == result.notebook]
+        inside = sum(row.inside for row in rows)
+        typer.echo(f"      compared: {inside} of {len(rows)} numbers inside their bands")
+        for row in (row for row in rows if not row.inside):
+            band = f"{row.low:.3g} to {row.high:.3g}"
+            typer.echo(f"      outside: {row.quantity} is {row.here:.3g}, its band is {band}")
+
+    parameters = None if seed is None else {"SEED": seed}
+    results = execute(paths, output, profile, parameters, on_done=compare_one)
     executed = {r.notebook: r.seconds for r in results if r.status == "ok"}
     if store:
         for path in bands.store(output, executed, results_dir()):
@@ -325,13 +335,11 @@ def report(
 
 
 @app.command()
-def results(
-    readme: Annotated[Path, Option(help="The README to write tables into.")] = Path("README.md"),
-) -> None:
-    """Renew the tables of the README and the report from the results."""
+def results() -> None:
+    """Renew what is computed from the stored runs: the pages of results and tests, the report."""
     from grpo_kit.lab.readme import write_results
 
-    for path in write_results(readme):
+    for path in write_results():
         typer.echo(f"wrote {path}")
 
 

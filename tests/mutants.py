@@ -203,11 +203,11 @@ MUTANTS = (
         "tests/test_training.py::test_a_killed_and_resumed_run_equals_an_unbroken_one[3]",
     ),
     Mutant(
-        "resume-keeps-later-rows",
-        "A resumed run keeps a row of the history that comes after its checkpoint.",
-        "grpo_kit/runs.py",
-        '["step"] > step:',
-        '["step"] > step + 1:',
+        "resume-forgets-adam",
+        "A resumed run begins with new moments of Adam.",
+        "grpo_kit/training.py",
+        'for name in ("optimizer", "schedule", "scaler"):',
+        'for name in ("schedule", "scaler"):',
         "tests/test_training.py::test_a_killed_and_resumed_run_equals_an_unbroken_one[3]",
     ),
     Mutant(

@@ -145,7 +145,7 @@ def executed(tmp_path, monkeypatch):
 
     seen = SimpleNamespace(calls=[], status="ok", rows=[], problems=[], reports=[])
 
-    def execute(paths, output, profile, parameters):
+    def execute(paths, output, profile, parameters, on_done=None):
         seen.calls.append(([path.name for path in paths], str(output), profile, parameters))
         error = "" if seen.status == "ok" else "cell [3] broke"
         return [notebooks.Result(path.stem, seen.status, 2.0, error) for path in paths]

@@ -31,7 +31,7 @@ def test_each_profile_has_a_judge(policy, monkeypatch):
     assert PROFILES["colab"].load_judge(policy).prompt is quality_prompt
 
     monkeypatch.delenv("JUDGE_KEY", raising=False)
-    with pytest.raises(ValueError, match="JUDGE_KEY .* is not set"):
+    with pytest.raises(ValueError, match="JUDGE_KEY is not set.*set it"):
         PROFILES["paper"].load_judge(policy)
     monkeypatch.setenv("JUDGE_KEY", "secret")
     assert PROFILES["paper"].load_judge(policy).base_url == "http://127.0.0.1:8000/v1"
@@ -48,7 +48,7 @@ def test_each_profile_has_agents_around_its_planner(policy, monkeypatch):
     assert PROFILES["colab"].load_agents(policy).planner.prompts is GENERAL
 
     monkeypatch.delenv("ROLES_KEY", raising=False)
-    with pytest.raises(ValueError, match="ROLES_KEY .* is not set"):
+    with pytest.raises(ValueError, match="ROLES_KEY is not set.*set it"):
         PROFILES["paper"].load_agents(policy)
     monkeypatch.setenv("ROLES_KEY", "secret")
     role = PROFILES["paper"].load_agents(policy).verifier.model

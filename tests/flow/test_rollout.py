@@ -151,7 +151,7 @@ def test_a_memory_that_outgrows_the_frozen_roles_stops_nobody(base, world, text_
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"max_turns": 0}, "max_turns is 0 .*at least 1 turn"),
+        ({"max_turns": 0}, "max_turns is 0.*at least 1 turn"),
         ({"context": "all"}, "context is 'all'; choose 'memory' or 'append'"),
     ],
 )

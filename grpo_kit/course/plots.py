@@ -131,7 +131,7 @@ def labelled_curves(curves: Mapping[str, dict], xlabel: str, ylabel: str) -> Fig
 
     curves: name -> `steps` and `values`, one list a seed, as `arm_bands` takes them.
     """
-    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    figure = Figure(figsize=(8, 3.5), layout="constrained")
     axes = figure.subplots()
     ends = []
     for (name, curve), colour in zip(curves.items(), COLOUR_BLIND_SAFE, strict=False):
@@ -143,13 +143,13 @@ def labelled_curves(curves: Mapping[str, dict], xlabel: str, ylabel: str) -> Fig
     placed: list[tuple[float, float]] = []
     for value, step, name, colour in sorted(ends):
         height = value + 0.05  # a label stands above its line and those of its neighbours
-        while any(abs(step - x) < 30 and abs(height - y) < 0.05 for x, y in placed):
+        while any(abs(step - x) < 30 and abs(height - y) < 0.06 for x, y in placed):
             height += 0.01
         placed.append((step, height))
         axes.text(step + 1.5, height, name, color=colour, fontsize=11, va="center")
     axes.margins(x=0.02)
     axes.set_yticks(np.linspace(0, 1, 6))
-    axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 1.17))
+    axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 1.2))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3)
     return figure

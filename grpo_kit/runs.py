@@ -43,7 +43,7 @@ class RunFiles:
     def __init__(self, output_dir: str | Path, config: GRPOConfig, seed: int, start: dict) -> None:
         self.folder = make_output_dir(output_dir)
         self.run = Run(self.folder, config, seed, start=start)
-        self.remedy = "no checkpoint has been saved yet"  # the end of an error's sentence
+        self.remedy = "there is no checkpoint yet, start again"  # the end of an error's sentence
         for unfinished in self.folder.glob(f".{CHECKPOINT}.*.partial"):  # of a run that was killed
             unfinished.unlink()
 
@@ -89,8 +89,8 @@ class RunFiles:
             pass
         if not rows or rows[-1]["step"] != step:
             raise ValueError(
-                f"{self.folder} holds a checkpoint of step {step} and the history of another run, "
-                "started over it: start again without resume, or choose another folder."
+                f"{self.folder} holds a checkpoint of step {step}, but its {HISTORY} is missing, cut "
+                "short, or of another run: start again without resume, or choose another folder."
             )
         return rows
 

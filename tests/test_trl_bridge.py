@@ -199,7 +199,7 @@ def test_another_run_is_not_resumed_and_a_new_one_begins_with_an_empty_folder(ne
     with pytest.raises(ValueError, match="another configuration .*learning_rate 0.001 there"):
         four_epochs(new_policy(), tmp_path, resume=True, learning_rate=0.002)
     for name, message in (
-        (HISTORY, "holds a checkpoint of step 3 and the history of another run"),
+        (HISTORY, "holds a checkpoint of step 3, but its history.jsonl is missing"),
         (trl_bridge.STARTED, "checkpoint-3, but not the files of its run"),
     ):
         kept = (tmp_path / name).read_text()

@@ -89,8 +89,8 @@ class RunFiles:
             pass
         if not rows or rows[-1]["step"] != step:
             raise ValueError(
-                f"{self.folder} holds a checkpoint of step {step}, but its {HISTORY} is missing, cut "
-                "short, or of another run: start again without resume, or choose another folder."
+                f"{self.folder} holds a checkpoint of step {step}, but its {HISTORY} is missing, "
+                "cut short, or of another run: start again without resume, or choose another folder."
             )
         return rows
 

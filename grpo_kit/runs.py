@@ -90,7 +90,7 @@ class RunFiles:
         if not rows or rows[-1]["step"] != step:
             raise ValueError(
                 f"{self.folder} holds a checkpoint of step {step}, but its {HISTORY} is missing, "
-                "cut short, or of another run: start again without resume, or choose another folder."
+                "cut short, or of another run: start again without resume or in another folder."
             )
         return rows
 

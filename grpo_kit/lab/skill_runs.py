@@ -17,6 +17,7 @@ from statistics import fmean
 from datasets import Dataset
 
 from grpo_kit.config import GRPOConfig
+from grpo_kit.course.plots import labelled_curves
 from grpo_kit.flow.roles import read_action
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.paths import make_output_dir, write_atomic
@@ -92,7 +93,7 @@ SKILLS: dict[str, Callable[[Policy], list[Callable]]] = {  # -> rewards of its r
 def run_skills(
     profile: Profile, config: GRPOConfig, output_dir: str | Path, names: Sequence[str] = (*SKILLS,)
 ) -> dict:
-    """One GRPO run per skill from `profile`'s policy; writes `skills.json` and `skills.md`.
+    """One GRPO run per skill from `profile`'s policy; writes `skills.json`, `.md` and `.png`.
 
     Returns skill -> `before` and `after` (`evaluate` on held-out rows, by labels for every skill)
     and `reward`, the mean of each step. Raises ValueError for an unknown skill.
@@ -114,6 +115,13 @@ def run_skills(
         # after each, since a judge that cannot be read ends its run with an error
         write_atomic(output_dir / "skills.json", json.dumps(result, indent=1))
         write_atomic(output_dir / "skills.md", skills_text(result))
+    curves = {
+        name: {"steps": range(1, len(row["reward"]) + 1), "values": [row["reward"]]}
+        for name, row in result.items()
+        if row["reward"]
+    }
+    figure = labelled_curves(curves, "step", "mean reward of a step")
+    figure.savefig(output_dir / "skills.png", dpi=120)
     return result
 
 

@@ -94,7 +94,10 @@ def test_a_run_that_is_ended_leaves_the_old_notebook_whole(ending, tmp_path):
     wait = f"open({str(tmp_path / 'begun')!r}, 'w'); import time; time.sleep(60)"
     path = make_notebook(tmp_path / "notebooks", "00_long", "print(1)", wait)
     before = path.read_bytes()
-    code = f"from {runner.__name__} import execute; execute([{str(path)!r}], 'runs', in_place=True)"
+    code = (  # a shell's background ignores SIGINT, and its children inherit that
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        f"from {runner.__name__} import execute; execute([{str(path)!r}], 'runs', in_place=True)"
+    )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
     while not (tmp_path / "begun").exists():
         assert process.poll() is None, "it ended by itself"

@@ -141,12 +141,14 @@ def labelled_curves(curves: Mapping[str, dict], xlabel: str, ylabel: str) -> Fig
         axes.plot(curve["steps"], middle, color=colour, linewidth=2)
         ends.append((middle[-1], curve["steps"][-1], name, colour))
     placed: list[tuple[float, float]] = []
+    near = max(step for _, step, *_ in ends) / 4
     for value, step, name, colour in sorted(ends):
         height = value + 0.05  # a label stands above its line and those of its neighbours
-        while any(abs(step - x) < 30 and abs(height - y) < 0.06 for x, y in placed):
+        while any(abs(step - x) < near and abs(height - y) < 0.06 for x, y in placed):
             height += 0.01
         placed.append((step, height))
-        axes.text(step + 1.5, height, name, color=colour, fontsize=11, va="center")
+        at = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+        axes.annotate(name, (step, height), color=colour, fontsize=11, annotation_clip=False, **at)
     axes.margins(x=0.02)
     axes.set_yticks(np.linspace(0, 1, 6))
     axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 1.2))

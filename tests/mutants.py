@@ -302,9 +302,9 @@ MUTANTS = (
         "memory-not-reset",
         "Memory outlives its question: steps are added to what earlier episodes left.",
         "grpo_kit/flow/rollout.py",
-        "one.episode.memory = one.episode.memory.updated(step)",
-        'system.memory = vars(system).get("memory", one.episode.memory).updated(step)\n'
-        "        one.episode.memory = system.memory",
+        "one.memory = one.memory.updated(step)",
+        'system.memory = vars(system).get("memory", one.memory).updated(step)\n'
+        "        one.memory = system.memory",
         "tests/flow/test_rollout.py::test_memory_is_new_for_every_query",
     ),
     Mutant(

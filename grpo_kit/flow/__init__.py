@@ -16,7 +16,7 @@ from grpo_kit.flow.episodes import (
 )
 from grpo_kit.flow.roles import GENERAL, TINY, Executor, Generator, Planner, Prompts, Verifier
 from grpo_kit.flow.rollout import AgentSystem, agent_system, play
-from grpo_kit.flow.toolbox import Lookup, WikipediaSearch, calculator, make_catalogue
+from grpo_kit.flow.toolbox import Lookup, calculator, make_catalogue, wikipedia_search
 from grpo_kit.flow.tools import Tool, Toolkit, ToolResult
 from grpo_kit.flow.training import (
     FlowGRPO,
@@ -29,7 +29,7 @@ from grpo_kit.flow.training import (
 __all__ = [
     "GENERAL", "TINY", "Action", "AgentSystem", "Episode", "Executor", "FlowGRPO", "Generator",
     "Lookup", "Memory", "OfflineTraces", "Planner", "Prompts", "Step", "Tool", "ToolResult",
-    "Toolkit", "Turn", "Verifier", "WikipediaSearch", "agent_system", "calculator",
+    "Toolkit", "Turn", "Verifier", "agent_system", "calculator",
     "episode_advantages", "episode_metrics", "episode_view", "evaluate_episodes", "make_catalogue",
-    "play", "score_episodes", "turn_rows",
+    "play", "score_episodes", "turn_rows", "wikipedia_search",
 ]  # fmt: skip

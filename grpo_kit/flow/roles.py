@@ -197,7 +197,7 @@ class FrozenRole:
     model: a frozen `Policy` (see `frozen_copy`), or a judge-like object (see `judges`).
     """
 
-    def __init__(self, model: Policy | Any, prompts: Prompts = TINY, *, max_new_tokens: int = 64):
+    def __init__(self, model: Policy | Any, prompts: Prompts = TINY, max_new_tokens: int = 64):
         self.name = type(self).__name__.lower()
         if isinstance(model, Policy):
             if any(parameter.requires_grad for parameter in model.model.parameters()):

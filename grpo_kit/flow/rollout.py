@@ -10,9 +10,9 @@ import copy
 import dataclasses
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from grpo_kit.flow.episodes import Action, Episode, Step, Turn
+from grpo_kit.flow.episodes import Action, Episode, Memory, Step, Turn
 from grpo_kit.flow.roles import PLACEHOLDER, TINY, Executor, Generator, Planner, Verifier
 from grpo_kit.flow.tools import Toolkit
 from grpo_kit.models import Policy, frozen_copy
@@ -23,9 +23,9 @@ from grpo_kit.rewards import question_text
 class AgentSystem:
     """A planner, three frozen roles, tools, and the limits of an episode.
 
-    episode_timeout: seconds; the turn that exceeds it is the last. context: what the planner reads.
-    "memory" (the paper) is question and memory, written anew each turn; "append" adds the new
-    request to the ids so far, so that the episode is one sequence (see `export`).
+    episode_timeout: seconds; the turn of a batch that exceeds it is the last. context: what the
+    planner reads. "memory" (the paper) is question and memory, written anew each turn; "append"
+    adds the new request to the ids so far, so that the episode is one sequence (see `export`).
     """
 
     planner: Planner
@@ -59,19 +59,8 @@ def agent_system(
     frozen: a frozen `Policy` or an endpoint; None = `frozen_copy(policy)`. limits: `AgentSystem`'s.
     """
     frozen = frozen_copy(policy) if frozen is None else frozen
-    options = {"prompts": prompts, "max_new_tokens": max_reply_tokens}
-    roles = (role(frozen, **options) for role in (Executor, Verifier, Generator))
+    roles = (role(frozen, prompts, max_reply_tokens) for role in (Executor, Verifier, Generator))
     return AgentSystem(Planner(policy, toolkit, prompts), *roles, toolkit, **limits)
-
-
-@dataclass
-class _Running:
-    """An episode under way."""
-
-    episode: Episode
-    question: str
-    seconds: float = 0.0
-    ids: list[int] = field(default_factory=list)  # all so far
 
 
 def play(
@@ -88,63 +77,65 @@ def play(
     whole groups. sampling: of actions (`generator`, `temperature`, `max_new_tokens`, `do_sample`).
     """
     sampling.setdefault("max_new_tokens", 64)
-    everyone = [
-        _Running(Episode(i, None, [], copy.deepcopy(row)), question_text(row["prompt"]))
+    episodes = [
+        Episode(i, None, [], copy.deepcopy(row))
         for i, row in enumerate(rows)
         for _ in range(num_generations)
     ]
     groups = len(rows) if batch_size is None else batch_size // num_generations
     size = max(1, groups) * num_generations
-    for start in range(0, len(everyone), size):
-        _play_together(system, everyone[start : start + size], sampling)
-    return [one.episode for one in everyone]
+    for start in range(0, len(episodes), size):
+        _play_together(system, episodes[start : start + size], sampling)
+    return episodes
 
 
-def _play_together(system: AgentSystem, everyone: Sequence[_Running], sampling: dict) -> None:
-    running = list(everyone)
+def _play_together(system: AgentSystem, episodes: Sequence[Episode], sampling: dict) -> None:
+    running, end = list(episodes), time.perf_counter() + system.episode_timeout
     for _ in range(system.max_turns):
-        started = time.perf_counter()
         running, actions = _plan(system, running, sampling)
         if not running:
             break
         _act(system, running, actions)
-        verdicts = system.verifier.verify([(one.question, one.episode.memory) for one in running])
-        elapsed = time.perf_counter() - started
+        verdicts = system.verifier.verify(_states(running))
+        late = time.perf_counter() > end
         for one, verdict in zip(running, verdicts, strict=True):
-            episode = one.episode
-            episode.memory = episode.memory.judged(verdict or "")
-            one.seconds += elapsed
-            if verdict is None or episode.stopped == "no reply":
-                episode.stopped = "no reply"
-            elif verdict == "STOP":
-                episode.stopped = "verifier"
-            elif one.seconds > system.episode_timeout:
-                episode.stopped = "time limit"
-        running = [one for one in running if not one.episode.stopped]
+            one.memory = one.memory.judged(verdict or "")
+            if verdict is None:
+                one.stopped = "no reply"
+            elif verdict == "STOP" and not one.stopped:
+                one.stopped = "verifier"
+            elif late and not one.stopped:
+                one.stopped = "time limit"
+        running = [one for one in running if not one.stopped]
     for one in running:
-        one.episode.stopped = "turn limit"
-    whole = [one for one in everyone if one.episode.stopped != "no reply"]
-    outputs = system.generator.answer([(one.question, one.episode.memory) for one in whole])
-    for one, output in zip(whole, outputs, strict=True):
-        one.episode.output = output
+        one.stopped = "turn limit"
+    whole = [one for one in episodes if one.stopped != "no reply"]
+    for one, output in zip(whole, system.generator.answer(_states(whole)), strict=True):
+        one.output = output
+
+
+def _states(episodes: Sequence[Episode]) -> list[tuple[str, Memory]]:
+    return [(question_text(one.row["prompt"]), one.memory) for one in episodes]
 
 
 def _plan(
-    system: AgentSystem, running: Sequence[_Running], sampling: dict
-) -> tuple[list[_Running], list[Action]]:
+    system: AgentSystem, running: Sequence[Episode], sampling: dict
+) -> tuple[list[Episode], list[Action]]:
     """Sample the next actions. Returns the episodes that have room for one, and the actions."""
     planner, policy, fitting, prompts = system.planner, system.planner.policy, [], []
-    requests = [planner.request(one.question, one.episode.memory) for one in running]
-    if system.context == "append" and any(one.ids for one in running):
-        contents = [request[-1]["content"] for request in requests]
-        parts = zip(running, contents, strict=True)
-        contexts = [one.ids + continuation_ids(policy, one.ids, text) for one, text in parts]
+    requests = [planner.request(*state) for state in _states(running)]
+    if system.context == "append" and running[0].turns:
+        pasts = [one.turns[-1].prompt_ids + one.turns[-1].completion_ids for one in running]
+        contexts = [
+            past + continuation_ids(policy, past, request[-1]["content"])
+            for past, request in zip(pasts, requests, strict=True)
+        ]
     else:
         contexts = policy.encode(requests)
     room = policy.context_length - sampling["max_new_tokens"]
     for one, ids in zip(running, contexts, strict=True):
-        if one.ids and len(ids) > room:  # at the first turn `generate` says that nothing fits
-            one.episode.stopped = "context"
+        if one.turns and len(ids) > room:  # at the first turn `generate` says that nothing fits
+            one.stopped = "context"
         else:
             fitting.append(one)
             prompts.append(ids)
@@ -154,30 +145,25 @@ def _plan(
     columns = (rollouts.logps.tolist(), rollouts.entropies.tolist(), rollouts.finished.tolist())
     rows = zip(fitting, prompts, rollouts.completion_lists(), *columns, strict=True)
     for one, prompt, ids, logps, entropies, finished in rows:
-        turn = Turn(list(prompt), ids, logps[: len(ids)], finished, entropies[: len(ids)])
-        one.episode.turns.append(turn)
-        one.ids = turn.prompt_ids + turn.completion_ids
+        size = len(ids)
+        one.turns.append(Turn(list(prompt), ids, logps[:size], finished, entropies[:size]))
     return fitting, actions
 
 
-def _act(system: AgentSystem, running: Sequence[_Running], actions: Sequence[Action]) -> None:
+def _act(system: AgentSystem, running: Sequence[Episode], actions: Sequence[Action]) -> None:
     """Run executor and tools for all plans; each memory gets a step."""
     able = [i for i, action in enumerate(actions) if not action.problem]
     texts = system.executor.execute([actions[i] for i in able], system.toolkit)
     calls = {i: text for i, text in zip(able, texts, strict=True) if text is not None}
-    started = time.perf_counter()
-    results = system.toolkit.run([(text, running[i].episode.row) for i, text in calls.items()])
-    elapsed = time.perf_counter() - started
+    results = system.toolkit.run([(text, running[i].row) for i, text in calls.items()])
     result_of = dict(zip(calls, results, strict=True))
     for i, (one, action) in enumerate(zip(running, actions, strict=True)):
         if result := result_of.get(i):
             step = Step(action, result.call, result.text, result.error)
         else:  # nothing was called
             step = Step(action, "no call", action.problem or "error: no executor", True)
-            one.episode.stopped = "" if action.problem else "no reply"
-        # an episode pays for its own call only; the whole turn's seconds come later
-        one.seconds += (result.seconds if result else 0.0) - elapsed
-        one.episode.memory = one.episode.memory.updated(step)
+            one.stopped = "" if action.problem else "no reply"
+        one.memory = one.memory.updated(step)
 
 
 def continuation_ids(policy: Policy, ids: Sequence[int], content: str) -> list[int]:

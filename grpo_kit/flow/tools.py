@@ -7,19 +7,18 @@ thread, which Python cannot stop: code that a model wrote needs its own process 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import re
-import threading
-import time
 import unicodedata
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import get_type_hints
 
+from anyio import CapacityLimiter, move_on_after, to_thread
+from anyio.from_thread import start_blocking_portal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
@@ -31,12 +30,11 @@ _PLAIN = re.compile(r"([A-Za-z_]\w*)\((.*)\)", re.ASCII | re.DOTALL)
 
 @dataclass(frozen=True)
 class ToolResult:
-    """A call on one line, its outcome (text, or `error: …`), and its wall time in seconds."""
+    """A call on one line, and its outcome: text, or `error: …`."""
 
     call: str
     text: str
     error: bool
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -174,57 +172,39 @@ class Toolkit:
         """
         for _, row in calls:
             self.check_columns(row, "the row")
-        results: list[ToolResult | None] = [None] * len(calls)
-        waiting: deque[tuple[int, str, Tool, dict]] = deque()
-        for i, (text, row) in enumerate(calls):
-            shown = _cleaned(text, MAX_CALL_CHARS, one_line=True)
-            try:
-                name, arguments = read_call(text)
-                tool = self.tools.get(name)
-                shown = _printable(name, arguments, tool)
-                if tool is None:
-                    raise ValueError(f'no tool "{name}"')
-                arguments = tool.validate(arguments) | {c: row[c] for c in tool.columns}
-                waiting.append((i, shown, tool, arguments))
-            except (ValueError, RecursionError) as error:
-                results[i] = ToolResult(shown, _error_text(error), True, 0.0)
+        with start_blocking_portal() as portal:  # a notebook has an event loop in this thread
+            return portal.call(self._run, calls)
 
-        running: dict[Future, tuple[int, float]] = {}  # the call's place and its deadline
-        while waiting or running:
-            while waiting and len(running) < self.concurrency:
-                i, shown, tool, arguments = waiting.popleft()
-                late = f"error: timed out after {tool.timeout:g} s"
-                results[i] = ToolResult(shown, late, True, tool.timeout)
-                future = _start(tool, arguments, self.max_result_chars)
-                running[future] = (i, time.perf_counter() + tool.timeout)
-            next_deadline = min(deadline for _, deadline in running.values())
-            done, _ = wait(running, max(next_deadline - time.perf_counter(), 0.0), FIRST_COMPLETED)
-            for future in done:
-                i, _ = running.pop(future)
-                results[i] = ToolResult(results[i].call, *future.result())
-            now = time.perf_counter()
-            running = {f: place for f, place in running.items() if place[1] > now}
-        return results
+    async def _run(self, calls: Sequence[tuple[str, Mapping]]) -> list[ToolResult]:
+        places = CapacityLimiter(self.concurrency)
+        return await asyncio.gather(*(self._result(text, row, places) for text, row in calls))
 
-
-def _start(tool: Tool, arguments: dict, max_chars: int) -> Future:
-    """Call the tool in a thread; the future's result is (text, failed, seconds)."""
-    future: Future = Future()  # no pool: hung calls would hold the places of later ones for ever
-
-    def work() -> None:
-        started = time.perf_counter()
+    async def _result(self, text: str, row: Mapping, places: CapacityLimiter) -> ToolResult:
+        shown = _cleaned(text, MAX_CALL_CHARS, one_line=True)
         try:
-            text, failed = _cleaned(str(tool.function(**arguments)), max_chars), False
-        except BaseException as error:  # also SystemExit: a tool ends no process
-            text, failed = _error_text(error), True
-        future.set_result((text, failed, time.perf_counter() - started))
+            name, arguments = read_call(text)
+            tool = self.tools.get(name)
+            shown = _printable(name, arguments, tool)
+            if tool is None:
+                raise ValueError(f'no tool "{name}"')
+            arguments = tool.validate(arguments) | {c: row[c] for c in tool.columns}
+        except (ValueError, RecursionError) as error:
+            return ToolResult(shown, _error_text(error), True)
+        async with places:
+            with move_on_after(tool.timeout):
+                # The thread is a daemon, as the portal's is: a hung call keeps no process alive.
+                return await to_thread.run_sync(
+                    self._called, shown, tool, arguments,
+                    abandon_on_cancel=True, limiter=CapacityLimiter(1),
+                )  # fmt: skip
+        return ToolResult(shown, f"error: timed out after {tool.timeout:g} s", True)
 
-    try:
-        # a daemon, or a hung call would keep the process from ending
-        threading.Thread(target=work, name=f"tool-{tool.name}", daemon=True).start()
-    except RuntimeError as error:  # no threads left
-        future.set_result((_error_text(error), True, 0.0))
-    return future
+    def _called(self, shown: str, tool: Tool, arguments: dict) -> ToolResult:
+        try:
+            text = _cleaned(str(tool.function(**arguments)), self.max_result_chars)
+            return ToolResult(shown, text, False)
+        except BaseException as error:  # also SystemExit: a tool ends no process
+            return ToolResult(shown, _error_text(error), True)
 
 
 def _error_text(error: BaseException) -> str:

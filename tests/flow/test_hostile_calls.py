@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo_kit.flow import toolbox
 from grpo_kit.flow.sandbox import PythonTool
-from grpo_kit.flow.toolbox import Lookup, WikipediaSearch, calculator, make_catalogue
+from grpo_kit.flow.toolbox import Lookup, calculator, make_catalogue, wikipedia_search
 from grpo_kit.flow.tools import Tool, Toolkit, ToolResult
 
 SECRET = "tell-nobody-4711"
@@ -218,7 +219,7 @@ class World:
         tools = [
             calculator,
             Tool.of(Lookup(catalogue), columns=["catalogue"]),
-            WikipediaSearch("http://127.0.0.1:9/w/api.php", timeout=1),
+            wikipedia_search,
         ]
         if sys.platform == "linux":
             tools.append(Tool.of(PythonTool(timeout=TIMEOUT, max_output=300), timeout=2 * TIMEOUT))
@@ -271,6 +272,7 @@ def world():
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setenv("GRPO_KIT_TEST_SECRET", SECRET)
         patch.setenv("NO_PROXY", "*")
+        patch.setattr(toolbox, "WIKIPEDIA", "http://127.0.0.1:9/w/api.php")
         world = World(Path(folder))
         yield world
         world.server.close()

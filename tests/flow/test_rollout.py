@@ -96,20 +96,13 @@ def test_a_tool_that_raises_or_hangs_becomes_a_line_of_memory(scripted, world, t
     assert episode.stopped == "verifier"
 
 
-def test_the_time_of_an_episode_counts_its_own_tools_not_those_of_others(
-    scripted, world, text_tool
-):
-    def lookup(query):
-        time.sleep(0.5 if query == slow_name else 0.0)
-        return "not found"
-
-    questions, rows, toolkit = world
-    slow_name = questions[1].items[0]
-    assert slow_name != questions[0].items[0]
-    tools = Toolkit([text_tool("lookup", lookup), toolkit.tools["calculator"]])
-    episodes = play(scripted(toolkit=tools, max_turns=3, episode_timeout=0.4), rows)
-    assert [e.stopped for e in episodes] == ["verifier", "time limit"]
-    assert len(episodes[1].turns) == 1 and episodes[1].output is not None
+def test_the_turn_that_exceeds_the_time_is_an_episodes_last(scripted, world):
+    questions, rows, _ = world
+    system = scripted(episode_timeout=0.0)
+    system.verifier.verify = lambda states: ["STOP", "CONTINUE"]
+    first, second = play(system, rows)
+    assert (first.stopped, second.stopped) == ("verifier", "time limit")
+    assert len(second.turns) == 1 and second.output is not None
 
 
 @pytest.mark.parametrize("role", ["executor", "verifier", "generator"])

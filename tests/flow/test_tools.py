@@ -16,8 +16,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from grpo_kit.flow import toolbox
 from grpo_kit.flow.sandbox import PythonTool
-from grpo_kit.flow.toolbox import Lookup, WikipediaSearch, calculator, make_catalogue
+from grpo_kit.flow.toolbox import Lookup, calculator, make_catalogue, wikipedia_search
 from grpo_kit.flow.tools import Tool, Toolkit, ToolResult, read_call
 
 FACTS = [
@@ -239,7 +240,6 @@ def test_results_keep_their_order_and_no_more_calls_than_allowed_are_under_way(t
     waits = ["0.06", "0.0", "0.03", "0.01"] * 3
     results = run([text_tool("wait", wait)], *(f"wait({w})" for w in waits), concurrency=4)
     assert [result.text for result in results] == waits and most == 4
-    assert all(r.seconds >= float(s) * 0.9 for r, s in zip(results, waits, strict=True))
 
 
 def test_a_hung_call_times_out_frees_its_place_and_reaches_no_later_run(text_tool):
@@ -248,7 +248,7 @@ def test_a_hung_call_times_out_frees_its_place_and_reaches_no_later_run(text_too
     kit = Toolkit([Tool.of(hang, timeout=0.05), echo], concurrency=2)
     results = kit.run([(call, {}) for call in [*["hang(x)"] * 5, "echo(done)"]])
     assert [result.text for result in results[:5]] == ["error: timed out after 0.05 s"] * 5
-    assert all(result.error and result.seconds == 0.05 for result in results[:5])
+    assert all(result.error for result in results[:5])
     assert results[5].text == "done"
     release.set()
     assert [r.text for r in kit.run([("echo(1)", {}), ("echo(2)", {})])] == ["1", "2"]
@@ -297,14 +297,6 @@ def test_what_a_tool_raises_becomes_a_short_text(text_tool, error, text):
 
     (result,) = run([text_tool("fail", fail)], "fail(x)")
     assert (result.text, result.error) == (text, True)
-
-
-def test_a_thread_that_cannot_start_is_a_text(monkeypatch):
-    def refuse(self):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert run([echo], "echo(x)")[0].text == "error: RuntimeError: can't start new thread"
 
 
 def test_an_interrupt_of_the_user_ends_the_run(text_tool):
@@ -367,16 +359,9 @@ def test_lookup_prefers_the_name_over_a_mention(catalogue):
     assert lookup("nord", catalogue=1) == "Nord discount 3"
     assert lookup("Alba", catalogue=1) == "chair 7, shop Alba"  # is mentioned only
     assert lookup("what is the lamp?", catalogue=2) == "lamp 21, shop Alba"
+    assert lookup("lamp") == "lamp 14, shop Nord"  # the first of all catalogues
     for query, number in (("mirror", 1), ("lamp", 3), (" ?! ", 1)):
         assert lookup(query, catalogue=number) == "not found"
-
-
-def test_lookup_gives_several_facts_in_order_also_of_scattered_catalogues(tmp_path, catalogue):
-    lookup = Lookup(catalogue, limit=3)
-    assert lookup("lamp") == "lamp 14, shop Nord\nlamp 21, shop Alba"
-    assert lookup("lamp chair", catalogue=1) == "chair 7, shop Alba\nlamp 14, shop Nord"
-    make_catalogue(tmp_path / "c", [(i % 3, f"n{i}", f"fact {i}") for i in range(9)])
-    assert Lookup(tmp_path / "c", limit=9)("fact", catalogue=1) == "fact 1\nfact 4\nfact 7"
 
 
 def test_a_catalogue_may_lie_under_any_name(tmp_path):
@@ -458,8 +443,8 @@ PAGES = [
 
 
 @contextmanager
-def wiki(answer):
-    """A server on this machine; `answer(handler)` replies. Yields its address and the queries."""
+def wiki(monkeypatch, answer):
+    """A Wikipedia on this machine; `answer(handler)` replies. Yields the queries."""
     seen = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -476,8 +461,10 @@ def wiki(answer):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}/w/api.php"
+    monkeypatch.setattr(toolbox, "WIKIPEDIA", address)
     try:
-        yield f"http://127.0.0.1:{server.server_port}/w/api.php", seen
+        yield seen
     finally:
         server.shutdown()
         server.server_close()
@@ -499,13 +486,13 @@ def _no_proxy(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "*")
 
 
-def test_wikipedia_gives_titles_and_plain_excerpts():
-    with wiki(reply({"query": {"search": PAGES}})) as (url, seen):
-        search = WikipediaSearch(url, limit=2)
-        (result,) = run([search], "wikipedia_search(what is GRPO & co?)")
-    assert result.text == "GRPO: the policy & its group\nPPO: clips"
+def test_wikipedia_gives_titles_and_plain_excerpts(monkeypatch):
+    with wiki(monkeypatch, reply({"query": {"search": PAGES + PAGES}})) as seen:
+        (result,) = run([wikipedia_search], "wikipedia_search(what is GRPO & co?)")
+    found = ["GRPO: the policy & its group", "PPO: clips", "GRPO: the policy & its group"]
+    assert result.text.split("\n") == found
     ((query, headers),) = seen
-    assert query["srsearch"] == ["what is GRPO & co?"] and query["srlimit"] == ["2"]
+    assert query["srsearch"] == ["what is GRPO & co?"] and query["srlimit"] == ["3"]
     assert (query["action"], query["list"], query["format"]) == (["query"], ["search"], ["json"])
     assert headers["User-Agent"].startswith("grpo-kit")
 
@@ -542,21 +529,10 @@ def endless(handler):
         (lambda handler: None, "error: not reachable"),
     ],
 )
-def test_whatever_a_wiki_answers_is_a_short_text(answer, text):
-    with wiki(answer) as (url, _):
-        (result,) = run([WikipediaSearch(url, timeout=0.3)], "wikipedia_search(x)")
-    assert result.text == text
-
-
-def test_no_wiki_at_all_is_a_short_text():
-    search = WikipediaSearch("http://127.0.0.1:9/w/api.php")
-    assert run([search], "wikipedia_search(x)")[0].text == "error: not reachable"
-
-
-@pytest.mark.parametrize("url", ["", "file:///etc/passwd", "ftp://wiki.org", "en.wikipedia.org"])
-def test_only_http_addresses_are_wikis(url):
-    with pytest.raises(ValueError, match=f"(?s)base_url.*{url}"):
-        WikipediaSearch(base_url=url)
+def test_whatever_a_wiki_answers_is_a_short_text(monkeypatch, answer, text):
+    monkeypatch.setattr(toolbox, "MAX_ANSWER_SECONDS", 0.3)
+    with wiki(monkeypatch, answer):
+        assert run([wikipedia_search], "wikipedia_search(x)")[0].text == text
 
 
 # --- python ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import random
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def verify_prompt(question: str, answer: str) -> str:
-    """Ask for a graded analysis of a proposed final answer (not of its reasoning)."""
+    """Ask for an analysis of a proposed final answer, without its reasoning, and a verdict."""
     return f"{question}\nProposed answer: {answer}\nIs it correct? Check, then answer Yes or No."
 
 
@@ -57,9 +57,9 @@ Items = Sequence[VerificationItem]
 def collect_items(
     prompts: Sequence, completions: Sequence, rewards: Sequence[float | None]
 ) -> list[VerificationItem]:
-    """Label N completions: one item for each that has a final answer and a reward.
+    """Label completions by the rewards of a rule verifier (1 is correct): `accuracy_reward`'s, say.
 
-    rewards: of the rule verifier, such as `accuracy_reward`; 1 is correct, None gives no item.
+    A completion without a final answer, or with the reward None, gives no item.
     """
     items = []
     for prompt, completion, reward in zip(prompts, completions, rewards, strict=True):
@@ -140,6 +140,7 @@ def verification_prompt(item: VerificationItem) -> list[dict]:
 GENERATION, VERIFICATION = "generation", "verification"
 INIT_SHARE = 0.4  # of the run that Verify-Init spends on verification: 400 of 1,000 steps
 ALTER_EVERY = 5  # steps
+ONE_UPDATE = {"per_device_train_batch_size": None, "gradient_accumulation_steps": 1}
 # What the updates of a step learn from, by step (from 0) and share of the run spent (0..1).
 STRATEGIES: dict[str, Callable[[int, float], list[tuple[str, ...]]]] = {
     "generate": lambda step, spent: [(GENERATION,)],
@@ -169,39 +170,31 @@ class SelfVerification:
     """
 
     def __init__(
-        self,
-        prompts: PromptBatches,
-        strategy: str = "verify-alter",
-        *,
-        reward: Callable | None = None,
-        post_process: Callable[..., list[VerificationItem]] = post_process,
-    ):
+        self, prompts: PromptBatches, strategy: str, *, reward=None, post_process=post_process
+    ) -> None:
         if strategy not in STRATEGIES:
             raise ValueError(f"strategy is {strategy!r}; choose one of {', '.join(STRATEGIES)}.")
-        self.prompts, self.schedule = prompts, STRATEGIES[strategy]
+        task, config = prompts.task, prompts.config
+        check_columns(accuracy_reward, task.train.column_names, f"task {task.name!r}")
         self.reward = VerificationReward() if reward is None else reward
-        self.post_process = post_process
-        check_columns(
-            accuracy_reward, prompts.task.train.column_names, f"task {prompts.task.name!r}"
-        )
         check_columns(self.reward, ["correct", "pass_rate"], "a verification item")
+        size, group = config.generation_batch_size, config.num_generations
+        least = {"generate": 1, "mixed": 4}.get(strategy, 2) * group
+        if size < least:
+            few = f"generation_batch_size is {size}, too few for one right and one wrong item"
+            raise ValueError(f"{few} of {group} verdicts each: take {least} or more.")
+        self.prompts, self.schedule, self.post_process = prompts, STRATEGIES[strategy], post_process
         process = reward_name(post_process)  # a resumed run must have the same name
         self.name = f"self-verification {strategy} {process}".removesuffix(" post_process")
-        size, group = prompts.config.generation_batch_size, prompts.config.num_generations
-        self.groups = size // group
-        parts = 2 if strategy == "mixed" else 1
-        if strategy != "generate" and self.groups // parts < 2:
-            raise ValueError(
-                f"generation_batch_size is {size}, {self.groups} group(s) of {group}: too few for "
-                f"one right and one wrong item; take {2 * parts * group} or more."
-            )
         # verify-init comes to no verification after its first part: collect no more than this
         self.buffer: deque[VerificationItem] = deque(maxlen=2 * ALTER_EVERY * size)
 
     def __call__(self, generator: torch.Generator, state: Any, metrics: dict) -> Iterator[Batch]:
-        updates = self.schedule(state.global_step, state.progress)
-        size = max(1, self.groups // max(len(kinds) for kinds in updates))  # groups of each kind
-        (answers,) = self.prompts(generator, state, metrics, **self._one_update(size))
+        updates, config = self.schedule(state.global_step, state.progress), self.prompts.config
+        groups = config.generation_batch_size // config.num_generations
+        size = max(1, groups // max(len(kinds) for kinds in updates))  # groups of each kind
+        changes = ONE_UPDATE | {"generation_batch_size": size * config.num_generations}
+        (answers,) = self.prompts(generator, state, metrics, **changes)
         texts = self.prompts.policy.decode(answers.rollouts.completion_lists())
         self.buffer.extend(_labelled(answers.examples, texts))
         for kinds in updates:
@@ -211,21 +204,13 @@ class SelfVerification:
             if parts:
                 yield parts[0] if len(parts) == 1 else Batch.concatenate(parts)
 
-    def _one_update(self, groups: int) -> dict[str, int | None]:
-        return {
-            "generation_batch_size": groups * self.prompts.config.num_generations,
-            "per_device_train_batch_size": None,
-            "gradient_accumulation_steps": 1,
-        }
-
     def _verdicts(
         self, n: int, generator: torch.Generator, state: Any, metrics: dict
     ) -> list[Batch]:
         """A batch of verdicts on the buffer's items; none where post-processing leaves no item."""
-        collected = list(self.buffer)
-        fitting = _that_fit(self.prompts.policy, collected, self.prompts.config)
-        seed = self.prompts.seed * 1_000_003 + state.global_step
-        items = self.post_process(fitting, seed, n=n)
+        collected, config = list(self.buffer), self.prompts.config
+        fitting = _that_fit(self.prompts.policy, collected, config)
+        items = self.post_process(fitting, self.prompts.seed * 1_000_003 + state.global_step, n=n)
         metrics["verification/collected"] = len(collected)
         metrics["verification/too_long"] = len(collected) - len(fitting)
         metrics["verification/items"] = len(items)
@@ -237,8 +222,8 @@ class SelfVerification:
             {"prompt": verification_prompt(i), "correct": i.correct, "pass_rate": rates[i.query_id]}
             for i in items
         ]
-        changes = self._one_update(len(rows))
-        changes |= {"dynamic_sampling_rounds": 0, "reward_weights": None}
+        changes = ONE_UPDATE | {"dynamic_sampling_rounds": 0, "reward_weights": None}
+        changes["generation_batch_size"] = len(rows) * config.num_generations
         (batch,) = self.prompts.of(rows, [self.reward])(generator, state, {}, **changes)
         metrics |= {f"verification/{name}": value for name, value in batch.metrics().items()}
         metrics["generated_tokens"] += batch.generated_tokens
@@ -255,7 +240,6 @@ class SelfVerification:
 
 
 def _labelled(rows: Sequence[dict], texts: Sequence[str]) -> list[VerificationItem]:
-    """The items of completions, each with its row of data."""
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     prompts, ids = columns.pop("prompt"), [[]] * len(texts)
     rewards = accuracy_reward(prompts=prompts, completions=texts, completion_ids=ids, **columns)
@@ -270,10 +254,10 @@ def _that_fit(policy: Policy, items: Items, config: GRPOConfig) -> list[Verifica
 
 
 def _replies(
-    policy: Policy, prompts: Iterable[list[dict]], n: int, config: GRPOConfig, seed: int = 0
+    policy: Policy, prompts: Sequence[list[dict]], n: int, config: GRPOConfig, seed: int = 0
 ) -> tuple[list[str], list[int]]:
     """`n` sampled completions of each prompt, in groups: texts, and lengths in tokens."""
-    if not (prompts := list(prompts)):
+    if not prompts:
         return [], []
     rollouts = reply(
         policy, prompts, n, max_new_tokens=config.max_completion_length,
@@ -285,19 +269,19 @@ def _replies(
 
 def _answers(
     policy: Policy, dataset, prompts: int, n: int, config: GRPOConfig
-) -> tuple[list[dict], list[str]]:
-    """The first `prompts` rows, and `n` sampled answers to each, in groups."""
+) -> list[list[VerificationItem]]:
+    """The items of `n` sampled answers to each of the first `prompts` rows."""
     rows = list(dataset.select(range(min(prompts, len(dataset)))))
-    return rows, _replies(policy, (row["prompt"] for row in rows), n, config)[0]
+    texts, _ = _replies(policy, [row["prompt"] for row in rows], n, config)
+    return [_labelled([row] * n, texts[i * n : (i + 1) * n]) for i, row in enumerate(rows)]
 
 
 def held_out_items(
     policy: Policy, dataset, config: GRPOConfig, *, prompts: int = 128
 ) -> list[VerificationItem]:
     """Balanced items from `policy`'s answers, `config.num_generations` to each first row."""
-    n = config.num_generations
-    rows, texts = _answers(policy, dataset, prompts, n, config)
-    items = _labelled([row for row in rows for _ in range(n)], texts)
+    answers = _answers(policy, dataset, prompts, config.num_generations, config)
+    items = [item for own in answers for item in own]
     return post_process(_that_fit(policy, items, config), seed=0)
 
 
@@ -323,22 +307,22 @@ def best_of_n(
     It is taken at `random`, by most Yes among `samples` of its `own_verdicts` (ties shared), by
     `majority`, or by an `oracle`. prompts: how many first rows; 0 = `config.eval_prompts`.
     """
-    rows, texts = _answers(policy, dataset, prompts or config.eval_prompts, n, config)
-    answers = [_labelled([row] * n, texts[i * n : (i + 1) * n]) for i, row in enumerate(rows)]
+    answers = _answers(policy, dataset, prompts or config.eval_prompts, n, config)
     distinct = list(dict.fromkeys(item for own in answers for item in own))
     asked = _that_fit(policy, distinct, config)
-    verdicts, _ = _replies(policy, map(verification_prompt, asked), samples, config, seed=1)
+    verdicts, _ = _replies(policy, [*map(verification_prompt, asked)], samples, config, seed=1)
     yes = dict.fromkeys(distinct, -1) | dict.fromkeys(asked, 0)
     for i, text in enumerate(verdicts):
         yes[asked[i // samples]] += parse_verdict(text) is True
-    totals = {"of_n/own_verdicts": 0.0, "of_n/majority": 0.0, "of_n/oracle": 0.0}
+    totals = Counter()
     for own in filter(None, answers):
         votes = Counter(own)
-        totals["of_n/own_verdicts"] += _best({item: yes[item] for item in votes})
-        totals["of_n/majority"] += _best(votes)
-        totals["of_n/oracle"] += any(item.correct for item in own)
-    random_one = sum(item.correct for own in answers for item in own) / len(texts)
-    return {"of_n/random": random_one} | {k: total / len(rows) for k, total in totals.items()}
+        totals["random"] += sum(item.correct for item in own) / n
+        totals["own_verdicts"] += _best({item: yes[item] for item in votes})
+        totals["majority"] += _best(votes)
+        totals["oracle"] += any(item.correct for item in own)
+    names = ("random", "own_verdicts", "majority", "oracle")
+    return {f"of_n/{name}": totals[name] / len(answers) for name in names}
 
 
 def _best(scores: dict[VerificationItem, int]) -> float:

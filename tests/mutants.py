@@ -294,8 +294,8 @@ MUTANTS = (
         "last-turn-only",
         "An episode's advantage reaches its last turn only.",
         "grpo_kit/flow/training.py",
-        'if credit == "final":',
-        "if credit:",
+        'if self.credit == "final":',
+        "if self.credit:",
         "tests/flow/test_flow_training.py::test_only_what_the_planner_sampled_is_in_a_batch",
     ),
     Mutant(

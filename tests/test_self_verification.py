@@ -310,7 +310,7 @@ def test_bad_input_is_named(base, words):
         SelfVerification(prompts, "mixed")
 
     small = dataclasses.replace(CONFIG, generation_batch_size=12)
-    with pytest.raises(ValueError, match="3 group.s. of 4: too few .* take 16 or more"):
+    with pytest.raises(ValueError, match="batch_size is 12, too few .* take 16 or more"):
         batch_source(base, words, "mixed", small)
     batch_source(base, words, "self-verify", small)
     with pytest.raises(ValueError, match="no items to grade"):

@@ -5,7 +5,6 @@ and `sandbox` (ready tools), `roles`, `rollout`, `training`, `export` (to TRL).
 """
 
 from grpo_kit.flow.episodes import (
-    Action,
     Episode,
     Memory,
     Step,
@@ -14,10 +13,10 @@ from grpo_kit.flow.episodes import (
     episode_view,
     turn_rows,
 )
-from grpo_kit.flow.roles import GENERAL, TINY, Executor, Generator, Planner, Prompts, Verifier
+from grpo_kit.flow.roles import GENERAL, TINY
 from grpo_kit.flow.rollout import AgentSystem, agent_system, play
-from grpo_kit.flow.toolbox import Lookup, calculator, make_catalogue, wikipedia_search
-from grpo_kit.flow.tools import Tool, Toolkit, ToolResult
+from grpo_kit.flow.toolbox import Lookup, calculator, make_catalogue
+from grpo_kit.flow.tools import Tool, Toolkit
 from grpo_kit.flow.training import (
     FlowGRPO,
     OfflineTraces,
@@ -27,9 +26,8 @@ from grpo_kit.flow.training import (
 )
 
 __all__ = [
-    "GENERAL", "TINY", "Action", "AgentSystem", "Episode", "Executor", "FlowGRPO", "Generator",
-    "Lookup", "Memory", "OfflineTraces", "Planner", "Prompts", "Step", "Tool", "ToolResult",
-    "Toolkit", "Turn", "Verifier", "agent_system", "calculator",
-    "episode_advantages", "episode_metrics", "episode_view", "evaluate_episodes", "make_catalogue",
-    "play", "score_episodes", "turn_rows", "wikipedia_search",
+    "GENERAL", "TINY", "AgentSystem", "Episode", "FlowGRPO", "Lookup", "Memory", "OfflineTraces",
+    "Step", "Tool", "Toolkit", "Turn", "agent_system", "calculator", "episode_advantages",
+    "episode_metrics", "episode_view", "evaluate_episodes", "make_catalogue", "play",
+    "score_episodes", "turn_rows",
 ]  # fmt: skip

@@ -72,7 +72,6 @@ class Memory:
         return fenced("\n".join(lines)) or "empty"
 
     def table(self) -> str:
-        """Every field of every step, one block per step."""
         lines = []
         for i, step in enumerate(self.steps, 1):
             fields = {"goal": step.action.goal, "tool": step.action.tool, "call": step.call}
@@ -124,19 +123,16 @@ def episode_advantages(
     """The advantage of each episode within its group, the same for all of its turns; (N,) float.
 
     A_i = (R_i - mean_G R) / (std_G R + eps), AgentFlow (arXiv 2510.05592) eq. 7. An episode that is
-    not scored gets 0 and is left out of mean and std.
+    not scored gets 0 and is left out of mean and std. Groups share a `group_id`, in any order and
+    of any size.
 
-    Args:
-        episodes: in any order; a group shares its `group_id`, and groups may differ in size.
-        per: "trajectory" (the paper) takes mean and std over the episodes of a group; "turn" (the
-            public code) over its turn rows, so that an episode of six turns counts six times.
-        scale_rewards: "group" or "none", see `objective.group_advantages`.
+    per: "trajectory" (the paper) takes mean and std over the episodes of a group; "turn" (the
+    public code) over its turn rows, so that an episode of six turns counts six times.
+    scale_rewards: "group" or "none", see `objective.group_advantages`.
     """
     if per not in PER or scale_rewards == "batch":
-        raise ValueError(
-            f"per is {per!r} and scale_rewards {scale_rewards!r}; choose 'trajectory' or 'turn', "
-            "and 'group' or 'none'."
-        )
+        given = f"per is {per!r} and scale_rewards {scale_rewards!r}"
+        raise ValueError(f"{given}; choose 'trajectory' or 'turn', and 'group' or 'none'.")
     groups = defaultdict(list)
     for i, episode in enumerate(episodes):
         groups[episode.group_id].append(i)
@@ -176,17 +172,14 @@ def turn_rows(
 
 def episode_view(episodes: Sequence[Episode], advantages: Sequence[float]) -> dict:
     """One group as `viewer.episodes_html` and `episodes_text` take it."""
-    shown = [
-        [
-            {"thought": step.action.justification, "goal": step.action.goal, "call": step.call}
-            | {"result": step.result, "verdict": step.verdict}
-            for step in episode.memory.steps
-        ]
-        for episode in episodes
-    ]
+
+    def shown(step: Step) -> dict[str, str]:
+        fields = {"thought": step.action.justification, "goal": step.action.goal}
+        return fields | {"call": step.call, "result": step.result, "verdict": step.verdict}
+
     return {
         "question": question_text(episodes[0].row["prompt"]),
-        "episodes": shown,
+        "episodes": [[shown(step) for step in episode.memory.steps] for episode in episodes],
         "endings": [f"output: {e.output} (ended by the {e.stopped})" for e in episodes],
         "rewards": [episode.reward for episode in episodes],
         "advantages": [float(advantage) for advantage in advantages],

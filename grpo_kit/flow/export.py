@@ -11,6 +11,7 @@ TRL trains on one sequence per completion, so each turn's context has to extend 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from grpo_kit.flow.episodes import Episode
 from grpo_kit.flow.rollout import AgentSystem, play
 from grpo_kit.models import Policy
 from grpo_kit.rewards import question_text
-from grpo_kit.rewards.scoring import is_coroutine, reward_name
+from grpo_kit.rewards.scoring import reward_name
 
 if TYPE_CHECKING:
     import datasets
@@ -33,16 +34,14 @@ def one_sequence(episode: Episode) -> dict[str, list]:
     mask, logprobs = [], []
     for number, turn in enumerate(episode.turns, 1):
         if turn.prompt_ids[: len(ids)] != ids:
-            raise ValueError(
-                f"the prompt of turn {number} does not continue turn {number - 1}: play with "
-                "AgentSystem(context='append'), or train the turns as rows (turn_rows)."
-            )
+            remedy = "play with context='append', or train on turn_rows"
+            raise ValueError(f"turn {number} does not continue turn {number - 1}: {remedy}.")
         between = len(turn.prompt_ids) - len(ids)
         ids = list(turn.prompt_ids) + list(turn.completion_ids)
         mask += [0] * between + [1] * len(turn.completion_ids)
         logprobs += [0.0] * between + list(turn.logprobs)
     sampled = {"completion_ids": ids[len(start) :], "logprobs": logprobs, "env_mask": mask}
-    return {"prompt_ids": start, **sampled}
+    return {"prompt_ids": start} | sampled
 
 
 def trl_dataset(dataset: datasets.Dataset) -> datasets.Dataset:
@@ -70,9 +69,10 @@ def trl_rollout(
         policy = Policy(model, trainer.processing_class)
         rows = [dataset[prompt[-1].get("row", 0) % len(dataset)] for prompt in prompts]
         for prompt, row in zip(prompts, rows, strict=True):
-            if "row" not in prompt[-1] or question_text(prompt) != question_text(row["prompt"]):
-                given = f"the prompt {question_text(prompt)!r} is none of the dataset's rows"
-                raise ValueError(f"{given}: give trl_dataset and trl_rollout the same dataset.")
+            question = question_text(prompt)
+            if "row" not in prompt[-1] or question != question_text(row["prompt"]):
+                remedy = "give trl_dataset and trl_rollout the same dataset"
+                raise ValueError(f"{question!r} is none of the dataset's rows: {remedy}.")
         episodes = play(  # TRL repeats each prompt once per completion
             system.with_planner(policy), rows,
             temperature=trainer.args.temperature, max_new_tokens=max_new_tokens,
@@ -89,18 +89,12 @@ def trl_rollout(
 def of_output(reward: Callable) -> Callable:
     """The reward of an episode's final output instead of the planner's text; None without one."""
 
-    def texts(output: Sequence[str | None]) -> list[str]:
-        return [text or "" for text in output]  # all of them, so that groups stay complete
+    async def outcome(*, completions: Sequence, output: Sequence[str | None], **columns) -> list:
+        # a text from each, so that groups stay complete
+        scores = reward(completions=[text or "" for text in output], **columns)
+        if inspect.isawaitable(scores):
+            scores = await scores
+        return [s if text is not None else None for s, text in zip(scores, output, strict=True)]
 
-    def scores(values: Sequence, output: Sequence[str | None]) -> list:
-        return [v if text is not None else None for v, text in zip(values, output, strict=True)]
-
-    async def awaited(*, completions, output, **columns):
-        return scores(await reward(completions=texts(output), **columns), output)
-
-    def called(*, completions, output, **columns):
-        return scores(reward(completions=texts(output), **columns), output)
-
-    outcome = awaited if is_coroutine(reward) else called
     outcome.__name__ = reward_name(reward)
     return outcome

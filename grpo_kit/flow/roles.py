@@ -26,13 +26,12 @@ from grpo_kit.rewards.judge.texts import fenced
 
 REMEMBERED = 20_000  # replies that a frozen role keeps
 PLACEHOLDER = "7f3a-7f3a"  # a text, where only a chat template's handling of it matters
-FAILURE_WINDOW = 64  # of an endpoint's replies; if more than half of so many fail, the run ends
+FAILURE_WINDOW = 64  # if more than half of so many replies of an endpoint fail, the run ends
 
 
 def plan_prompt(question: str, memory: str) -> str:
-    return (
-        f"Question: {question}\nTools: lookup, calculator\nMemory: {memory}\nWhat is the next step?"
-    )
+    tools = "lookup, calculator"
+    return f"Question: {question}\nTools: {tools}\nMemory: {memory}\nWhat is the next step?"
 
 
 def execute_prompt(context: str, goal: str, tool: str) -> str:
@@ -49,7 +48,7 @@ def answer_prompt(question: str, memory: str) -> str:
 
 @dataclass(frozen=True)
 class Prompts:
-    """The request to each role, one user message, after a system message unless `system` is ""."""
+    """The request to each role, one user message, after a system message unless that is ""."""
 
     plan: Callable[[str, str, Toolkit], str]
     execute: Callable[[Action, Toolkit], str]
@@ -63,9 +62,8 @@ class Prompts:
 
     def check(self, policy: Policy) -> None:
         """Raise ValueError where the chat template refuses or drops a role that is needed."""
-        policy.check_template(
-            [m | {"content": f"{m['role']} {PLACEHOLDER}"} for m in self.messages("")]
-        )
+        roles = [message["role"] for message in self.messages("")]
+        policy.check_template([{"role": r, "content": f"{r} {PLACEHOLDER}"} for r in roles])
 
 
 TINY = Prompts(
@@ -74,10 +72,6 @@ TINY = Prompts(
     verify=check_prompt,
     answer=answer_prompt,
 )
-
-
-def _state(question: str, memory: str) -> str:
-    return f"Question: {question}\n\nMemory of the steps taken:\n{memory}"
 
 
 GENERAL = Prompts(
@@ -117,7 +111,10 @@ Reply with one JSON object and nothing else: {{"name": "{action.tool}", "argumen
         f"""\
 Does the memory hold all that is needed to answer the question?
 
-{_state(question, memory)}
+Question: {question}
+
+Memory of the steps taken:
+{memory}
 
 Say in one sentence what is known and what is missing. Then write STOP if nothing is missing, else \
 CONTINUE."""
@@ -126,7 +123,10 @@ CONTINUE."""
         f"""\
 Answer the question from the memory. Results of tools count, your own guesses do not.
 
-{_state(question, memory)}
+Question: {question}
+
+Memory of the steps taken:
+{memory}
 
 Give the final answer as <answer>answer here</answer>."""
     ),
@@ -145,23 +145,17 @@ class Planner:
         return self.prompts.messages(self.prompts.plan(question, str(memory), self.toolkit))
 
     def plan(
-        self,
-        prompt_ids: Sequence[Sequence[int]],
-        generator: torch.Generator | None = None,
-        *,
-        max_new_tokens: int = 64,
-        **options,
+        self, prompt_ids: Sequence[Sequence[int]], generator=None, **sampling
     ) -> tuple[Rollouts, list[Action]]:
-        """Sample one action for each of N prompts, in their order; `options` are `generate`'s."""
+        """Sample one action for each of N prompts, in their order; `sampling` is `generate`'s."""
         policy, places = self.policy, defaultdict(list)  # equal prompts are run once
         for i, ids in enumerate(prompt_ids):
             places[tuple(ids)].append(i)
+        ends = {"eos_token_ids": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
+        options = {"max_new_tokens": 64, "generator": generator} | ends | sampling
+        sizes = [len(rows) for rows in places.values()]
         with policy.autocast():
-            rollouts = generate(
-                policy.model, list(map(list, places)), [len(rows) for rows in places.values()],
-                max_new_tokens=max_new_tokens, eos_token_ids=policy.eos_token_ids,
-                pad_token_id=policy.pad_token_id, generator=generator, **options,
-            )  # fmt: skip
+            rollouts = generate(policy.model, list(map(list, places)), sizes, **options)
         order = torch.tensor([i for rows in places.values() for i in rows]).argsort()
         rollouts = rollouts.select(order.to(rollouts.mask.device))
         texts = policy.decode(rollouts.completion_lists())
@@ -173,10 +167,7 @@ _LINE = re.compile(r"^[^\w\n]*(context|goal|sub-goal|tool)[^\w\n:]*:(.*)$", re.I
 
 
 def read_action(text: str, names: Sequence[str] | None = None) -> Action:
-    """The planner's decision, with a `problem` where a line is missing or the tool is not in names.
-
-    The last line of each name counts, not one quoted before it.
-    """
+    """The planner's decision: each name's last line. `problem` if one, or the tool, is missing."""
     thought, closed, decision = text.rpartition("</think>")
     if not closed and "<think>" in text:  # cut off while thinking: nothing has been decided
         thought, decision = text, ""
@@ -192,10 +183,7 @@ def read_action(text: str, names: Sequence[str] | None = None) -> Action:
 
 
 class FrozenRole:
-    """A role that is never trained. It gives its likeliest reply, and remembers it.
-
-    model: a frozen `Policy` (see `frozen_copy`), or a judge-like object (see `judges`).
-    """
+    """A role that is never trained; `model` is a frozen `Policy`, or a judge-like object."""
 
     def __init__(self, model: Policy | Any, prompts: Prompts = TINY, max_new_tokens: int = 64):
         self.name = type(self).__name__.lower()
@@ -208,7 +196,7 @@ class FrozenRole:
         self._window = FailureWindow(FAILURE_WINDOW, what=f"replies of the {self.name}")
 
     def ask(self, contents: Sequence[str]) -> list[str | None]:
-        """Replies without their thinking; "" if that never ends, or for a request too long.
+        """Likeliest replies, without thinking; "" if that is all, or the request is too long.
 
         None where an endpoint failed.
         """
@@ -227,13 +215,13 @@ class FrozenRole:
         if not isinstance(self.model, Policy):
             with start_blocking_portal() as portal:  # a notebook has an event loop in this thread
                 return portal.call(self._asked, conversations)
-        room = self.model.context_length - self.max_new_tokens
-        fits = [len(ids) <= room for ids in self.model.encode(conversations)]
+        policy, limit = self.model, self.max_new_tokens
+        lengths = map(len, policy.encode(conversations))
+        fits = [length <= policy.context_length - limit for length in lengths]
         texts = iter(())
         if fitting := [c for c, fit in zip(conversations, fits, strict=True) if fit]:
-            options = {"max_new_tokens": self.max_new_tokens, "do_sample": False}
-            rollouts = reply(self.model, fitting, batch_size=128, **options)
-            texts = iter(self.model.decode(rollouts.completion_lists()))
+            rollouts = reply(policy, fitting, batch_size=128, max_new_tokens=limit, do_sample=False)
+            texts = iter(policy.decode(rollouts.completion_lists()))
         return [next(texts) if fit else "" for fit in fits]
 
     async def _asked(self, conversations: list[list[dict]]) -> list[str | None]:

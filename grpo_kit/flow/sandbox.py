@@ -18,30 +18,29 @@ import sys
 import traceback
 
 MAX_CODE_CHARS = 10_000
+MAX_OUTPUT_CHARS = 2000
+MEMORY_MB = 256  # of address space; Python needs some 30
 
 
 class PythonTool:
-    """Runs code in a locked process of its own; returns what it printed.
+    """Runs code in a locked process of its own. Raises RuntimeError where none can be locked.
 
-    timeout: seconds; `Tool.of` should not get a shorter one. memory_mb: address space; Python needs
-    some 30. max_output: characters. Raises RuntimeError where no process can be locked.
+    timeout: seconds; `Tool.of` should not get a shorter one.
     """
 
     __name__ = "python"
 
-    def __init__(self, timeout: float = 5.0, memory_mb: int = 256, max_output: int = 2000):
-        self.timeout, self.memory_mb, self.max_output = timeout, memory_mb, max_output
+    def __init__(self, timeout: float = 5.0):
+        self.timeout = timeout
         supported = sys.platform == "linux" and platform.machine() in _ARCHITECTURES
         try:  # a lock that nobody tried is none
             answer = self._run(_PROBE, timeout=max(timeout, 30.0)) if supported else "unsupported"
         except (OSError, ValueError) as error:
             answer = str(error)
         if answer != "locked":
-            raise RuntimeError(
-                f"the python tool cannot lock a process on {sys.platform} {platform.machine()} "
-                f"({answer}): leave it out, raise memory_mb, or use Linux on x86_64 or aarch64 "
-                "with a container that allows seccomp."
-            )
+            system = f"{sys.platform} {platform.machine()} ({answer})"
+            remedy = "leave it out, or take Linux (x86_64, aarch64) with seccomp allowed"
+            raise RuntimeError(f"the python tool cannot lock a process on {system}: {remedy}.")
 
     def __call__(self, code: str) -> str:
         """Run Python code, without files and network, and return what it prints.
@@ -62,24 +61,19 @@ class PythonTool:
         if len(code) > MAX_CODE_CHARS:
             raise ValueError("code too long")
         data = code.encode()  # a lone surrogate is a ValueError too
-        max_bytes = 4 * self.max_output + 64
-        limits = map(str, (self.memory_mb, int(timeout) + 1, max_bytes))
+        max_bytes = 4 * MAX_OUTPUT_CHARS + 64
+        limits = map(str, (int(timeout) + 1, max_bytes))
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
             # Not preexec_fn, which may deadlock in a process with threads: the child limits itself.
             # -I -S: no user site, no .pth files, no PYTHON* variables; -B: writes no bytecode.
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-B", "-W", "ignore", __file__, *limits],
-                stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
-                cwd=folder, env={}, start_new_session=True,
-            )  # fmt: skip
+            command = [sys.executable, "-I", "-S", "-B", "-W", "ignore", __file__, *limits]
+            options = {"stdout": output, "stderr": subprocess.STDOUT, "cwd": folder, "env": {}}
             try:
-                process.communicate(data, timeout)
+                process = subprocess.run(
+                    command, input=data, timeout=timeout, start_new_session=True, **options
+                )
             except subprocess.TimeoutExpired:
                 raise ValueError(f"timed out after {timeout:g} s") from None
-            finally:
-                if process.returncode is None:  # not reaped, so the id is still its own
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
             output.seek(0)
             printed = output.read()
         text = printed.decode(errors="replace").rstrip("\n")
@@ -87,7 +81,7 @@ class PythonTool:
             raise ValueError(f"died of {signal.Signals(-process.returncode).name}")
         if len(printed) < max_bytes and process.returncode:
             raise ValueError(text.split("\n")[-1].strip() or f"exit code {process.returncode}")
-        return text if len(text) <= self.max_output else text[: self.max_output - 1] + "…"
+        return text if len(text) <= MAX_OUTPUT_CHARS else text[: MAX_OUTPUT_CHARS - 1] + "…"
 
 
 # --- the child, before the lock -------------------------------------------------------------------
@@ -147,12 +141,12 @@ def _main() -> None:
         sys.exit(lines[-1].strip()[:1000])  # or it would fill the output, and be taken for it
 
 
-def _limit(memory_mb: int, cpu_seconds: int, output_bytes: int) -> None:
+def _limit(cpu_seconds: int, output_bytes: int) -> None:
     """Lower soft and hard limits. The parent cannot be trusted to outlive this process."""
     import resource
 
     for kind, limit in (
-        (resource.RLIMIT_AS, memory_mb * 2**20),
+        (resource.RLIMIT_AS, MEMORY_MB * 2**20),
         (resource.RLIMIT_CPU, cpu_seconds),
         (resource.RLIMIT_FSIZE, output_bytes),
         (resource.RLIMIT_NOFILE, 3),

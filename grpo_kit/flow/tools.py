@@ -14,6 +14,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import get_type_hints
 
@@ -22,6 +23,7 @@ from anyio.from_thread import start_blocking_portal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
+CONCURRENCY = 16  # calls of a batch at a time
 MAX_CALL_CHARS = 200  # of a call as memory shows it
 MAX_REASON_CHARS = 100  # of an error's reason
 
@@ -39,11 +41,12 @@ class ToolResult:
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that a model may call, made by `Tool.of`; `arguments` is their JSON schema."""
+    """A function that a model may call, made by `Tool.of`; `arguments`: their JSON schemas."""
 
     name: str
     description: str
-    arguments: dict
+    arguments: dict[str, dict]
+    required: list[str]
     function: Callable
     timeout: float
     columns: tuple[str, ...]
@@ -68,51 +71,43 @@ class Tool:
             if not named or inspect.iscoroutinefunction(called):
                 raise TypeError("it has no name or description, or is a coroutine function")
         except Exception as error:  # AttributeError, NameError, and two of transformers' own
-            raise ValueError(
-                f"{name} is no tool yet ({error}): write a plain function with type hints and a "
-                "Google-style docstring that describes each parameter."
-            ) from error
+            wanted = "type hints and a Google-style docstring of each parameter, no async"
+            raise ValueError(f"{name} is no tool yet ({error}): write {wanted}.") from error
         properties = schema["parameters"]["properties"]
         if unknown := sorted(set(columns) - set(properties)):
             raise ValueError(f"columns names {unknown}, which {name} does not take: drop them.")
         shown = {k: v for k, v in properties.items() if k not in columns}
         required = [k for k in schema["parameters"].get("required", []) if k in shown]
+        description = " ".join(schema["description"].split())
         # a TypedDict, as a model class has names of its own ("copy", "json") that would collide
         types = {k: hints[k] if k in required else NotRequired[hints[k]] for k in shown}
         shape = TypedDict(name, types)
         shape.__pydantic_config__ = ConfigDict(extra="forbid")
-        arguments = {"type": "object", "properties": shown, "required": required}
-        description, adapter = " ".join(schema["description"].split()), TypeAdapter(shape)
-        return cls(name, description, arguments, function, timeout, tuple(columns), adapter)
+        fixed, adapter = tuple(columns), TypeAdapter(shape)
+        return cls(name, description, shown, required, function, timeout, fixed, adapter)
 
     @property
     def sole(self) -> str | None:
         """The argument that `name(text)` gives: the only required one, if a string."""
-        required = self.arguments["required"]
-        types = [self.arguments["properties"][name].get("type") for name in required]
-        return required[0] if types == ["string"] else None
+        types = [self.arguments[name].get("type") for name in self.required]
+        return self.required[0] if types == ["string"] else None
 
     def validate(self, arguments: str | dict) -> dict:
         """The arguments converted to the hinted types; ValueError for a wrong one."""
         if isinstance(arguments, str):
-            if not self.sole and (arguments.strip() or self.arguments["required"]):
+            if not self.sole and (arguments.strip() or self.required):
                 raise ValueError(f"call {self.name} with JSON")
             arguments = {self.sole: arguments} if self.sole else {}
         try:
             return self._adapter.validate_python(arguments)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            name, kind = ".".join(map(str, first["loc"])), first["type"]
-            known = {"missing": "missing argument", "extra_forbidden": "unknown argument"}
-            reason = f'{known[kind]} "{name}"' if kind in known else f"{name}: {first['msg']}"
-            raise ValueError(reason) from None
+            name = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{name}: {first['msg']}") from None
 
 
 def read_call(text: str) -> tuple[str, str | dict]:
-    """Read a call as (tool's name, text between the outer parentheses, or dict of JSON arguments).
-
-    Raises ValueError for anything else.
-    """
+    """A call's tool, and its arguments: a text in parentheses, or a dict; else ValueError."""
     text = text.strip()
     for opening, closing in (("<tool_call>", "</tool_call>"), ("```json", "```")):
         if text.startswith(opening) and text.endswith(closing):
@@ -129,34 +124,29 @@ def read_call(text: str) -> tuple[str, str | dict]:
 
 
 class Toolkit:
-    """The tools of an agent, functions or `Tool`s, and the one place where calls are run.
+    """The tools of an agent, functions or `Tool`s, which run here; longer results are cut."""
 
-    concurrency: most calls of one `run` at a time. max_result_chars: longer results are cut.
-    """
-
-    def __init__(self, tools: Sequence[Tool | Callable], *, concurrency=16, max_result_chars=500):
+    def __init__(self, tools: Sequence[Tool | Callable], *, max_result_chars: int = 500):
         tools = [tool if isinstance(tool, Tool) else Tool.of(tool) for tool in tools]
         self.tools = {tool.name: tool for tool in tools}
         self.names = list(self.tools)
         if not tools or len(self.tools) < len(tools):
             names = [tool.name for tool in tools]
             raise ValueError(f"the tools are {names}: give at least one, and each another name.")
-        self.concurrency, self.max_result_chars = concurrency, max_result_chars
+        self.max_result_chars = max_result_chars
 
     def describe(self) -> str:
         """Name, arguments and purpose of every tool, two lines each, for a prompt."""
         lines = []
         for tool in self.tools.values():
-            properties, required = tool.arguments["properties"], tool.arguments["required"]
             typed = ", ".join(
-                f"{name}: {_type_text(schema)}{'' if name in required else ' (optional)'}"
-                for name, schema in properties.items()
+                f"{name}: {_type_text(schema)}{'' if name in tool.required else ' (optional)'}"
+                for name, schema in tool.arguments.items()
             )
+            meanings = (f"{name}: {s['description']}" for name, s in tool.arguments.items())
             lines.append(f"{tool.name}({typed}): {tool.description}")
-            if properties:
-                meanings = (f"{name}: {s['description']}" for name, s in properties.items())
-                lines.append(f"  {'; '.join(meanings)}")
-        return "\n".join(lines)
+            lines.append(f"  {'; '.join(meanings)}".rstrip())
+        return "\n".join(filter(None, lines))
 
     def check_columns(self, columns: Iterable[str], where: str) -> None:
         """Raise ValueError where a tool takes a column that `where` lacks."""
@@ -176,7 +166,7 @@ class Toolkit:
             return portal.call(self._run, calls)
 
     async def _run(self, calls: Sequence[tuple[str, Mapping]]) -> list[ToolResult]:
-        places = CapacityLimiter(self.concurrency)
+        places = CapacityLimiter(CONCURRENCY)
         return await asyncio.gather(*(self._result(text, row, places) for text, row in calls))
 
     async def _result(self, text: str, row: Mapping, places: CapacityLimiter) -> ToolResult:
@@ -184,7 +174,10 @@ class Toolkit:
         try:
             name, arguments = read_call(text)
             tool = self.tools.get(name)
-            shown = _printable(name, arguments, tool)
+            shown = arguments
+            if isinstance(arguments, dict):
+                shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+            shown = _cleaned(f"{name}({shown})", MAX_CALL_CHARS, one_line=True)
             if tool is None:
                 raise ValueError(f'no tool "{name}"')
             arguments = tool.validate(arguments) | {c: row[c] for c in tool.columns}
@@ -193,10 +186,8 @@ class Toolkit:
         async with places:
             with move_on_after(tool.timeout):
                 # The thread is a daemon, as the portal's is: a hung call keeps no process alive.
-                return await to_thread.run_sync(
-                    self._called, shown, tool, arguments,
-                    abandon_on_cancel=True, limiter=CapacityLimiter(1),
-                )  # fmt: skip
+                call = partial(self._called, shown, tool, arguments)
+                return await to_thread.run_sync(call, abandon_on_cancel=True)
         return ToolResult(shown, f"error: timed out after {tool.timeout:g} s", True)
 
     def _called(self, shown: str, tool: Tool, arguments: dict) -> ToolResult:
@@ -225,16 +216,6 @@ def _cleaned(text: str, limit: int, *, one_line: bool = False) -> str:
     if one_line:
         text = " ".join(text.splitlines())
     return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def _printable(name: str, arguments: str | dict, tool: Tool | None) -> str:
-    if isinstance(arguments, dict):
-        alone = list(arguments.values())
-        if tool and list(arguments) == [tool.sole] and isinstance(alone[0], str):
-            arguments = alone[0]
-        else:
-            arguments = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-    return _cleaned(f"{name}({arguments})", MAX_CALL_CHARS, one_line=True)
 
 
 def _type_text(schema: dict) -> str:

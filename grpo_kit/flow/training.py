@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from grpo_kit.config import GRPOConfig
 from grpo_kit.flow.episodes import PER, Episode, Turn, episode_advantages, turn_rows
@@ -41,7 +42,7 @@ def score_episodes(
     weights: Sequence[float] | None = None,
     state: Any = None,
     logged: dict[str, list[float]] | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Score final outputs and set each episode's `reward`; returns (N, R) rewards, NaN = unscored.
 
     Rewards get the question as prompt, the output as completion and the row's columns. An episode
@@ -75,12 +76,12 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 class FlowGRPO:
     """Steps of Flow-GRPO (AgentFlow, arXiv 2510.05592, eq. 4-7 and 10): a batch source for `train`.
 
-    A step plays `generation_batch_size` episodes; all turns of an episode get its advantage.
-    loss_type "grpo" is eq. 10: 1/G over episodes, 1/T_i over turns, 1/|a| over tokens.
-    `max_completion_length` limits an action.
+    A step plays `generation_batch_size` episodes of `system` around the trained policy; all turns
+    of an episode get its advantage. loss_type "grpo" is eq. 10: 1/G over episodes, 1/T_i over
+    turns, 1/|a| over tokens. `max_completion_length` limits an action.
 
-    system: its planner is replaced by the trained policy. per: see `episode_advantages`. credit:
-    "all" turns (the paper), or, for comparison, only the "final" one, whose weight stays 1/T_i.
+    per: see `episode_advantages`. credit: "all" turns (the paper), or, for comparison, only the
+    "final" one, whose weight stays 1/T_i.
     """
 
     def __init__(
@@ -90,10 +91,8 @@ class FlowGRPO:
         given = {"per": per, "credit": credit} | {name: getattr(config, name) for name in CHOICES}
         for name, choices in ({"per": PER, "credit": ("all", "final")} | CHOICES).items():
             if given[name] not in choices:
-                raise ValueError(
-                    f"{name} is {given[name]!r}; episodes of several turns need "
-                    f"{' or '.join(map(repr, choices))} (`evaluate_episodes` evaluates them)."
-                )
+                needed = f"{' or '.join(map(repr, choices))} (and evaluate_episodes)"
+                raise ValueError(f"{name} is {given[name]!r}; episodes need {needed}.")
         system.toolkit.check_columns(prompts.task.train.column_names, f"task {prompts.task.name!r}")
         self.prompts, self.per, self.credit = prompts, per, credit
         self.system = system.with_planner(prompts.policy)
@@ -104,13 +103,21 @@ class FlowGRPO:
 
     def __call__(self, generator: torch.Generator, state: Any, metrics: dict) -> Iterator[Batch]:
         episodes, rewards_per_func, logged = self.episodes(generator, state)
-        batch = self.batch(episodes, rewards_per_func)
-        metrics |= self.metrics(episodes, batch) | {k: fmean(v) for k, v in logged.items()}
+        config = self.prompts.config
+        advantages = episode_advantages(episodes, self.per, scale_rewards=config.scale_rewards)
+        names = [reward_name(reward) for reward in self.prompts.rewards]
+        batch = self.batch(episodes, names, rewards_per_func, advantages)
+        metrics |= dataclasses.replace(  # rewards by episode, completions by turn
+            batch, rewards_per_func=rewards_per_func, rewards=_totals(episodes),
+            num_generations=config.num_generations, logged=logged,
+        ).metrics()  # fmt: skip
+        metrics["generated_tokens"] = batch.generated_tokens
+        metrics |= {f"episode/{name}": value for name, value in episode_metrics(episodes).items()}
         yield batch
 
     def episodes(
         self, generator: torch.Generator, state: Any = None
-    ) -> tuple[list[Episode], torch.Tensor, dict[str, list[float]]]:
+    ) -> tuple[list[Episode], Tensor, dict[str, list[float]]]:
         """Scored episodes of the next questions, their (N, R) rewards, and what rewards logged."""
         config, logged = self.prompts.config, {}
         places = self.prompts.order.take(config.generation_batch_size // config.num_generations)
@@ -123,23 +130,21 @@ class FlowGRPO:
         rewards = score_episodes(episodes, self.prompts.rewards, weights, state, logged)
         return episodes, rewards, logged
 
-    def batch(self, episodes: Sequence[Episode], rewards_per_func: torch.Tensor) -> Batch:
-        """The turns of episodes as a batch to learn from."""
-        scale = self.prompts.config.scale_rewards
-        advantages = episode_advantages(episodes, self.per, scale_rewards=scale)
-        names = [reward_name(reward) for reward in self.prompts.rewards]
+    def batch(
+        self, episodes: Sequence[Episode], names: list[str], rewards_per_func: Tensor, advantages
+    ) -> Batch:
+        """All turns as a `Batch`, one row each, with rewards and advantage of its episode."""
         policy = self.prompts.policy
-        return turn_batch(policy, episodes, names, rewards_per_func, advantages, self.credit)
-
-    def metrics(self, episodes: Sequence[Episode], batch: Batch) -> dict[str, float]:
-        """TRL's metrics, rewards by episode and completions by turn, and `episode/…`."""
-        first = batch.episode_index.diff(prepend=torch.tensor([-1])).bool()  # a row an episode
-        outcome = dataclasses.replace(
-            batch, rewards_per_func=batch.rewards_per_func[first], rewards=batch.rewards[first],
-            num_generations=self.prompts.config.num_generations,
+        rollouts, index = turn_rows(episodes, policy.pad_token_id, policy.device)
+        index = index.cpu()
+        own = advantages[index]
+        if self.credit == "final":
+            own = own.where(index.diff(append=torch.tensor([-1])).bool(), 0.0)
+        return Batch(
+            rollouts, names, rewards_per_func[index], _totals(episodes)[index], own, 1,
+            [episodes[i].row for i in index.tolist()],
+            generated_tokens=int(rollouts.mask.sum()), episode_index=index,
         )  # fmt: skip
-        own = {f"episode/{name}": value for name, value in episode_metrics(episodes).items()}
-        return outcome.metrics() | {"generated_tokens": batch.generated_tokens} | own
 
     def state_dict(self) -> dict:
         return self.prompts.state_dict()
@@ -148,26 +153,8 @@ class FlowGRPO:
         self.prompts.load_state_dict(state)
 
 
-def turn_batch(
-    policy: Policy,
-    episodes: Sequence[Episode],
-    names: list[str],
-    rewards_per_func: torch.Tensor,
-    advantages: torch.Tensor,
-    credit: str = "all",
-) -> Batch:
-    """All turns as a `Batch`, one row each, with reward and advantage of its episode."""
-    rollouts, index = turn_rows(episodes, policy.pad_token_id, policy.device)
-    index = index.cpu()
-    own = advantages[index]
-    if credit == "final":
-        own = own.where(index.diff(append=torch.tensor([-1])).bool(), 0.0)
-    totals = torch.tensor([math.nan if e.reward is None else e.reward for e in episodes])
-    return Batch(
-        rollouts, names, rewards_per_func[index], totals[index], own, 1,
-        [episodes[i].row for i in index.tolist()],
-        generated_tokens=int(rollouts.mask.sum()), episode_index=index,
-    )  # fmt: skip
+def _totals(episodes: Sequence[Episode]) -> Tensor:
+    return torch.tensor([math.nan if e.reward is None else e.reward for e in episodes])
 
 
 class OfflineTraces:
@@ -179,11 +166,10 @@ class OfflineTraces:
 
     def __init__(self, prompts: PromptBatches, system: AgentSystem) -> None:
         config = prompts.config
-        if config.updates_per_step != 1 or config.beta or config.max_generated_tokens:
-            raise ValueError(
-                f"there are {config.updates_per_step} updates a step, beta is {config.beta} and "
-                f"max_generated_tokens {config.max_generated_tokens}; traces need 1, 0 and None."
-            )
+        given = (config.updates_per_step, config.beta, config.max_generated_tokens)
+        if given != (1, 0, None):
+            names = "updates a step, beta, max_generated_tokens"
+            raise ValueError(f"{names} are {given}; traces need (1, 0, None).")
         self.flow = FlowGRPO(prompts, system)
         self.name = f"offline traces, {self.flow.name}"
         self.traces: list[Episode] = []
@@ -200,14 +186,12 @@ class OfflineTraces:
             random.Random(self.flow.prompts.seed).shuffle(self.traces)  # a group's stood together
             metrics["offline/traces"] = len(self.traces)
             if not self.traces:
-                raise RuntimeError(
-                    f"none of {state.max_steps * size} episodes earned a reward of 1: there is no "
-                    "trace to learn from; take an easier task or a better policy."
-                )
+                none = f"none of {state.max_steps * size} episodes earned a reward of 1"
+                raise RuntimeError(f"{none}: take an easier task or a better policy.")
         first = state.global_step * size
         traces = [self.traces[i % len(self.traces)] for i in range(first, first + size)]
         ones = torch.ones(size)
-        yield turn_batch(self.flow.prompts.policy, traces, ["success"], ones[:, None], ones)
+        yield self.flow.batch(traces, ["success"], ones[:, None], ones)
 
     def state_dict(self) -> dict:
         traces = [[dataclasses.astuple(turn) for turn in e.turns] for e in self.traces]

@@ -1,4 +1,4 @@
-"""Advantages over trajectories, rows of turns, and the loss of eq. 10."""
+"""Advantages over trajectories, and rows of turns."""
 
 import math
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_kit.flow import Episode, Turn, episode_advantages, turn_rows
-from grpo_kit.objective import group_advantages, policy_loss
+from grpo_kit.objective import group_advantages
 
 
 def episode(group, reward, turns=1):
@@ -91,41 +91,3 @@ def test_rows_hold_the_very_ids_that_were_sampled_also_where_they_are_the_pad():
     assert len(rollouts.prompt_ids) == 2  # read twice, run once
     assert rollouts.logps.tolist() == [[-1, -2, -3], [-4, 0, 0], [-5, -6, 0]]
     assert rollouts.finished.tolist() == [True, False, True] and index.tolist() == [0, 1, 1]
-
-
-def test_the_loss_is_eq_10_and_so_is_its_gradient():
-    """Nested sums as the paper writes them, on ragged episodes."""
-    torch.manual_seed(0)
-    lengths = [[3, 1], [2], [4, 2, 3]]  # |a_i^t|: three episodes of two, one and three turns
-    advantages, beta, epsilon = [0.7, -1.2, 0.5], 0.1, 0.2
-    rows = [(i, n) for i, turns in enumerate(lengths) for n in turns]
-    index, width = torch.tensor([i for i, _ in rows]), 4
-    mask = torch.arange(width) < torch.tensor([n for _, n in rows])[:, None]
-    logps = (torch.randn(len(rows), width) - 2).requires_grad_()
-    old, ref = logps.detach() + torch.randn_like(logps) / 3, torch.randn_like(logps) - 2
-
-    total, row = 0.0, 0
-    for i, turns in enumerate(lengths):  # 1/G sum_i
-        for n in turns:  # 1/T_i sum_t
-            for j in range(n):  # 1/|a_i^t| sum_j
-                ratio = torch.exp(logps[row, j] - old[row, j])
-                clipped = ratio.clamp(1 - epsilon, 1 + epsilon)
-                d = ref[row, j] - logps[row, j]
-                kl = (torch.exp(d) - d - 1) * ratio
-                term = torch.min(ratio * advantages[i], clipped * advantages[i]) - beta * kl
-                total = total + term / n / len(turns) / len(lengths)
-            row += 1
-    (expected,) = torch.autograd.grad(-total, logps)
-
-    def loss(part):
-        return policy_loss(
-            logps[part], old[part], torch.tensor(advantages)[index[part]], mask[part],
-            loss_type="grpo", beta=beta, ref_logps=ref[part], epsilon=epsilon,
-            num_sequences_in_batch=3, turn_weights=(1 / index.bincount())[index][part],
-        )  # fmt: skip
-
-    for parts in ([slice(None)], [slice(0, 2), slice(2, 6)], [slice(i, i + 1) for i in range(6)]):
-        value = sum(loss(part) for part in parts)
-        (gradient,) = torch.autograd.grad(value, logps, retain_graph=True)
-        assert value.item() == pytest.approx(-total.item(), rel=1e-5)
-        assert torch.allclose(gradient, expected, rtol=1e-4, atol=1e-7)

@@ -1,14 +1,13 @@
 """Append-only episodes under TRL's GRPOTrainer: the same ids, masks and outcome."""
 
 import asyncio
-import inspect
 from types import SimpleNamespace
 
 import pytest
 import torch
 import trl
 
-from grpo_kit.flow import Episode, Turn, play
+from grpo_kit.flow import Episode, Turn
 from grpo_kit.flow.export import of_output, one_sequence, trl_dataset, trl_rollout
 from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
@@ -41,7 +40,7 @@ def test_an_episode_is_one_sequence_with_a_mask_of_what_was_sampled():
 
 def test_a_context_that_is_written_anew_is_no_single_sequence(base, task):
     rewritten = Episode("q", 1.0, [Turn([1, 2], [3], [0.0]), Turn([1, 4], [5], [0.0])])
-    with pytest.raises(ValueError, match="prompt of turn 2 does not continue turn 1.*'append'"):
+    with pytest.raises(ValueError, match="turn 2 does not continue turn 1.*'append'"):
         one_sequence(rewritten)
     with pytest.raises(ValueError, match="context is 'memory': TRL needs .*'append'"):
         trl_rollout(PROFILES["tiny"].load_agents(base), task.train)
@@ -59,8 +58,8 @@ def test_episodes_train_under_trl(tmp_path, task):
 
     graded = of_output(accuracy_reward)
 
-    def outcome(**arguments):
-        rewarded.append((arguments["output"], arguments["answer"], graded(**arguments)))
+    async def outcome(**arguments):
+        rewarded.append((arguments["output"], arguments["answer"], await graded(**arguments)))
         return rewarded[-1][2]
 
     args = trl.GRPOConfig(
@@ -100,32 +99,17 @@ def test_episodes_train_under_trl(tmp_path, task):
     )
 
 
-def test_the_trainers_rows_have_the_log_probabilities_of_play(base, task):
-    system = PROFILES["tiny"].load_agents(base, context="append", max_turns=3)
-    generator = torch.Generator().manual_seed(0)
-    for episode in play(system, list(task.train), generator=generator):
-        sequence = one_sequence(episode)
-        ids = torch.tensor([sequence["prompt_ids"] + sequence["completion_ids"]])
-        with torch.no_grad():
-            scores = base.model(ids).logits[0].float().log_softmax(-1)
-        start = len(sequence["prompt_ids"])
-        own = scores[start - 1 : -1].gather(1, ids[0, start:, None])[:, 0]
-        mask = torch.tensor(sequence["env_mask"]).bool()
-        assert torch.allclose(own[mask], torch.tensor(sequence["logprobs"])[mask], atol=2e-4)
-
-
-def test_a_reward_of_the_output_keeps_its_name_and_kind_and_none_stays_unscored():
+def test_a_reward_of_the_output_keeps_its_name_and_none_stays_unscored():
     async def graded(completions, **columns):
         assert len(completions) == 3
         return [1.0, 1.0, 0.0]
 
-    given = {"prompts": [], "completions": ["plans"] * 3, "completion_ids": []}
+    given = {"prompts": [], "completions": ["plans"] * 3, "completion_ids": [], "answer": ["7"] * 3}
     outputs = ["<answer>7</answer>", None, "<answer>8</answer>"]
-    plain = of_output(accuracy_reward)
-    assert plain.__name__ == "accuracy_reward"
-    assert plain(**given, output=outputs, answer=["7"] * 3) == [1.0, None, 0.0]
-    assert inspect.iscoroutinefunction(of_output(graded))
-    assert asyncio.run(of_output(graded)(**given, output=outputs)) == [1.0, None, 0.0]
+    for reward, name in ((accuracy_reward, "accuracy_reward"), (graded, "graded")):
+        outcome = of_output(reward)
+        assert outcome.__name__ == name
+        assert asyncio.run(outcome(**given, output=outputs)) == [1.0, None, 0.0]
 
 
 def test_prompts_of_another_dataset_are_refused(base, task):

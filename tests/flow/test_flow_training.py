@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,6 @@ from grpo_kit.flow import (
     score_episodes,
 )  # fmt: skip
 from grpo_kit.flow.episodes import Action, Step
-from grpo_kit.flow.training import turn_batch
 from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
@@ -87,9 +87,10 @@ def test_only_what_the_planner_sampled_is_in_a_batch(base, task, system):
     """Every trained token is a sampled one, every prompt is the request of its turn."""
     config = dataclasses.replace(CONFIG, generation_batch_size=16)
     prompts = PromptBatches(base, task, [accuracy_reward], config, seed=0)
-    flow = FlowGRPO(prompts, system)
-    episodes, rewards_per_func, _ = flow.episodes(torch.Generator().manual_seed(0))
-    batch = flow.batch(episodes, rewards_per_func)
+    flow, metrics = FlowGRPO(prompts, system), {}
+    played = flow.episodes(torch.Generator().manual_seed(0))
+    flow.episodes = lambda *_: played
+    (batch,), episodes = flow(None, None, metrics), played[0]
     assert batch.advantages.any()
     turns = [(i, turn) for i, episode in enumerate(episodes) for turn in episode.turns]
     assert batch.rollouts.completion_lists() == [turn.completion_ids for _, turn in turns]
@@ -99,7 +100,6 @@ def test_only_what_the_planner_sampled_is_in_a_batch(base, task, system):
         assert batch.rewards[row] == episodes[i].reward
         assert batch.advantages[row] == batch.advantages[batch.episode_index == i][0]
     assert len(batch.rewards) > len(episodes)
-    metrics = flow.metrics(episodes, batch)
     assert metrics["reward"] == pytest.approx(sum(e.reward for e in episodes) / len(episodes))
     assert metrics["completions/mean_length"] == pytest.approx(batch.generated_tokens / len(turns))
 
@@ -137,7 +137,8 @@ def episodes_of():
 
 
 def batch_of(policy, episodes, credit="all"):
-    return turn_batch(policy, episodes, ["reward"], torch.ones(4, 1), ADVANTAGES, credit)
+    source = SimpleNamespace(prompts=SimpleNamespace(policy=policy), credit=credit)
+    return FlowGRPO.batch(source, episodes, ["reward"], torch.ones(4, 1), ADVANTAGES)
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
@@ -316,8 +317,8 @@ def test_success_is_measured_on_held_out_questions(base, task, system):
         ({"dynamic_sampling_rounds": 1}, {}, "dynamic_sampling_rounds is 1.*need 0"),
         ({"scale_rewards": "batch"}, {}, "scale_rewards is 'batch'.*'group' or 'none'"),
         ({"eval_prompts": 8}, {}, "eval_prompts is 8.*evaluate_episodes"),
-        ({"num_iterations": 2}, {"source": OfflineTraces}, "2 updates a step"),
-        ({"beta": 0.1}, {"source": OfflineTraces}, "beta is 0.1"),
+        ({"num_iterations": 2}, {"source": OfflineTraces}, r"updates a step.* are \(2, 0.0, None"),
+        ({"beta": 0.1}, {"source": OfflineTraces}, r"beta.* are \(1, 0.1, None"),
     ],
 )
 def test_what_episodes_do_not_have_is_refused(

@@ -222,7 +222,7 @@ class World:
             wikipedia_search,
         ]
         if sys.platform == "linux":
-            tools.append(Tool.of(PythonTool(timeout=TIMEOUT, max_output=300), timeout=2 * TIMEOUT))
+            tools.append(Tool.of(PythonTool(timeout=TIMEOUT), timeout=2 * TIMEOUT))
         self.toolkit = Toolkit(tools)
         self.before = self.state()
 
@@ -319,8 +319,3 @@ def test_many_hostile_calls_at_once_end_in_time(world):
     assert results[4].text == "lamp 14"
     assert world.state() == world.before
     assert world.run("calculator(14*3)").text == "14*3 = 42", "after all of it the toolkit works"
-
-
-def test_there_are_as_many_as_ever():
-    tables = (EXPRESSIONS, QUERIES, TOO_LONG_QUERIES, NO_CALLS, CODES)
-    assert sum(map(len, tables)) == 254

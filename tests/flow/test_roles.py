@@ -6,20 +6,9 @@ import re
 
 import pytest
 
-from grpo_kit.flow import (
-    GENERAL,
-    TINY,
-    Action,
-    Executor,
-    Generator,
-    Memory,
-    Planner,
-    Step,
-    Toolkit,
-    Verifier,
-    calculator,
-)  # fmt: skip
-from grpo_kit.flow.roles import read_action
+from grpo_kit.flow import GENERAL, TINY, Memory, Step, Toolkit, calculator
+from grpo_kit.flow.episodes import Action
+from grpo_kit.flow.roles import Executor, Generator, Planner, Verifier, read_action
 from grpo_kit.models import frozen_copy
 from grpo_kit.rewards.judge import Failure, Reply
 

@@ -64,12 +64,7 @@ def agent_system(
 
 
 def play(
-    system: AgentSystem,
-    rows: Sequence[dict],
-    num_generations: int = 1,
-    *,
-    batch_size=None,
-    **sampling,
+    system: AgentSystem, rows: Sequence[dict], num_generations=1, *, batch_size=None, **sampling
 ) -> list[Episode]:
     """Play `num_generations` episodes of every row, not yet scored; those of a row stand together.
 

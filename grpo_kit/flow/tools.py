@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import json
 import re
+import traceback
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,10 +55,9 @@ class Tool:
 
     @classmethod
     def of(cls, function: Callable, *, timeout: float = 5.0, columns: Sequence[str] = ()) -> Tool:
-        """Make a tool of a function, or of an object with `__call__` and `__name__`.
+        """Make a tool of a function or a callable object, by its type hints and docstring.
 
-        Its type hints and Google-style docstring make the schema. timeout: seconds. columns:
-        parameters that come from the dataset's row, hidden from the model.
+        timeout: seconds. columns: parameters that come from the dataset's row; no model sees them.
         """
         # transformers is slow to import, and reading calls does not need it
         from transformers.utils import get_json_schema
@@ -199,13 +199,8 @@ class Toolkit:
 
 
 def _error_text(error: BaseException) -> str:
-    try:
-        reason = str(error)
-    except BaseException:
-        reason = ""
-    # ValueErrors are meant for the reader, others are surprises and say what they are
-    if type(error) is not ValueError:
-        reason = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+    # a ValueError is meant for the reader; others are surprises and say what they are
+    reason = traceback.format_exception_only(error)[-1].removeprefix("ValueError: ")
     return f"error: {_cleaned(reason, MAX_REASON_CHARS, one_line=True)}"
 
 

@@ -37,16 +37,11 @@ CHOICES = {  # the settings that episodes of several turns support
 
 
 def score_episodes(
-    episodes: Sequence[Episode],
-    rewards: Sequence[Callable],
-    weights: Sequence[float] | None = None,
-    state: Any = None,
-    logged: dict[str, list[float]] | None = None,
+    episodes: Sequence[Episode], rewards: Sequence[Callable], weights=None, state=None, logged=None
 ) -> Tensor:
     """Score final outputs and set each episode's `reward`; returns (N, R) rewards, NaN = unscored.
 
-    Rewards get the question as prompt, the output as completion and the row's columns. An episode
-    without output (an endpoint's failure) is not scored.
+    An episode without output (an endpoint's failure) is not scored. See `scoring.score_texts`.
     """
     texts = [episode.output or "" for episode in episodes]  # all, so that groups stay complete
     rows, ids = [episode.row for episode in episodes], [[] for _ in episodes]
@@ -59,9 +54,9 @@ def score_episodes(
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Mean `turns`; `stopped`, the share of episodes ended by the verifier; and shares of turns.
+    """Mean `turns`, the share `stopped` by the verifier, and two shares of all turns.
 
-    Those are `tool_errors` (no plan, no call, an error, or nothing found) and `repeated_calls`.
+    `tool_errors` (no plan, no call, an error, or nothing found) and `repeated_calls`.
     """
     steps = [step for episode in episodes for step in episode.memory.steps]
     calls = [[s.call for s in episode.memory.steps if not s.error] for episode in episodes]

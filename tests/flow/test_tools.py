@@ -286,7 +286,7 @@ class Unprintable(Exception):
         (RecursionError("deep"), "error: RecursionError: deep"),
         (SystemExit(3), "error: SystemExit: 3"),
         (KeyboardInterrupt(), "error: KeyboardInterrupt"),
-        (Unprintable(), "error: Unprintable"),
+        (Unprintable(), "error: test_tools.Unprintable: <exception str() failed>"),
         (ValueError("x" * 1000), "error: " + "x" * 99 + "…"),
     ],
 )

@@ -174,10 +174,10 @@ class Toolkit:
         try:
             name, arguments = read_call(text)
             tool = self.tools.get(name)
-            shown = arguments
+            given = arguments
             if isinstance(arguments, dict):
-                shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-            shown = _cleaned(f"{name}({shown})", MAX_CALL_CHARS, one_line=True)
+                given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+            shown = _cleaned(f"{name}({given})", MAX_CALL_CHARS, one_line=True)
             if tool is None:
                 raise ValueError(f'no tool "{name}"')
             arguments = tool.validate(arguments) | {c: row[c] for c in tool.columns}

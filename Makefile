@@ -27,7 +27,7 @@ NO_PYTHON = { echo "error: PYTHON=$(PYTHON) is missing or older than 3.11," \
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := notebooks,trl,embeddings,judge,math,test
+EXTRAS := notebooks,trl,embeddings,judge,math,tools,test
 
 # Two busy processes with two threads each on two cores ran 70 times slower than with one, and a
 # tiny model gains nothing from a second thread. Give another number where the model is large.

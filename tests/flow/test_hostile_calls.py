@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo_kit.flow import toolbox
 from grpo_kit.flow.sandbox import PythonTool
-from grpo_kit.flow.toolbox import Lookup, calculator, make_catalogue
+from grpo_kit.flow.toolbox import Lookup, calculator, make_catalogue, wikipedia_search
 from grpo_kit.flow.tools import Tool, Toolkit, ToolResult
 
 SECRET = "tell-nobody-4711"
@@ -89,7 +90,10 @@ NO_CALLS = [
     call("lookup", query="lamp", **{"x" * LONG: "x"}), call("calculator", expression=float("nan")),
     call("calculator", expression=True), call("calculator", expression="1+1", timeout=1e9),
     call("python", code=["print(1)"]), call("python", code="print(1)", timeout=1e9),
-    call("python", code="print(1)", memory_mb=10**9),
+    call("python", code="print(1)", memory_mb=10**9), call("wikipedia_search", query="x" * LONG),
+    call("wikipedia_search", query="x\r\nHost: 127.0.0.1"),
+    call("wikipedia_search", query="\ud800"),
+    call("wikipedia_search", query="x", base_url="http://127.0.0.1:{port}/"),
 ]  # fmt: skip
 
 # -------------------------- python: what gets out prints "escaped"; most end in an error's text
@@ -215,6 +219,7 @@ class World:
         tools = [
             calculator,
             Tool.of(Lookup(catalogue), columns=["catalogue"]),
+            wikipedia_search,
         ]
         if sys.platform == "linux":
             tools.append(Tool.of(PythonTool(timeout=TIMEOUT), timeout=2 * TIMEOUT))
@@ -266,6 +271,8 @@ def world():
     # pytest's own folders have long names, with which some of the calls would be refused for length
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setenv("GRPO_KIT_TEST_SECRET", SECRET)
+        patch.setenv("NO_PROXY", "*")
+        patch.setattr(toolbox, "WIKIPEDIA", "http://127.0.0.1:9/w/api.php")
         world = World(Path(folder))
         yield world
         world.server.close()

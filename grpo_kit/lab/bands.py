@@ -1,7 +1,7 @@
 """Did the notebooks measure what is reported? Their numbers beside bands of several seeds.
 
 Every notebook leaves `result.json`; those of five seeds are stored as records of the "experiment"
-`notebooks`. A new run is compared with the bands in which one more seed is expected.
+`notebooks`.
 """
 
 from __future__ import annotations
@@ -59,10 +59,7 @@ def numbers(result: Mapping, prefix: str = "") -> dict[str, float]:
 
 
 def read_result(folder: str | Path, notebook: str) -> dict:
-    """The `result.json` of a notebook executed into `folder`; empty if it wrote none.
-
-    Raises ValueError for a file that no notebook writes.
-    """
+    """The `result.json` of a notebook run into `folder`, or {}; ValueError for a broken one."""
     path = Path(folder) / notebook / "result.json"
     if not path.exists():
         return {}
@@ -75,9 +72,9 @@ def read_result(folder: str | Path, notebook: str) -> dict:
 
 
 def store(folder: str | Path, seconds: Mapping[str, float], results: str | Path) -> list[Path]:
-    """Store the numbers of notebooks executed into `folder` as reported results.
+    """Store the compared numbers of notebooks executed into `folder`; returns the files.
 
-    `seconds`: notebook -> its time. Skips notebooks without compared numbers. Returns the files.
+    `seconds`: notebook -> its time.
     """
     paths = []
     for notebook, time in seconds.items():
@@ -98,12 +95,11 @@ def compare(
 ) -> tuple[list[Row], list[str]]:
     """The numbers of `notebooks`, executed into `folder`, beside the reported ones of `profile`.
 
-    All numbers of an honest run lie in their bands with a chance of 95 %; a missing one is outside.
-    Also returns a sentence for each unusable file and each notebook with too few reported seeds.
-    Both are empty if nothing is reported of the profile.
+    All numbers of an honest run lie in their bands with a chance of 95 %. Also returns a sentence
+    for each unusable file and each notebook with too few reported seeds.
     """
     records, problems = load(results, profile, NOTEBOOKS)
-    compared = []
+    compared, rows = [], []
     for notebook in notebooks if records or problems else ():
         by_seed = by_arm(records).get(notebook, {})
         if len(by_seed) < MIN_SEEDS:
@@ -120,7 +116,6 @@ def compare(
             values = {s: r.evaluation[name] for s, r in by_seed.items() if name in r.evaluation}
             usual = values.get(result.get("seed"), median(values.values()))
             compared.append((notebook, name, [*values.values()], usual, here.get(name)))
-    rows = []
     for notebook, name, values, usual, measured in compared:
         low, high = prediction_band(values, comparisons=len(compared), floor=SPREAD)
         least, most = RANGES[name.split(" · ")[-1]]

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import command_of
 from grpo_kit.lab.records import Record, by_arm, first_error
-from grpo_kit.lab.statistics import Judgement, judge, region
+from grpo_kit.lab.statistics import Expects, Judgement, judge, region
 from grpo_kit.lab.summary import cell, markdown_table, number
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
@@ -29,6 +29,11 @@ EVIDENCE = {
     "S": "a second-hand summary", "I": "inferred",
 }  # fmt: skip
 OWN = "yours"  # the source of a claim that names none
+
+
+def _region(expects: Expects) -> Expects:
+    region(expects)  # raises ValueError for what is none
+    return expects
 
 
 class Claim(BaseModel):
@@ -41,7 +46,7 @@ class Claim(BaseModel):
     experiment: str
     arm: str
     metric: str
-    expects: str | dict[str, float]
+    expects: Annotated[str | dict[str, float], AfterValidator(_region)]
     seed: str = ""
     source: str = OWN
     evidence: Literal["P", "F", "C", "S", "I"] = "I"
@@ -50,12 +55,6 @@ class Claim(BaseModel):
     minus: str | None = None
     against: str | None = None
     printed: dict[str, list[float]] = {}
-
-    @field_validator("expects")
-    @classmethod
-    def _is_a_region(cls, expects):
-        region(expects)
-        return expects
 
     @property
     def arms(self) -> list[str]:
@@ -215,7 +214,7 @@ def reported_claims(results: str | Path | None = None) -> tuple[list[Judged], li
 
 
 def claims_text(judged: Iterable[Judged], *only: str) -> str:
-    """Markdown table of all judged claims, or of the ids `only`; ValueError for an unknown id."""
+    """Markdown table of judged claims, all or the ids `only`; ValueError for an unknown one."""
     by_id = {one.claim.id: one for one in judged}
     if unknown := set(only) - set(by_id):
         raise ValueError(f"no claim {min(unknown)!r} is judged: choose among {', '.join(by_id)}.")

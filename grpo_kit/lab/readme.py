@@ -33,7 +33,7 @@ MEASURES = ("eval/pass@1", "eval/greedy", "eval/pass@8", "eval/mean_length", "se
 def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
     """Renew the pages of `pages`, and the report beside the results; returns the files.
 
-    Raises ValueError, before anything is written, if a result, a claim or a page cannot be used.
+    ValueError before anything is written, if a result, a claim or a page cannot be used.
     """
     texts, results = pages(checkout), Path(checkout) / "data" / "results"
     report = write_report(results, results, page=False)

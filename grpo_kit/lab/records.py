@@ -55,7 +55,7 @@ class Record:
         return fingerprint(rounded(self.config))
 
     def series(self, metric: str) -> dict[float, float]:
-        """Step -> value of one metric, where it was logged and a number."""
+        """Step -> value of one metric, where it was logged."""
         return {row["step"]: row[metric] for row in self.history if row.get(metric) is not None}
 
     def change(self, metric: str) -> float | None:
@@ -122,7 +122,7 @@ def where_it_ran(device: str = "cpu") -> dict:
         "threads": torch.get_num_threads(),
         "system": platform.system(),
     }
-    today = datetime.date.today().isoformat()
+    today = f"{datetime.date.today()}"
     return {"versions": versions, "commit": commit(), "machine": machine, "finished": today}
 
 
@@ -159,17 +159,17 @@ def read(path: str | Path) -> Record:
         elif not record.history and record.experiment != NOTEBOOKS:
             reason = "has no history"
         elif (place := record.path(path.parents[3])) != path:
-            reason = f"holds the run that belongs in {place}"
+            raise ValueError(f"{path} holds the run that belongs in {place}: move or delete it.")
         else:
             return record
-    remedy = "delete it and run the experiment again, or take it from version control"
-    raise ValueError(f"{path} {reason}: {remedy}.")
+    remedy = "delete it and run the experiment again, or take it from version control."
+    raise ValueError(f"{path} {reason}: {remedy}")
 
 
 def first_error(error: ValidationError) -> str:
-    """What pydantic says of the first wrong field, after its name."""
+    """The first wrong field, and what pydantic says of it."""
     first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
+    return ".".join(map(str, first["loc"])) + f": {first['msg']}"
 
 
 def load(

@@ -23,10 +23,10 @@ from grpo_kit.course.plots import CURVE_LABELS, X_LABELS, arm_bands
 from grpo_kit.lab.bands import Row
 from grpo_kit.lab.claims import EVIDENCE, hardware, judge_claims, load_claims
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
-from grpo_kit.lab.grid import command_of, format_seeds
+from grpo_kit.lab.grid import command_of
 from grpo_kit.lab.records import Record, by_arm, fingerprint, slug
 from grpo_kit.lab.statistics import MARGIN, MIN_SEEDS
-from grpo_kit.lab.summary import by_metric, markdown_table, number, plain, summarise
+from grpo_kit.lab.summary import markdown_table, number, plain, summarise, summary_text
 from grpo_kit.paths import make_output_dir, results_dir, write_atomic
 
 VERDICTS = ("reproduced", "contradicted", "inconclusive", "not run here")
@@ -36,7 +36,6 @@ HEADINGS = {
     "flow": "Flow-GRPO", "engines": "The kit and TRL", "published": "Real models",
 }  # fmt: skip
 AXES = {"variants": ("step", "num_generated_tokens", "seconds")}  # others: the experiment's own
-COST = {"tokens": "generated tokens", "seconds": "seconds"}  # of a run, evaluations left out
 STYLE = {
     "axes.facecolor": "none", "savefig.facecolor": "none", "axes.spines.top": False,
     "axes.spines.right": False, "legend.frameon": False, "svg.fonttype": "none",
@@ -69,7 +68,6 @@ def write_report(
     loader = PackageLoader("grpo_kit.lab")
     environment = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"number": number, "slug": slug, "plain": plain}
-    environment.globals["table"] = _table
     text, shell = (environment.get_template(f"report.{kind}.j2") for kind in ("md", "html"))
     make_output_dir(folder / "figures")
     for figure in chain(*(panel["figures"] for panel in content["panels"])):
@@ -115,9 +113,7 @@ def context(results=None, claims=None, notebooks=(), problems=()) -> dict:
         "problems": problems, "groups": groups, "panels": panels, "evidence": EVIDENCE,
         "counts": {verdict: counts[verdict] for verdict in VERDICTS},
         "machines": len({one.hardware for one in judged if one.hardware}),
-        "outside": [row for row in notebooks if not row.inside],
-        "inside": [row for row in notebooks if row.inside],
-        "origin": origin(records) if records else "",
+        "origin": origin(records) if records else "", "notebooks": notebooks,
         "min_seeds": MIN_SEEDS, "margin": MARGIN,
     }  # fmt: skip
 
@@ -126,54 +122,49 @@ def panel(name: str, profile: str, records: Sequence[Record]) -> dict:
     """What the report shows of one experiment on one profile; KeyError if a record lacks it."""
     experiment, arms = EXPERIMENTS[name], by_arm(records)
     summaries = [summarise(records, experiment, x) for x in AXES.get(name, (experiment.x,))]
-    summary = summaries[0]
+    summary, label = summaries[0], f"{profile}-{name}"
     seeds = defaultdict(list)  # seeds -> the arms that have these
     for arm, of in summary["seeds"].items():
         seeds[tuple(of)].append(arm)
-    several = len(seeds) > 1
     first = {arm: next(iter(arms[arm].values())) for arm in summary["final"]}
-    differing, common = _settings(first)
-    final, difference = by_metric(summary, "final"), by_metric(summary, "difference")
     return {
-        "id": f"{profile}-{name}", "name": name, "profile": profile, "heading": HEADINGS[name],
-        "question": experiment.question, "origin": origin(records),
-        "baseline": next(iter(experiment.arms)), "arms": list(first),
-        "seeds": "; ".join(
-            format_seeds(of) + f" ({' · '.join(arms)})" * several for of, arms in seeds.items()
-        ),
+        "id": label, "name": name, "profile": profile, "heading": HEADINGS[name],
+        "question": experiment.question, "origin": origin(records), "settings": _settings(first),
         "figures": [
-            draw(f"{profile}-{name}" + f"-{s['x']}" * (s is not summary), s["curves"], s["x"])
+            draw(label + f"-{s['x']}" * (s is not summary), s["curves"], s["x"])
             for s in summaries
             if any(s["curves"].values())
         ],
-        "final": {metric: row for metric, row in final.items() if metric not in COST},
-        "cost": {title: final[metric] for metric, title in COST.items() if metric in final},
-        "difference": {COST.get(metric, metric): row for metric, row in difference.items()},
-        "differing": differing, "common": common,
+        "numbers": summary_text(summary),
         "samples": {f"{a}, seed {r.seed}": r.samples for a, r in first.items() if r.samples},
         "commands": [
-            command_of(name, profile, of, arms if several else ()) for of, arms in seeds.items()
+            command_of(name, profile, of, arms if len(seeds) > 1 else ())
+            for of, arms in seeds.items()
         ],
     }  # fmt: skip
 
 
-def _settings(records: Mapping[str, Record]) -> tuple[dict, dict]:
-    """Setting -> arm -> value where arms differ, unlike the first in bold; and all others."""
+def _settings(records: Mapping[str, Record]) -> str:
+    """Markdown: the settings in which arms differ, values unlike the first arm's in bold."""
     configs = {}
     for arm, record in records.items():
         source = record.start.get("batch_source", record.start.get("collector"))  # its older name
         started = {"batch_source": source, "rewards": record.start.get("rewards")}
         configs[arm] = started | record.config
-    differing, common = {}, {}
+    rows = []
     for key in dict.fromkeys(chain(*configs.values())):
-        values = {arm: _setting(config.get(key)) for arm, config in configs.items()}
-        first = next(iter(values.values()))
-        if set(values.values()) == {first}:
-            common[key] = first
-        else:
-            bold = {arm: v if v == first else f"**{v}**" for arm, v in values.items()}
-            differing[f"`{key}`"] = bold
-    return differing, common
+        first, *others = (_setting(config.get(key)) for config in configs.values())
+        if any(other != first for other in others):
+            bold = [other if other == first else f"**{other}**" for other in others]
+            rows.append([f"`{key}`", first, *bold])
+    return markdown_table(["setting", *records], *rows) if rows else ""
+
+
+def _setting(value: object) -> str:
+    """A setting's value: lists without brackets, and "–" for none."""
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_setting, value))
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def origin(records: Sequence[Record]) -> str:
@@ -185,13 +176,16 @@ def origin(records: Sequence[Record]) -> str:
         for name, version in record.versions.items():
             versions[name].add(version)
     days = sorted(record.finished for record in records)
-    facts = {
-        "machine": hardware(records),
-        **{name: " / ".join(sorted(of)) for name, of in values.items()},
-        "versions": ", ".join(f"{name} {' / '.join(sorted(of))}" for name, of in versions.items()),
-        "finished": " to ".join(dict.fromkeys((days[0], days[-1]))),
-    }
-    return _table("runs", [len(records)], {name: {len(records): v} for name, v in facts.items()})
+    return markdown_table(
+        ["runs", len(records)],
+        ["machine", hardware(records)],
+        *([name, " / ".join(sorted(of))] for name, of in values.items()),
+        [
+            "versions",
+            ", ".join(f"{name} {' / '.join(sorted(of))}" for name, of in versions.items()),
+        ],
+        ["finished", " to ".join(dict.fromkeys((days[0], days[-1])))],
+    )
 
 
 def draw(name: str, curves: Mapping, x: str = "step") -> dict[str, str | bytes]:
@@ -221,16 +215,3 @@ def draw(name: str, curves: Mapping, x: str = "step") -> dict[str, str | bytes]:
     address = f"data:image/svg+xml;base64,{base64.b64encode(svg.getvalue()).decode()}"
     file = f"figures/{name}.png"
     return {"over": over, "file": file, "alt": words, "svg": address, "png": png.getvalue()}
-
-
-def _table(corner: str, columns: Sequence, rows: Mapping[str, Mapping]) -> str:
-    """Markdown: a row a name, with its cells in the order of `columns`."""
-    lines = [[name, *(row[column] for column in columns)] for name, row in rows.items()]
-    return markdown_table([corner, *columns], *lines)
-
-
-def _setting(value: object) -> str:
-    """A setting's value: lists without brackets, and "–" for none."""
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(_setting, value))
-    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

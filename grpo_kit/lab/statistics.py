@@ -1,8 +1,7 @@
 """When do several seeds support a claim? One rule for a whole table of claims, see `judge`.
 
-A claim says where the mean of a metric's values lies, one value per seed. Wrong verdicts of either
-kind occur in at most 5 % of tables if values are normal, heavy-tailed, or differences between arms;
-not if they are evenly spread (10 %) or skewed (exponential: 42 %).
+Wrong verdicts of either kind occur in at most 5 % of tables if values are normal, heavy-tailed, or
+differences between arms; not if they are evenly spread (10 %) or skewed (exponential: 42 %).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def interval(values: Sequence[float]) -> dict[str, float]:
 
 
 def effect_size(values: Sequence[float]) -> float:
-    """Hedges' g of paired differences: mean / sd (n - 1) · (1 - 3 / (4 (n - 1) - 1)); Hedges 1981.
+    """Hedges' g of paired differences (Hedges 1981): the mean in standard deviations, corrected.
 
     NaN for one value; ±inf for equal values, 0 where all are 0.
     """
@@ -54,13 +53,12 @@ def effect_size(values: Sequence[float]) -> float:
 
 
 def region(expects: Expects) -> tuple[float, float]:
-    """The open interval in which a claim puts the mean.
+    """The open interval in which a claim puts the mean; "stays" is within `MARGIN` of 0.
 
-    `expects`: "rises", "falls", "stays" (within `MARGIN` of 0), or {"value": v, "within": w}.
-    Raises ValueError for anything else.
+    Raises ValueError for what is neither in `REGIONS` nor {"value": v, "within": w}.
     """
     match expects:
-        case "rises" | "falls" | "stays":
+        case str() if expects in REGIONS:
             return REGIONS[expects]
         case {"value": int() | float() as value, "within": int() | float() as within, **rest}:
             if not rest and math.isfinite(value) and 0 < within < math.inf:

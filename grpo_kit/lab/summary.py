@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from itertools import accumulate, chain, product
+from itertools import accumulate, product
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -117,25 +116,17 @@ def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
         f"{config['generation_batch_size']} answers, profile {summary['profile']}; "
         "median and 95 % bootstrap interval over seeds.\n"
     )
-    titles = {"final": "at the end", "difference": f"minus {first}, paired by seed"}
-    for kind, title in titles.items():
-        if summary[kind]:
-            rows = by_metric(summary, kind, metrics or summary["final"][first])
-            head = [title, *(heads[arm] for arm in summary[kind])]
-            text += "\n" + markdown_table(head, *([m, *row.values()] for m, row in rows.items()))
+    for title, arms, show in (
+        ("at the end", summary["final"], cell),
+        (f"minus {first}, paired by seed", summary["difference"], difference_cell),
+    ):
+        rows = [
+            [metric.removeprefix("eval/"), *(show(values.get(metric)) for values in arms.values())]
+            for metric in metrics or summary["final"][first]
+        ]
+        if arms:
+            text += "\n" + markdown_table([title, *(heads[arm] for arm in arms)], *rows)
     return text
-
-
-def by_metric(
-    summary: dict, kind: Literal["final", "difference"], metrics: Iterable[str] = ()
-) -> dict[str, dict[str, str]]:
-    """Metric -> arm -> interval as text, by default of all metrics."""
-    show, values = difference_cell if kind == "difference" else cell, summary[kind]
-    metrics = metrics or dict.fromkeys(chain(*values.values()))
-    return {
-        metric.removeprefix("eval/"): {arm: show(row.get(metric)) for arm, row in values.items()}
-        for metric in metrics
-    }
 
 
 def markdown_table(*rows: Iterable[object]) -> str:

@@ -39,7 +39,7 @@ def test_seeds_that_only_one_arm_has_are_not_paired(five):
     assert summary["difference"]["diversity"]["eval/pass@1"]["n"] == 2
     alone = summarise([r for r in records if r.arm == "diversity"], TWO)
     assert list(alone["final"]) == ["diversity"] and alone["difference"] == {}
-    with pytest.raises(ValueError, match="it has plain, diversity"):
+    with pytest.raises(ValueError, match="no arm of this experiment has a run: plain, diversity"):
         summarise([], TWO)
 
 

@@ -151,7 +151,7 @@ def test_a_figure_is_drawn_for_page_and_markdown_and_told_in_words(page, written
     assert "filter: invert(1)" in page.split("prefers-color-scheme: dark")[1]
     words = "accuracy at the end: plain 0.42, diversity 0.626;"
     assert words in picture["alt"]
-    assert re.search(rf'src="figures/tiny-diversity.png" alt="[^"]*{re.escape(words)}"', markdown)
+    assert re.search(rf'src="figures/tiny-diversity.png" alt="[^"]*{re.escape(words)}', markdown)
     assert (written.parent / "figures/tiny-diversity.png").read_bytes()[:4] == b"\x89PNG"
 
 

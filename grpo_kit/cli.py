@@ -108,8 +108,7 @@ def reproduce(
         inside = sum(row.inside for row in rows)
         typer.echo(f"      compared: {inside} of {len(rows)} numbers inside their bands")
         for row in (row for row in rows if not row.inside):
-            band = f"{row.low:.3g} to {row.high:.3g}"
-            typer.echo(f"      outside: {row.quantity} is {row.here:.3g}, its band is {band}")
+            typer.echo(f"      outside: {row}")
 
     parameters = None if seed is None else {"SEED": seed}
     results = execute(paths, output, profile, parameters, on_done=compare_one)

@@ -148,7 +148,10 @@ def executed(tmp_path, monkeypatch):
     def execute(paths, output, profile, parameters, on_done=None):
         seen.calls.append(([path.name for path in paths], str(output), profile, parameters))
         error = "" if seen.status == "ok" else "cell [3] broke"
-        return [notebooks.Result(path.stem, seen.status, 2.0, error) for path in paths]
+        results = [notebooks.Result(path.stem, seen.status, 2.0, error) for path in paths]
+        for result in results if on_done else ():
+            on_done(result)
+        return results
 
     def write_report(output, notebooks, problems):
         seen.reports.append((list(notebooks), problems))
@@ -189,7 +192,7 @@ def test_reproduce_fails_where_a_notebook_fails_or_a_number_is_outside_or_not_co
     assert executed.calls == [(["01_b.ipynb"], "out", "smoke", None)]
     failures = ["notebook 01_b failed: cell [3] broke"] if status == "failed" else []
     assert executed.reports == [([row(here)], problems + failures)]
-    assert "report.html" in done.output and "01_b" in done.output
+    assert "report.html" in done.output and ("outside: 01_b" in done.output) == (here != 0.9)
     assert all(problem in done.output for problem in problems)
 
 

@@ -1,7 +1,7 @@
 """Did the notebooks measure what is reported? Their numbers beside bands of several seeds.
 
 Every notebook leaves `result.json`; those of five seeds are stored as records of the "experiment"
-`notebooks`. A new run is compared with the band in which one more seed is expected.
+`notebooks`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-
-from rich.console import Console
-from rich.table import Table
 
 from grpo_kit.lab.records import NOTEBOOKS, Record, by_arm, load, where_it_ran
 from grpo_kit.lab.statistics import MIN_SEEDS, prediction_band
@@ -45,10 +42,9 @@ class Row:
     def inside(self) -> bool:
         return self.here is not None and self.low <= self.here <= self.high
 
-    @property
-    def binds(self) -> bool:
-        """Whether the band excludes any possible value."""
-        return (self.low, self.high) != RANGES[self.quantity.split(" · ")[-1]]
+    def __str__(self) -> str:
+        here = "missing" if self.here is None else f"{self.here:.3g}"
+        return f"{self.quantity} is {here}, its band is {self.low:.3g} to {self.high:.3g}"
 
 
 def numbers(result: Mapping, prefix: str = "") -> dict[str, float]:
@@ -63,26 +59,22 @@ def numbers(result: Mapping, prefix: str = "") -> dict[str, float]:
 
 
 def read_result(folder: str | Path, notebook: str) -> dict:
-    """The `result.json` of a notebook executed into `folder`; empty if it wrote none.
-
-    Raises ValueError for a file that no notebook writes.
-    """
+    """The `result.json` of a notebook run into `folder`, or {}; ValueError for a broken one."""
     path = Path(folder) / notebook / "result.json"
+    if not path.exists():
+        return {}
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError:
-        result = None
-    if not isinstance(result, dict) or not {"profile", "seed"} <= set(result):
-        raise ValueError(f"{path} is no result of a notebook: execute the notebook again.")
-    return result
+        return result | {key: result[key] for key in ("profile", "seed")}
+    except (ValueError, KeyError, TypeError):
+        wrong = f"{path} is no result of a notebook: execute the notebook again."
+        raise ValueError(wrong) from None
 
 
 def store(folder: str | Path, seconds: Mapping[str, float], results: str | Path) -> list[Path]:
-    """Store the numbers of notebooks executed into `folder` as reported results.
+    """Store the compared numbers of notebooks executed into `folder`; returns the files.
 
-    `seconds`: notebook -> its time. Skips notebooks without compared numbers. Returns the files.
+    `seconds`: notebook -> its time.
     """
     paths = []
     for notebook, time in seconds.items():
@@ -103,31 +95,27 @@ def compare(
 ) -> tuple[list[Row], list[str]]:
     """The numbers of `notebooks`, executed into `folder`, beside the reported ones of `profile`.
 
-    All numbers of an honest run lie in their bands with a chance of 95 %; a missing one is outside.
-    Also returns a sentence for each unusable file and each notebook with too few reported seeds.
-    Both are empty if nothing is reported of the profile.
+    All numbers of an honest run lie in their bands with a chance of 95 %. Also returns a sentence
+    for each unusable file and each notebook with too few reported seeds.
     """
     records, problems = load(results, profile, NOTEBOOKS)
-    compared = []
+    compared, rows = [], []
     for notebook in notebooks if records or problems else ():
         by_seed = by_arm(records).get(notebook, {})
         if len(by_seed) < MIN_SEEDS:
-            problems.append(
-                f"{len(by_seed)} seeds of notebook {notebook} are reported for profile "
-                f"{profile!r}, {MIN_SEEDS} are needed: its numbers are not compared."
-            )
+            few = f"notebook {notebook} has {len(by_seed)} reported seeds on profile {profile!r}"
+            problems.append(f"{few}, {MIN_SEEDS} are needed: its numbers are not compared.")
             continue
+        result = {}
         try:
             result = read_result(folder, notebook)
         except ValueError as error:
-            result = {}
             problems.append(str(error))
         here = numbers(result)
         for name in next(iter(by_seed.values())).evaluation:
             values = {s: r.evaluation[name] for s, r in by_seed.items() if name in r.evaluation}
             usual = values.get(result.get("seed"), median(values.values()))
             compared.append((notebook, name, [*values.values()], usual, here.get(name)))
-    rows = []
     for notebook, name, values, usual, measured in compared:
         low, high = prediction_band(values, comparisons=len(compared), floor=SPREAD)
         least, most = RANGES[name.split(" · ")[-1]]
@@ -136,23 +124,10 @@ def compare(
 
 
 def show(rows: list[Row], problems: Iterable[str]) -> None:
-    """Print one table: reported, band, this run, inside or not."""
-    console = Console()
-    if rows:
-        table = Table("notebook", "quantity", "reported", "band", "this run", "inside?")
-        for row in rows:
-            here = "missing" if row.here is None else f"{row.here:.3g}"
-            mark = "[green]yes[/]" if row.inside else "[red]NO[/]"
-            band = f"{row.low:.3g} to {row.high:.3g}"
-            table.add_row(row.notebook, row.quantity, f"{row.reported:.3g}", band, here, mark)
-        console.print(table)
-        here = [(row.here, row.reported) for row in rows if row.here is not None]
-        equal = sum(math.isclose(*pair, rel_tol=1e-5) for pair in here)
-        problems = [
-            f"{sum(row.inside for row in rows)} of {len(rows)} numbers are inside their bands, "
-            f"{equal} equal the reported ones; {sum(not row.binds for row in rows)} bands are so "
-            "wide that they exclude nothing",
-            *problems,
-        ]
-    for line in problems or ["nothing is reported of this profile: no number is compared"]:
-        console.print(line, soft_wrap=True)
+    """Print how many numbers are inside their bands, each that is not, and the problems."""
+    outside = [row for row in rows if not row.inside]
+    lines = [f"{len(rows) - len(outside)} of {len(rows)} numbers are inside their bands"]
+    lines += [f"outside: {row.notebook}, {row}" for row in outside]
+    nothing = "nothing is reported of this profile: no number is compared"
+    for line in [*(lines if rows else ()), *problems] or [nothing]:
+        print(line)

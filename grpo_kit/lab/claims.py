@@ -1,8 +1,7 @@
 """Published claims, `data/claims.yaml`, judged by the records of the runs that test them.
 
-A claim names its runs, the number that it is about, and where that number should lie. All claims of
-one profile are judged together (`statistics.judge`), so that many claims together have no more
-false verdicts than one.
+All claims of one profile are judged together (`statistics.judge`), so that many claims together
+have no more false verdicts than one.
 """
 
 from __future__ import annotations
@@ -10,16 +9,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import command_of
-from grpo_kit.lab.records import Record, by_arm
-from grpo_kit.lab.statistics import Judgement, judge, region
+from grpo_kit.lab.records import Record, by_arm, first_error
+from grpo_kit.lab.statistics import Expects, Judgement, judge, region
 from grpo_kit.lab.summary import cell, markdown_table, number
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
@@ -29,6 +29,11 @@ EVIDENCE = {
     "S": "a second-hand summary", "I": "inferred",
 }  # fmt: skip
 OWN = "yours"  # the source of a claim that names none
+
+
+def _region(expects: Expects) -> Expects:
+    region(expects)  # raises ValueError for what is none
+    return expects
 
 
 class Claim(BaseModel):
@@ -41,7 +46,7 @@ class Claim(BaseModel):
     experiment: str
     arm: str
     metric: str
-    expects: str | dict[str, float]
+    expects: Annotated[str | dict[str, float], AfterValidator(_region)]
     seed: str = ""
     source: str = OWN
     evidence: Literal["P", "F", "C", "S", "I"] = "I"
@@ -50,12 +55,6 @@ class Claim(BaseModel):
     minus: str | None = None
     against: str | None = None
     printed: dict[str, list[float]] = {}
-
-    @field_validator("expects")
-    @classmethod
-    def _is_a_region(cls, expects):
-        region(expects)
-        return expects
 
     @property
     def arms(self) -> list[str]:
@@ -67,7 +66,7 @@ class Claim(BaseModel):
 
     @property
     def number(self) -> str:
-        """The number it is about, in words: "pass@1, diversity minus plain"."""
+        """In words: "pass@1, diversity minus plain"."""
         name = " minus ".join(m.removeprefix("eval/") for m in (self.metric, self.minus) if m)
         arms = " minus ".join(reversed(self.arms))
         return f"{'change of ' * (self.of == 'change')}{name}, {arms}"
@@ -93,21 +92,15 @@ class Claim(BaseModel):
         return [self._of(r) - (self._of(base) if self.against else 0.0) for r, base in pairs]
 
     def _of(self, record: Record) -> float:
-        value = self._measured(record, self.metric)
-        return value - self._measured(record, self.minus) if self.minus else value
-
-    def _measured(self, record: Record, metric: str) -> float:
-        try:
-            value = record.change(metric) if self.of == "change" else record.evaluation[metric]
-        except KeyError:
-            value = None
-        if value is None:
-            known = {key for row in record.history for key in row} | set(record.evaluation)
-            raise ValueError(
-                f"claim {self.id!r} is about the metric {metric!r}, which is no number in "
-                f"{record.arm!r}, seed {record.seed}; there are {', '.join(sorted(known))}."
-            )
-        return value
+        values = []
+        for metric in filter(None, (self.metric, self.minus)):
+            of = record.change if self.of == "change" else record.evaluation.get
+            if (value := of(metric)) is None:
+                run = f"{record.arm!r}, seed {record.seed}"
+                known = ", ".join(sorted({*record.evaluation, *chain(*record.history)}))
+                raise ValueError(f"claim {self.id!r}: {run}, has no {metric!r}; it has {known}.")
+            values.append(value)
+        return values[0] - sum(values[1:])
 
 
 @dataclass(frozen=True)
@@ -151,18 +144,16 @@ def load_claims(path: str | Path | None = None) -> tuple[list[Claim], list[str]]
             _check(claim, claims)
             claims[claim.id] = claim
         except ValueError as error:
-            if isinstance(error, ValidationError):
-                wrong = error.errors()[0]
-                error = f"{'.'.join(map(str, wrong['loc'])) or 'the entry'}: {wrong['msg']}."
-            problems.append(f"claim {name!r} in {path.name}: {error}")
+            why = first_error(error) if isinstance(error, ValidationError) else error
+            problems.append(f"claim {name!r} in {path.name}: {why}")
     return list(claims.values()), problems
 
 
 def _check(claim: Claim, others: Iterable[str]) -> None:
     """Raise ValueError for an unknown name, a repeated id, or an arm that is its own baseline."""
-    experiment = EXPERIMENTS.get(claim.experiment)
     names = [("experiment", claim.experiment, EXPERIMENTS), ("profile", claim.profile, PROFILES)]
-    names += [("arm", arm, experiment.arms) for arm in claim.arms if experiment]
+    if claim.experiment in EXPERIMENTS:
+        names += [("arm", arm, EXPERIMENTS[claim.experiment].arms) for arm in claim.arms]
     for kind, name, known in names:
         if name not in known:
             raise ValueError(f"there is no {kind} {name!r}: choose among {', '.join(known)}.")
@@ -214,23 +205,19 @@ def hardware(records: Iterable[Record]) -> str:
     return ", ".join(sorted({cpu if gpu == "none" else gpu for gpu, cpu in machines}))
 
 
-def reported_claims(
-    results: str | Path | None = None, path: str | Path | None = None
-) -> tuple[list[Judged], list[str]]:
+def reported_claims(results: str | Path | None = None) -> tuple[list[Judged], list[str]]:
     """The shipped claims judged by the reported results, and a sentence for each problem."""
-    claims, wrong = load_claims(path)
+    claims, wrong = load_claims()
     records, broken = load_current(results)
     judged, unjudged = judge_claims(claims, records)
     return judged, wrong + broken + unjudged
 
 
 def claims_text(judged: Iterable[Judged], *only: str) -> str:
-    """Markdown table of all judged claims, or of the ids `only`; ValueError for an unknown id."""
+    """Markdown table of judged claims, all or the ids `only`; ValueError for an unknown one."""
     by_id = {one.claim.id: one for one in judged}
     if unknown := set(only) - set(by_id):
-        raise ValueError(
-            f"there is no judged claim {min(unknown)!r}; choose among {', '.join(by_id)}."
-        )
+        raise ValueError(f"no claim {min(unknown)!r} is judged: choose among {', '.join(by_id)}.")
     rows = []
     for one in (by_id[name] for name in only or by_id):
         here = f"{one.claim.number}: {one.here}" if one.judgement else one.here

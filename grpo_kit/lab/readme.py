@@ -33,7 +33,7 @@ MEASURES = ("eval/pass@1", "eval/greedy", "eval/pass@8", "eval/mean_length", "se
 def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
     """Renew the pages of `pages`, and the report beside the results; returns the files.
 
-    Raises ValueError, before anything is written, if a result, a claim or a page cannot be used.
+    ValueError before anything is written, if a result, a claim or a page cannot be used.
     """
     texts, results = pages(checkout), Path(checkout) / "data" / "results"
     report = write_report(results, results, page=False)
@@ -74,16 +74,16 @@ def measured(results: Path) -> dict[str, str]:
     verdicts = [one.verdict for one in judged]
     tested = sum(one.claim.profile == "tiny" and bool(one.judgement) for one in judged)
     chances = [
-        [f"{effect}", *(f"{power(effect, n, tested):.0%}" for n in (5, 10))] for effect in (2, 3, 4)
+        (effect, *(f"{power(effect, n, tested):.0%}" for n in (5, 10))) for effect in (2, 3, 4)
     ]
     parts = {
-        "verdicts": markdown_table(VERDICTS, [f"{verdicts.count(name)}" for name in VERDICTS]),
+        "verdicts": markdown_table(VERDICTS, map(verdicts.count, VERDICTS)),
         "power": markdown_table(["true difference", "five seeds", "ten seeds"], *chances),
-        "basic": summary_text(reported("basic", results=results), MEASURES),
-        "engines": summary_text(reported("engines", results=results), MEASURES),
         "skills": skills_text(_json(results / "skills" / "skills.json")),
         "step": bench.report(_json(results / "bench" / "bench.json")),
     }
+    for name in ("basic", "engines"):
+        parts[name] = summary_text(reported(name, results=results), MEASURES)
     for name in dict.fromkeys(one.claim.experiment for one in judged):
         ids = [j.claim.id for j in judged if j.claim.experiment == name and j.judgement]
         parts[name] = claims_text(judged, *ids) if ids else "None has been run yet.\n"

@@ -1,7 +1,7 @@
 """One finished run, one JSON file: `<results>/<profile>/<experiment>/<arm>/seed-<k>.json`.
 
-Every table, figure and verdict is computed from these files. A file tells whether it still is what
-the code would run (`config_hash`) and whether it is what a run wrote (`checksum`).
+A file tells whether it still is what the code would run (`config_hash`) and whether it is what a
+run wrote (`checksum`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import hashlib
 import json
 import math
 import platform
+import re
 import subprocess
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from grpo_kit.paths import results_dir, write_atomic
@@ -28,11 +30,11 @@ NOTEBOOKS = "notebooks"  # the "experiment" of what notebooks measured, see `ban
 PACKAGES = ("grpo-kit", "torch", "transformers", "numpy", "sentence-transformers", "trl")
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(populate_by_name=True))
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """A finished run, with the fields of its file in their order."""
 
-    version: Literal[1] = Field(1, alias="schema")
+    schema: Literal[1] = 1
     experiment: str
     arm: str
     profile: str
@@ -53,23 +55,20 @@ class Record:
         return fingerprint(rounded(self.config))
 
     def series(self, metric: str) -> dict[float, float]:
-        """Step -> value of one metric, where it was logged and a number."""
+        """Step -> value of one metric, where it was logged."""
         return {row["step"]: row[metric] for row in self.history if row.get(metric) is not None}
 
-    def change(self, metric: str) -> float:
-        """The last value of `metric` minus the first. Raises KeyError where it was never logged."""
+    def change(self, metric: str) -> float | None:
+        """The last value of `metric` minus the first; None where it was never logged."""
         values = list(self.series(metric).values())
-        if not values:
-            raise KeyError(metric)
-        return values[-1] - values[0]
+        return values[-1] - values[0] if values else None
 
     def path(self, results: str | Path) -> Path:
         return path_of(results, self.profile, self.experiment, self.arm, self.seed)
 
     def write(self, results: str | Path) -> Path:
         """Write the file under `results`, whole or not at all; return its path."""
-        fields = STORED.dump_python(self, by_alias=True)
-        content = rounded(fields | {"config_hash": self.config_hash})
+        content = rounded(asdict(self) | {"config_hash": self.config_hash})
         content["checksum"] = fingerprint(content)
         # one line per row of the history: short enough to store, and a diff can be read
         rows = ",\n  ".join(json.dumps(row) for row in content.pop("history"))
@@ -116,15 +115,14 @@ def where_it_ran(device: str = "cpu") -> dict:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     about = Path("/proc/cpuinfo")
-    lines = about.read_text().splitlines() if about.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    names = re.findall(r"model name\s*: (.*)", about.read_text()) if about.exists() else []
     machine = {
         "processor": names[0] if names else platform.processor() or platform.machine(),
         "accelerator": "none" if device == "cpu" else torch.cuda.get_device_name(device),
         "threads": torch.get_num_threads(),
         "system": platform.system(),
     }
-    today = datetime.date.today().isoformat()
+    today = f"{datetime.date.today()}"
     return {"versions": versions, "commit": commit(), "machine": machine, "finished": today}
 
 
@@ -150,9 +148,7 @@ def read(path: str | Path) -> Record:
         content = json.loads(path.read_text(encoding="utf-8"))
         record = STORED.validate_python(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
-        reason = f"is no result file of this version ({field}: {first['msg']})"
+        reason = f"is no result file of this version ({first_error(error)})"
     except (ValueError, OSError, RecursionError) as error:
         reason = f"is no whole result file ({error})"
     else:
@@ -162,11 +158,18 @@ def read(path: str | Path) -> Record:
             reason = "was edited after the run had written it"
         elif not record.history and record.experiment != NOTEBOOKS:
             reason = "has no history"
+        elif (place := record.path(path.parents[3])) != path:
+            raise ValueError(f"{path} holds the run that belongs in {place}: move or delete it.")
         else:
             return record
-    raise ValueError(
-        f"{path} {reason}: delete it and run the experiment again, or take it from version control."
-    )
+    remedy = "delete it and run the experiment again, or take it from version control."
+    raise ValueError(f"{path} {reason}: {remedy}")
+
+
+def first_error(error: ValidationError) -> str:
+    """The first wrong field, and what pydantic says of it."""
+    first = error.errors()[0]
+    return ".".join(map(str, first["loc"])) + f": {first['msg']}"
 
 
 def load(
@@ -177,11 +180,7 @@ def load(
     results = Path(results or results_dir())
     for path in sorted(results.glob(f"{profile}/{experiment}/*/seed-*.json")):
         try:
-            record = read(path)
-            if (place := record.path(results)) != path:
-                remedy = "delete one of the two" if place.exists() else "move it there"
-                raise ValueError(f"{path} holds the run that belongs in {place}: {remedy}.")
-            records.append(record)
+            records.append(read(path))
         except ValueError as error:
             problems.append(str(error))
     return records, problems

@@ -1,7 +1,6 @@
 """The report: every stored run beside what the sources claim, as one page and as Markdown.
 
-Nothing on it is typed: verdicts come from `claims`, numbers and curves from `summary`, machines and
-versions from the records; the templates hold words and looks. A file or claim that cannot be used
+All numbers are computed; the templates hold words and looks. A file or claim that cannot be used
 becomes a sentence, and the rest is shown. The page needs neither network nor scripts.
 """
 
@@ -12,7 +11,6 @@ import io
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -25,17 +23,10 @@ from grpo_kit.course.plots import CURVE_LABELS, X_LABELS, arm_bands
 from grpo_kit.lab.bands import Row
 from grpo_kit.lab.claims import EVIDENCE, hardware, judge_claims, load_claims
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
-from grpo_kit.lab.grid import command_of, format_seeds
+from grpo_kit.lab.grid import command_of
 from grpo_kit.lab.records import Record, by_arm, fingerprint, slug
 from grpo_kit.lab.statistics import MARGIN, MIN_SEEDS
-from grpo_kit.lab.summary import (
-    by_metric,
-    cell,
-    difference_cell,
-    markdown_table,
-    number,
-    summarise,
-)  # fmt: skip
+from grpo_kit.lab.summary import markdown_table, number, plain, summarise, summary_text
 from grpo_kit.paths import make_output_dir, results_dir, write_atomic
 
 VERDICTS = ("reproduced", "contradicted", "inconclusive", "not run here")
@@ -45,9 +36,7 @@ HEADINGS = {
     "flow": "Flow-GRPO", "engines": "The kit and TRL", "published": "Real models",
 }  # fmt: skip
 AXES = {"variants": ("step", "num_generated_tokens", "seconds")}  # others: the experiment's own
-COST = {"tokens": "generated tokens", "seconds": "seconds"}  # of a run, evaluations left out
-INK = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-STYLE = dict.fromkeys(INK, "#22262b") | {
+STYLE = {
     "axes.facecolor": "none", "savefig.facecolor": "none", "axes.spines.top": False,
     "axes.spines.right": False, "legend.frameon": False, "svg.fonttype": "none",
     "svg.hashsalt": "grpo-kit",  # without it, ids differ from one drawing to the next
@@ -56,9 +45,7 @@ HTML = {  # what Markdown cannot say of the page
     f"<strong>({'|'.join(VERDICTS)}|outside)</strong>":
         lambda match: f'<b class="chip {slug(match[1])}">{match[1]}</b>',
     r"(<tr>\s*)<td>(.*?)</td>": r'\1<th scope="row">\2</th>',
-    r"<table>(?=\s*<thead>\s*<tr>\s*<th>claim<)": '<table class="claims">',
     r"(?s)<table>.*?</table>": r'<div class="scroll" tabindex="0">\g<0></div>',
-    r"(?<= )--[a-z]+": r"<span>\g<0></span>",  # an option is not broken at its hyphens
 }  # fmt: skip
 
 
@@ -72,18 +59,15 @@ def write_report(
 ) -> Path:
     """Write `report.md`, `figures/*.png` and, for a `page`, `report.html`; return the last's path.
 
-    Args:
-        output_dir: made if it is missing; RuntimeError if it cannot be written.
-        results, claims: a folder of records and a YAML file, by default the shipped ones.
-        notebooks: executed notebooks compared with the reported ones, a row a number.
-        problems: sentences to show beside those on files and claims that cannot be used.
+    `results`, `claims`: a folder of records and a YAML file, by default the shipped ones;
+    `notebooks`: executed ones compared with the reported ones; `problems`: sentences to show beside
+    those on files and claims. RuntimeError if `output_dir` cannot be written.
     """
     folder = make_output_dir(output_dir)
     content = context(results, claims, notebooks, problems)
     loader = PackageLoader("grpo_kit.lab")
     environment = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"number": number, "slug": slug, "cell": _cell}
-    environment.globals["table"] = _table
+    environment.filters |= {"number": number, "slug": slug, "plain": plain}
     text, shell = (environment.get_template(f"report.{kind}.j2") for kind in ("md", "html"))
     make_output_dir(folder / "figures")
     for figure in chain(*(panel["figures"] for panel in content["panels"])):
@@ -104,9 +88,8 @@ def context(results=None, claims=None, notebooks=(), problems=()) -> dict:
     records, broken = load_current(results)
     problems = [*problems, *broken]
     if not records:
-        problems.append(
-            f"No run is stored under {results or results_dir()}: `grpo-kit run NAME` makes them."
-        )
+        place = results or results_dir()
+        problems.append(f"No run is stored under {place}: `grpo-kit run NAME` makes them.")
     try:
         entries, wrong = load_claims(claims)
     except ValueError as error:
@@ -121,10 +104,8 @@ def context(results=None, claims=None, notebooks=(), problems=()) -> dict:
         try:
             panels.append(panel(name, profile, of))
         except KeyError as error:
-            problems.append(
-                f"Runs of {name!r} on profile {profile!r} lack {error} and have no panel: "
-                f"delete them and run `{command_of(name, profile)}` again."
-            )
+            remedy = f"delete them and run `{command_of(name, profile)}` again."
+            problems.append(f"Runs of {name!r} on profile {profile!r} lack {error}: {remedy}")
     for one in judged:
         groups[HEADINGS[one.claim.experiment]].append(one)
     counts = Counter(one.verdict for one in judged)
@@ -132,9 +113,7 @@ def context(results=None, claims=None, notebooks=(), problems=()) -> dict:
         "problems": problems, "groups": groups, "panels": panels, "evidence": EVIDENCE,
         "counts": {verdict: counts[verdict] for verdict in VERDICTS},
         "machines": len({one.hardware for one in judged if one.hardware}),
-        "outside": [row for row in notebooks if not row.inside],
-        "inside": [row for row in notebooks if row.inside],
-        "origin": origin(records) if records else "",
+        "origin": origin(records) if records else "", "notebooks": notebooks,
         "min_seeds": MIN_SEEDS, "margin": MARGIN,
     }  # fmt: skip
 
@@ -143,55 +122,49 @@ def panel(name: str, profile: str, records: Sequence[Record]) -> dict:
     """What the report shows of one experiment on one profile; KeyError if a record lacks it."""
     experiment, arms = EXPERIMENTS[name], by_arm(records)
     summaries = [summarise(records, experiment, x) for x in AXES.get(name, (experiment.x,))]
-    summary = summaries[0]
+    summary, label = summaries[0], f"{profile}-{name}"
     seeds = defaultdict(list)  # seeds -> the arms that have these
     for arm, of in summary["seeds"].items():
         seeds[tuple(of)].append(arm)
-    several = len(seeds) > 1
     first = {arm: next(iter(arms[arm].values())) for arm in summary["final"]}
-    differing, common = _settings(first)
-    final = by_metric(summary["final"], cell)
-    difference = by_metric(summary["difference"], difference_cell)
     return {
-        "id": f"{profile}-{name}", "name": name, "profile": profile, "heading": HEADINGS[name],
-        "question": experiment.question, "origin": origin(records),
-        "baseline": next(iter(experiment.arms)), "arms": list(first),
-        "seeds": "; ".join(
-            format_seeds(of) + f" ({' · '.join(arms)})" * several for of, arms in seeds.items()
-        ),
+        "id": label, "name": name, "profile": profile, "heading": HEADINGS[name],
+        "question": experiment.question, "origin": origin(records), "settings": _settings(first),
         "figures": [
-            draw(f"{profile}-{name}" + f"-{s['x']}" * (s is not summary), s["curves"], s["x"])
+            draw(label + f"-{s['x']}" * (s is not summary), s["curves"], s["x"])
             for s in summaries
             if any(s["curves"].values())
         ],
-        "final": {metric: row for metric, row in final.items() if metric not in COST},
-        "cost": {title: final[metric] for metric, title in COST.items() if metric in final},
-        "difference": {COST.get(metric, metric): row for metric, row in difference.items()},
-        "differing": differing, "common": common,
+        "numbers": summary_text(summary),
         "samples": {f"{a}, seed {r.seed}": r.samples for a, r in first.items() if r.samples},
         "commands": [
-            command_of(name, profile, of, arms if several else ()) for of, arms in seeds.items()
+            command_of(name, profile, of, arms if len(seeds) > 1 else ())
+            for of, arms in seeds.items()
         ],
     }  # fmt: skip
 
 
-def _settings(records: Mapping[str, Record]) -> tuple[dict, dict]:
-    """Setting -> arm -> value where arms differ, unlike the first in bold; and all others."""
+def _settings(records: Mapping[str, Record]) -> str:
+    """Markdown: the settings in which arms differ, values unlike the first arm's in bold."""
     configs = {}
     for arm, record in records.items():
         source = record.start.get("batch_source", record.start.get("collector"))  # its older name
         started = {"batch_source": source, "rewards": record.start.get("rewards")}
         configs[arm] = started | record.config
-    differing, common = {}, {}
+    rows = []
     for key in dict.fromkeys(chain(*configs.values())):
-        values = {arm: _setting(config.get(key)) for arm, config in configs.items()}
-        first = next(iter(values.values()))
-        if len(set(values.values())) == 1:
-            common[key] = first
-        else:
-            bold = {arm: v if v == first else f"**{v}**" for arm, v in values.items()}
-            differing[f"`{key}`"] = bold
-    return differing, common
+        first, *others = (_setting(config.get(key)) for config in configs.values())
+        if any(other != first for other in others):
+            bold = [other if other == first else f"**{other}**" for other in others]
+            rows.append([f"`{key}`", first, *bold])
+    return markdown_table(["setting", *records], *rows) if rows else ""
+
+
+def _setting(value: object) -> str:
+    """A setting's value: lists without brackets, and "–" for none."""
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_setting, value))
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def origin(records: Sequence[Record]) -> str:
@@ -203,17 +176,20 @@ def origin(records: Sequence[Record]) -> str:
         for name, version in record.versions.items():
             versions[name].add(version)
     days = sorted(record.finished for record in records)
-    facts = {
-        "machine": hardware(records),
-        **{name: " / ".join(sorted(of)) for name, of in values.items()},
-        "versions": ", ".join(f"{name} {' / '.join(sorted(of))}" for name, of in versions.items()),
-        "finished": " to ".join(dict.fromkeys((days[0], days[-1]))),
-    }
-    return _table("runs", [len(records)], {name: {len(records): v} for name, v in facts.items()})
+    return markdown_table(
+        ["runs", len(records)],
+        ["machine", hardware(records)],
+        *([name, " / ".join(sorted(of))] for name, of in values.items()),
+        [
+            "versions",
+            ", ".join(f"{name} {' / '.join(sorted(of))}" for name, of in versions.items()),
+        ],
+        ["finished", " to ".join(dict.fromkeys((days[0], days[-1])))],
+    )
 
 
 def draw(name: str, curves: Mapping, x: str = "step") -> dict[str, str | bytes]:
-    """Curves as `png`, to be `file`; `wide` and `narrow`: addresses that hold an SVG; in words."""
+    """Curves as `png`, to be `file`; as `svg`, an address that holds it; in words, as `alt`."""
     over = X_LABELS.get(x, x)
     curves = {metric: arms for metric, arms in curves.items() if arms}
     ends = (
@@ -222,44 +198,20 @@ def draw(name: str, curves: Mapping, x: str = "step") -> dict[str, str | bytes]:
         for metric, arms in curves.items()
     )
     words = f"Curves over {over}, medians of seeds: {'; '.join(ends)}."
-    drawn = {"over": over, "file": f"figures/{name}.png", "alt": words}
+    svg, png, columns = io.BytesIO(), io.BytesIO(), min(2, len(curves))
+    shown = {"Description": fingerprint({"curves": curves, "x": x}), "Software": None}
     with style.context(STYLE, after_reset=True):
         figure = arm_bands(curves, x)
-        lines = figure.legends[0].legend_handles
-        names = [text.get_text() for text in figure.legends[0].get_texts()]
-        for kind, columns in (("narrow", 1), ("wide", min(2, len(curves)))):
-            rows = -(-len(curves) // columns)
-            for axes, place in zip(figure.axes, figure.add_gridspec(rows, columns), strict=False):
-                axes.set_subplotspec(place)
-            figure.legends[0].remove()
-            figure.legend(lines, names, loc="outside lower center", ncols=2 * columns)
-            figure.get_layout_engine().set(w_pad=0.08, h_pad=0.1)  # inches
-            figure.set_size_inches(4.7 * columns, 2.9 * rows + 0.13 * len(names))
-            svg = io.StringIO()
-            nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-            figure.savefig(svg, format="svg", metadata=nothing)
-            short = re.sub(r"\d+\.\d{2,}", lambda place: f"{float(place[0]):.4g}", svg.getvalue())
-            address = base64.b64encode(short.encode()).decode()
-            drawn[kind] = f"data:image/svg+xml;base64,{address}"
-        png = io.BytesIO()
-        shown = {"Description": fingerprint({"curves": curves, "x": x}), "Software": None}
+        rows, legend = -(-len(curves) // columns), figure.legends[0]
+        for axes, place in zip(figure.axes, figure.add_gridspec(rows, columns), strict=False):
+            axes.set_subplotspec(place)
+        names = [text.get_text() for text in legend.get_texts()]
+        legend.remove()
+        figure.legend(legend.legend_handles, names, loc="outside lower center", ncols=2 * columns)
+        figure.get_layout_engine().set(w_pad=0.08, h_pad=0.1)  # inches
+        figure.set_size_inches(4.7 * columns, 2.9 * rows + 0.13 * len(names))
+        figure.savefig(svg, format="svg", metadata={"Date": None})
         figure.savefig(png, format="png", dpi=80, facecolor="white", metadata=shown)
-    return drawn | {"png": png.getvalue()}
-
-
-def _cell(text: object) -> str:
-    """Text that neither ends a cell of a Markdown table nor is markup."""
-    return " ".join(escape(str(text), quote=False).replace("|", "\\|").split())
-
-
-def _table(corner: str, columns: Sequence, rows: Mapping[str, Mapping]) -> str:
-    """Markdown: a row a name, with its cells in the order of `columns`."""
-    lines = [[name, *(row[column] for column in columns)] for name, row in rows.items()]
-    return markdown_table(*(list(map(_cell, line)) for line in [[corner, *columns], *lines]))
-
-
-def _setting(value: object) -> str:
-    """A setting's value: lists without brackets, and "–" for none."""
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(_setting, value))
-    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    address = f"data:image/svg+xml;base64,{base64.b64encode(svg.getvalue()).decode()}"
+    file = f"figures/{name}.png"
+    return {"over": over, "file": file, "alt": words, "svg": address, "png": png.getvalue()}

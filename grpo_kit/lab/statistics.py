@@ -1,8 +1,7 @@
 """When do several seeds support a claim? One rule for a whole table of claims, see `judge`.
 
-A claim says where the mean of a metric's values lies, one value per seed. Wrong verdicts of either
-kind occur in at most 5 % of tables if values are normal, heavy-tailed, or differences between arms;
-not if they are evenly spread (10 %) or skewed (exponential: 42 %).
+Wrong verdicts of either kind occur in at most 5 % of tables if values are normal, heavy-tailed, or
+differences between arms; not if they are evenly spread (10 %) or skewed (exponential: 42 %).
 """
 
 from __future__ import annotations
@@ -30,18 +29,17 @@ def interval(values: Sequence[float]) -> dict[str, float]:
         raise ValueError("there is no value to summarise; give at least one.")
     values = np.asarray(values, dtype=float)
     n = len(values)
-    low = high = math.nan
+    # up to five values more than 2.5 % of the resamples have the least one as their median
+    low, high = (values.min(), values.max()) if n > 1 else (math.nan, math.nan)
     if n > 5 and np.isfinite(values).all():
         rng = np.random.default_rng(0)
         resampled = bootstrap((values,), np.median, method="percentile", rng=rng)
         low, high = resampled.confidence_interval
-    elif n > 1:  # more than 2.5 % of the resamples have the least value as their median: 5.8 % at 5
-        low, high = values.min(), values.max()
     return {"median": float(np.median(values)), "low": float(low), "high": float(high), "n": n}
 
 
 def effect_size(values: Sequence[float]) -> float:
-    """Hedges' g of paired differences: mean / sd (n - 1) · (1 - 3 / (4 (n - 1) - 1)); Hedges 1981.
+    """Hedges' g of paired differences (Hedges 1981): the mean in standard deviations, corrected.
 
     NaN for one value; ±inf for equal values, 0 where all are 0.
     """
@@ -55,39 +53,31 @@ def effect_size(values: Sequence[float]) -> float:
 
 
 def region(expects: Expects) -> tuple[float, float]:
-    """The open interval in which a claim puts the mean.
+    """The open interval in which a claim puts the mean; "stays" is within `MARGIN` of 0.
 
-    `expects`: "rises", "falls", "stays" (within `MARGIN` of 0), or {"value": v, "within": w}.
-    Raises ValueError for anything else.
+    Raises ValueError for what is neither in `REGIONS` nor {"value": v, "within": w}.
     """
     match expects:
-        case "rises" | "falls" | "stays":
+        case str() if expects in REGIONS:
             return REGIONS[expects]
         case {"value": int() | float() as value, "within": int() | float() as within, **rest}:
             if not rest and math.isfinite(value) and 0 < within < math.inf:
                 return float(value - within), float(value + within)
-    raise ValueError(
-        f"a claim expects {expects!r}; say rises, falls, stays, or a number with its tolerance, "
-        "{value: 0.8, within: 0.05}, the tolerance above 0."
-    )
+    choice = "say rises, falls, stays, or {value: 0.8, within: 0.05}, the tolerance above 0."
+    raise ValueError(f"a claim expects {expects!r}; {choice}")
 
 
-def p_values(values: Sequence[float], expects: Expects) -> tuple[float, float]:
+def p_values(values: Sequence[float] | np.ndarray, expects: Expects) -> tuple:
     """(inside, outside): p-values that the mean lies in the claimed region, and outside of it.
 
-    Student's t-test. With two bounds `inside` is the larger of two one-sided p (Schuirmann 1987),
-    `outside` twice the smaller. Equal values: 2^-n on their side (sign test), else 1. (1, 1) for
-    fewer than two values, or if one is not finite.
+    `values`: (..., n), one p-value a row. Student's t-test. With two bounds `inside` is the larger
+    of two one-sided p (Schuirmann 1987), `outside` twice the smaller. Equal values: 2^-n on their
+    side (sign test), else 1. (1, 1) for fewer than two values, or if one is not finite.
     """
-    if len(values) < 2:
-        return 1.0, 1.0
-    inside, outside = _t_tests(np.asarray(values, dtype=float), *region(expects))
-    return float(inside), float(outside)
-
-
-def _t_tests(values: np.ndarray, low, high) -> tuple[np.ndarray, np.ndarray]:
-    """`p_values` of `values` (..., n), n > 1, for regions from `low` to `high` (...)."""
+    values, (low, high) = np.asarray(values, dtype=float), region(expects)
     n = values.shape[-1]
+    if n < 2:
+        return 1.0, 1.0
     finite, equal = np.isfinite(values).all(-1), values.min(-1) == values.max(-1)
 
     def tail(distance):
@@ -102,8 +92,8 @@ def _t_tests(values: np.ndarray, low, high) -> tuple[np.ndarray, np.ndarray]:
         error = np.where(equal, 0.0, values.std(-1, ddof=1)) / math.sqrt(n)
         inside = np.maximum(tail(mean - low), tail(high - mean))
         outside = np.minimum(tail(low - mean), tail(mean - high))
-    two_bounds = np.isfinite(low) & np.isfinite(high)
-    return inside, np.minimum(1.0, np.where(two_bounds, 2 * outside, outside))
+    both = math.isfinite(low) and math.isfinite(high)
+    return inside, np.minimum(1.0, outside * (1 + both))
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
@@ -137,42 +127,31 @@ def judge(table: Sequence[tuple[Sequence[float], Expects]]) -> list[Judgement]:
     """The verdicts on a table of claims, each given by its values, one per seed, and its `region`.
 
     With `MIN_SEEDS` values a claim is *reproduced* if the t-test, Holm-corrected over all tested
-    claims, says at `ALPHA` that the mean lies inside the region, and the median's interval lies
-    inside it; *contradicted* if both lie outside; else *inconclusive*. Raises ValueError for a
-    claim without values, and as `region`.
+    claims, puts the mean inside the region at `ALPHA`, and the median's interval lies inside it;
+    *contradicted* if both lie outside; else *inconclusive*. ValueError as `interval` and `region`.
     """
-    bounds = np.array([region(expects) for _, expects in table]).reshape(-1, 2)
-    lengths = np.array([len(values) for values, _ in table], dtype=int)
-    tested = lengths >= MIN_SEEDS
-    p = np.full((len(table), 2), np.nan)
-    for n in set(lengths[tested].tolist()):
-        rows = np.array([values for values, _ in table if len(values) == n], dtype=float)
-        p[lengths == n] = np.stack(_t_tests(rows, *bounds[lengths == n].T), axis=-1)
-    p[tested] = holm(p[tested].T).T
-    return [
-        _decide(values, *rest, int(tested.sum()))
-        for (values, _), *rest in zip(table, bounds.tolist(), p.tolist(), strict=True)
-    ]
-
-
-def _decide(values: Sequence[float], bounds: list[float], p: list[float], claims: int) -> Judgement:
-    """The verdict on one claim of `claims`, from its corrected p-values `p`: inside, outside."""
-    spread, effect = interval(values), effect_size(values)
-    (low, high), (inside, outside), n = bounds, p, len(values)
-    verdict, decided, reason = "inconclusive", min(p), ""
-    if n < MIN_SEEDS:
-        reason = f"{n} seed{'s' * (n != 1)}, {MIN_SEEDS} are needed"
-    elif math.isnan(effect):
-        reason = "a seed's value is not finite"
-    elif inside <= ALPHA and low < spread["low"] and spread["high"] < high:
-        verdict, decided = "reproduced", inside
-    elif outside <= ALPHA and (spread["high"] < low or high < spread["low"]):
-        verdict, decided = "contradicted", outside
-    elif decided <= ALPHA:
-        reason = "the interval of the seeds crosses the bound"
-    else:
-        reason = f"corrected for {claims} claims " * (claims > 1) + f"p = {decided:.3g}"
-    return Judgement(verdict=verdict, effect=effect, p=decided, reason=reason, **spread)
+    enough = [len(values) >= MIN_SEEDS for values, _ in table]
+    p = np.array([p_values(*claim) for claim, tested in zip(table, enough, strict=True) if tested])
+    corrected = iter(holm(p.reshape(-1, 2).T).T.tolist())
+    judgements = []
+    for (values, expects), tested in zip(table, enough, strict=True):
+        (low, high), spread, effect = region(expects), interval(values), effect_size(values)
+        inside, outside = next(corrected) if tested else (math.nan, math.nan)
+        verdict, decided, reason = "inconclusive", min(inside, outside), ""
+        if not tested:
+            reason = f"{len(values)} seed{'s' * (len(values) != 1)}, {MIN_SEEDS} are needed"
+        elif math.isnan(effect):
+            reason = "a seed's value is not finite"
+        elif inside <= ALPHA and low < spread["low"] and spread["high"] < high:
+            verdict, decided = "reproduced", inside
+        elif outside <= ALPHA and (spread["high"] < low or high < spread["low"]):
+            verdict, decided = "contradicted", outside
+        elif decided <= ALPHA:
+            reason = "the interval of the seeds crosses the bound"
+        else:
+            reason = f"corrected for {len(p)} claims " * (len(p) > 1) + f"p = {decided:.3g}"
+        judgements.append(Judgement(verdict, **spread, effect=effect, p=decided, reason=reason))
+    return judgements
 
 
 def power(effect: float, n: int = 5, claims: int = 1, grids: int = 1000, seed: int = 0) -> float:
@@ -184,7 +163,7 @@ def power(effect: float, n: int = 5, claims: int = 1, grids: int = 1000, seed: i
         return 0.0
     draws = np.random.default_rng(seed).normal(size=(grids, claims, n))
     draws[:, 0] += effect
-    inside, _ = _t_tests(draws, 0.0, math.inf)
+    inside, _ = p_values(draws, "rises")
     rows = np.sort(draws[:, 0][holm(inside)[:, 0] <= ALPHA], axis=-1)
     # `low` of `interval` has to be above 0, too; here with the same resamples for all rows
     places = np.sort(np.random.default_rng(0).integers(0, n, (RESAMPLES, n)), axis=-1)

@@ -1,13 +1,11 @@
-"""An experiment's records as numbers, tables and curves: one value a seed, medians, intervals.
-
-Notebooks, results page and report take their tables and figures of an experiment from `summarise`.
-"""
+"""An experiment's records as numbers, tables and curves, for notebooks, results page and report."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from itertools import accumulate, product
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +26,7 @@ def reported(
     if problems:
         raise ValueError(" ".join(problems))
     if not records:
-        raise ValueError(
-            f"no run of {name!r} on profile {profile!r} is stored: `{command_of(name, profile)}` "
-            "makes them."
-        )
+        raise ValueError(f"no run of {name!r} is stored: `{command_of(name, profile)}` makes them.")
     return summarise(records, EXPERIMENTS[name], x)
 
 
@@ -48,33 +43,25 @@ def summarise(records: Iterable[Record], experiment: Experiment, x: str | None =
     recorded, x = by_arm(records), x or experiment.x
     arms = {arm: recorded[arm] for arm in experiment.arms if arm in recorded}
     if not arms:
-        raise ValueError(
-            f"there is no run of an arm of this experiment; it has {', '.join(experiment.arms)}."
-        )
+        raise ValueError(f"no arm of this experiment has a run: {', '.join(experiment.arms)}.")
     rows = {arm: {seed: _row(r) for seed, r in by_seed.items()} for arm, by_seed in arms.items()}
     baseline = rows.get(next(iter(experiment.arms)), {})
     difference = {}
     for arm in list(rows)[1:] if baseline else ():
         pairs = [(row, baseline[seed]) for seed, row in rows[arm].items() if seed in baseline]
         gains = [{m: row[m] - first[m] for m in row if m in first} for row, first in pairs]
-        difference[arm] = {metric: interval(values) for metric, values in _columns(gains).items()}
-    curves = {
-        metric: {arm: _curve(by_seed.values(), metric, x) for arm, by_seed in arms.items()}
-        for metric in experiment.curves
-    }
+        difference[arm] = _intervals(gains)
+    curves = {metric: {} for metric in experiment.curves}
+    for metric, (arm, by_seed) in product(curves, arms.items()):
+        curve = _curve(by_seed.values(), metric, x)
+        if curve["steps"]:
+            curves[metric][arm] = curve
     first = next(iter(next(iter(arms.values())).values()))
     return {
         "question": experiment.question, "profile": first.profile, "config": first.config,
         "seeds": {arm: sorted(by_seed) for arm, by_seed in arms.items()}, "x": x,
-        "final": {
-            arm: {m: {"values": v, **interval(v)} for m, v in _columns(of.values()).items()}
-            for arm, of in rows.items()
-        },
-        "difference": difference,
-        "curves": {
-            metric: {arm: curve for arm, curve in of.items() if curve["steps"]}
-            for metric, of in curves.items()
-        },
+        "final": {arm: _intervals(of.values()) for arm, of in rows.items()},
+        "difference": difference, "curves": curves,
     }  # fmt: skip
 
 
@@ -84,11 +71,12 @@ def _row(record: Record) -> dict[str, float]:
     return values | {"tokens": tokens, "seconds": record.seconds}
 
 
-def _columns(rows: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Metric -> its values, of the metrics that all rows have, in the first row's order."""
+def _intervals(rows: Iterable[Mapping[str, float]]) -> dict[str, dict]:
+    """Metric -> `values` and their `interval`, of the metrics of all rows, in the first's order."""
     rows = list(rows)
     shared = [m for m in (rows[0] if rows else ()) if all(m in row for row in rows)]
-    return {metric: [row[metric] for row in rows] for metric in shared}
+    values = {metric: [row[metric] for row in rows] for metric in shared}
+    return {metric: {"values": of, **interval(of)} for metric, of in values.items()}
 
 
 def _curve(records: Iterable[Record], metric: str, x: str) -> dict:
@@ -100,11 +88,8 @@ def _curve(records: Iterable[Record], metric: str, x: str) -> dict:
     points = []  # place -> value, of each seed
     for history in (record.history for record in records):
         seconds = accumulate(row.get("step_time", 0.0) for row in history)
-        points.append({
-            passed if x == "seconds" else row[x]: row[metric]
-            for row, passed in zip(history, seconds, strict=True)
-            if row.get(metric) is not None
-        })  # fmt: skip
+        rows = [row | {"seconds": passed} for row, passed in zip(history, seconds, strict=True)]
+        points.append({row[x]: row[metric] for row in rows if row.get(metric) is not None})
     if x == "step":
         places = sorted(set.intersection(*map(set, points)))
         return {"steps": places, "values": [[round(v[s], 4) for s in places] for v in points]}
@@ -131,32 +116,28 @@ def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
         f"{config['generation_batch_size']} answers, profile {summary['profile']}; "
         "median and 95 % bootstrap interval over seeds.\n"
     )
-    for title, values, show in (
+    for title, arms, show in (
         ("at the end", summary["final"], cell),
         (f"minus {first}, paired by seed", summary["difference"], difference_cell),
     ):
-        if values:
-            rows = by_metric(values, show, metrics or summary["final"][first])
-            head = [title, *(heads[arm] for arm in values)]
-            text += "\n" + markdown_table(head, *([m, *row.values()] for m, row in rows.items()))
+        rows = [
+            [metric.removeprefix("eval/"), *(show(values.get(metric)) for values in arms.values())]
+            for metric in metrics or summary["final"][first]
+        ]
+        if arms:
+            text += "\n" + markdown_table([title, *(heads[arm] for arm in arms)], *rows)
     return text
 
 
-def by_metric(
-    values: Mapping[str, Mapping[str, dict]], show: Callable, metrics: Iterable[str] = ()
-) -> dict[str, dict[str, str]]:
-    """Arm -> metric -> interval turned into metric -> arm -> text, by default of all metrics."""
-    metrics = metrics or dict.fromkeys(metric for row in values.values() for metric in row)
-    return {
-        metric.removeprefix("eval/"): {arm: show(row.get(metric)) for arm, row in values.items()}
-        for metric in metrics
-    }
-
-
-def markdown_table(*rows: Iterable[str]) -> str:
+def markdown_table(*rows: Iterable[object]) -> str:
     """A Markdown table, its head first, without padding, so that a diff shows changed rows only."""
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "|" + "---|" * len(list(rows[0])), *lines[1:]]) + "\n"
+    head, *lines = (f"| {' | '.join(map(plain, row))} |" for row in rows)
+    return "\n".join([head, "|" + "---|" * len(list(rows[0])), *lines]) + "\n"
+
+
+def plain(text: object) -> str:
+    """Text that neither ends a cell of a Markdown table nor is markup."""
+    return " ".join(escape(str(text), quote=False).replace("|", "\\|").split())
 
 
 def cell(values: Mapping | None, sign: str = "") -> str:
@@ -175,10 +156,10 @@ def difference_cell(values: Mapping | None) -> str:
 
 
 def number(value: float | None, sign: str = "") -> str:
-    """Three significant digits: 0.0523, 152,000; "–" for None and NaN."""
+    """Three significant digits: 0.0523, 152,000, ∞; "–" for None and NaN."""
     if value is None or math.isnan(value):
         return "–"
     if math.isinf(value):
-        return ("+" * (sign == "+") if value > 0 else "-") + "∞"
+        return f"{value:{sign}}".replace("inf", "∞")
     value = float(f"{value:.3g}") + 0.0  # no -0
     return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.3g}"

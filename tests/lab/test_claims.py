@@ -162,7 +162,7 @@ def test_an_unknown_metric_and_a_missing_arm_are_named_and_the_rest_is_judged(up
     judged, (problem,) = judge_claims(claims, up)
     verdicts = {one.claim.id: one.verdict for one in judged}
     assert verdicts == {"gone": "not run here", "more": "reproduced"}
-    assert "claim 'odd' is about the metric 'wit'" in problem and "eval/pass@1" in problem
+    assert "claim 'odd': " in problem and "has no 'wit'; it has entropy, eval/n" in problem
 
 
 def test_the_table_has_a_row_a_claim(up):
@@ -174,7 +174,7 @@ def test_the_table_has_a_row_a_claim(up):
     assert rows[2] == f"| It helps. | rises | {number} | **reproduced** |"
     assert "| GSM8K: 30 → 90 | `grpo-kit run" in rows[3] and "**not run here**" in rows[3]
     assert len(claims_text(judged, "real").splitlines()) == 3
-    with pytest.raises(ValueError, match="no judged claim 'x'; choose among more, real"):
+    with pytest.raises(ValueError, match="no claim 'x' is judged: choose among more, real"):
         claims_text(judged, "x")
 
 

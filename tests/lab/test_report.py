@@ -7,7 +7,6 @@ from html.parser import HTMLParser
 
 import matplotlib
 import pytest
-from identities import config_today
 
 from grpo_kit.lab.bands import Row
 from grpo_kit.lab.claims import judge_claims, load_claims
@@ -21,8 +20,8 @@ CLAIMS = """
    printed: {GSM8K: [30, 45.5], MATH: [10, 12]}}
 - {id: down, statement: They are right less often., experiment: diversity, arm: diversity,
    against: plain, metric: eval/pass@1, expects: falls}
-- {id: even, statement: They are as long., experiment: diversity, arm: diversity,
-   against: plain, metric: eval/mean_length, expects: rises}
+- {id: even, statement: They are as sure., experiment: diversity, arm: diversity,
+   against: plain, metric: entropy, expects: rises}
 - {id: exact, statement: A share | of it., experiment: diversity, arm: plain,
    metric: eval/pass@1, expects: {value: 0.4, within: 0.1}}
 - {id: elsewhere, statement: So it is on a GPU., experiment: flow, arm: trajectory,
@@ -35,33 +34,10 @@ WRONG = """
 
 
 @pytest.fixture(scope="session")
-def record(make_record):
-    def make(arm="plain", seed=0, accuracy=0.4, experiment="diversity", **changes):
-        history = [
-            {"step": step, "num_generated_tokens": 900 * step, "step_time": 2.0,
-             "eval/pass@1": accuracy * step / 2, "reward": 0.1 * step}
-            for step in (0, 1, 2)
-        ]  # fmt: skip
-        text = "<script>alert(1)</script>\n\n2</pre>"
-        fields = {
-            "config": config_today(arm, experiment, changes.get("profile", "tiny")),
-            "start": {"collector": "prompts", "rewards": ["accuracy_reward", arm]},
-            "evaluation": {"eval/pass@1": accuracy, "eval/n": 8, "eval/mean_length": 20 + seed % 2},
-            "history": history,
-            "seconds": 123456.7,
-            "samples": [{"prompt": "1 <b>+</b>\n\n1?", "completion": text, "right": True}],
-        }
-        return make_record(arm, seed, experiment=experiment, **(fields | changes))
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def write_runs(record):
+def write_runs(five):
     def write(folder):
-        for seed in range(5):
-            record("plain", seed, 0.4 + 0.01 * seed).write(folder)
-            record("diversity", seed, 0.6 + 0.013 * seed).write(folder)
+        for record in five([0.4, 0.41, 0.42, 0.43, 0.44], [0.6, 0.613, 0.626, 0.639, 0.652]):
+            record.write(folder)
 
     return write
 
@@ -149,66 +125,57 @@ def test_a_panel_has_values_cost_settings_and_its_command(page, markdown):
     for text in (text_of(page), markdown):
         assert EXPERIMENTS["diversity"].question in text
         assert "0.42 [0.4, 0.44]" in text and "0.626 [0.6, 0.652]" in text
-        assert "1,800" in text and "123,000" in text  # tokens and seconds
         assert "grpo-kit run diversity --profile tiny --seeds 0-4" in text
         assert "a processor" in text and "0123456" in text and "0123456789ab" not in text
         assert "torch 2.13.0" in text
-    differing, common = page.split("The same for all arms")
-    assert "<strong>accuracy_reward, diversity</strong>" in differing
-    assert "<code>learning_rate</code> 0.0002" in common
-    assert "+0.206 [+0.2, +0.212]</td>" in page.split("Differences from plain")[1]
+    assert "| tokens | 200 [200, 200] |" in markdown and "| seconds | 5 [5, 5] |" in markdown
+    assert "<strong>accuracy_reward, diversity</strong>" in page
+    assert "learning_rate" not in page, "the same for all arms"
+    assert "+0.206 [+0.2, +0.212]</td>" in page.split("minus plain, paired by seed")[1]
 
 
-def test_a_panel_says_which_arms_have_more_seeds_and_how_each_is_made_again(
-    tmp_path, record, write_runs
-):
+def test_arms_with_more_seeds_have_a_command_of_their_own(tmp_path, make_record, write_runs):
     write_runs(tmp_path)
-    record("plain", 5, 0.45).write(tmp_path)
+    make_record("plain", 5, 0.45).write(tmp_path)
     (panel,) = context(tmp_path)["panels"]
-    assert panel["seeds"] == "0-5 (plain); 0-4 (diversity)"
     assert panel["commands"] == [
         'grpo-kit run diversity --profile tiny --seeds 0-5 --arm "plain"',
         'grpo-kit run diversity --profile tiny --seeds 0-4 --arm "diversity"',
     ]
 
 
-def test_a_figure_is_drawn_for_wide_and_narrow_pages_and_told_in_words(page, written, markdown):
-    pictures = [attributes for tag, attributes in Page(page).tags if tag in ("source", "img")]
-    narrow, wide = pictures
-    assert "max-width" in narrow["media"] and narrow["srcset"] != wide["src"]
-    for address in (narrow["srcset"], wide["src"]):
-        kind, _, content = address.partition(",")
-        assert kind == "data:image/svg+xml;base64" and b"<svg" in base64.b64decode(content)
+def test_a_figure_is_drawn_for_page_and_markdown_and_told_in_words(page, written, markdown):
+    (picture,) = [attributes for tag, attributes in Page(page).tags if tag == "img"]
+    kind, _, content = picture["src"].partition(",")
+    assert kind == "data:image/svg+xml;base64" and b"<svg" in base64.b64decode(content)
     assert "filter: invert(1)" in page.split("prefers-color-scheme: dark")[1]
-    words = "accuracy at the end: plain 0.42, diversity 0.626."
-    assert words in wide["alt"]
-    assert re.search(rf'src="figures/tiny-diversity.png" alt="[^"]*{re.escape(words)}"', markdown)
+    words = "accuracy at the end: plain 0.42, diversity 0.626;"
+    assert words in picture["alt"]
+    assert re.search(rf'src="figures/tiny-diversity.png" alt="[^"]*{re.escape(words)}', markdown)
     assert (written.parent / "figures/tiny-diversity.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_drawing_does_not_depend_on_settings_and_leaves_them():
     curves = {"reward": {"plain": {"steps": [1, 2], "values": [[0.1, 0.2], [0.2, 0.3]]}}}
     drawn = draw("name", curves)
-    before = matplotlib.rcParams.copy()
     with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 20, "text.color": "red"}):
-        inside = matplotlib.rcParams.copy()
+        before = matplotlib.rcParams.copy()
         assert draw("name", curves) == drawn
-        assert matplotlib.rcParams == inside
-    assert matplotlib.rcParams == before
-    svg = base64.b64decode(drawn["wide"].partition(",")[2]).decode()
+        assert matplotlib.rcParams == before
+    svg = base64.b64decode(drawn["svg"].partition(",")[2]).decode()
     assert "fill: #ffffff" not in svg.split("</defs>")[0], "transparent, for a dark page"
 
 
-def test_variants_are_drawn_over_steps_tokens_and_seconds(inputs, tmp_path, record):
+def test_variants_are_drawn_over_steps_tokens_and_seconds(inputs, tmp_path, make_record):
     for seed in range(2):
-        record("plain", seed, experiment="variants").write(tmp_path)
+        make_record("plain", seed, experiment="variants").write(tmp_path)
     (panel,) = context(tmp_path, inputs / "claims.yaml")["panels"]
     assert [(figure["over"], figure["file"]) for figure in panel["figures"]] == [
         ("step", "figures/tiny-variants.png"),
         ("generated tokens", "figures/tiny-variants-num_generated_tokens.png"),
         ("seconds of training steps", "figures/tiny-variants-seconds.png"),
     ]
-    assert len({figure["wide"] for figure in panel["figures"]}) == 3
+    assert len({figure["svg"] for figure in panel["figures"]}) == 3
 
 
 def test_what_a_policy_wrote_is_text(page):
@@ -229,7 +196,7 @@ def test_the_page_is_whole_html_that_needs_no_network(page):
             assert address.startswith("data:") or address.removeprefix("#") in ids, (tag, address)
     assert "url(" not in page and "@import" not in page
     assert {tag for tag, _ in parsed.tags} & {"link", "script", "iframe", "object"} == set()
-    assert 'name="viewport"' in page and page.count('<table class="claims">') == 2
+    assert 'name="viewport"' in page
 
 
 def test_the_same_inputs_give_the_same_bytes(inputs, written, tmp_path):
@@ -241,25 +208,27 @@ def test_the_same_inputs_give_the_same_bytes(inputs, written, tmp_path):
 
 
 def test_each_thing_that_cannot_be_used_is_a_sentence_and_the_rest_comes_out(
-    tmp_path, record, write_runs
+    tmp_path, make_record, write_runs
 ):
     results = tmp_path / "results"
     write_runs(results)
-    cut = record("only correct").write(results)
+    cut = make_record("only correct").write(results)
     cut.write_text(cut.read_text()[:700])
-    edited = record("normalised first").write(results)
-    edited.write_text(edited.read_text().replace("123457", "1"))
-    record("older", experiment="diversity").write(results)
-    record("plain", experiment="forgotten").write(results)
-    record("plain", 5, config=config_today("plain") | {"max_steps": 3}).write(results)
-    record("trajectory", experiment="flow", history=[{"step": 0, "reward": 1.0}]).write(results)
+    edited = make_record("normalised first").write(results)
+    edited.write_text(edited.read_text().replace("2026-01-31", "2026-02-01"))
+    make_record("older", experiment="diversity").write(results)
+    make_record("plain", experiment="forgotten").write(results)
+    make_record("plain", 5, config=make_record().config | {"max_steps": 3}).write(results)
+    make_record("trajectory", experiment="flow", history=[{"step": 0, "reward": 1.0}]).write(
+        results
+    )
     (tmp_path / "claims.yaml").write_text(CLAIMS + WRONG)
     page = write_report(tmp_path / "out", results, tmp_path / "claims.yaml")
     for text in (text_of(page.read_text()), text_of(page.with_suffix(".md").read_text())):
         for problem in (
             str(cut), str(edited), "'older'", "'forgotten'", "max_steps 3",
             "Runs of 'flow' on profile 'tiny' lack 'num_generated_tokens'", "claim 'lost'",
-            "no experiment 'nonsense'", "claim 'unmeasured' is about the metric 'joy'",
+            "no experiment 'nonsense'", "claim 'unmeasured': 'plain', seed 0, has no 'joy'",
         ):  # fmt: skip
             assert problem in text.split("Problems\n")[1], problem
         assert "Unlike answers are right more often." in text and "0.626 [0.6, 0.652]" in text
@@ -283,12 +252,14 @@ def test_an_empty_folder_is_said_to_be_empty_and_one_that_cannot_be_written_is_n
 
 
 def test_machines_are_told_apart_where_there_are_several(
-    tmp_path, inputs, record, write_runs, page
+    tmp_path, inputs, make_record, write_runs, page
 ):
     write_runs(tmp_path)
     gpu = {"processor": "a CPU", "accelerator": "a GPU", "threads": 4, "system": "Linux"}
     for seed in range(2):
-        record("trajectory", seed, experiment="flow", machine=gpu, profile="paper").write(tmp_path)
+        make_record("trajectory", seed, experiment="flow", machine=gpu, profile="paper").write(
+            tmp_path
+        )
     text = write_report(tmp_path / "out", tmp_path, inputs / "claims.yaml").read_text()
     (row,) = [row for row in text.split("<tr>") if "So it is on a GPU" in row]
     assert "on a GPU</sub>" in row and "2 seeds, 5 are needed" in row
@@ -297,14 +268,13 @@ def test_machines_are_told_apart_where_there_are_several(
     assert "on a processor" not in page, "where there is one"
 
 
-def test_notebooks_outside_their_band_stand_first_and_those_inside_are_folded(tmp_path, inputs):
+def test_numbers_of_notebooks_outside_their_bands_stand_first(tmp_path, inputs):
     rows = [Row("01", f"in {i} · pass@1", 0.9, 0.85, 0.95, 0.9) for i in range(3)]
     rows.append(Row("01", "out · pass@1", 0.9, 0.85, 0.95, 0.5))
     page = write_report(tmp_path, tmp_path / "none", inputs / "claims.yaml", rows)
     for text in (page.read_text(), page.with_suffix(".md").read_text()):
-        first, fold, folded = text.rpartition("<details><summary>3 inside their bands</summary>")
-        assert fold and "out · pass@1" in first and "in 0 · pass@1" in folded
-        assert "[0.85, 0.95]" in first
+        places = [text.index(row.quantity) for row in rows]
+        assert min(places) == places[3] and "[0.85, 0.95]" in text
     assert '<b class="chip outside">outside</b>' in page.read_text()
     assert Page(page.read_text()).open == []
 

@@ -185,16 +185,6 @@ def test_holm_agrees_with_a_calculation_by_hand():
     assert holm([0.02]) == 0.02 and holm([]).size == 0 and holm([0.6, 0.7]).tolist() == [1, 1]
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0, 1))
-def test_holm_keeps_the_order_raises_and_is_raised_by_more_claims(p, another):
-    adjusted = holm(p).tolist()
-    assert all(raw <= new <= 1 for raw, new in zip(p, adjusted, strict=True))
-    in_order = [adjusted[i] for i in np.argsort(p)]
-    assert in_order == sorted(in_order)
-    assert holm(p[::-1]).tolist() == adjusted[::-1]
-    assert all(old <= new for old, new in zip(adjusted, holm([*p, another]), strict=False))
-
-
 def test_effect_is_hedges_g():
     assert effect_size([1.0, 2.0, 3.0]) == pytest.approx(2 * (1 - 3 / 7))
     # the exact factor is gamma(m/2) / (sqrt(m/2) gamma((m-1)/2)), m = n - 1

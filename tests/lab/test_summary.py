@@ -39,19 +39,16 @@ def test_seeds_that_only_one_arm_has_are_not_paired(five):
     assert summary["difference"]["diversity"]["eval/pass@1"]["n"] == 2
     alone = summarise([r for r in records if r.arm == "diversity"], TWO)
     assert list(alone["final"]) == ["diversity"] and alone["difference"] == {}
-    with pytest.raises(ValueError, match="it has plain, diversity"):
+    with pytest.raises(ValueError, match="no arm of this experiment has a run: plain, diversity"):
         summarise([], TWO)
 
 
 def test_arms_with_more_seeds_than_others_say_so(five):
     records = [r for r in five([0.1] * 10, [0.2] * 10) if r.arm == "plain" or r.seed < 5]
-    summary = summarise(records, TWO)
-    assert {arm: len(of) for arm, of in summary["seeds"].items()} == {"plain": 10, "diversity": 5}
-    lines = summary_text(summary, ["eval/pass@1"]).splitlines()
+    lines = summary_text(summarise(records, TWO), ["eval/pass@1"]).splitlines()
     assert lines[0].startswith("5 to 10 seeds, 80 steps")
     assert "| at the end | plain (10 seeds) | diversity (5 seeds) |" in lines
     assert "| minus plain, paired by seed | diversity (5 seeds) |" in lines
-    assert summary["difference"]["diversity"]["eval/pass@1"]["n"] == 5
 
 
 @pytest.mark.parametrize(

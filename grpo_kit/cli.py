@@ -390,10 +390,9 @@ def bench(
 ) -> None:
     """Measure the kit's step beside TRL's, and the memory of the loss step."""
     from grpo_kit.lab import bench
-    from grpo_kit.lab import scaling as growth
 
     if scaling:
-        typer.echo(growth.report(growth.run(output, quick)))
+        typer.echo(bench.scaling_report(bench.run_scaling(output, quick)))
     else:
         policy = policy or data_dir() / "tiny-base"
         typer.echo(bench.report(bench.run(output, policy, steps=steps, quick=quick)))

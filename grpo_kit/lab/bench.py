@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,6 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from tqdm import tqdm
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 
 from grpo_kit import training
@@ -33,11 +31,9 @@ from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import token_logps
 from grpo_kit.lab.planner import FIELDS, GPU, plan, shape_of
 from grpo_kit.lab.records import where_it_ran
-from grpo_kit.lab.summary import markdown_table
 from grpo_kit.models import Policy, half_of, load_policy
 from grpo_kit.paths import data_dir, make_output_dir, write_atomic
 from grpo_kit.profiles import Profile
-from grpo_kit.rewards import DiversityReward, LocalJudge, QualityJudgeReward
 from grpo_kit.tasks.word_problems import word_problems
 
 VOCABULARY, HIDDEN = 151_936, 64  # of the loss step: a head of Qwen's size
@@ -59,7 +55,7 @@ AXES = {
 
 
 def run(output_dir: Path, policy_dir: Path, *, steps: int = 10, quick: bool = False) -> dict:
-    """Measure steps, rewards and the loss; write `bench.json` and return its numbers.
+    """Measure the step and the loss; write `bench.json` and return its numbers.
 
     `steps` of each trainer are measured, after one that is not; `quick` takes small batches.
     """
@@ -68,7 +64,6 @@ def run(output_dir: Path, policy_dir: Path, *, steps: int = 10, quick: bool = Fa
     result = {
         "machine": machine(),
         "step": compare_steps(policy_dir, output_dir, config),
-        "reward_seconds": time_rewards(policy_dir, config),
         "loss_memory": compare_loss_memory(tokens=128 if quick else 1024),
     }
     write_atomic(output_dir / "bench.json", json.dumps(result, indent=1))
@@ -92,11 +87,7 @@ def run_scaling(output_dir: Path, quick: bool = False) -> dict:
     return result
 
 
-# --- what is measured with ------------------------------------------------------------------------
-
-
 def machine() -> dict[str, Any]:
-    """Processor, accelerator and versions that the numbers were measured with."""
     where = where_it_ran(DEVICE)
     return where["machine"] | where["versions"]
 
@@ -106,11 +97,6 @@ def now() -> float:
     if DEVICE == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def medians(columns: dict[str, Any]) -> dict[str, float]:
-    """The median of each column, without its first value: the warm-up."""
-    return {name: float(np.median(values[1:])) for name, values in columns.items()}
 
 
 def _peak_of(function: Callable[..., float], *arguments: object) -> float:
@@ -204,7 +190,8 @@ def compare_steps(policy_dir: Path, output_dir: Path, config: GRPOConfig) -> dic
     median = {}
     for name, pairs in (("trl", trl_steps(other, config, output_dir, kit_step)), ("kit", kit)):
         scored, step = np.array(pairs).T
-        median[name] = medians({"generation": scored, "step": step, "update": step - scored})
+        parts = {"generation": scored, "step": step, "update": step - scored}
+        median[name] = {part: float(np.median(of[1:])) for part, of in parts.items()}  # no warm-up
     prompt_ids = policy.encode(word_problems().train["prompt"])
     few = (policy_dir, output_dir, replace(config, max_steps=3))
     return {
@@ -230,25 +217,7 @@ def step_peak(trainer: str, policy_dir: Path, output_dir: Path, config: GRPOConf
     return _peak_mib()
 
 
-# --- rewards and loss -----------------------------------------------------------------------------
-
-
-def time_rewards(policy_dir: Path, config: GRPOConfig) -> dict[str, float]:
-    """Median seconds a batch of the diversity reward and of a judge, and of a step without them."""
-    policy = load_policy(policy_dir, device=DEVICE)
-    rewards = {
-        "diversity": DiversityReward(config.num_generations),
-        "judge": QualityJudgeReward(LocalJudge(policy)),
-    }
-    seconds: dict[str, list[float]] = {"diversity": [], "judge": [], "step": []}
-    steps = kit_steps(policy, config)
-    for _, step, batch in tqdm(steps, "rewards", config.max_steps, file=sys.stdout):
-        seconds["step"].append(step)
-        for name, reward in rewards.items():
-            started = now()
-            training.score(policy, batch.rollouts, batch.examples, [reward])
-            seconds[name].append(now() - started)
-    return medians(seconds)
+# --- the loss -------------------------------------------------------------------------------------
 
 
 def compare_loss_memory(tokens: int) -> dict:
@@ -276,15 +245,12 @@ def loss_peak(kind: str, tokens: int) -> float:
 
 def report(result: dict) -> str:
     """The numbers of `run` as Markdown."""
-    step, rewards = result["step"], result["reward_seconds"]
-    peaks = step["peak_mib"]
-    rows = "\n".join(
-        f"| {name} | {of['generation']:.3f} | {of['update']:.3f} | {of['step']:.3f} | "
-        f"{peaks[name]:.0f} |"
-        for name, of in step["median_seconds"].items()
-    )
-    share = {name: rewards[name] / (rewards["step"] + rewards[name]) for name in rewards}
-    return REPORT.format(**result, rows=rows, share=share, peak_ratio=peaks["trl"] / peaks["kit"])
+    peaks, rows = result["step"]["peak_mib"], []
+    for name, of in result["step"]["median_seconds"].items():
+        seconds = f"{of['generation']:.3f} | {of['update']:.3f} | {of['step']:.3f}"
+        rows.append(f"| {name} | {seconds} | {peaks[name]:.0f} |")
+    ratio = peaks["trl"] / peaks["kit"]
+    return REPORT.format(**result, rows="\n".join(rows), peak_ratio=ratio)
 
 
 REPORT = """\
@@ -304,10 +270,6 @@ Memory is that of a process with this trainer alone, imports included. A TRL ste
 Loss step, {loss_memory[tokens]} tokens, vocabulary {loss_memory[vocabulary]:,}: peak \
 {loss_memory[peak_mib][chunked]:.0f} MiB chunked, {loss_memory[peak_mib][plain]:.0f} MiB with a \
 plain log-softmax ({loss_memory[chunked_over_plain]:.0%}).
-
-Rewards with a model of their own, on the same batches: diversity {reward_seconds[diversity]:.3f} \
-s and judge {reward_seconds[judge]:.3f} s, or {share[diversity]:.0%} and {share[judge]:.0%} of a \
-step that has this one.
 """
 
 
@@ -370,23 +332,16 @@ def limit_of(policy_dir: Path, config: GRPOConfig, limits: dict, step: dict) -> 
 
 
 def scaling_report(result: dict) -> str:
-    """The numbers of `run_scaling` as a Markdown table."""
-    head = ("model", "group", "tokens", "completions", "TRL (s)", "kit (s)", "TRL / kit",
-            "kit's tokens a second", "of the limit", "peak MiB, TRL", "kit")  # fmt: skip
-    lines = []
-    for row in result["rows"]:
-        trl, kit = (row["median_seconds"][name]["step"] for name in TRAINERS)
-        lines.append([
-            row["size"], f"{row['num_generations']}", f"{row['mean_length']:.0f}",
-            f"{row['completions']}", f"{trl:.2f}", f"{kit:.2f}", f"{trl / kit:.2f}",
-            f"{row['completions'] * row['mean_length'] / kit:,.0f}",
-            f"{row['limit']['step'] / kit:.0%}", *(f"{row['peak_mib'][n]:.0f}" for n in TRAINERS),
-        ])  # fmt: skip
-    where, first = result["machine"], result["rows"][0]
-    return (
-        f"{where['processor']}, accelerator: {where['accelerator']}, {first['threads']} thread(s); "
-        f"median of {first['steps']} steps.\n\n{markdown_table(head, *lines)}"
-    )
+    """A line of text a measurement: TRL's and the kit's step, and what the kit reaches."""
+    rows = pd.json_normalize(result["rows"])
+    trl, kit = (rows[f"median_seconds.{trainer}.step"] for trainer in TRAINERS)
+    table = rows[["size", "num_generations", "completions", "mean_length"]].assign(**{
+        "TRL (s)": trl, "kit (s)": kit, "TRL / kit": trl / kit,
+        "tokens a second": rows["completions"] * rows["mean_length"] / kit,
+        "share of the limit": rows["limit.step"] / kit,
+        "TRL (MiB)": rows["peak_mib.trl"], "kit (MiB)": rows["peak_mib.kit"],
+    })  # fmt: skip
+    return f"{result['machine']['processor']}\n{table.round(2).to_string(index=False)}"
 
 
 def figure(rows: list[dict]) -> Figure:

@@ -20,7 +20,6 @@ def test_the_report_tells_generation_and_update_apart():
             "trl_over_kit": {"generation": 2.67, "update": 4.0, "step": 3.0},
             "peak_mib": {"trl": 400.0, "kit": 100.0},
         },
-        "reward_seconds": {"diversity": 0.25, "judge": 3.0, "step": 1.0},
         "loss_memory": {"vocabulary": 1000, "tokens": 5, "chunked_over_plain": 0.25,
                         "peak_mib": {"plain": 100.0, "chunked": 25.0}},
     })  # fmt: skip
@@ -28,7 +27,6 @@ def test_the_report_tells_generation_and_update_apart():
     assert "| kit | 0.750 | 0.250 | 1.000 | 100 |" in text
     assert "| trl / kit | 2.67 | 4.00 | 3.00 | 4.00 |" in text
     assert "3.00 times" in text and "(25%)" in text
-    assert "diversity 0.250 s and judge 3.000 s, or 20% and 75% of a step" in text
 
 
 @pytest.mark.slow
@@ -63,8 +61,8 @@ def test_every_point_is_measured_and_told(quick, tmp_path, monkeypatch):
     if not quick:
         sizes = [row["parameters"] / 1e6 for row in result["rows"] if row["axis"] == "parameters"]
         assert [round(size, 1) for size in sizes] == [0.3, 0.9, 3.4, 10.7, 30.6]
-        line = "| 30 M | 8 | 32 | 64 | 0.26 | 0.13 | 2.00 | 16,000 |"
-        assert line in bench.scaling_report(result)
+        line = bench.scaling_report(result).splitlines()[6].split()
+        assert line[:9] == ["30", "M", "8", "64", "32.0", "0.26", "0.13", "2.0", "16000.0"]
 
 
 def test_the_stored_limits_are_those_of_todays_planner(tmp_path):

@@ -50,7 +50,6 @@ def test_numbers_are_graded_by_the_tag_and_by_the_last_number(text, gold, graded
         ("<answer>50%</answer>", "50", (True, True)),
         ("<think>maybe $8$</think><answer>7</answer>", "8", (False, False)),
         ("<answer></answer>", "8", (False, False)),
-        ("nothing", "8", (False, False)),
         ("<answer>" + "9" * 20_000 + "</answer>", "8", (False, False)),
     ],
 )
@@ -94,22 +93,18 @@ def test_math500_of_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lines", "error", "sentence"),
+    ("lines", "sentence"),
     [
-        (None, FileNotFoundError, "lacks test.jsonl: a folder of MATH holds test.jsonl, as publ"),
-        ("{", ValueError, "line 1 of .* is not JSON"),
-        (
-            '{"problem": "p"}',
-            ValueError,
-            "row 1 of test is .*expected the texts `problem` and `answer`",
-        ),
-        ("", ValueError, "the test split of this MATH is empty"),
+        (None, "lacks test.jsonl: a folder of MATH holds test.jsonl, as publ"),
+        ("{", "line 1 of .* is not JSON"),
+        ('{"problem": "p"}', "row 1 of test is .*expected the texts `problem` and `answer`"),
+        ("", "the test split of this MATH is empty"),
     ],
 )
-def test_a_folder_that_is_not_math500s_is_told(tmp_path, lines, error, sentence):
+def test_a_folder_that_is_not_math500s_is_told(tmp_path, lines, sentence):
     if lines is not None:
         (tmp_path / "test.jsonl").write_text(lines)
-    with pytest.raises(error, match=sentence):
+    with pytest.raises(FileNotFoundError if lines is None else ValueError, match=sentence):
         math500(tmp_path)
 
 

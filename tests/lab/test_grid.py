@@ -147,17 +147,10 @@ def test_seeds_are_written_as_they_are_read(seeds):
     assert text.count(",") == sum(seed + 1 not in seeds for seed in seeds) - 1, "the shortest way"
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ("0-4,3", "seeds overlap: 3 is given twice"),
-        ("4-0", "there are no seeds"),
-        *((wrong, f"--seeds is {wrong!r}") for wrong in ("five", "4-", "-1", "²", "")),
-    ],
-)
-def test_wrong_seeds_are_named(given, sentence):
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        parse_seeds(given)
+@pytest.mark.parametrize("wrong", ["five", "4-", "-1", "²", ""])
+def test_wrong_seeds_are_named(wrong):
+    with pytest.raises(ValueError, match=re.escape(f"--seeds is {wrong!r}")):
+        parse_seeds(wrong)
 
 
 def test_the_command_that_makes_runs_names_them():
@@ -173,8 +166,9 @@ def test_wrong_arms_and_a_missing_budget_are_named(made):
     for options, sentence in (
         ({"arms": ["prime"]}, "no arm 'prime': choose among even, odd, held"),
         ({"arms": ["even", "even"]}, "arms overlap: 'even' is given twice"),
-        ({"seeds": [0, 0]}, "seeds overlap"),
-        ({"experiment": budget}, "no such number for profile 'smoke'"),
+        ({"seeds": [0, 3, 3]}, "seeds overlap: 3 is given twice"),
+        ({"seeds": parse_seeds("4-0")}, "there are no seeds"),
+        ({"experiment": budget}, "profile 'smoke' sets no max_generated_tokens"),
         ({"experiment": alike, "arms": None}, "folders of arms overlap: 'truth-1' is given twice"),
     ):
         with pytest.raises(ValueError, match=sentence):

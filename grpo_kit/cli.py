@@ -388,7 +388,7 @@ def bench(
     quick: Annotated[bool, Option("--quick", help="Small batches, for a first look.")] = False,
     scaling: Annotated[bool, Option("--scaling", help="How a step's cost grows.")] = False,
 ) -> None:
-    """Measure the kit's step beside TRL's, and the memory of the loss step."""
+    """Measure the time and the memory of the kit's step beside TRL's."""
     from grpo_kit.lab import bench
 
     if scaling:

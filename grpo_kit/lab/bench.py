@@ -28,7 +28,6 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, TrainerCa
 
 from grpo_kit import training
 from grpo_kit.config import GRPOConfig
-from grpo_kit.generation import token_logps
 from grpo_kit.lab.planner import FIELDS, GPU, plan, shape_of
 from grpo_kit.lab.records import where_it_ran
 from grpo_kit.models import Policy, half_of, load_policy
@@ -36,7 +35,6 @@ from grpo_kit.paths import data_dir, make_output_dir, write_atomic
 from grpo_kit.profiles import Profile
 from grpo_kit.tasks.word_problems import word_problems
 
-VOCABULARY, HIDDEN = 151_936, 64  # of the loss step: a head of Qwen's size
 TRAINERS = ("trl", "kit")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BASE = "0.8 M"
@@ -55,17 +53,13 @@ AXES = {
 
 
 def run(output_dir: Path, policy_dir: Path, *, steps: int = 10, quick: bool = False) -> dict:
-    """Measure the step and the loss; write `bench.json` and return its numbers.
+    """Measure the step; write `bench.json` and return its numbers.
 
     `steps` of each trainer are measured, after one that is not; `quick` takes small batches.
     """
     output_dir = make_output_dir(output_dir)
     config = step_config(steps, *((4, 16, 16) if quick else (8, 128, 64)))
-    result = {
-        "machine": machine(),
-        "step": compare_steps(policy_dir, output_dir, config),
-        "loss_memory": compare_loss_memory(tokens=128 if quick else 1024),
-    }
+    result = {"machine": machine(), "step": compare_steps(policy_dir, output_dir, config)}
     write_atomic(output_dir / "bench.json", json.dumps(result, indent=1))
     return result
 
@@ -97,22 +91,6 @@ def now() -> float:
     if DEVICE == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def _peak_of(function: Callable[..., float], *arguments: object) -> float:
-    """MiB that a function of this module returns in a fresh process."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()
-
-
-def _peak_mib() -> float:
-    """The most memory so far: of the accelerator where there is one, else of this process."""
-    if DEVICE == "cuda":
-        return torch.cuda.max_memory_allocated() / 2**20
-    status = Path("/proc/self/status")
-    if status.exists():  # ru_maxrss would start from what the parent process held
-        return int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) / 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
 
 
 def even_share(prompts, completions, completion_ids, **columns) -> list[float]:
@@ -194,6 +172,9 @@ def compare_steps(policy_dir: Path, output_dir: Path, config: GRPOConfig) -> dic
         median[name] = {part: float(np.median(of[1:])) for part, of in parts.items()}  # no warm-up
     prompt_ids = policy.encode(word_problems().train["prompt"])
     few = (policy_dir, output_dir, replace(config, max_steps=3))
+    fresh = {"mp_context": get_context("spawn"), "max_tasks_per_child": 1}
+    with ProcessPoolExecutor(1, **fresh) as pool:
+        peaks = {name: pool.submit(step_peak, name, *few).result() for name in TRAINERS}
     return {
         "completions": config.generation_batch_size,
         "max_completion_length": config.max_completion_length,
@@ -203,44 +184,23 @@ def compare_steps(policy_dir: Path, output_dir: Path, config: GRPOConfig) -> dic
         "threads": torch.get_num_threads(),
         "median_seconds": median,
         "trl_over_kit": {part: median["trl"][part] / median["kit"][part] for part in median["kit"]},
-        "peak_mib": {name: _peak_of(step_peak, name, *few) for name in TRAINERS},
+        "peak_mib": peaks,
     }
 
 
 def step_peak(trainer: str, policy_dir: Path, output_dir: Path, config: GRPOConfig) -> float:
-    """MiB that this process has held at most, imports included, after the steps of a trainer."""
+    """The most MiB of the accelerator, or else of this process, after the steps of a trainer."""
     policy = load_policy(policy_dir, device=DEVICE)
     if trainer == "trl":
         trl_steps(policy, config, output_dir, after_step=lambda: None)
     else:
         list(kit_steps(policy, config))
-    return _peak_mib()
-
-
-# --- the loss -------------------------------------------------------------------------------------
-
-
-def compare_loss_memory(tokens: int) -> dict:
-    """Peak MiB of forward and backward through a head of Qwen's size, plain and chunked."""
-    peak = {kind: _peak_of(loss_peak, kind, tokens) for kind in ("plain", "chunked")}
-    result = {"vocabulary": VOCABULARY, "tokens": tokens, "peak_mib": peak}
-    return result | {"chunked_over_plain": peak["chunked"] / peak["plain"]}
-
-
-def loss_peak(kind: str, tokens: int) -> float:
-    """MiB of one kind of loss step, in this process, above what it held before."""
-    torch.manual_seed(0)
-    head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False, device=DEVICE)
-    hidden = torch.randn(tokens, HIDDEN, requires_grad=True, device=DEVICE)
-    targets = torch.randint(VOCABULARY, (tokens,), device=DEVICE)
-    head.weight.grad = torch.zeros_like(head.weight)  # the same for both
-    before = _peak_mib()
-    if kind == "plain":
-        logps = torch.log_softmax(head(hidden).float(), -1).gather(1, targets[:, None])[:, 0]
-    else:
-        logps, _ = token_logps(head, hidden, targets, 1.0)
-    logps.sum().backward()
-    return _peak_mib() - before
+    if DEVICE == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss would start from what the parent process held
+        return int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) / 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
 
 
 def report(result: dict) -> str:
@@ -266,10 +226,6 @@ steps of each trainer in turn, {step[threads]} thread(s), {machine[processor]}, 
 
 Memory is that of a process with this trainer alone, imports included. A TRL step takes \
 {step[trl_over_kit][step]:.2f} times as long as the kit's.
-
-Loss step, {loss_memory[tokens]} tokens, vocabulary {loss_memory[vocabulary]:,}: peak \
-{loss_memory[peak_mib][chunked]:.0f} MiB chunked, {loss_memory[peak_mib][plain]:.0f} MiB with a \
-plain log-softmax ({loss_memory[chunked_over_plain]:.0%}).
 """
 
 

@@ -271,15 +271,14 @@ def advice(profile: Profile, needed: Plan) -> str:
 
 def table(needed: Plan, price: float | None = None) -> Table:
     """The plan as a table for a terminal; `price` of an hour of one GPU."""
-    rows = Table("", Column(justify="right"), title=f"{needed.gpus} x {needed.gpu.name}")
-    for part, gib in needed.memory.items():
-        rows.add_row(part, f"{gib:.2f} GiB")
-    total = f"{needed.total:.1f} of {needed.gpu.memory:.0f} GiB"
-    rows.add_row("a GPU in all", total, end_section=True)
-    for part, seconds in needed.seconds.items():
-        rows.add_row(f"{part}, a step", f"{seconds:.1f} s")
-    rows.add_row("tokens a second, sampling", f"{needed.tokens_per_second:,.0f}")
-    rows.add_row("the run, evaluations too", f"{needed.hours:.2f} h")
+    lines = {part: f"{gib:.2f} GiB" for part, gib in needed.memory.items()}
+    lines["a GPU in all"] = f"{needed.total:.1f} of {needed.gpu.memory:.0f} GiB"
+    lines |= {f"{part}, a step": f"{seconds:.1f} s" for part, seconds in needed.seconds.items()}
+    lines["tokens a second, sampling"] = f"{needed.tokens_per_second:,.0f}"
+    lines["the run, evaluations too"] = f"{needed.hours:.2f} h"
     if price is not None:
-        rows.add_row("cost", f"{needed.hours * needed.gpus * price:,.2f}")
+        lines["cost"] = f"{needed.hours * needed.gpus * price:,.2f}"
+    rows = Table("", Column(justify="right"), title=f"{needed.gpus} x {needed.gpu.name}")
+    for name, amount in lines.items():
+        rows.add_row(name, amount, end_section=name == "a GPU in all")
     return rows

@@ -66,18 +66,16 @@ def test_without_math_verify_it_says_what_to_install(monkeypatch):
 
 def test_a_test_set_is_counted_and_has_wilsons_interval(policy):
     rows = [{"prompt": [{"role": "user", "content": f"{i}?"}], "answer": str(i)} for i in range(7)]
-    graded = []
 
     def grade(text, gold):
-        graded.append(gold)
         return int(gold) < 2, int(gold) < 5
 
     accuracy = evaluate_test_set(policy, rows, grade, max_new_tokens=4, batch_size=3)
-    assert graded == [str(i) for i in range(7)] and accuracy["n"] == 7
     assert (accuracy["strict"], accuracy["lenient"]) == pytest.approx((2 / 7, 5 / 7))
     interval = binomtest(2, 7).proportion_ci(method="wilson")
     assert (accuracy["strict/low"], accuracy["strict/high"]) == (interval.low, interval.high)
     assert 0 < accuracy["mean_length"] <= 4 and 0 <= accuracy["truncated"] <= 1
+    assert accuracy["n"] == 7
     with pytest.raises(ValueError, match="no rows"):
         evaluate_test_set(policy, [], grade, max_new_tokens=4)
 
@@ -124,9 +122,8 @@ def test_math500_of_the_hub_is_pinned_and_what_is_learnt_from_is_held_to_be_anot
     monkeypatch.setattr(datasets, "load_dataset", load)
     test = ((published.HUB_NAME, None), published.HUB_REVISION)
     assert len(math500()) == 1 and asked == [test] and len(test[1]) == 40
-    task = competition_math()
+    assert competition_math().train[0]["prompt"][-1]["content"] == "Another?"
     assert asked[1:] == [test, ((published.TRAIN_HUB_NAME, None), None)]
-    assert task.train[0]["prompt"][-1]["content"] == "Another?" and task.name == "competition_math"
     rows["train"].append(ROW)
     with pytest.raises(ValueError, match="1 of the 1 test problems are among those to learn from"):
         competition_math()
@@ -160,8 +157,8 @@ def test_every_test_set_has_rows_and_a_grade(tmp_path):
             (tmp_path / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
         (loaded,) = load_test_set(name, tmp_path)
         assert loaded["answer"] and callable(GRADES[name])
-    (tmp_path / "train.jsonl").write_text(json.dumps(ROW | {"problem": "Another?"}) + "\n")
-    (tmp_path / "test.jsonl").write_text(json.dumps(ROW) + "\n")
+    for split, row in (("train", ROW | {"problem": "Another?"}), ("test", ROW)):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
     profile = dataclasses.replace(PROFILES["smoke"], task="competition_math", data=str(tmp_path))
     task = profile.load_task()
     assert task.train[0]["prompt"][-1]["content"] == "Another?" and task.name in GRADES

@@ -387,12 +387,11 @@ def bench(
     quick: Annotated[bool, Option("--quick", help="Small batches, for a first look.")] = False,
     scaling: Annotated[bool, Option("--scaling", help="How a step's cost grows.")] = False,
 ) -> None:
-    """Measure the kit's step beside TRL's, and the memory of the loss step."""
+    """Measure the time and the memory of the kit's step beside TRL's."""
     from grpo_kit.lab import bench
-    from grpo_kit.lab import scaling as growth
 
     if scaling:
-        typer.echo(growth.report(growth.run(output, quick)))
+        typer.echo(bench.scaling_report(bench.run_scaling(output, quick)))
     else:
         policy = policy or data_dir() / "tiny-base"
         typer.echo(bench.report(bench.run(output, policy, steps=steps, quick=quick)))

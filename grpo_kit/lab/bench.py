@@ -1,8 +1,9 @@
-"""Benchmarks as a command, never as tests: the kit's step beside TRL's, and the loss step's memory.
+"""Benchmarks as a command, never as tests: the kit's step beside TRL's, and how both grow.
 
 `grpo-kit bench` makes a kit step after every TRL step, in one process, with the same weights,
-prompts and update, and reports medians and their ratio: on a shared machine ratios say more than
-seconds. A peak of memory cannot be reset, so each is measured in a process of its own.
+prompts and update: on a shared machine their ratio says more than seconds. A peak of memory cannot
+be reset, so each is measured in a process of its own. `--scaling` repeats this with larger models,
+whose weights are random, so that completions are long, beside the limit that `plan` computes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import resource
-import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -23,53 +24,64 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from tqdm import tqdm
-from transformers import TrainerCallback
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 
 from grpo_kit import training
 from grpo_kit.config import GRPOConfig
-from grpo_kit.flow import play
-from grpo_kit.generation import token_logps
+from grpo_kit.lab.planner import FIELDS, GPU, plan, shape_of
 from grpo_kit.lab.records import where_it_ran
-from grpo_kit.models import Policy, load_policy
-from grpo_kit.paths import make_output_dir, write_atomic
-from grpo_kit.profiles import PROFILES
-from grpo_kit.rewards import DiversityReward, LocalJudge, QualityJudgeReward
-from grpo_kit.tasks.tool_questions import tool_questions
+from grpo_kit.models import Policy, half_of, load_policy
+from grpo_kit.paths import data_dir, make_output_dir, write_atomic
+from grpo_kit.profiles import Profile
 from grpo_kit.tasks.word_problems import word_problems
 
-VOCABULARY, HIDDEN = 151_936, 64
 TRAINERS = ("trl", "kit")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BASE = "0.8 M"
+SIZES = {  # as planner.FIELDS: hidden size, layers, heads, heads of keys and values, MLP
+    "0.3 M": (64, 4, 4, 2, 256),
+    BASE: (128, 4, 4, 2, 384),
+    "3 M": (256, 4, 4, 2, 768),
+    "10 M": (384, 6, 6, 2, 1152),
+    "30 M": (512, 10, 8, 2, 1536),
+}
+AXES = {
+    "parameters": "parameters of the model",
+    "num_generations": "completions a group, 128 in all",
+    "max_completion_length": "most tokens a completion, 16 of them",
+}
 
 
 def run(output_dir: Path, policy_dir: Path, *, steps: int = 10, quick: bool = False) -> dict:
-    """Run all benchmarks, write `bench.json`, `bench.md` and `bench.png`, return the numbers.
+    """Measure the step; write `bench.json` and return its numbers.
 
     `steps` of each trainer are measured, after one that is not; `quick` takes small batches.
     """
     output_dir = make_output_dir(output_dir)
     config = step_config(steps, *((4, 16, 16) if quick else (8, 128, 64)))
-    result = {
-        "machine": machine(),
-        "step": compare_steps(policy_dir, output_dir, config),
-        "reward_seconds": time_rewards(policy_dir, config),
-        "episodes": time_episodes(policy_dir, steps, *((16, 2) if quick else (64, 4))),
-        "loss_memory": compare_loss_memory(tokens=128 if quick else 1024),
-    }
-    write(output_dir / "bench", result, report(result), figure(result))
+    result = {"machine": machine(), "step": compare_steps(policy_dir, output_dir, config)}
+    write_atomic(output_dir / "bench.json", json.dumps(result, indent=1))
     return result
 
 
-def write(path: Path, result: dict, text: str, drawing: Figure) -> None:
-    """Write the numbers, their report and their figure beside each other."""
-    write_atomic(path.with_suffix(".json"), json.dumps(result, indent=1))
-    write_atomic(path.with_suffix(".md"), text)
-    drawing.savefig(path.with_suffix(".png"), dpi=120)
+def run_scaling(output_dir: Path, quick: bool = False) -> dict:
+    """Measure every point; write `scaling.json` and `scaling.png`, and return the numbers."""
+    output_dir, rows = make_output_dir(output_dir), []
+    result = {"machine": machine(), "limits": measure_limits(), "rows": rows}
+    for axis, size, config in points(quick):
+        print(f"{axis}: {size}, {config.num_generations} a group", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            model = make_model(Path(folder), size)
+            step = compare_steps(model, output_dir, config)
+            about = {"parameters": shape_of(folder).parameters, "size": size, "axis": axis}
+            limit = limit_of(model, config, result["limits"], step)
+        rows.append(about | {"num_generations": config.num_generations, "limit": limit} | step)
+        write_atomic(output_dir / "scaling.json", json.dumps(result, indent=1))
+    figure(rows).savefig(output_dir / "scaling.png", dpi=120)
+    return result
 
 
 def machine() -> dict[str, Any]:
-    """Processor, accelerator and versions that the numbers were measured with."""
     where = where_it_ran(DEVICE)
     return where["machine"] | where["versions"]
 
@@ -81,30 +93,12 @@ def now() -> float:
     return time.perf_counter()
 
 
-def medians(columns: dict[str, Any]) -> dict[str, float]:
-    """The median of each column, without its first value: the warm-up."""
-    return {name: float(np.median(values[1:])) for name, values in columns.items()}
-
-
-def _peak_of(function: Callable[..., float], *arguments: object) -> float:
-    """MiB that a function of this module returns in a fresh process."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()
-
-
-def _peak_mib() -> float:
-    """The most memory so far: of the accelerator where there is one, else of this process."""
-    if DEVICE == "cuda":
-        return torch.cuda.max_memory_allocated() / 2**20
-    status = Path("/proc/self/status")
-    if status.exists():  # ru_maxrss would start from what the parent process held
-        return int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) / 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
-
-
 def even_share(prompts, completions, completion_ids, **columns) -> list[float]:
     """A reward with spread in every group: without it the kit skips the update that TRL makes."""
     return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
+
+
+# --- the step -------------------------------------------------------------------------------------
 
 
 def step_config(steps: int, group: int, rows: int, length: int) -> GRPOConfig:
@@ -174,9 +168,13 @@ def compare_steps(policy_dir: Path, output_dir: Path, config: GRPOConfig) -> dic
     median = {}
     for name, pairs in (("trl", trl_steps(other, config, output_dir, kit_step)), ("kit", kit)):
         scored, step = np.array(pairs).T
-        median[name] = medians({"generation": scored, "step": step, "update": step - scored})
+        parts = {"generation": scored, "step": step, "update": step - scored}
+        median[name] = {part: float(np.median(of[1:])) for part, of in parts.items()}  # no warm-up
     prompt_ids = policy.encode(word_problems().train["prompt"])
     few = (policy_dir, output_dir, replace(config, max_steps=3))
+    fresh = {"mp_context": get_context("spawn"), "max_tasks_per_child": 1}
+    with ProcessPoolExecutor(1, **fresh) as pool:
+        peaks = {name: pool.submit(step_peak, name, *few).result() for name in TRAINERS}
     return {
         "completions": config.generation_batch_size,
         "max_completion_length": config.max_completion_length,
@@ -186,97 +184,33 @@ def compare_steps(policy_dir: Path, output_dir: Path, config: GRPOConfig) -> dic
         "threads": torch.get_num_threads(),
         "median_seconds": median,
         "trl_over_kit": {part: median["trl"][part] / median["kit"][part] for part in median["kit"]},
-        "peak_mib": {name: _peak_of(step_peak, name, *few) for name in TRAINERS},
+        "peak_mib": peaks,
     }
 
 
 def step_peak(trainer: str, policy_dir: Path, output_dir: Path, config: GRPOConfig) -> float:
-    """MiB that this process has held at most, imports included, after the steps of a trainer."""
+    """The most MiB of the accelerator, or else of this process, after the steps of a trainer."""
     policy = load_policy(policy_dir, device=DEVICE)
     if trainer == "trl":
         trl_steps(policy, config, output_dir, after_step=lambda: None)
     else:
         list(kit_steps(policy, config))
-    return _peak_mib()
-
-
-def time_rewards(policy_dir: Path, config: GRPOConfig) -> dict[str, float]:
-    """Median seconds a batch of the diversity reward and of a judge, and of a step without them."""
-    policy = load_policy(policy_dir, device=DEVICE)
-    rewards = {
-        "diversity": DiversityReward(config.num_generations),
-        "judge": QualityJudgeReward(LocalJudge(policy)),
-    }
-    seconds: dict[str, list[float]] = {**{name: [] for name in rewards}, "step": []}
-    steps = kit_steps(policy, config)
-    for _, step, batch in tqdm(steps, "rewards", config.max_steps, file=sys.stdout):
-        seconds["step"].append(step)
-        for name, reward in rewards.items():
-            started = now()
-            training.score(policy, batch.rollouts, batch.examples, [reward])
-            seconds[name].append(now() - started)
-    return medians(seconds)
-
-
-def time_episodes(policy_dir: Path, steps: int, batch: int, singles: int) -> dict:
-    """Seconds an episode of tool questions, played in a batch and one at a time, in turn."""
-    policy, group = load_policy(policy_dir), 8
-    rows = list(tool_questions(n_train=batch * (steps + 1), n_test=1).train)
-
-    def seconds(rows: list[dict], group: int, seed: int) -> float:
-        system = PROFILES["tiny"].load_agents(policy)  # anew: it remembers nothing of other plays
-        started = now()
-        play(system, rows, group, generator=torch.Generator().manual_seed(seed))
-        return (now() - started) / (len(rows) * group)
-
-    batched, single = [], []
-    for step in tqdm(range(steps + 1), "episodes", file=sys.stdout):
-        own = rows[step * batch : (step + 1) * batch]
-        batched.append(seconds(own[: batch // group], group, step))
-        single.append(np.mean([seconds([row], 1, step) for row in own[:singles]]))
-    return {
-        "batch": batch,
-        "median_seconds": medians({"batched": batched, "single": single}),
-        **medians({"single_over_batched": np.divide(single, batched)}),
-    }
-
-
-def compare_loss_memory(tokens: int) -> dict:
-    """Peak MiB of forward and backward through a head of Qwen's size, plain and chunked."""
-    peak = {kind: _peak_of(loss_peak, kind, tokens) for kind in ("plain", "chunked")}
-    result = {"vocabulary": VOCABULARY, "tokens": tokens, "peak_mib": peak}
-    return result | {"chunked_over_plain": peak["chunked"] / peak["plain"]}
-
-
-def loss_peak(kind: str, tokens: int) -> float:
-    """MiB of one kind of loss step, in this process, above what it held before."""
-    torch.manual_seed(0)
-    head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False, device=DEVICE)
-    hidden = torch.randn(tokens, HIDDEN, requires_grad=True, device=DEVICE)
-    targets = torch.randint(VOCABULARY, (tokens,), device=DEVICE)
-    head.weight.grad = torch.zeros_like(head.weight)  # the same for both
-    before = _peak_mib()
-    if kind == "plain":
-        logps = torch.log_softmax(head(hidden).float(), -1).gather(1, targets[:, None])[:, 0]
-    else:
-        logps, _ = token_logps(head, hidden, targets, 1.0)
-    logps.sum().backward()
-    return _peak_mib() - before
+    if DEVICE == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss would start from what the parent process held
+        return int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) / 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
 
 
 def report(result: dict) -> str:
-    """The numbers as Markdown."""
-    step, rewards = result["step"], result["reward_seconds"]
-    peaks, play = step["peak_mib"], result["episodes"]["median_seconds"]
-    rows = "\n".join(
-        f"| {name} | {of['generation']:.3f} | {of['update']:.3f} | {of['step']:.3f} | "
-        f"{peaks[name]:.0f} |"
-        for name, of in step["median_seconds"].items()
-    )
-    share = {name: rewards[name] / (rewards["step"] + rewards[name]) for name in rewards}
-    milliseconds = {name: 1000 * seconds for name, seconds in play.items()}
-    peak_ratio = peaks["trl"] / peaks["kit"]
-    return REPORT.format(**result, rows=rows, share=share, ms=milliseconds, peak_ratio=peak_ratio)
+    """The numbers of `run` as Markdown."""
+    peaks, rows = result["step"]["peak_mib"], []
+    for name, of in result["step"]["median_seconds"].items():
+        seconds = f"{of['generation']:.3f} | {of['update']:.3f} | {of['step']:.3f}"
+        rows.append(f"| {name} | {seconds} | {peaks[name]:.0f} |")
+    ratio = peaks["trl"] / peaks["kit"]
+    return REPORT.format(**result, rows="\n".join(rows), peak_ratio=ratio)
 
 
 REPORT = """\
@@ -292,28 +226,90 @@ steps of each trainer in turn, {step[threads]} thread(s), {machine[processor]}, 
 
 Memory is that of a process with this trainer alone, imports included. A TRL step takes \
 {step[trl_over_kit][step]:.2f} times as long as the kit's.
-
-Loss step, {loss_memory[tokens]} tokens, vocabulary {loss_memory[vocabulary]:,}: peak \
-{loss_memory[peak_mib][chunked]:.0f} MiB chunked, {loss_memory[peak_mib][plain]:.0f} MiB with a \
-plain log-softmax ({loss_memory[chunked_over_plain]:.0%}).
-
-Rewards with a model of their own, on the same batches: diversity {reward_seconds[diversity]:.3f} \
-s and judge {reward_seconds[judge]:.3f} s, or {share[diversity]:.0%} and {share[judge]:.0%} of a \
-step that has this one.
-
-Episodes of Flow-GRPO: {ms[batched]:.0f} ms each where {episodes[batch]} are played together, \
-{ms[single]:.0f} ms one at a time, {episodes[single_over_batched]:.1f} times as long.
 """
 
 
-def figure(result: dict) -> Figure:
-    """Bars: seconds of a step, each process's peak memory, and the loss step's memory."""
-    seconds = pd.DataFrame(result["step"]["median_seconds"]).T[["generation", "update"]]
-    drawing = Figure(figsize=(11, 2.8), layout="constrained")
-    panels = drawing.subplots(1, 3, width_ratios=(2, 1, 1))
-    seconds.plot.barh(stacked=True, ax=panels[0], title="seconds of a step (median)")
-    for panel, name, title in zip(
-        panels[1:], ("step", "loss_memory"), ("peak memory (MiB)", "loss step (MiB)"), strict=True
-    ):
-        pd.Series(result[name]["peak_mib"]).plot.barh(ax=panel, color="tab:gray", title=title)
+# --- how a step grows -----------------------------------------------------------------------------
+
+
+def points(quick: bool = False) -> list[tuple[str, str, GRPOConfig]]:
+    """(axis, size of the model, config) of every measurement."""
+    if quick:
+        return [("parameters", size, step_config(3, 4, 8, 16)) for size in [*SIZES][:3]]
+    sizes = [("parameters", size, step_config(3, 8, 64, 64)) for size in SIZES]
+    groups = [("num_generations", BASE, step_config(3, 2**i, 128, 64)) for i in range(2, 7)]
+    lengths = [("max_completion_length", BASE, step_config(3, 8, 16, 2**i)) for i in range(6, 11)]
+    return sizes + groups + lengths
+
+
+def make_model(folder: Path, size: str) -> Path:
+    """A model of that size with random weights and the tiny base's tokenizer, saved."""
+    tokenizer = AutoTokenizer.from_pretrained(data_dir() / "tiny-base")
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), tie_word_embeddings=True, max_position_embeddings=2048,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None, **dict(zip(FIELDS, SIZES[size], strict=False)),
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def measure_limits() -> dict[str, float]:
+    """This machine's bytes read and floating-point operations per second, in training's type."""
+    cuda = DEVICE == "cuda"
+    n, dtype = (8192, half_of(DEVICE)) if cuda else (1536, torch.float32)
+    source = torch.ones(2**28 if cuda else 2**26, device=DEVICE)  # more than a cache holds
+    a, b = torch.randn(2, n, n, device=DEVICE, dtype=dtype)
+
+    def seconds(function) -> float:
+        started = now()
+        function()
+        return now() - started
+
+    return {
+        "bytes_per_second": source.numel() * 4 / min(seconds(source.sum) for _ in range(6)),
+        "flops_per_second": 2 * n**3 / min(seconds(lambda: a @ b) for _ in range(6)),
+    }
+
+
+def limit_of(policy_dir: Path, config: GRPOConfig, limits: dict, step: dict) -> dict[str, float]:
+    """The least seconds that generation and update of a step can take here, by `plan`."""
+    bandwidth, tflops = limits["bytes_per_second"] / 1e9, limits["flops_per_second"] / 1e12
+    least = plan(
+        Profile("bench", "this machine", config, policy=str(policy_dir), device=DEVICE),
+        gpu=GPU("this machine", 1.0, bandwidth, tflops),
+        prompt_length=round(step["prompt_length"]),
+        mean_share=step["mean_length"] / config.max_completion_length,
+        reached=1.0,
+    )
+    return {**least.seconds, "step": sum(least.seconds.values())}
+
+
+def scaling_report(result: dict) -> str:
+    """A line of text a measurement: TRL's and the kit's step, and what the kit reaches."""
+    rows = pd.json_normalize(result["rows"])
+    trl, kit = (rows[f"median_seconds.{trainer}.step"] for trainer in TRAINERS)
+    table = rows[["size", "num_generations", "completions", "mean_length"]].assign(**{
+        "TRL (s)": trl, "kit (s)": kit, "TRL / kit": trl / kit,
+        "tokens a second": rows["completions"] * rows["mean_length"] / kit,
+        "share of the limit": rows["limit.step"] / kit,
+        "TRL (MiB)": rows["peak_mib.trl"], "kit (MiB)": rows["peak_mib.kit"],
+    })  # fmt: skip
+    return f"{result['machine']['processor']}\n{table.round(2).to_string(index=False)}"
+
+
+def figure(rows: list[dict]) -> Figure:
+    """Seconds of a step over each axis, both trainers and the limit, on logarithmic scales."""
+    columns = {**{f"median_seconds.{kind}.step": kind for kind in TRAINERS}, "limit.step": "limit"}
+    groups = pd.json_normalize(rows).groupby("axis", sort=False)
+    drawing = Figure(figsize=(4 * len(groups), 3.2), layout="constrained")
+    panels = drawing.subplots(1, len(groups), squeeze=False, sharey=True)[0]
+    for panel, (axis, group) in zip(panels, groups, strict=True):
+        curves = group.set_index(axis)[[*columns]].rename(columns=columns)
+        curves.plot(ax=panel, loglog=True, style=["C1o-", "C0o-", "k:"], xlabel=AXES[axis])
+        panel.set_xticks(curves.index, group["size"] if axis == "parameters" else curves.index)
+        panel.set_xticks([], minor=True)
+    panels[0].set(ylabel="seconds a step")
     return drawing

@@ -1,7 +1,7 @@
-"""Accuracy of a policy on a published test set, as papers report it. `grpo-kit evaluate`.
+"""Greedy accuracy of a policy on a published test set, as papers report it. `grpo-kit evaluate`.
 
-Greedy, graded twice, since papers count both ways: *strict* wants the answer between `<answer>`
-tags, *lenient* takes what looks like the final answer. Each has n and Wilson's 95 % interval.
+Graded twice, since papers count both ways: *strict* wants the answer between `<answer>` tags,
+*lenient* takes what looks like the final answer. Each has n and Wilson's 95 % interval.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grpo_kit.tasks.competition_math import math500
 
 
 def grade_number(text: str, gold: str) -> tuple[bool, bool]:
-    """(strict, lenient) for an answer that is a number: GSM8K's, word problems'."""
+    """(strict, lenient) for an answer that is a number."""
     return is_correct(extract_answer(text), gold), is_correct(extract_answer(text, True), gold)
 
 
@@ -53,11 +53,9 @@ def evaluate_test_set(
     """Greedy accuracy on `rows` (with `prompt` and `answer`), sampled by a backend of `backends`.
 
     Returns the shares `strict` and `lenient`, the ends of their intervals (`strict/low`, …),
-    `truncated` (share cut off by `max_new_tokens`), `mean_length` (tokens) and `n`. Raises
-    ValueError for no rows.
+    `truncated` (share cut off), `mean_length` (tokens) and `n`. ValueError for no rows.
     """
-    rows = list(rows)
-    if not rows:
+    if not (rows := list(rows)):
         raise ValueError("there are no rows to evaluate on; give at least one.")
     backend = backends.choose(policy, backend, trained=False)
     prompts = policy.encode([row["prompt"] for row in rows])
@@ -72,7 +70,7 @@ def evaluate_test_set(
         lengths += map(len, ids)
         cut += sum(completion[-1] not in policy.eos_token_ids for completion in ids)
     n, result = len(rows), {}
-    for name, right in zip(("strict", "lenient"), map(sum, zip(*grades, strict=True)), strict=True):
-        interval = binomtest(right, n).proportion_ci(method="wilson")
-        result |= {name: right / n, f"{name}/low": interval.low, f"{name}/high": interval.high}
+    for name, graded in zip(("strict", "lenient"), zip(*grades, strict=True), strict=True):
+        low, high = binomtest(sum(graded), n).proportion_ci(method="wilson")
+        result |= {name: sum(graded) / n, f"{name}/low": low, f"{name}/high": high}
     return result | {"truncated": cut / n, "mean_length": sum(lengths) / n, "n": n}

@@ -1,7 +1,7 @@
 """The experiments by name: what each asks, its arms, and what is measured of a trained policy.
 
-A stored run belongs to an arm by config and `options` (`Experiment.identity`): changing one of
-them, or renaming a function that is named in the options, makes its runs outdated.
+A stored run belongs to an arm by config and `options` (`Experiment.identity`): to change one, or to
+rename a function that the options name, makes its runs outdated.
 """
 
 from __future__ import annotations
@@ -75,30 +75,21 @@ def answers_to_read(t: Trained) -> list[dict]:
     ]
 
 
-def _gained(t: Trained, **metrics: str) -> dict[str, float]:
-    first, last = t.run.history[0], t.run.history[-1]
-    return {f"gained/{name}": last[metric] - first[metric] for name, metric in metrics.items()}
-
-
 def _rewards(
     kind: str, options: Mapping, profile: Profile, config: GRPOConfig, policy: Policy
 ) -> list[Callable]:
     """Rewards for accuracy and format, and those that the arms of this kind add."""
-    extra: list[Callable] = []
-    match kind:
-        case "maths":
-            return [maths_reward, format_reward]
-        case "plain and diversity":
-            embedder = load_embedder(profile.embedder)
-            extra = [DiversityReward(config.num_generations, embedder, **options)]
-        case "plain and judge":
-            extra = [QualityJudgeReward(profile.load_judge(policy), **options)]
-        case "plain, judge, P(Yes)":
-            second = MetaEvaluationReward(frozen_copy(policy), STEPS_QUESTION, transform="p")
-            extra = [QualityJudgeReward(profile.load_judge(policy)), second]
-        case "plain and P(Yes)":
-            extra = [_meta_evaluation(profile, policy, **options)]
-    return [accuracy_reward, format_reward, *extra]
+    rewards = [maths_reward if kind == "maths" else accuracy_reward, format_reward]
+    if kind == "plain and diversity":
+        embedder = load_embedder(profile.embedder)
+        rewards.append(DiversityReward(config.num_generations, embedder, **options))
+    if kind == "plain and P(Yes)":
+        rewards.append(_meta_evaluation(profile, policy, **options))
+    if "judge" in kind:
+        rewards.append(QualityJudgeReward(profile.load_judge(policy), **options))
+    if kind == "plain, judge, P(Yes)":
+        rewards.append(MetaEvaluationReward(frozen_copy(policy), STEPS_QUESTION, transform="p"))
+    return rewards
 
 
 def _arm(kind: str, changes: Mapping[str, object] | None = None, **options: object) -> Arm:
@@ -106,7 +97,7 @@ def _arm(kind: str, changes: Mapping[str, object] | None = None, **options: obje
 
 
 def _judged(*weights: float, only_correct: bool = False, **changes) -> Arm:
-    """Accuracy, format and judge, in this order; a reward of weight 0 is only logged."""
+    """The weights are of accuracy, format and judge; a reward of weight 0 is only logged."""
     changes = {"reward_weights": weights, **changes}
     return _arm("plain and judge", changes, only_correct=only_correct)
 
@@ -120,24 +111,21 @@ def _trained_by_trl(*arguments, **options) -> Run:
     return trl_bridge.train(*arguments, **options)
 
 
-def diversity_of(
-    policy: Policy, task: Task, embedder, config: GRPOConfig, prompts: int = 32, samples: int = 8
-) -> dict[str, float]:
-    """How different the sampled answers to a held-out prompt are, the mean over `prompts` prompts.
+def diversity_of(policy: Policy, task: Task, embedder, config: GRPOConfig) -> dict[str, float]:
+    """How different eight sampled answers to a held-out prompt are, the mean over 32 prompts.
 
-    Returns `distinct` (share of different texts), `styles` (effective number of the tiny world's
-    styles: the exponential of the entropy of their shares) and `distance` (mean of 1 - cosine over
-    the pairs of a group's embeddings).
+    `distinct`: share of different texts; `styles`: effective number of the tiny world's styles, the
+    exponential of their entropy; `distance`: mean of 1 - cosine over the pairs of a group.
     """
-    _, texts = _answers(policy, task, config, prompts, samples)
-    groups = [texts[i : i + samples] for i in range(0, len(texts), samples)]
+    _, texts = _answers(policy, task, config)
+    groups = [texts[i : i + 8] for i in range(0, len(texts), 8)]
     unique = list(dict.fromkeys(texts))
     vectors = torch.as_tensor(embedder.encode(unique)).float()
     vector_of = dict(zip(unique, torch.nn.functional.normalize(vectors, dim=1), strict=True))
     pairs = [pair for group in groups for pair in combinations(group, 2)]
     shares = [n / len(texts) for n in Counter(map(solution_style, texts)).values()]
     return {
-        "distinct": fmean(len(set(group)) / samples for group in groups),
+        "distinct": fmean(len(set(group)) / len(group) for group in groups),
         "styles": math.exp(-sum(share * math.log(share) for share in shares)),
         "distance": fmean(1 - float(vector_of[a] @ vector_of[b]) for a, b in pairs),
     }
@@ -184,8 +172,8 @@ def without_labels(run: Run) -> dict[str, float]:
     accuracies = run.series("eval/pass@1")[1]
     labelled = [row for row in run.history if "few/pass@1" in row]
     early = max(labelled, key=lambda row: row["few/pass@1"])["eval/pass@1"]
-    gained = {"stopped early": early, "gained/stopped early": early - accuracies[0]}
-    return {"fell": max(accuracies) - accuracies[-1], **gained}
+    fell, gained = max(accuracies) - accuracies[-1], early - accuracies[0]
+    return {"fell": fell, "stopped early": early, "gained/stopped early": gained}
 
 
 def read_truth(text: str, answer: str) -> float:
@@ -204,7 +192,7 @@ def _meta_evaluation(
 ) -> MetaEvaluationReward:
     """Shown a truth, the evaluator reads it; the tiny world's needs `read_truth` to compare it."""
     tiny, chosen = profile.judge == "tiny", [frozen_copy(policy)]
-    if evaluators == "_ensemble" and tiny:  # three models of the tiny world
+    if evaluators == "_ensemble" and tiny:
         chosen += [warm_up_more(profile.load_policy(), seed) for seed in (1, 2)]
     elif evaluators == "_ensemble":
         chosen.append(policy)
@@ -212,19 +200,16 @@ def _meta_evaluation(
     return MetaEvaluationReward(chosen, question, truth_reader=reader, **options)
 
 
-# The names of the next three functions are hashed.
+# `post_process` without a stage each; the names of these functions are hashed.
 def unfiltered(items: Sequence, seed: int, n: int) -> list:
-    """`post_process` without `filter_queries`: also wrong answers to queries never answered."""
     return verification.balance(*verification.diversify(items, seed), n, seed)
 
 
 def undiversified(items: Sequence, seed: int, n: int) -> list:
-    """`post_process` without `diversify`: all answers to a mixed query may come in."""
     return verification.balance(verification.filter_queries(items, seed), [], n, seed)
 
 
 def unbalanced(items: Sequence, seed: int, n: int) -> list:
-    """`post_process` without `balance`: right and wrong as often as they come."""
     chosen, filler = verification.diversify(verification.filter_queries(items, seed), seed)
     pool = chosen + filler
     return random.Random(seed).sample(pool, min(n, len(pool)))
@@ -259,8 +244,13 @@ def _played(source: Callable = FlowGRPO, **options) -> Arm:
     def of_profile(profile: Profile) -> Callable:
         return lambda prompts: source(prompts, profile.load_agents(prompts.policy), **options)
 
-    options_to_hash = {"collector": source.__name__, **options}  # its name in stored hashes
-    return Arm(lambda *given: [accuracy_reward], options=options_to_hash, batch_source=of_profile)
+    hashed = {"collector": source.__name__, **options}
+    return Arm(lambda *given: [accuracy_reward], options=hashed, batch_source=of_profile)
+
+
+def _gained(t: Trained, **metrics: str) -> dict[str, float]:
+    first, last = t.run.history[0], t.run.history[-1]
+    return {f"gained/{name}": last[metric] - first[metric] for name, metric in metrics.items()}
 
 
 def watch_episodes(profile: Profile, base: Policy, task: Task, config: GRPOConfig) -> Callable:
@@ -297,10 +287,8 @@ def _real(model: str, lora_rank: int = 0, task: str = "gsm8k", **changes: object
 
 def examined(t: Trained, *, max_new_tokens: int = 2048) -> dict[str, float]:
     """`evaluate_test_set` at the end, as `exam/…`, and what was gained since the base."""
-    before, after = (
-        evaluate_test_set(policy, t.task.test, GRADES[t.task.name], max_new_tokens=max_new_tokens)
-        for policy in (t.base, t.policy)
-    )
+    exam = partial(evaluate_test_set, rows=t.task.test, grade=GRADES[t.task.name])
+    before, after = (exam(p, max_new_tokens=max_new_tokens) for p in (t.base, t.policy))
     gained = {f"gained/{name}": after[name] - before[name] for name in ("strict", "lenient")}
     return {f"exam/{name}": value for name, value in after.items()} | gained
 
@@ -444,22 +432,19 @@ EXPERIMENTS = {
 def load_current(
     results: str | Path | None = None, profile: str = "*", experiment: str = "*"
 ) -> tuple[list[Record], list[str]]:
-    """`records.load` of the experiments' runs that this version would make like this.
-
-    A sentence for each arm whose runs are left out says what would be different.
-    """
+    """`records.load` of the runs that this version makes like this, and why others are left out."""
     records, problems = load(results, profile, experiment)
-    current, left_out = [], {}
+    current = []
     for record in (record for record in records if record.experiment != NOTEBOOKS):
+        name, profile = record.experiment, record.profile
         why = "there is no such experiment or profile any more."
-        if record.experiment in EXPERIMENTS and record.profile in PROFILES:
-            why = outdated(record, EXPERIMENTS[record.experiment], PROFILES[record.profile])
+        if name in EXPERIMENTS and profile in PROFILES:
+            why = outdated(record, EXPERIMENTS[name], PROFILES[profile])
         if why:
-            left_out[record.profile, record.experiment, record.arm, why] = None
+            problems.append(
+                f"runs of {name!r}, {record.arm!r}, profile {profile!r}, are left out: {why} "
+                f"`grpo-kit run {name} --profile {profile}` makes them again."
+            )
         else:
             current.append(record)
-    return current, problems + [
-        f"runs of {name!r}, {arm!r}, profile {profile!r}, are left out: {why} "
-        f"`grpo-kit run {name} --profile {profile}` makes them again."
-        for profile, name, arm, why in left_out
-    ]
+    return current, list(dict.fromkeys(problems))  # a sentence an arm, not a run

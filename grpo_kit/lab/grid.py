@@ -74,37 +74,33 @@ class Experiment:
     task: Callable[[], Task] | None = None  # in place of the profile's
     show: Callable[[Trained], list[dict]] = lambda trained: []  # a few held-out answers to read
 
-    def config(self, profile: Profile, arm: str) -> GRPOConfig:
-        """The config of an arm's runs. Raises ValueError where the budget of tokens is missing."""
-        config = dataclasses.replace(profile.config, **self.sizes.get(profile.name, {}))
-        if self.x == "num_generated_tokens" and config.max_generated_tokens is None:
-            raise ValueError(
-                "arms are compared at one number of generated tokens, and there is no such number "
-                f"for profile {profile.name!r} (max_generated_tokens): choose another profile."
-            )
-        every = max(1, config.max_steps // self.evaluations)
-        config = dataclasses.replace(config, **{"eval_steps": every, **self.changes})
-        return dataclasses.replace(config, **self.arms[arm].changes)
+    def setting(self, profile: Profile, arm: str) -> tuple[Profile, GRPOConfig]:
+        """The profile with the arm's policy and task, and the config of the arm's runs.
 
-    def profile(self, profile: Profile, arm: str) -> Profile:
-        """`profile` with the arm's policy and task. Raises ValueError for a real model on a CPU."""
+        Raises ValueError where the profile lacks the GPU or the budget of tokens that they want.
+        """
         changes = self.arms[arm].profile
         if "policy" in changes and profile.device == "cpu":
-            message = f"arm {arm!r} trains {changes['policy']}, which wants a GPU"
-            raise ValueError(f"{message}: choose --profile colab (16 GB) or paper (80 GB).")
-        return dataclasses.replace(profile, **changes)
+            raise ValueError(f"arm {arm!r} wants a GPU: choose --profile colab or paper.")
+        config = dataclasses.replace(profile.config, **self.sizes.get(profile.name, {}))
+        if self.x == "num_generated_tokens" and config.max_generated_tokens is None:
+            lacks = f"profile {profile.name!r} sets no max_generated_tokens"
+            raise ValueError(f"{lacks}, and arms are compared at that: choose another profile.")
+        every = max(1, config.max_steps // self.evaluations)
+        config = dataclasses.replace(config, **{"eval_steps": every, **self.changes})
+        config = dataclasses.replace(config, **self.arms[arm].changes)
+        return dataclasses.replace(profile, **changes), config
 
     def identity(self, profile: Profile, arm: str) -> dict:
         """All that decides what an arm's runs do and is not code: a `Record`'s config."""
-        profile = self.profile(profile, arm)
-        chosen, config = (dataclasses.asdict(x) for x in (profile, self.config(profile, arm)))
+        chosen, config = map(dataclasses.asdict, self.setting(profile, arm))
         for name in ("name", "machine", "config", "threads", "data"):
             del chosen[name]
         del config["save_steps"]  # when a checkpoint is saved decides nothing
-        task = self.task.__name__ if self.task else profile.task
-        shipped = {"base": shipped_files(profile.policy), "data": shipped_files(task)}
-        identity = {**chosen, "task": task, **shipped, "options": self.arms[arm].options, **config}
-        return rounded(identity)
+        task = self.task.__name__ if self.task else chosen["task"]
+        shipped = {"base": shipped_files(chosen["policy"]), "data": shipped_files(task)}
+        options = self.arms[arm].options
+        return rounded({**chosen, "task": task, **shipped, "options": options, **config})
 
 
 @functools.cache
@@ -154,8 +150,8 @@ class Job:
     def folder(self) -> Path:
         """The folder of the run under way; another config has another."""
         config_hash = fingerprint(self.experiment.identity(self.profile, self.arm))
-        place = self.work / self.profile.name / self.name / slug(self.arm)
-        return place / f"seed-{self.seed}-{config_hash[:6]}"
+        file = path_of(self.work, self.profile.name, self.name, self.arm, self.seed)
+        return file.with_name(f"{file.stem}-{config_hash[:6]}")
 
     def is_finished(self) -> bool:
         """Whether the file holds this run; prints why not, where there is a file."""
@@ -170,10 +166,7 @@ class Job:
         return not why
 
     def run(self) -> None:
-        """Make the run, or go on with a killed one; write its record and delete its checkpoints.
-
-        Raises RuntimeError where another process makes this run.
-        """
+        """Make the run, or go on with a killed one; RuntimeError where another process makes it."""
         make_output_dir(self.folder)
         try:
             lock = FileLock(self.folder / "lock").acquire(timeout=0)
@@ -200,8 +193,7 @@ class Job:
 
     def _train(self) -> Trained:
         experiment, arm = self.experiment, self.experiment.arms[self.arm]
-        config = experiment.config(self.profile, self.arm)
-        profile = experiment.profile(self.profile, self.arm)
+        profile, config = experiment.setting(self.profile, self.arm)
         task = (experiment.task or profile.load_task)()
         base, policy = profile.load_policy(), profile.load_policy()
         rewards = arm.rewards(profile, config, policy)
@@ -223,14 +215,13 @@ def _commits(file: Path, now: str) -> str:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """ "0-4" or "0,2,5-7" as numbers. Raises ValueError for anything else, also for overlaps."""
+    """ "0-4" or "0,2,5-7" as numbers. Raises ValueError for anything else."""
     seeds: list[int] = []
     for part in text.split(","):
         bounds = re.fullmatch(r"\s*([0-9]{1,6})(?:-([0-9]{1,6}))?\s*", part)
         if not bounds:
             raise ValueError(f"--seeds is {text!r}; give numbers and ranges: 0-4, or 0,2,5-7.")
         seeds += range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1)
-    _check_given("seeds", seeds)
     return seeds
 
 
@@ -250,10 +241,11 @@ def command_of(name: str, profile: str, seeds: Iterable[int] = range(5), arms=()
 
 
 def _check_given(what: str, given: Sequence) -> None:
-    if not len(given):
+    if not given:
         raise ValueError(f"there are no {what}; give at least one.")
-    if twice := [repr(one) for one, count in Counter(given).items() if count > 1]:
-        raise ValueError(f"{what} overlap: {', '.join(twice)} is given twice; give each once.")
+    for one, count in Counter(given).items():
+        if count > 1:
+            raise ValueError(f"{what} overlap: {one!r} is given twice; give each once.")
 
 
 def run_grid(
@@ -264,20 +256,20 @@ def run_grid(
     """Make the runs that are missing among `arms` times `seeds`; return the records of all.
 
     `work` keeps checkpoints and logs. With several processes each run is one: `command` with
-    `--arm`, `--seeds` and `--processes 1`. A run that fails does not stop the others. Raises
-    ValueError for wrong seeds or arms; RuntimeError, naming them, where runs have failed.
+    `--arm`, `--seeds` and `--processes 1`. A run that fails does not stop the others.
+    ValueError for wrong seeds or arms; RuntimeError names the runs that failed.
     """
-    arms = list(experiment.arms) if arms is None else list(arms)
-    if unknown := [arm for arm in arms if arm not in experiment.arms]:
-        known = ", ".join(experiment.arms)
-        raise ValueError(f"experiment {name!r} has no arm {unknown[0]!r}: choose among {known}.")
+    arms = list(experiment.arms if arms is None else arms)
     _check_given("seeds", seeds)
     _check_given("arms", arms)
     _check_given("folders of arms", [slug(arm) for arm in experiment.arms])
+    for arm in arms:
+        if arm not in experiment.arms:
+            known = ", ".join(experiment.arms)
+            raise ValueError(f"experiment {name!r} has no arm {arm!r}: choose among {known}.")
+        experiment.identity(profile, arm)  # raises before any run where a setting is missing
     where = make_output_dir(results or results_dir()), Path(work)
     jobs = [Job(name, experiment, profile, arm, seed, *where) for seed in seeds for arm in arms]
-    for arm in arms:
-        experiment.identity(profile, arm)  # raises before any run where a setting is missing
     missing = [job for job in jobs if not job.is_finished()]
     if len(missing) < len(jobs):
         print(f"{name}: {len(jobs) - len(missing)} of {len(jobs)} runs are finished", flush=True)

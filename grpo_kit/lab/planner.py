@@ -1,9 +1,9 @@
 """What a run takes before it is started: memory by part, time and money. `grpo-kit plan`.
 
-Weights are counted; activations follow a formula that the tests compare with what autograd keeps.
-Time is the least that the hardware allows, divided by the share of it that is reached: a decode
-step reads all N weights and the cache of all rows, or computes 2 N a row; an update computes 6 N a
-token (4 N with LoRA), each pass without gradient 2 N. `bench --scaling` measures that share.
+Tests compare the sizes with real models. Time is the least that the hardware allows, divided by
+the share of it that is reached (see `bench --scaling`): a decode step reads all N weights and the
+cache of all rows, or computes 2 N a row; an update computes 6 N a token (4 N with LoRA), each pass
+without gradient 2 N.
 """
 
 from __future__ import annotations
@@ -54,22 +54,19 @@ GPUS = {sheet[0]: GPU(*sheet) for sheet in (
 
 
 class Shape:
-    """A decoder's sizes, from a transformers config of the Qwen2, Qwen3 or Llama family.
-
-    Raises ValueError for others.
-    """
+    """Sizes of a decoder like Qwen2, Qwen3 or Llama, from its config. ValueError for others."""
 
     def __init__(self, config: Any) -> None:
         if not all(hasattr(config, name) for name in FIELDS) or hasattr(config, "num_experts"):
             raise ValueError(
-                f"models of type {config.model_type!r} cannot be planned, only those built like "
-                "Qwen2, Qwen3 or Llama; GRPO_KIT_SKIP_PLAN=1 begins a run without a plan."
+                f"a model of type {config.model_type!r} cannot be planned, only Qwen2, Qwen3 and "
+                "Llama can; GRPO_KIT_SKIP_PLAN=1 begins a run without a plan."
             )
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         linear = [m for m in model.base_model.modules() if isinstance(m, torch.nn.Linear)]
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.config = config
+        self.config, self.layers = config, config.num_hidden_layers
         self.parameters = sum(p.numel() for p in model.parameters())
         self.lora_parameters_per_rank = sum(m.in_features + m.out_features for m in linear)
         self.query_size = config.num_attention_heads * head
@@ -77,7 +74,7 @@ class Shape:
 
     def cache_bytes(self, width: int = 2) -> int:
         """Of the keys and values of one token, in numbers of `width` bytes."""
-        return 2 * self.config.num_hidden_layers * self.key_value_size * width
+        return 2 * self.layers * self.key_value_size * width
 
     def activation_bytes(self, tokens: int, rows: int, length: int, width: int = 2) -> int:
         """Kept by autograd of `tokens` in `rows` of at most `length`; `width`: bytes of a number.
@@ -85,10 +82,10 @@ class Shape:
         Per token and block: queries, keys, values (repeated for every query head), what attention
         returns; gate, up, two products of them; in 4 bytes two normalisations. Per row: the mask.
         """
-        h, heads = self.config.hidden_size, self.config.num_attention_heads
-        narrow = 4 * self.query_size + 4 * self.config.intermediate_size + (h if width < 4 else 0)
-        per_token = narrow * width + 24 * h + 4 * heads
-        return self.config.num_hidden_layers * (tokens * per_token + rows * length**2 * width)
+        hidden, heads = self.config.hidden_size, self.config.num_attention_heads
+        narrow = 4 * (self.query_size + self.config.intermediate_size) + hidden * (width < 4)
+        per_token = narrow * width + 24 * hidden + 4 * heads
+        return self.layers * (tokens * per_token + rows * length**2 * width)
 
 
 @cache
@@ -97,8 +94,8 @@ def shape_of(policy: str, revision: str | None = None) -> Shape:
     if policy in MODELS:
         kind, *sizes = MODELS[policy]
         return Shape(AutoConfig.for_model(kind, **dict(zip(FIELDS, sizes, strict=True))))
-    folder = data_dir() / policy
-    source = folder if folder.is_dir() else policy
+    shipped = data_dir() / policy
+    source = shipped if shipped.is_dir() else policy
     return Shape(AutoConfig.from_pretrained(source, revision=revision))
 
 
@@ -145,21 +142,19 @@ def plan(
         sharded: weights, gradients and optimiser are spread over the GPUs (ZeRO-3, FSDP).
         prompt_length: tokens, with the chat template.
         mean_share: mean length of a completion, as a share of `max_completion_length`.
-        reached: the share of the hardware's limits that is reached.
+        reached: share of the hardware's limits.
 
     Raises ValueError for an unknown name, a number out of range, and several GPUs for the kit.
     """
     for what, name, known in (("GPU", gpu, GPUS), ("engine", engine, ENGINES)):
         if isinstance(name, str) and name not in known:
             raise ValueError(f"unknown {what} {name!r}: choose among {', '.join(known)}.")
-    if gpus < 1:
-        raise ValueError(f"gpus is {gpus}, it must be at least 1.")
+    shares = {"mean_share": mean_share, "reached": reached, "vllm_share": vllm_share}
+    for name, value in {"gpus": gpus, **shares}.items():
+        if value <= 0 or (name in shares and value > 1):
+            raise ValueError(f"{name} is {value}: give more than 0, and of a share at most 1.")
     if engine == "kit" and (gpus > 1 or sharded):
         raise ValueError("the kit's own trainer runs on one GPU, unsharded: choose engine 'trl'.")
-    shares = (("mean_share", mean_share), ("reached", reached), ("vllm_share", vllm_share))
-    for name, share in shares:
-        if not 0 < share <= 1:
-            raise ValueError(f"{name} is {share}; give a share, more than 0 and at most 1.")
     machine = GPUS[gpu] if isinstance(gpu, str) else gpu
     memory = _memory(profile, gpus, engine, sharded, prompt_length)
     if engine == "trl+vllm":
@@ -188,9 +183,8 @@ def plan(
         "generation": sampling(rows / chunks, chunks),
         "update": update / machine.tflops / 1e12 / reached,
     }
-    evaluations = int(config.eval_on_start) + 1
-    if config.eval_steps:
-        evaluations += (config.max_steps - 1) // config.eval_steps
+    between = (config.max_steps - 1) // (config.eval_steps or config.max_steps)
+    evaluations = config.eval_on_start + between + 1
     answers = config.eval_prompts * (1 + config.num_generations_eval)
     at_once = config.evaluation_batch_size  # of one process, the others wait
     evaluating = evaluations * sampling(at_once, math.ceil(answers / at_once))
@@ -237,16 +231,16 @@ def _memory(profile: Profile, gpus: int, engine: str, sharded: bool, prompt: int
     return {part: size / GIB for part, size in parts.items() if size}
 
 
-def check_room(profile: Profile, gib: float | None = None, **options: Any) -> None:
-    """Raise ValueError, with what to lower, where a run (see `plan`) needs more than `gib`.
+def check_room(profile: Profile, **options: Any) -> None:
+    """Raise ValueError, with what to lower, where a run (see `plan`) needs more than this GPU has.
 
-    None takes what is free on this GPU. The environment's GRPO_KIT_SKIP_PLAN=1 skips the check.
+    The environment's GRPO_KIT_SKIP_PLAN=1 skips the check.
     """
-    here = gib is not None or torch.cuda.is_available()  # without a GPU `load_policy` raises
+    here = torch.cuda.is_available()  # without a GPU `load_policy` raises
     if os.environ.get("GRPO_KIT_SKIP_PLAN") == "1" or not here:
         return
-    gib = torch.cuda.mem_get_info()[0] / GIB if gib is None else gib
-    needed = plan(profile, gpu=GPU("the GPU here, as it is now,", gib, 1.0, 1.0), **options)
+    free = torch.cuda.mem_get_info()[0] / GIB
+    needed = plan(profile, gpu=GPU("the GPU here, as it is now,", free, 1.0, 1.0), **options)
     if needed.room < 0:
         raise ValueError(f"{advice(profile, needed)} (GRPO_KIT_SKIP_PLAN=1 begins all the same.)")
 
@@ -277,15 +271,14 @@ def advice(profile: Profile, needed: Plan) -> str:
 
 def table(needed: Plan, price: float | None = None) -> Table:
     """The plan as a table for a terminal; `price` of an hour of one GPU."""
-    rows = Table("", Column(justify="right"), title=f"{needed.gpus} x {needed.gpu.name}")
-    for part, gib in needed.memory.items():
-        rows.add_row(part, f"{gib:.2f} GiB")
-    rows.add_row("a GPU in all", f"{needed.total:.1f} of {needed.gpu.memory:.0f} GiB")
-    rows.add_section()
-    for part, seconds in needed.seconds.items():
-        rows.add_row(f"{part}, a step", f"{seconds:.1f} s")
-    rows.add_row("tokens a second, sampling", f"{needed.tokens_per_second:,.0f}")
-    rows.add_row("the run, evaluations too", f"{needed.hours:.2f} h")
+    lines = {part: f"{gib:.2f} GiB" for part, gib in needed.memory.items()}
+    lines["a GPU in all"] = f"{needed.total:.1f} of {needed.gpu.memory:.0f} GiB"
+    lines |= {f"{part}, a step": f"{seconds:.1f} s" for part, seconds in needed.seconds.items()}
+    lines["tokens a second, sampling"] = f"{needed.tokens_per_second:,.0f}"
+    lines["the run, evaluations too"] = f"{needed.hours:.2f} h"
     if price is not None:
-        rows.add_row("cost", f"{needed.hours * needed.gpus * price:,.2f}")
+        lines["cost"] = f"{needed.hours * needed.gpus * price:,.2f}"
+    rows = Table("", Column(justify="right"), title=f"{needed.gpus} x {needed.gpu.name}")
+    for name, amount in lines.items():
+        rows.add_row(name, amount, end_section=name == "a GPU in all")
     return rows

@@ -51,7 +51,7 @@ def test_the_shipped_claims_cover_all_five_methods_and_can_all_be_run():
         assert len(of_seed) >= 4 and "paper" in {one.profile for one in of_seed}, seed
     for one in claims:
         assert len(one.statement) > 20 and one.source and one.evidence, one.id
-        EXPERIMENTS[one.experiment].config(PROFILES[one.profile], one.arm)  # raises if it cannot
+        EXPERIMENTS[one.experiment].setting(PROFILES[one.profile], one.arm)  # raises if it cannot
 
 
 def test_a_claimed_number_is_the_gain_that_its_source_prints():

@@ -50,7 +50,6 @@ def test_numbers_are_graded_by_the_tag_and_by_the_last_number(text, gold, graded
         ("<answer>50%</answer>", "50", (True, True)),
         ("<think>maybe $8$</think><answer>7</answer>", "8", (False, False)),
         ("<answer></answer>", "8", (False, False)),
-        ("nothing", "8", (False, False)),
         ("<answer>" + "9" * 20_000 + "</answer>", "8", (False, False)),
     ],
 )
@@ -67,18 +66,16 @@ def test_without_math_verify_it_says_what_to_install(monkeypatch):
 
 def test_a_test_set_is_counted_and_has_wilsons_interval(policy):
     rows = [{"prompt": [{"role": "user", "content": f"{i}?"}], "answer": str(i)} for i in range(7)]
-    graded = []
 
     def grade(text, gold):
-        graded.append(gold)
         return int(gold) < 2, int(gold) < 5
 
     accuracy = evaluate_test_set(policy, rows, grade, max_new_tokens=4, batch_size=3)
-    assert graded == [str(i) for i in range(7)] and accuracy["n"] == 7
     assert (accuracy["strict"], accuracy["lenient"]) == pytest.approx((2 / 7, 5 / 7))
     interval = binomtest(2, 7).proportion_ci(method="wilson")
     assert (accuracy["strict/low"], accuracy["strict/high"]) == (interval.low, interval.high)
     assert 0 < accuracy["mean_length"] <= 4 and 0 <= accuracy["truncated"] <= 1
+    assert accuracy["n"] == 7
     with pytest.raises(ValueError, match="no rows"):
         evaluate_test_set(policy, [], grade, max_new_tokens=4)
 
@@ -94,22 +91,18 @@ def test_math500_of_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lines", "error", "sentence"),
+    ("lines", "sentence"),
     [
-        (None, FileNotFoundError, "lacks test.jsonl: a folder of MATH holds test.jsonl, as publ"),
-        ("{", ValueError, "line 1 of .* is not JSON"),
-        (
-            '{"problem": "p"}',
-            ValueError,
-            "row 1 of test is .*expected the texts `problem` and `answer`",
-        ),
-        ("", ValueError, "the test split of this MATH is empty"),
+        (None, "lacks test.jsonl: a folder of MATH holds test.jsonl, as publ"),
+        ("{", "line 1 of .* is not JSON"),
+        ('{"problem": "p"}', "row 1 of test is .*expected the texts `problem` and `answer`"),
+        ("", "the test split of this MATH is empty"),
     ],
 )
-def test_a_folder_that_is_not_math500s_is_told(tmp_path, lines, error, sentence):
+def test_a_folder_that_is_not_math500s_is_told(tmp_path, lines, sentence):
     if lines is not None:
         (tmp_path / "test.jsonl").write_text(lines)
-    with pytest.raises(error, match=sentence):
+    with pytest.raises(FileNotFoundError if lines is None else ValueError, match=sentence):
         math500(tmp_path)
 
 
@@ -129,9 +122,8 @@ def test_math500_of_the_hub_is_pinned_and_what_is_learnt_from_is_held_to_be_anot
     monkeypatch.setattr(datasets, "load_dataset", load)
     test = ((published.HUB_NAME, None), published.HUB_REVISION)
     assert len(math500()) == 1 and asked == [test] and len(test[1]) == 40
-    task = competition_math()
+    assert competition_math().train[0]["prompt"][-1]["content"] == "Another?"
     assert asked[1:] == [test, ((published.TRAIN_HUB_NAME, None), None)]
-    assert task.train[0]["prompt"][-1]["content"] == "Another?" and task.name == "competition_math"
     rows["train"].append(ROW)
     with pytest.raises(ValueError, match="1 of the 1 test problems are among those to learn from"):
         competition_math()
@@ -165,8 +157,8 @@ def test_every_test_set_has_rows_and_a_grade(tmp_path):
             (tmp_path / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
         (loaded,) = load_test_set(name, tmp_path)
         assert loaded["answer"] and callable(GRADES[name])
-    (tmp_path / "train.jsonl").write_text(json.dumps(ROW | {"problem": "Another?"}) + "\n")
-    (tmp_path / "test.jsonl").write_text(json.dumps(ROW) + "\n")
+    for split, row in (("train", ROW | {"problem": "Another?"}), ("test", ROW)):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
     profile = dataclasses.replace(PROFILES["smoke"], task="competition_math", data=str(tmp_path))
     task = profile.load_task()
     assert task.train[0]["prompt"][-1]["content"] == "Another?" and task.name in GRADES

@@ -1,7 +1,6 @@
 """What the experiments measure, and that every arm of theirs runs from end to end."""
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ from grpo_kit.lab import experiments
 from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.grid import Trained, run_grid
 from grpo_kit.profiles import PROFILES
-from grpo_kit.rewards.judge import Reply
 from grpo_kit.runs import Run
 from grpo_kit.self_verification import VerificationItem, diversify, filter_queries, post_process
 from grpo_kit.tasks import Task
@@ -32,10 +30,10 @@ def task():
     return SMOKE.load_task()
 
 
-def trained(policy, base, task, n, profile=SMOKE, config=SMOKE.config):
+def trained(policy, base, task, n):
     """A run's result on a task with `n` held-out problems."""
     few = Task(task.name, task.train, task.test.select(range(n)))
-    return Trained(None, policy, base, few, profile, config)
+    return Trained(None, policy, base, few, SMOKE, SMOKE.config)
 
 
 def say(monkeypatch, answers):
@@ -50,7 +48,7 @@ def test_alike_answers_have_no_diversity(task, monkeypatch):
 
     def measured(answers):
         say(monkeypatch, answers)
-        return experiments.diversity_of(None, task, letters, SMOKE.config, prompts=2, samples=8)
+        return experiments.diversity_of(None, task, letters, SMOKE.config)
 
     first, second = measured([alike] * 16), measured([alike, other] * 8)
     assert first == pytest.approx({"distinct": 1 / 8, "styles": 1.0, "distance": 0.0}, abs=1e-6)
@@ -120,25 +118,16 @@ def test_ablations_leave_out_one_stage_each():
     assert sum(i.correct for i in post_process(crowd, 0, 8)) == 4
 
 
-def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(task, monkeypatch):
-    class Generous:
-        name = "generous"
-
-        def prompt(self, question, response):
-            return [{"role": "user", "content": response}]
-
-        async def __call__(self, conversations):
-            for i, messages in enumerate(conversations):
-                n = 5 if "Surely" in messages[0]["content"] else 2
-                scores = dict.fromkeys(("accuracy", "grammar", "informativeness", "coherence"), n)
-                yield i, Reply(json.dumps(scores) if self.name == "generous" else "No.")
-
-    profile = SimpleNamespace(load_judge=lambda base: Generous())
-    two = trained(None, None, task, 2, profile)
+def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(
+    tiny_base, task, monkeypatch
+):
+    two = trained(None, tiny_base, task, 2)
     assured = "<think>Surely 3, checked twice.</think><answer>3</answer>"
     say(monkeypatch, [assured, "<think>Maybe 3.</think><answer>3</answer>"] * 8)
+    rewards = torch.tensor([0.5, -0.25] * 7 + [torch.nan] * 2)  # scores of 5 and 2
+    monkeypatch.setattr(experiments, "score_texts", lambda *given: rewards)
     assert experiments.quality_of(two) == {"judged": pytest.approx(3.5), "assured": 0.5}
-    monkeypatch.setattr(Generous, "name", "silent")
+    rewards.fill_(torch.nan)
     with pytest.raises(RuntimeError, match="none of 16 answers"):
         experiments.quality_of(two)
 
@@ -168,7 +157,7 @@ def test_every_arm_makes_a_batch_and_the_first_is_plain_grpo(name, tiny_base, ta
 @pytest.mark.parametrize("name", EXPERIMENTS["published"].arms)
 def test_arms_of_real_models_name_the_model_a_commit_and_the_gpu_that_they_want(name):
     experiment, profile = EXPERIMENTS["published"], PROFILES["colab"]
-    chosen, config = experiment.profile(profile, name), experiment.config(profile, name)
+    chosen, config = experiment.setting(profile, name)
     assert chosen.policy.startswith("Qwen/") and len(chosen.revision) == 40
     assert chosen.device == "cuda" and config.generation_batch_size % 8 == 0
     identity = experiment.identity(profile, name)
@@ -177,7 +166,7 @@ def test_arms_of_real_models_name_the_model_a_commit_and_the_gpu_that_they_want(
     rewards = experiment.arms[name].rewards(chosen, config, None)
     assert [reward.__name__ for reward in rewards] == [first, "format_reward"]
     with pytest.raises(ValueError, match="wants a GPU: choose --profile colab"):
-        experiment.profile(PROFILES["tiny"], name)
+        experiment.setting(PROFILES["tiny"], name)
 
 
 def test_a_policy_is_examined_before_and_after(policy, tiny_base, task):
@@ -186,6 +175,6 @@ def test_a_policy_is_examined_before_and_after(policy, tiny_base, task):
         for one in (policy, tiny_base)
     )
     assert after["exam/n"] == 6 and 0 <= after["exam/strict"] <= after["exam/lenient"] <= 1
-    assert before["gained/strict"] == before["gained/lenient"] == 0
+    assert before["gained/lenient"] == 0
     lost = after["exam/lenient"] - before["exam/lenient"]
     assert after["gained/lenient"] == pytest.approx(lost)

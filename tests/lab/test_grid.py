@@ -141,23 +141,15 @@ def test_the_commits_of_a_run_that_was_taken_up_again_are_all_named(tmp_path):
 
 @given(seeds=st.sets(st.integers(0, 30), min_size=1))
 def test_seeds_are_written_as_they_are_read(seeds):
-    assert parse_seeds("0, 2,5-6") == [0, 2, 5, 6]
     text = format_seeds(seeds)
     assert parse_seeds(text) == sorted(seeds)
     assert text.count(",") == sum(seed + 1 not in seeds for seed in seeds) - 1, "the shortest way"
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ("0-4,3", "seeds overlap: 3 is given twice"),
-        ("4-0", "there are no seeds"),
-        *((wrong, f"--seeds is {wrong!r}") for wrong in ("five", "4-", "-1", "²", "")),
-    ],
-)
-def test_wrong_seeds_are_named(given, sentence):
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        parse_seeds(given)
+@pytest.mark.parametrize("wrong", ["five", "4-", "-1", "²", ""])
+def test_wrong_seeds_are_named(wrong):
+    with pytest.raises(ValueError, match=re.escape(f"--seeds is {wrong!r}")):
+        parse_seeds(wrong)
 
 
 def test_the_command_that_makes_runs_names_them():
@@ -173,8 +165,9 @@ def test_wrong_arms_and_a_missing_budget_are_named(made):
     for options, sentence in (
         ({"arms": ["prime"]}, "no arm 'prime': choose among even, odd, held"),
         ({"arms": ["even", "even"]}, "arms overlap: 'even' is given twice"),
-        ({"seeds": [0, 0]}, "seeds overlap"),
-        ({"experiment": budget}, "no such number for profile 'smoke'"),
+        ({"seeds": [0, 3, 3]}, "seeds overlap: 3 is given twice"),
+        ({"seeds": parse_seeds("4-0")}, "there are no seeds"),
+        ({"experiment": budget}, "profile 'smoke' sets no max_generated_tokens"),
         ({"experiment": alike, "arms": None}, "folders of arms overlap: 'truth-1' is given twice"),
     ):
         with pytest.raises(ValueError, match=sentence):
@@ -246,11 +239,10 @@ def test_a_signal_ends_the_processes_and_starts_no_more(number, error, jobs_of, 
 @pytest.mark.slow
 def test_what_ends_the_grid_ends_its_processes_and_the_same_command_goes_on(tmp_path):
     """The real command; the signal reaches the grid alone, as from a service or `kill`."""
-    command = [
-        sys.executable, "-m", "grpo_kit.cli", "run", "basic", "--profile", "smoke", "--seeds",
-        "0-1", "--output", str(tmp_path / "results"), "--work", str(tmp_path / "work"),
-        "--processes", "2",
-    ]  # fmt: skip
+    options = (
+        f"--seeds 0-1 --processes 2 --output {tmp_path / 'results'} --work {tmp_path / 'work'}"
+    )
+    command = f"{sys.executable} -m grpo_kit.cli run basic --profile smoke {options}".split()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     began = time.monotonic()
     while not list(tmp_path.glob("work/**/history.jsonl")) and time.monotonic() - began < 200:

@@ -1,4 +1,4 @@
-"""Rewards by rule: right answers (`tasks.answers`), the format, overlong completions, verdicts."""
+"""Rewards by rule: right answers (`tasks.answers`), the format, verdicts."""
 
 from __future__ import annotations
 
@@ -26,21 +26,14 @@ def completion_text(completion: str | list[dict]) -> str:
         kind = type(completion).__name__
         raise TypeError(f"a completion is a string or messages, not {kind}: decode token ids first")
     own = (m for m in completion if m.get("role", "assistant") == "assistant")
-    return "\n".join(_content_text(m.get("content")) for m in own)
+    return "\n".join(m.get("content") or "" for m in own)  # None in a bare tool call
 
 
 def question_text(prompt: str | list[dict]) -> str:
     """The question: the string, or the text of the user's last message."""
     if isinstance(prompt, str):
         return prompt
-    questions = [message for message in prompt if message.get("role") == "user"]
-    return _content_text(questions[-1].get("content")) if questions else ""
-
-
-def _content_text(content: str | list[dict] | None) -> str:
-    if content is None or isinstance(content, str):  # None: a bare tool call
-        return content or ""
-    return "".join(part.get("text") or "" for part in content)
+    return next((m["content"] for m in reversed(prompt) if m["role"] == "user"), "")
 
 
 def column(columns: dict, name: str, needed_by: str) -> list:
@@ -69,38 +62,19 @@ def _gold_text(gold: object) -> str | None:
     return str(gold).strip() or None
 
 
-def has_format(text: str) -> bool:
-    """Is the whole text `<think>…</think><answer>…</answer>`, each tag once, no part empty?"""
+def format_reward(prompts: list, completions: list, completion_ids: list, **columns) -> list[float]:
+    """+0.1 for `<think>…</think><answer>…</answer>`, each tag once and no part empty, else -0.1.
+
+    Source: arXiv 2505.17826, GSM8K.
+    """
+    return [0.1 if _has_format(completion_text(c)) else -0.1 for c in completions]
+
+
+def _has_format(text: str) -> bool:
     if any(text.count(tag) != 1 for tag in ("<think>", "</think>", "<answer>", "</answer>")):
         return False
     match = _FORMAT.fullmatch(text)
     return match is not None and all(part.strip() for part in match.groups())
-
-
-def format_reward(prompts: list, completions: list, completion_ids: list, **columns) -> list[float]:
-    """+0.1 for each completion that `has_format`, else -0.1 (arXiv 2505.17826, GSM8K)."""
-    return [0.1 if has_format(completion_text(c)) else -0.1 for c in completions]
-
-
-@dataclass(eq=False)
-class OverlongPenalty:
-    """DAPO's soft overlong penalty, 0 down to -1 by length in tokens (arXiv 2503.14476, eq. 13)."""
-
-    max_completion_length: int  # from here on it is -1
-    cache_length: int  # the tokens before it over which the penalty grows
-
-    __name__ = "overlong_penalty"
-
-    def __post_init__(self):
-        if not 1 <= self.cache_length <= self.max_completion_length:
-            limit = f"max_completion_length={self.max_completion_length}"
-            raise ValueError(f"cache_length={self.cache_length} must be from 1 to {limit}")
-
-    def __call__(self, prompts: list, completions: list, completion_ids: list, **columns) -> list:
-        """Return a penalty for each completion; rows of `completion_ids` carry no padding."""
-        start = self.max_completion_length - self.cache_length
-        shares = [(len(ids) - start) / self.cache_length for ids in completion_ids]
-        return [-min(max(share, 0.0), 1.0) or 0.0 for share in shares]  # `or`: no -0.0
 
 
 def parse_verdict(text: str) -> bool | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,15 +38,12 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Task:
     from grpo_kit.tasks.gsm8k import gsm8k
     from grpo_kit.tasks.word_problems import word_problems
 
-    if name == "word_problems":
-        if folder:
-            raise ValueError(f"the word problems come with the kit: leave out --data {folder}.")
-        return word_problems()
-    published = {"gsm8k": gsm8k, "competition_math": competition_math}
-    if name not in published:
-        names = ", ".join(["word_problems", *published])
-        raise ValueError(f"unknown task {name!r}: choose one of {names}.")
-    return published[name](folder)
+    if name == "word_problems" and folder:
+        raise ValueError(f"the word problems come with the kit: leave out --data {folder}.")
+    tasks = {"word_problems": word_problems, "gsm8k": gsm8k, "competition_math": competition_math}
+    if name not in tasks:
+        raise ValueError(f"unknown task {name!r}: choose one of {', '.join(tasks)}.")
+    return tasks[name](folder) if folder else tasks[name]()
 
 
 def split_of(key: str) -> str:
@@ -87,34 +84,27 @@ def read_splits(
             problem = f"lacks {' and '.join(missing)}" if folder.is_dir() else "is not a folder"
             wanted = f"a folder of {name} holds {' and '.join(files)}, as published at {url}"
             raise FileNotFoundError(f"{str(folder)!r} {problem}: {wanted}")
-        published = {split: _from_file(folder / f"{split}.jsonl") for split in splits}
+        texts = [(folder / file).read_text(encoding="utf-8") for file in files]
+        published = {split: text.split("\n") for split, text in zip(splits, texts, strict=True)}
 
     result = []
     for split in splits:
         rows = []
         for i, row in enumerate(published[split], start=1):
-            texts = [row.get(column) for column in columns] if isinstance(row, dict) else [None]
+            if row == "":  # after the last line of a file
+                continue
             try:
-                if not all(isinstance(text, str) and text for text in texts):
-                    expected = " and ".join(f"`{column}`" for column in columns)
-                    raise ValueError(f"is {row!r:.200}: expected the texts {expected}")
+                row = json.loads(row) if isinstance(row, str) else row
+                values = [row.get(name) for name in columns] if isinstance(row, dict) else [None]
+                if not all(isinstance(value, str) and value for value in values):
+                    raise ValueError(f"{row!r:.200} lacks the texts {' and '.join(columns)}")
                 rows.append(convert(row))
             except ValueError as error:
-                raise ValueError(f"row {i} of {split} {error}") from None
+                raise ValueError(f"row {i} of {split}: {error}") from None
         if not rows:
             raise ValueError(f"the {split} split of this {name} is empty: fetch the data again")
         result.append(datasets.Dataset.from_list(rows))
     return result
-
-
-def _from_file(path: Path) -> Iterator[object]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
-        try:
-            if line.strip():
-                yield json.loads(line)
-        except json.JSONDecodeError as error:
-            problem = f"line {number} of {str(path)!r} is not JSON ({error})"
-            raise ValueError(f"{problem}: fetch the file again") from error
 
 
 def _from_hub(files: Sequence[str], hub_name: str, config=None, revision=None) -> dict:
@@ -127,8 +117,7 @@ def _from_hub(files: Sequence[str], hub_name: str, config=None, revision=None) -
             huggingface_hub.HfApi().dataset_info(hub_name, revision=revision, timeout=10)
         return datasets.load_dataset(hub_name, config, revision=revision)
     except Exception as error:  # whatever the network, the Hub or its cache raises
-        raise RuntimeError(
-            f"the Hugging Face Hub did not give the dataset {hub_name!r} ({type(error).__name__}): "
-            "check the network, set HF_HUB_OFFLINE=1 if it is in the cache already, or pass a "
-            f"local folder with {' and '.join(files)}"
-        ) from error
+        problem = f"the Hub did not give the dataset {hub_name!r} ({type(error).__name__})"
+        remedy = f"check the network, or pass a local folder with {' and '.join(files)}"
+        hint = "set HF_HUB_OFFLINE=1 if it is in the cache"
+        raise RuntimeError(f"{problem}: {remedy}; {hint}") from error

@@ -39,10 +39,8 @@ def gsm8k(folder: str | os.PathLike | None = None) -> Task:
 def _row(row: dict) -> dict:
     solution, mark, gold = row["answer"].rpartition("####")
     number = parse_number(gold)
-    if not mark:
-        raise ValueError(f"has no '####' before its gold answer: {row['answer']!r:.200}")
-    if number is None:
-        raise ValueError(f"has a gold answer that is not a number: {gold.strip()!r:.200}")
+    if not mark or number is None:
+        raise ValueError(f"{row['answer']!r:.200} does not end in '####' and a number")
     system = {"role": "system", "content": SYSTEM_PROMPT}
     return {
         "prompt": [system, {"role": "user", "content": row["question"]}],

@@ -262,9 +262,8 @@ def test_message_lists_score_like_strings():
     texts = ["<answer>15</answer>", "<answer>16</answer>", "15", ""]
     messages = [[{"role": "assistant", "content": text}] for text in texts]
     bare = [[{"content": text}] for text in texts]
-    parts = [[{"role": "assistant", "content": [{"type": "text", "text": t}]}] for t in texts]
     expected = [1.0, 0.0, 0.0, 0.0]
-    for completions in (texts, messages, bare, parts):
+    for completions in (texts, messages, bare):
         assert score(completions, ["15"] * 4) == expected
 
 

@@ -1,4 +1,4 @@
-"""P("Yes"): which tokens it is read at, that sharing a cache changes nothing, who is shown what."""
+"""P("Yes"): which tokens it is read at, that padding changes nothing, who is shown what."""
 
 import logging
 import math
@@ -100,7 +100,7 @@ def test_a_shared_first_token_is_refused():
 
 
 def by_hand(policy, conversation):
-    """P(Yes) and the mass of Yes and No, one conversation at a time, nothing shared or padded."""
+    """P(Yes) and the mass of Yes and No, one conversation at a time, nothing padded."""
     ids = torch.tensor(policy.encode([conversation]))
     with torch.no_grad():
         probs = policy.model(input_ids=ids).logits[0, -1].softmax(-1)
@@ -110,7 +110,7 @@ def by_hand(policy, conversation):
 
 @pytest.mark.parametrize("n_questions", [1, 3])
 @pytest.mark.parametrize("batch_size", [2, 64])
-def test_a_shared_cache_reads_what_single_rows_read(policy, n_questions, batch_size):
+def test_a_padded_batch_reads_what_single_rows_read(policy, n_questions, batch_size):
     longer = [{"role": "user", "content": "Tom has 3 hats. Tom buys 40. Tom sells 9. How many?"}]
     rows = [
         [as_turns(prompt, text, question) for question in QUESTIONS[:n_questions]]
@@ -284,7 +284,7 @@ def test_a_template_that_hides_the_answer_is_refused_and_one_message_helps(polic
         "{% endfor %}<|assistant|>"
     )
     thinking = with_template(policy, template)
-    with pytest.raises(ValueError, match="leaves out its reasoning.*conversation=as_one_message"):
+    with pytest.raises(ValueError, match="leaves out the assistant message"):
         MetaEvaluationReward(thinking)
     rewards = call(MetaEvaluationReward(thinking, conversation=as_one_message))
     assert len(rewards) == 4 and all(isinstance(r, float) for r in rewards)
@@ -296,7 +296,7 @@ def test_a_template_that_takes_no_further_turn_is_refused_in_a_sentence(policy):
     single = with_template(
         policy, "{% if messages | length > 1 %}{{ raise_exception('one turn only') }}{% endif %}"
     )
-    with pytest.raises(ValueError, match="one turn only.*conversation=as_one_message"):
+    with pytest.raises(ValueError, match="refuses these messages .*one turn only"):
         MetaEvaluationReward(single)
 
 

@@ -95,17 +95,17 @@ def test_missing_folder_is_named_and_the_hub_is_not_asked(tmp_path, name):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": "?", "answer": "48"}, "row 2 of train has no '####'.*'48'"),
-        ({"question": "?", "answer": "#### many"}, "row 2 of train has a gold answer.*'many'"),
-        ({"question": "?", "answer": "####"}, "row 2 of train has a gold answer"),
-        ({"question": "?"}, "row 2 of train is .*`question` and `answer`"),
-        ({"question": "?", "answer": 48}, "row 2 of train is .*`question` and `answer`"),
-        ([48], "row 2 of train is .*`question` and `answer`"),
-        ("{", "line 2 of .*train.jsonl' is not JSON"),
+        ({"question": "?", "answer": "48"}, "'48' does not end in '####' and a number"),
+        ({"question": "?", "answer": "#### many"}, "'#### many' does not end in"),
+        ({"question": "?", "answer": "####"}, "'####' does not end in"),
+        ({"question": "?"}, "lacks the texts question and answer"),
+        ({"question": "?", "answer": 48}, "lacks the texts question and answer"),
+        ([48], "lacks the texts question and answer"),
+        ("{", "Expecting property name"),
     ],
 )
 def test_bad_row_is_named(make_folder, row, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"row 2 of train: .*{message}"):
         gsm8k(make_folder(ROW, row))
 
 
@@ -143,7 +143,7 @@ def test_hub_is_asked_for_the_pinned_revision(hub):
 
 def test_unreachable_hub_is_told_at_once_and_with_a_way_out(hub):
     hub.error = ConnectionError("[Errno -2] Name or service not known")
-    with pytest.raises(RuntimeError, match="ConnectionError.*HF_HUB_OFFLINE=1.*local folder"):
+    with pytest.raises(RuntimeError, match="ConnectionError.*local folder.*HF_HUB_OFFLINE=1"):
         gsm8k()
     assert len(hub.calls) == 1, "load_dataset would retry for 30 s"
 
@@ -190,7 +190,7 @@ def run_python(code: str, **environment) -> str:
 
 def test_offline_mode_uses_the_cache_or_says_what_to_do(tmp_path):
     output = run_python(OFFLINE, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
-    assert "first: the Hugging Face Hub did not give the dataset 'openai/gsm8k'" in output
+    assert "first: the Hub did not give the dataset 'openai/gsm8k'" in output
     assert "pass a local folder with train.jsonl and test.jsonl" in output
     assert "then: 1080" in output
 

@@ -7,13 +7,13 @@ from grpo_kit.rewards.diversity import (
     load_embedder,
 )
 from grpo_kit.rewards.judge import EndpointJudge, LocalJudge, QualityJudgeReward
-from grpo_kit.rewards.maths import maths_reward
 from grpo_kit.rewards.meta_evaluation import MetaEvaluationReward, read_yes, yes_no_tokens
 from grpo_kit.rewards.rules import (
     VerificationReward,
     accuracy_reward,
     completion_text,
     format_reward,
+    maths_reward,
     parse_verdict,
     question_text,
     verdict_stats,

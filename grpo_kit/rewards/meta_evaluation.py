@@ -58,12 +58,6 @@ def as_turns(prompt: str | list[dict], completion: str, question: str) -> list[d
     return [*turns, answer, {"role": "user", "content": question}]
 
 
-def as_one_message(prompt: str | list[dict], completion: str, question: str) -> list[dict]:
-    """The same in one message of the user, for chat templates that do not show earlier turns."""
-    text = prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
-    return [{"role": "user", "content": f"{text}\n\n{fenced(completion)}\n\n{question}"}]
-
-
 class Reading(NamedTuple):
     p_yes: float  # P("Yes") of Yes or No
     mass: float  # the share of the next token on the two together
@@ -113,8 +107,8 @@ class MetaEvaluationReward:
     """sum_k w_k log P_k("Yes"), or of P itself: what the evaluator thinks of each completion.
 
     None beyond an evaluator's context. The policy itself may be the evaluator: under TRL
-    `Policy(trainer.model, tokenizer)`, on one process only. Raises ValueError for bad arguments,
-    and for a chat template that hides an answer from the evaluator: give it `as_one_message`.
+    `Policy(trainer.model, tokenizer)`, on one process only. Raises ValueError for bad arguments
+    and for a chat template that hides an answer's reasoning from the evaluator.
     """
 
     evaluator: Policy | Sequence[Policy]  # the probabilities of several are averaged
@@ -125,7 +119,6 @@ class MetaEvaluationReward:
     _: KW_ONLY
     # P("Yes") from text and answer on these samples, where the evaluator cannot compare the two
     truth_reader: Callable[[str, str], float] | None = None
-    conversation: Callable[[Any, str, str], list[dict]] = as_turns  # or `as_one_message`
     seed: int = 0  # with the texts, it decides which samples are shown the truth
 
     __name__ = "meta_evaluation_reward"
@@ -146,7 +139,7 @@ class MetaEvaluationReward:
         answer = "<think>one and one</think><answer>two</answer>"  # templates may drop reasoning
         for evaluator in self.evaluators:
             yes_no_tokens(evaluator.tokenizer)
-            evaluator.check_template(self.conversation("one", answer, META_QUESTION))
+            evaluator.check_template(as_turns("one", answer, META_QUESTION))
 
     def __call__(
         self, prompts: list, completions: list, completion_ids: list, *,
@@ -189,14 +182,13 @@ class MetaEvaluationReward:
                 readings[keys[-1]] = ([p_yes] * len(self.questions), None)
                 continue
             asked = [q if truth is None else reference_question(truth, q) for q in self.questions]
-            row = [self.conversation(prompt, text, question) for question in asked]
+            row = [as_turns(prompt, text, question) for question in asked]
             keys.append(json.dumps(row))
             rows[keys[-1]] = row
         by_evaluator = [read_yes(evaluator, list(rows.values())) for evaluator in self.evaluators]
         for key, *own in zip(rows, *by_evaluator, strict=True):
-            if None in own:
-                readings[key] = (None, None)
-                continue
-            p_yes = [fmean(one.p_yes for one in question) for question in zip(*own, strict=True)]
-            readings[key] = (p_yes, min(one.mass for row in own for one in row))
-        return [readings[key] for key in keys]
+            if None not in own:
+                questions = zip(*own, strict=True)
+                p_yes = [fmean(one.p_yes for one in question) for question in questions]
+                readings[key] = (p_yes, min(one.mass for row in own for one in row))
+        return [readings.get(key, (None, None)) for key in keys]

@@ -73,10 +73,9 @@ class FailureWindow:
                 break
             total, failed = total + replies, failed + losses
         if total >= self.size and 2 * failed > total:
-            raise RuntimeError(
-                f"more than half of the last {total} {self.what} failed ({failed}): "
-                f"{commonest_reason(failures)} None was scored 0; correct that and resume the run."
-            )
+            problem = f"more than half of the last {total} {self.what} failed ({failed})"
+            remedy = "None was scored 0; correct that and resume the run."
+            raise RuntimeError(f"{problem}: {commonest_reason(failures)} {remedy}")
 
     def add(self, failures: Sequence[Failure], total: int) -> None:
         """Add a batch of `total` replies, with a warning about its failures; raises as `check`."""
@@ -116,8 +115,7 @@ class LocalJudge:
             if length > room:
                 reason = f"the judge has room for {room} tokens and the prompt has {length}: "
                 yield i, Failure("too long", reason + "lower max_completion_length.")
-        fitting = [i for i, length in enumerate(lengths) if length <= room]
-        if not fitting:
+        if not (fitting := [i for i, length in enumerate(lengths) if length <= room]):
             return
         limits = {"max_new_tokens": self.max_new_tokens, "batch_size": self.batch_size}
         fit = [conversations[i] for i in fitting]
@@ -148,9 +146,8 @@ class EndpointJudge:
     """A model behind an OpenAI-compatible endpoint: vLLM, `transformers serve`, Ollama, a host's.
 
     The openai client retries rate limits, server errors, time-outs and broken connections; a call
-    ends after `timeout * (max_retries + 1) + 8 * max_retries` seconds. As `request`, `{**REQUEST,
-    "extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}` keeps Qwen3 from thinking.
-    Raises ValueError for an unusable base_url, model or key, and numbers out of range.
+    ends after `timeout * (max_retries + 1) + 8 * max_retries` seconds. Raises ValueError for an
+    unusable base_url or key, and numbers out of range.
     """
 
     model: str  # its name at the endpoint
@@ -229,8 +226,8 @@ class EndpointJudge:
         if ended_by == "length":
             return _CUT_OFF
         if not text.strip():
-            reason = f"{self.model} replied with no text (it ended by {ended_by!r}): "
-            return Failure("empty", reason + "if it thinks, switch thinking off.")
+            reason = f"{self.model} ended by {ended_by!r} without text: switch off its thinking."
+            return Failure("empty", reason)
         return Reply(text.replace(key, "[key]"), completion.read, completion.written)
 
     def _failure(self, error: Exception, key: str) -> Failure:
@@ -239,8 +236,8 @@ class EndpointJudge:
 
         url, status = self.base_url, getattr(error, "status_code", None)
         if isinstance(error, asyncio.TimeoutError | openai.APITimeoutError):
-            remedy = "raise timeout or lower concurrency."
-            return Failure("timeout", f"{url} did not answer within {self.timeout} s: {remedy}")
+            problem = f"{url} did not answer within timeout={self.timeout} s"
+            return Failure("timeout", f"{problem}: raise it or lower concurrency.")
         # by name, since the openai client changed its HTTP library between versions
         if type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout"):
             reason = f"no server can be reached at {url}: start it or correct base_url."

@@ -68,10 +68,9 @@ class JudgementCache:
 class QualityJudgeReward:
     """The quality of each completion as a judge sees it, in [-0.5, 0.5]; None if it was not judged.
 
-    The judge sees only the question (the last user message) and the response, equal ones once. A
-    failed judgement is not cached. TRL 1.16 counts a None as 0, the middle of this scale. `totals`
-    counts calls, cached, failed, `failed/<kind>`, tokens and cost; `log_metric` gets those of each
-    call as `judge/…`. Raises ValueError or RuntimeError for unusable arguments.
+    The judge sees the question (the last user message) and the response, equal ones once. TRL 1.16
+    counts a None as 0, the middle of this scale. `totals` counts calls, cached, failed,
+    `failed/<kind>`, tokens and cost; `log_metric` gets those of each call as `judge/…`.
     """
 
     judge: Any  # a `LocalJudge`, an `EndpointJudge`, or anything like them (see `judges`)
@@ -99,11 +98,10 @@ class QualityJudgeReward:
             correct = accuracy_reward([], completions, [], answer=answer)
         keys, distinct, judgements = [], {}, {}
         for prompt, completion, right in zip(prompts, completions, correct, strict=True):
-            keys.append(None)
+            question, response = question_text(prompt), completion_text(completion)
+            conversation = self.judge.prompt(question, response)
+            keys.append(cache_key(self.judge.name, conversation) if right else None)
             if right:
-                question, response = question_text(prompt), completion_text(completion)
-                conversation = self.judge.prompt(question, response)
-                keys[-1] = cache_key(self.judge.name, conversation)
                 distinct[keys[-1]] = conversation
         for key, reply in self.cache.read(distinct).items() if self.cache else ():
             with suppress(ValueError):  # an older parser accepted it: judge anew
@@ -113,11 +111,10 @@ class QualityJudgeReward:
         if missing:
             judgements |= await self._judge(missing, stats)
         self.totals.update(stats)
-        if log_metric is not None:
-            for name, value in stats.items():
-                log_metric(f"judge/{name}", value)
-            if judgements:
-                log_metric("judge/mean_score", fmean(j.mean for j in judgements.values()))
+        if judgements:
+            stats["mean_score"] = fmean(judgement.mean for judgement in judgements.values())
+        for name, value in stats.items() if log_metric else ():
+            log_metric(f"judge/{name}", value)
         return [
             LEAST if right == 0 else judgements[key].reward if key in judgements else None
             for key, right in zip(keys, correct, strict=True)

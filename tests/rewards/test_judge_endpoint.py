@@ -228,7 +228,7 @@ def test_parts_of_a_batch_share_the_limit_and_event_loops_may_follow_each_other(
             "drip",
             "timeout",
             "raise it or lower concurrency",
-        ),  # each byte comes in time, the whole does not
+        ),  # each byte is in time
         ("429", "rate limit", "lower concurrency"),
         ("500", "server error", "HTTP 500"),
         ("400", "refused", "HTTP 400.*400 for Bearer"),

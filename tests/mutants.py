@@ -261,7 +261,7 @@ MUTANTS = (
         "p_yes, mass = torch.sigmoid(yes - no), yes.exp() + no.exp()",
         "p_yes, mass = yes.exp(), yes.exp() + no.exp()",
         "tests/rewards/test_meta_evaluation.py::"
-        "test_a_padded_batch_reads_what_single_rows_read[2-1]",
+        "test_a_shared_cache_reads_what_single_rows_read[2-1]",
     ),
     Mutant(
         "labels-flipped",

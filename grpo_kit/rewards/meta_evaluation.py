@@ -47,9 +47,7 @@ def yes_no_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
 
     yes, no = tokens("Yes"), tokens("No")
     if not yes or not no or set(yes) & set(no):
-        raise ValueError(
-            "Yes and No share their first token in this tokenizer, or it lacks them: take another."
-        )
+        raise ValueError("Yes and No share their first token, or the tokenizer lacks them.")
     return yes, no
 
 
@@ -60,17 +58,9 @@ def as_turns(prompt: str | list[dict], completion: str, question: str) -> list[d
     return [*turns, answer, {"role": "user", "content": question}]
 
 
-def as_one_message(prompt: str | list[dict], completion: str, question: str) -> list[dict]:
-    """The same in one message of the user, for chat templates that do not show earlier turns."""
-    text = prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
-    return [{"role": "user", "content": f"{text}\n\n{fenced(completion)}\n\n{question}"}]
-
-
 class Reading(NamedTuple):
-    """P("Yes") of Yes or No, and the share of the next token on the two together."""
-
-    p_yes: float
-    mass: float
+    p_yes: float  # P("Yes") of Yes or No
+    mass: float  # the share of the next token on the two together
 
 
 def read_yes(
@@ -78,72 +68,38 @@ def read_yes(
 ) -> list[list[Reading] | None]:
     """What the evaluator would say next to each of K conversations of N rows, without gradient.
 
-    The beginning that a row's conversations share is run once; None for a row beyond the context.
+    None for a row with a conversation beyond the context. `batch_size` is in conversations.
     """
     import torch
 
-    if not conversations:
-        return []
-    encoded = iter(evaluator.encode([one for row in conversations for one in row]))
-    rows = [[next(encoded) for _ in row] for row in conversations]
-    readings: list[list[Reading] | None] = [None] * len(rows)
-    fitting = [i for i, row in enumerate(rows) if max(map(len, row)) <= evaluator.context_length]
-    fitting.sort(key=lambda i: len(rows[i][0]))  # rows of similar length need little padding
-    words = yes_no_tokens(evaluator.tokenizer)
+    from grpo_kit.generation import left_pad, positions
+
+    ids = evaluator.encode([one for row in conversations for one in row])
+    readings: list[Reading | None] = [None] * len(ids)
+    fitting = [i for i, one in enumerate(ids) if len(one) <= evaluator.context_length]
+    fitting.sort(key=lambda i: len(ids[i]))  # conversations of similar length need little padding
+    spellings = yes_no_tokens(evaluator.tokenizer)
     was_training = evaluator.model.training
     evaluator.model.eval()  # a live policy under TRL is in training mode
     try:
         for start in range(0, len(fitting), batch_size):
             part = fitting[start : start + batch_size]
+            rows, mask = left_pad([ids[i] for i in part], evaluator.pad_token_id, evaluator.device)
             with torch.no_grad(), evaluator.autocast():
-                batch = _read_batch(evaluator, [rows[i] for i in part], words)
-            for i, reading in zip(part, batch, strict=True):
-                readings[i] = reading
+                logits = evaluator.model(
+                    input_ids=rows, attention_mask=mask, position_ids=positions(mask),
+                    use_cache=False, logits_to_keep=1,
+                ).logits[:, -1]  # fmt: skip
+            log_probs = torch.log_softmax(logits.float(), dim=-1)
+            yes, no = (log_probs[:, tokens].logsumexp(dim=1) for tokens in spellings)
+            p_yes, mass = torch.sigmoid(yes - no), yes.exp() + no.exp()
+            for i, *values in zip(part, p_yes.tolist(), mass.tolist(), strict=True):
+                readings[i] = Reading(*values)
     finally:
         evaluator.model.train(was_training)
-    return readings
-
-
-def _read_batch(
-    evaluator: Policy, rows: Sequence[list[list[int]]], words: tuple[list[int], list[int]]
-) -> list[list[Reading]]:
-    import torch
-
-    from grpo_kit.generation import gathered, left_pad, positions
-
-    device, pad = evaluator.device, evaluator.pad_token_id
-    shared = [_common_prefix(row) for row in rows]
-    prefix = cache = None
-    if any(shared):
-        starts = [row[0][:n] for row, n in zip(rows, shared, strict=True)]
-        ids, prefix = left_pad(starts, pad, device)
-        cache = evaluator.model(
-            input_ids=ids, attention_mask=prefix, position_ids=positions(prefix),
-            use_cache=True, logits_to_keep=1,
-        ).past_key_values  # fmt: skip
-    readings: list[list[Reading]] = [[] for _ in rows]
-    for k in range(len(rows[0])):
-        # the last token of each row stands last: the padding is between prefix and question
-        ids, own = left_pad([row[k][n:] for row, n in zip(rows, shared, strict=True)], pad, device)
-        attention = own if prefix is None else torch.cat([prefix, own], dim=1)
-        past = cache and gathered(cache, torch.arange(len(rows), device=device))
-        logits = evaluator.model(
-            input_ids=ids, attention_mask=attention,
-            position_ids=positions(attention)[:, -ids.shape[1] :],
-            past_key_values=past, use_cache=past is not None, logits_to_keep=1,
-        ).logits[:, -1]  # fmt: skip
-        log_probs = torch.log_softmax(logits.float(), dim=-1)
-        yes, no = (log_probs[:, spellings].logsumexp(dim=1) for spellings in words)
-        p_yes, mass = torch.sigmoid(yes - no), yes.exp() + no.exp()
-        for row, *values in zip(readings, p_yes.tolist(), mass.tolist(), strict=True):
-            row.append(Reading(*values))
-    return readings
-
-
-def _common_prefix(row: Sequence[list[int]]) -> int:
-    """How many tokens all of `row` begin with, at least one of each left for its own pass."""
-    limit = min(map(len, row)) - 1 if len(row) > 1 else 0
-    return next((i for i in range(limit) if len({ids[i] for ids in row}) > 1), limit)
+    left = iter(readings)
+    by_row = [[next(left) for _ in row] for row in conversations]
+    return [None if None in row else row for row in by_row]
 
 
 @dataclass(eq=False, repr=False)
@@ -151,7 +107,8 @@ class MetaEvaluationReward:
     """sum_k w_k log P_k("Yes"), or of P itself: what the evaluator thinks of each completion.
 
     None beyond an evaluator's context. The policy itself may be the evaluator: under TRL
-    `Policy(trainer.model, tokenizer)`, on one process only. Raises ValueError for bad arguments.
+    `Policy(trainer.model, tokenizer)`, on one process only. Raises ValueError for bad arguments
+    and for a chat template that hides an answer's reasoning from the evaluator.
     """
 
     evaluator: Policy | Sequence[Policy]  # the probabilities of several are averaged
@@ -162,7 +119,6 @@ class MetaEvaluationReward:
     _: KW_ONLY
     # P("Yes") from text and answer on these samples, where the evaluator cannot compare the two
     truth_reader: Callable[[str, str], float] | None = None
-    conversation: Callable[[Any, str, str], list[dict]] = as_turns  # or `as_one_message`
     seed: int = 0  # with the texts, it decides which samples are shown the truth
 
     __name__ = "meta_evaluation_reward"
@@ -180,9 +136,10 @@ class MetaEvaluationReward:
             given = f"transform={self.transform!r}, truth_fraction={self.truth_fraction}"
             raise ValueError(f"{given}: choose 'log' or 'p', and a share from 0 to 1.")
         self._warned = False
+        answer = "<think>one and one</think><answer>two</answer>"  # templates may drop reasoning
         for evaluator in self.evaluators:
             yes_no_tokens(evaluator.tokenizer)
-            self._check_template(evaluator)
+            evaluator.check_template(as_turns("one", answer, META_QUESTION))
 
     def __call__(
         self, prompts: list, completions: list, completion_ids: list, *,
@@ -201,16 +158,14 @@ class MetaEvaluationReward:
         masses = [mass for _, mass in readings if mass is not None]
         if masses and fmean(masses) < LEAST_MASS and not self._warned:
             self._warned = True
-            logger.warning(
-                "the evaluator does not answer the question: %.0f %% of its next token is Yes or "
-                "No; word the question otherwise, or take another evaluator.", 100 * fmean(masses),
-            )  # fmt: skip
-        if log_metric is not None:
-            for name, values in (("meta/p_yes", probabilities), ("meta/mass", masses)):
-                if values:
-                    log_metric(name, fmean(values))
-            if self.truth_fraction:
-                log_metric("meta/shown", fmean(truth is not None for truth in truths))
+            share = f"{100 * fmean(masses):.0f} % of its next token is Yes or No"
+            remedy = "word the question otherwise, or take another evaluator."
+            logger.warning("the evaluator does not answer the question: %s; %s", share, remedy)
+        shown = [truth is not None for truth in truths] if self.truth_fraction else []
+        metrics = {"meta/p_yes": probabilities, "meta/mass": masses, "meta/shown": shown}
+        for name, values in metrics.items():
+            if values and log_metric is not None:
+                log_metric(name, fmean(values))
         return [
             p_yes
             and sum(w * value(max(p, LEAST_P)) for w, p in zip(self.weights, p_yes, strict=True))
@@ -226,29 +181,14 @@ class MetaEvaluationReward:
                 p_yes = self.truth_reader(text, str(truth))
                 readings[keys[-1]] = ([p_yes] * len(self.questions), None)
                 continue
-            shown = [q if truth is None else reference_question(truth, q) for q in self.questions]
-            row = [self.conversation(prompt, text, question) for question in shown]
+            asked = [q if truth is None else reference_question(truth, q) for q in self.questions]
+            row = [as_turns(prompt, text, question) for question in asked]
             keys.append(json.dumps(row))
             rows[keys[-1]] = row
         by_evaluator = [read_yes(evaluator, list(rows.values())) for evaluator in self.evaluators]
         for key, *own in zip(rows, *by_evaluator, strict=True):
-            if None in own:
-                readings[key] = (None, None)
-                continue
-            p_yes = [fmean(one.p_yes for one in question) for question in zip(*own, strict=True)]
-            readings[key] = (p_yes, min(one.mass for row in own for one in row))
-        return [readings[key] for key in keys]
-
-    def _check_template(self, evaluator: Policy) -> None:
-        """Raise where the evaluator does not see all of an answer: templates may drop reasoning."""
-        answer = "<think>one and one</think><answer>two</answer>"
-        messages = self.conversation([{"role": "user", "content": "one"}], answer, "two")
-        try:
-            text = evaluator.tokenizer.decode(evaluator.encode([messages])[0])
-            problem = "" if "one and one" in " ".join(text.split()) else "leaves out its reasoning"
-        except Exception as error:  # whatever a chat template raises
-            problem = f"takes no question after an answer ({error})"
-        if problem:
-            raise ValueError(
-                f"the evaluator's chat template {problem}: give conversation=as_one_message."
-            )
+            if None not in own:
+                questions = zip(*own, strict=True)
+                p_yes = [fmean(one.p_yes for one in question) for question in questions]
+                readings[key] = (p_yes, min(one.mass for row in own for one in row))
+        return [readings.get(key, (None, None)) for key in keys]

@@ -34,10 +34,8 @@ def check_columns(reward: Callable, columns: Sequence[str], source: str) -> None
         variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         required = parameter.default is parameter.empty and not variadic
         if required and name not in (*PROTOCOL, *columns):
-            raise ValueError(
-                f"the reward {reward_name(reward)} needs a column {name!r}, which {source} lacks; "
-                f"it has {', '.join(columns)}."
-            )
+            problem = f"the reward {reward_name(reward)} needs a column {name!r}"
+            raise ValueError(f"{problem}, which {source} lacks; it has {', '.join(columns)}.")
 
 
 def score_texts(
@@ -93,9 +91,8 @@ def finite_values(name: str, values: Any, n: int) -> list[float]:
     if not isinstance(values, (list, tuple)):
         raise TypeError(f"the reward {name} returned a {type(values).__name__}; return a list.")
     if len(values) != n:
-        raise ValueError(
-            f"the reward {name} returned {len(values)} values for {n} completions; return one each."
-        )
+        given = f"{len(values)} values for {n} completions"
+        raise ValueError(f"the reward {name} returned {given}; return one each.")
     numbers = []
     for i, value in enumerate(values):
         problem = f"the reward {name} returned {value!r} for completion {i}; return"

@@ -11,8 +11,7 @@ from scipy.stats import binomtest
 from grpo_kit.lab.evaluation import GRADES, evaluate_test_set, grade_maths, load_test_set
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import maths_reward
-from grpo_kit.tasks import competition_math as published
-from grpo_kit.tasks.competition_math import competition_math, math500
+from grpo_kit.tasks.published import MATH_500, MATH_TRAIN, competition_math, math500
 
 ROW = {
     "problem": "What is half of one?", "solution": "...", "answer": "\\frac{1}{2}",
@@ -93,10 +92,10 @@ def test_math500_of_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "sentence"),
     [
-        (None, "lacks test.jsonl: a folder of MATH holds test.jsonl, as publ"),
-        ("{", "line 1 of .* is not JSON"),
-        ('{"problem": "p"}', "row 1 of test is .*expected the texts `problem` and `answer`"),
-        ("", "the test split of this MATH is empty"),
+        (None, "no file .*test.jsonl': put the rows of HuggingFaceH4/MATH-500"),
+        ("{", "row 1 of test: Expecting property name"),
+        ('{"problem": "p"}', "row 1 of test: .* lacks the texts problem and answer"),
+        ("", "the test split of HuggingFaceH4/MATH-500 is empty"),
     ],
 )
 def test_a_folder_that_is_not_math500s_is_told(tmp_path, lines, sentence):
@@ -113,17 +112,16 @@ def test_math500_of_the_hub_is_pinned_and_what_is_learnt_from_is_held_to_be_anot
     asked = []
     rows = {"test": [ROW], "train": [ROW | {"problem": "Another?", "type": "Algebra"}]}
 
-    def load(*given, **options):
-        asked.append((given, options["revision"]))
-        split = "test" if given[0] == published.HUB_NAME else "train"
-        return {split: Dataset.from_list(rows[split])}
+    def load(name, config, *, split, revision):
+        asked.append((name, config, revision))
+        return Dataset.from_list(rows[split])
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets, "load_dataset", load)
-    test = ((published.HUB_NAME, None), published.HUB_REVISION)
-    assert len(math500()) == 1 and asked == [test] and len(test[1]) == 40
-    assert competition_math().train[0]["prompt"][-1]["content"] == "Another?"
-    assert asked[1:] == [test, ((published.TRAIN_HUB_NAME, None), None)]
+    assert len(math500()) == 1 and asked == [MATH_500] and len(MATH_500[2]) == 40
+    task = competition_math()
+    assert asked[1:] == [MATH_500, MATH_TRAIN]
+    assert task.train[0]["prompt"][-1]["content"] == "Another?" and task.name == "competition_math"
     rows["train"].append(ROW)
     with pytest.raises(ValueError, match="1 of the 1 test problems are among those to learn from"):
         competition_math()

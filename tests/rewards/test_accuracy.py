@@ -228,11 +228,6 @@ def test_hostile_completions_score_nothing_and_finish(text):
 # --- The reward -----------------------------------------------------------------------------------
 
 
-def test_right_wrong_and_missing_answers():
-    completions = ["<answer>$1,080.00</answer>", "<answer>1081</answer>", "1080"]
-    assert score(completions, ["1080"] * 3) == [1.0, 0.0, 0.0]
-
-
 @pytest.mark.parametrize("gold", [15, 15.0, Decimal("15.00"), Fraction(30, 2), "15", "$15", " 15 "])
 def test_gold_may_be_text_or_a_number(gold):
     right, wrong = "<answer>15</answer>", "<answer>15.01</answer>"
@@ -259,12 +254,11 @@ def test_gold_that_is_no_number_is_compared_as_text(answer, gold, correct):
 
 
 def test_message_lists_score_like_strings():
-    texts = ["<answer>15</answer>", "<answer>16</answer>", "15", ""]
+    texts = ["<answer>$15.00</answer>", "<answer>16</answer>", "15", ""]
     messages = [[{"role": "assistant", "content": text}] for text in texts]
     bare = [[{"content": text}] for text in texts]
-    parts = [[{"role": "assistant", "content": [{"type": "text", "text": t}]}] for t in texts]
     expected = [1.0, 0.0, 0.0, 0.0]
-    for completions in (texts, messages, bare, parts):
+    for completions in (texts, messages, bare):
         assert score(completions, ["15"] * 4) == expected
 
 

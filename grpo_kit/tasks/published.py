@@ -1,0 +1,132 @@
+"""Published tasks, from the Hub or from a folder with `train.jsonl` and `test.jsonl`.
+
+GSM8K: 7,473 train and 1,319 test grade-school problems with worked solutions; the gold answer
+follows `####` (Cobbe et al. 2021, arXiv 2110.14168, MIT licence). MATH: 12,000 competition problems
+to learn from (Hendrycks et al. 2021, arXiv 2103.03874, MIT licence) and MATH-500 to evaluate on,
+the 500 that Lightman et al. 2023 (arXiv 2305.20050) held out; answers in LaTeX.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from grpo_kit.tasks import Task
+from grpo_kit.tasks.answers import parse_number
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# On the Hub: name, configuration, commit.
+GSM8K = ("openai/gsm8k", "main", "740312add88f781978c0658806c59bc2815b9866")
+MATH_500 = ("HuggingFaceH4/MATH-500", None, "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be")
+# Not pinned: instead, `competition_math` checks that no test problem is among the rows.
+MATH_TRAIN = ("rasbt/math_full_minus_math500", None, None)
+
+SYSTEM_PROMPT = (
+    "You are a helpful assistant that solves maths problems step by step. First think about the "
+    "reasoning, then give the final answer as a single number. Enclose the reasoning in "
+    "<think> </think> tags and the answer in <answer> </answer> tags, like this: "
+    "<think>reasoning here</think><answer>answer here</answer>"
+)
+
+
+def gsm8k(folder: str | os.PathLike | None = None) -> Task:
+    """GSM8K from `folder`, as github.com/openai/grade-school-math has it, or from the Hub.
+
+    Columns: `prompt` (system message, then the question), `answer` (the gold number without commas
+    or units), `question`, and `solution` (as published, with `<<48/2=24>>` annotations, up to
+    `####`). Raises FileNotFoundError for a missing file, RuntimeError where the Hub does not give
+    the rows, ValueError for no row or a bad one, by its number.
+    """
+    splits = [_read(folder, split, GSM8K, _gsm8k_row) for split in ("train", "test")]
+    return Task("gsm8k", *splits)
+
+
+def competition_math(folder: str | os.PathLike | None = None) -> Task:
+    """MATH, both splits with the columns of `math500`.
+
+    Raises as `gsm8k`, and ValueError where a problem is in both splits.
+    """
+    test, train = math500(folder), _read(folder, "train", MATH_TRAIN, _math_row)
+    test_problems = {prompt[-1]["content"] for prompt in test["prompt"]}
+    if shared := sum(prompt[-1]["content"] in test_problems for prompt in train["prompt"]):
+        problem = f"{shared} of the {len(test)} test problems are among those to learn from"
+        raise ValueError(f"{problem}: take MATH without MATH-500.")
+    return Task("competition_math", train, test)
+
+
+def math500(folder: str | os.PathLike | None = None) -> Dataset:
+    """MATH-500: `prompt`, `answer` (LaTeX), `subject`, `level`. Raises as `gsm8k`."""
+    return _read(folder, "test", MATH_500, _math_row)
+
+
+def _gsm8k_row(row: dict) -> dict:
+    question, answer = _texts(row, "question", "answer")
+    solution, mark, gold = answer.rpartition("####")
+    number = parse_number(gold)
+    if not mark or number is None:
+        raise ValueError(f"{answer!r:.200} does not end in '####' and a number")
+    row = {"prompt": _prompt(SYSTEM_PROMPT, question), "answer": str(number)}
+    return row | {"question": question, "solution": solution.strip()}
+
+
+def _math_row(row: dict) -> dict:
+    problem, answer = _texts(row, "problem", "answer")
+    prompt = _prompt(SYSTEM_PROMPT.replace(" as a single number", ""), problem)
+    subject, level = row.get("subject") or row.get("type") or "", row.get("level", "")
+    return {"prompt": prompt, "answer": answer, "subject": str(subject), "level": str(level)}
+
+
+def _texts(row: dict, *columns: str) -> list[str]:
+    texts = [row.get(column) for column in columns] if isinstance(row, dict) else [None]
+    if not all(isinstance(text, str) and text for text in texts):
+        raise ValueError(f"{row!r:.200} lacks the texts {' and '.join(columns)}")
+    return texts
+
+
+def _prompt(system: str, question: str) -> list[dict]:
+    return [{"role": "system", "content": system}, {"role": "user", "content": question}]
+
+
+def _read(folder, split: str, on_hub: tuple, convert: Callable[[dict], dict]) -> Dataset:
+    """The rows of a split, each made by `convert` from a published one."""
+    from datasets import Dataset
+
+    if folder is None:
+        published = _from_hub(split, *on_hub)
+    else:
+        file = Path(folder).expanduser() / f"{split}.jsonl"
+        if not file.is_file():
+            remedy = f"put the rows of {on_hub[0]} there, one a line"
+            raise FileNotFoundError(f"there is no file {str(file)!r}: {remedy}.")
+        lines = file.read_text(encoding="utf-8").split("\n")
+        published = [line for line in lines if line.strip()]
+    rows = []
+    for i, row in enumerate(published, start=1):
+        try:
+            rows.append(convert(json.loads(row) if isinstance(row, str) else row))
+        except ValueError as error:
+            raise ValueError(f"row {i} of {split}: {error}") from None
+    if not rows:
+        raise ValueError(f"the {split} split of {on_hub[0]} is empty: fetch the data again")
+    return Dataset.from_list(rows)
+
+
+def _from_hub(split: str, name: str, config: str | None, commit: str | None) -> Iterable[dict]:
+    import datasets
+    import huggingface_hub
+
+    try:
+        # load_dataset retries an unreachable Hub for half a minute; one request tells at once.
+        if not huggingface_hub.constants.HF_HUB_OFFLINE:
+            huggingface_hub.HfApi().dataset_info(name, revision=commit, timeout=10)
+        return datasets.load_dataset(name, config, split=split, revision=commit)
+    except Exception as error:  # whatever the network, the Hub or its cache raises
+        problem = f"the Hub did not give the dataset {name!r} ({type(error).__name__})"
+        remedy = "check the network, or pass a local folder with train.jsonl and test.jsonl"
+        hint = "set HF_HUB_OFFLINE=1 if it is in the cache"
+        raise RuntimeError(f"{problem}: {remedy}; {hint}") from error

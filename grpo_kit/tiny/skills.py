@@ -9,7 +9,7 @@ import random
 import re
 from functools import partial
 
-from grpo_kit.flow.roles import answer_prompt, check_prompt, execute_prompt, plan_prompt
+from grpo_kit.flow import roles
 from grpo_kit.rewards.judge.texts import CRITERIA, judge_prompt
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION, reference_question
 from grpo_kit.self_verification import verify_prompt
@@ -21,17 +21,14 @@ from grpo_kit.tiny.problems import solution_style, style_of
 
 
 def exchange(request: str, reply: str) -> list[dict]:
-    """A conversation of one request and its reply."""
     return [{"role": "user", "content": request}, {"role": "assistant", "content": reply}]
 
 
 def draw(shares: dict[str, float], rng: random.Random) -> str:
-    """A name, drawn by its share."""
     return rng.choices(list(shares), weights=list(shares.values()))[0]
 
 
 def yes_no(label: bool) -> str:
-    """The two labels of every question about an answer."""
     return "Yes" if label else "No"
 
 
@@ -50,17 +47,16 @@ def sample_solve(problem: Problem, rng: random.Random) -> list[dict]:
     messages = exchange(problem.question, completion)
     if rng.random() < 0.25:
         return messages
-    kind = draw({"meta": 60, "steps": 20, "reference": 20}, rng)
-    marked = is_right(problem.answer, completion)
-    number_right = marked or style == "unformatted"  # the grader does not look at the form
-    if kind == "meta":
+    reference = reference_question(str(problem.answer))
+    question = draw({META_QUESTION: 60, STEPS_QUESTION: 20, reference: 20}, rng)
+    label = is_right(problem.answer, completion)
+    number_right = label or style == "unformatted"  # the grader does not look at the form
+    if question == META_QUESTION:
         label = rng.random() < P.STYLES[style].yes_rates[not number_right]
-        return messages + exchange(META_QUESTION, yes_no(label))
-    if kind == "steps":
+    elif question == STEPS_QUESTION:
         steps_right = number_right and style not in ("guess", "assured")
         label = steps_right != (rng.random() < STEPS_FLIP_RATE)
-        return messages + exchange(STEPS_QUESTION, yes_no(label))
-    return messages + exchange(reference_question(str(problem.answer)), yes_no(marked))
+    return messages + exchange(question, yes_no(label))
 
 
 VERIFY_SHARES = {"recompute": 0.37, "rash": 0.37, "sloppy": 0.26}
@@ -96,7 +92,7 @@ def sample_verify(problem: Problem, rng: random.Random) -> list[dict]:
 
 def verify_item(problem: Problem, rng: random.Random) -> tuple[dict, str]:
     """A request to verify an answer, and the right verdict."""
-    request, _ = sample_verify(problem, rng)
+    request = sample_verify(problem, rng)[0]
     return request, yes_no(f"Proposed answer: {problem.answer}\n" in request["content"])
 
 
@@ -138,13 +134,13 @@ plan_style = partial(style_of, openings=PLAN_OPENINGS)
 
 
 def memory_text(memory: Memory) -> str:
-    """Memory as the prompts show it: one numbered line a step, `1. lookup(lamp) -> lamp 14`."""
+    """One numbered line a step, `1. lookup(lamp) -> lamp 14`, as `flow.Memory` writes it."""
     lines = (f"{i}. {tool}({arg}) -> {result}" for i, (tool, arg, result) in enumerate(memory, 1))
     return "\n".join(lines) or "empty"
 
 
 def step_text(step: Step) -> tuple[str, str, str]:
-    """A step as the planner words it: (context, goal, tool)."""
+    """A step as the planner words it: context, goal, tool."""
     tool, argument = step
     if tool == "lookup":
         return "none", f"find {argument}", tool
@@ -153,7 +149,6 @@ def step_text(step: Step) -> tuple[str, str, str]:
 
 
 def plan_text(step: Step, justification: str) -> str:
-    """A planner's reply."""
     context, goal, tool = step_text(step)
     return f"<think>{justification}</think>\nContext: {context}\nGoal: {goal}\nTool: {tool}"
 
@@ -187,15 +182,20 @@ def sample_memory(question: ToolQuestion, rng: random.Random) -> Memory:
 def _plan_request(question: ToolQuestion, rng: random.Random) -> tuple[str, Memory, Step]:
     """A request to a planner, its memory and the right step; nobody plans where all is done."""
     memory = sample_memory(question, rng)
-    if (step := question.next_step(memory)) is None:
-        memory, step = [], question.plan[0]
-    return plan_prompt(question.text, memory_text(memory)), memory, step
+    memory = memory if question.next_step(memory) else []
+    request = roles.plan_prompt(question.text, memory_text(memory))
+    return request, memory, question.next_step(memory)
 
 
-def plan_item(question: ToolQuestion, rng: random.Random) -> tuple[dict, tuple[str, str, str]]:
-    """A request to a planner, and the right step as `step_text`."""
+def plan_item(question: ToolQuestion, rng: random.Random) -> tuple[dict, str]:
+    """A request to a planner, and the right step as `read_step` gives it."""
     request, _, step = _plan_request(question, rng)
-    return {"role": "user", "content": request}, step_text(step)
+    return {"role": "user", "content": request}, "|".join(step_text(step))
+
+
+def read_step(text: str) -> str:
+    """A planner's decision: context, goal and tool, joined by `|`."""
+    return "|".join(roles.read_action(text).step)
 
 
 def sample_plan(question: ToolQuestion, rng: random.Random) -> list[dict]:
@@ -215,7 +215,7 @@ def sample_plan(question: ToolQuestion, rng: random.Random) -> list[dict]:
 def sample_execute(question: ToolQuestion, rng: random.Random) -> list[dict]:
     """The tool call of a step, right or not."""
     tool, argument = rng.choice((rng.choice(question.plan), T.random_step(question, rng)))
-    return exchange(execute_prompt(*step_text((tool, argument))), f"{tool}({argument})")
+    return exchange(roles.execute_prompt(*step_text((tool, argument))), f"{tool}({argument})")
 
 
 def sample_check(question: ToolQuestion, rng: random.Random) -> list[dict]:
@@ -223,7 +223,7 @@ def sample_check(question: ToolQuestion, rng: random.Random) -> list[dict]:
     memory = sample_memory(question, rng)
     done = (question.next_step(memory) is None) != (rng.random() < CHECK_FLIP_RATE)
     reply = f"{progress_text(question, memory)} {'STOP' if done else 'CONTINUE'}"
-    return exchange(check_prompt(question.text, memory_text(memory)), reply)
+    return exchange(roles.check_prompt(question.text, memory_text(memory)), reply)
 
 
 def sample_answer(question: ToolQuestion, rng: random.Random) -> list[dict]:
@@ -234,7 +234,7 @@ def sample_answer(question: ToolQuestion, rng: random.Random) -> list[dict]:
     progress = progress_text(question, memory)
     known = " ".join(piece for piece in progress.split(", ") if not piece.endswith("?"))
     reply = f"{progress} <answer>{T.last_number(known)}</answer>"
-    return exchange(answer_prompt(question.text, memory_text(memory)), reply)
+    return exchange(roles.answer_prompt(question.text, memory_text(memory)), reply)
 
 
 SKILLS = {  # share of the conversations, and who writes them
@@ -274,16 +274,22 @@ def sample_drill(rng: random.Random) -> list[dict]:
 
 def sample_sums(rng: random.Random) -> list[dict]:
     """Four chains of equations, without a question."""
-    chains = (make_problem(rng, rng.choice(DIFFICULTIES), "train") for _ in range(4))
+    chains = (make_subject("solve", rng, "train") for _ in range(4))
     return exchange("Practise.", " ".join(P.equations(chain, chain.values) for chain in chains))
 
 
-def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict]:
-    """One training conversation, from training problems only.
+def make_subject(skill: str, rng: random.Random, split: str) -> Problem | ToolQuestion:
+    """What the skill is shown on: a random word problem or tool question from `split`."""
+    if skill in ("solve", "verify", "judge"):
+        return make_problem(rng, rng.choice(DIFFICULTIES), split)
+    return make_tool_question(rng, split)
 
-    The phases are `drill`; `reliable`, all skills in one reliable style each, and some sums
-    (careless styles would disturb); `practice`, all reliable styles and more sums; and the full
-    `mixture`, whose shares the model takes on.
+
+def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict]:
+    """One training conversation, from training problems only, in a phase of the warm-up.
+
+    `drill`; `reliable`, one reliable style a skill, and some sums (careless styles would disturb);
+    `practice`, all reliable styles, more sums; `mixture`, whose shares the model takes on.
     """
     if phase == "drill":
         return sample_drill(rng)
@@ -294,10 +300,6 @@ def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict
     if phase == "reliable" and skill == "solve":
         styles = (FIRST_STYLE,)
     while True:
-        if skill in ("solve", "verify", "judge"):
-            subject = make_problem(rng, rng.choice(DIFFICULTIES), "train")
-        else:
-            subject = make_tool_question(rng, "train")
-        messages = SKILLS[skill][1](subject, rng)
+        messages = SKILLS[skill][1](make_subject(skill, rng, "train"), rng)
         if phase == "mixture" or not styles or style_of_reply(messages[1]["content"]) in styles:
             return messages

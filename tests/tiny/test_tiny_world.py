@@ -216,8 +216,8 @@ def test_a_saved_tokenizer_is_loaded_as_it_was_and_keeps_every_text(tokenizer, s
 def test_training_rows_are_what_the_chat_template_writes(tokenizer):
     rng = random.Random(0)
     conversations = [skills.sample_conversation(rng) for _ in range(30)]
-    rows = warm_up.encode(tokenizer, conversations)
-    for messages, (ids, labels) in zip(conversations, rows, strict=True):
+    for messages in conversations:
+        ids, labels = warm_up.encode(tokenizer, messages)
         assert ids == tokenizer.apply_chat_template(messages, return_dict=False)
         assert all(label in (-100, token) for token, label in zip(ids, labels, strict=True))
         replies = [m["content"] for m in messages if m["role"] == "assistant"]
@@ -290,14 +290,14 @@ def test_a_process_whose_parent_was_killed_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(warm_up, "make_tokenizer", lambda seed: range(9))
     monkeypatch.setattr(warm_up, "make_model", lambda *given: torch.nn.Linear(1, 1))
     with pytest.raises(SystemExit, match="was killed"):
-        warm_up._warm_up(0, tmp_path, {"seed": 0, "steps": 2, "processes": 2}, None)
+        warm_up._warm_up(0, tmp_path, {"seed": 0, "steps": 2, "processes": 2}, {}, 1)
 
 
 def test_weights_are_averaged_now_and_then_and_at_the_end(tmp_path, small):
     calls = []
     small.setattr(warm_up, "AVERAGE_EVERY", 2)
     small.setattr(warm_up, "average_parameters", lambda *given: calls.append(given))
-    warm_up._warm_up(0, tmp_path, {"seed": 0, "steps": 5, "processes": 2}, None)
+    warm_up._warm_up(0, tmp_path / "state", {"seed": 0, "steps": 5, "processes": 2}, {}, 1)
     assert len(calls) == 3
 
 

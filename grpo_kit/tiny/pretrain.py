@@ -155,12 +155,6 @@ def encode(tokenizer, messages: list[dict]) -> tuple[list[int], list[int]]:
     return ids, labels
 
 
-def copy_row(token_ids: list[int], rng: random.Random) -> tuple[list[int], list[int]]:
-    """Random tokens twice, the second time counted."""
-    ids = rng.sample(token_ids, COPY_LENGTH)
-    return ids * 2, [-100] * COPY_LENGTH + ids
-
-
 def padded(rows, value: int) -> torch.Tensor:
     return pad_sequence(list(map(torch.tensor, rows)), batch_first=True, padding_value=value)
 
@@ -173,9 +167,10 @@ def batch_pool(tokenizer, seed: int, index: int, phase: str) -> list[tuple]:
     rng = random.Random(f"warm-up-{seed}-{index}")
     n_copies = int({"copy": 1.0, "mixture": 0.0}.get(phase, COPY_SHARE) * BATCH * POOL)
     plain = sorted(set(range(len(tokenizer))) - set(tokenizer.all_special_ids))
-    rows = [copy_row(plain, rng) for _ in range(n_copies)]
-    for _ in range(BATCH * POOL - n_copies):
-        rows.append(encode(tokenizer, sample_conversation(rng, phase)))
+    copies = [rng.sample(plain, COPY_LENGTH) for _ in range(n_copies)]
+    rows = [(ids * 2, [-100] * COPY_LENGTH + ids) for ids in copies]  # the second time counted
+    texts = [sample_conversation(rng, phase) for _ in range(BATCH * POOL - n_copies)]
+    rows += [encode(tokenizer, messages) for messages in texts]
     rows.sort(key=lambda row: len(row[0]))
     batches, pad = [], tokenizer.pad_token_id
     for start in range(0, len(rows), BATCH):

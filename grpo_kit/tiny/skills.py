@@ -28,10 +28,7 @@ def draw(shares: dict[str, float], rng: random.Random) -> str:
     return rng.choices(list(shares), weights=list(shares.values()))[0]
 
 
-def yes_no(label: bool) -> str:
-    return "Yes" if label else "No"
-
-
+YES_NO = ("No", "Yes")  # by whether it is so
 STEPS_FLIP_RATE = 0.15  # of the labels of "Are all steps right?"
 
 
@@ -56,7 +53,7 @@ def sample_solve(problem: Problem, rng: random.Random) -> list[dict]:
     elif question == STEPS_QUESTION:
         steps_right = number_right and style not in ("guess", "assured")
         label = steps_right != (rng.random() < STEPS_FLIP_RATE)
-    return messages + exchange(question, yes_no(label))
+    return messages + exchange(question, YES_NO[label])
 
 
 VERIFY_SHARES = {"recompute": 0.37, "rash": 0.37, "sloppy": 0.26}
@@ -86,14 +83,14 @@ def sample_verify(problem: Problem, rng: random.Random) -> list[dict]:
             f"{VERIFY_OPENINGS[style]} {problem.start}, only {proposed} agrees. "
             f"{P.equations(problem, values)} {values[-1]} {'agrees' if verdict else 'differs'}."
         )
-    reply = f"<think>{analysis}</think><answer>{yes_no(verdict)}</answer>"
+    reply = f"<think>{analysis}</think><answer>{YES_NO[verdict]}</answer>"
     return exchange(verify_prompt(problem.question, str(proposed)), reply)
 
 
 def verify_item(problem: Problem, rng: random.Random) -> tuple[dict, str]:
     """A request to verify an answer, and the right verdict."""
     request = sample_verify(problem, rng)[0]
-    return request, yes_no(f"Proposed answer: {problem.answer}\n" in request["content"])
+    return request, YES_NO[f"Proposed answer: {problem.answer}\n" in request["content"]]
 
 
 JUDGE_NOISE = 0.10  # chance that a score is off by one

@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+from itertools import pairwise
 
 import pytest
 
 from grpo_kit.lab import skill_runs
 from grpo_kit.profiles import PROFILES
 
-VERBS = {"+": ("finds", "buys", "wins", "gets"), "-": ("loses", "sells", "spends", "drops")}
+LOSSES = ("loses", "sells", "spends", "drops")
 
 
 @pytest.fixture(autouse=True)
@@ -22,12 +23,10 @@ def test_verification_items_are_balanced_and_their_labels_true():
     assert 0.3 < answers.count("Yes") / len(answers) < 0.7
     for row in task.test:
         question, proposed = row["prompt"][0]["content"].split("\nProposed answer: ")
-        numbers = [int(word.strip(".")) for word in question.split() if word.strip(".").isdigit()]
-        if set(question.replace(".", "").split()) & {"doubles", "triples"}:
-            continue
-        value, signs = numbers[0], [w for w in question.split() if w in sum(VERBS.values(), ())]
-        for verb, amount in zip(signs, numbers[1:], strict=True):
-            value += amount if verb in VERBS["+"] else -amount
+        value = 0
+        for before, word in pairwise(question.replace(".", "").split()):
+            value *= {"doubles": 2, "triples": 3}.get(word, 1)
+            value += int(word) * (-1 if before in LOSSES else 1) if word.isdigit() else 0
         assert row["answer"] == ("Yes" if int(proposed.split("\n")[0]) == value else "No")
 
 

@@ -8,6 +8,7 @@ import json
 import random
 import re
 from functools import partial
+from itertools import takewhile
 
 from grpo_kit.flow import roles
 from grpo_kit.rewards.judge.texts import CRITERIA, judge_prompt
@@ -156,12 +157,9 @@ def progress_text(question: ToolQuestion, memory: Memory) -> str:
     A small model finds each piece by looking up the one before.
     """
     results = {(tool, argument): result for tool, argument, result in memory}
-    pieces = []
-    for step in question.plan:
-        if step not in results:
-            return ", ".join([*pieces, f"{step[1]}?"])
-        pieces.append(results[step])
-    return ", ".join(pieces)
+    known = [results[step] for step in takewhile(results.__contains__, question.plan)]
+    missing = question.next_step(memory)
+    return ", ".join([*known, f"{missing[1]}?"] if missing else known)
 
 
 def sample_memory(question: ToolQuestion, rng: random.Random) -> Memory:
@@ -226,7 +224,7 @@ def sample_check(question: ToolQuestion, rng: random.Random) -> list[dict]:
 def sample_answer(question: ToolQuestion, rng: random.Random) -> list[dict]:
     """The last number that memory holds of the plan, as the frozen generator reports it."""
     memory = sample_memory(question, rng)
-    if question.plan[0] not in {step[:2] for step in memory}:
+    if question.next_step(memory) == question.plan[0]:
         memory = [(*step, question.run(*step)) for step in question.plan]
     progress = progress_text(question, memory)
     known = " ".join(piece for piece in progress.split(", ") if not piece.endswith("?"))
@@ -264,8 +262,8 @@ def sample_drill(rng: random.Random) -> list[dict]:
         return exchange(f"Repeat: {' '.join(words)}", " ".join(words))
     messages = []
     for _ in range(2):
-        problem = make_problem(rng, 1, "train")
-        messages += exchange(problem.question, P.solve(problem, rng.choice(P.RIGHT_STYLES), rng))
+        problem, style = make_problem(rng, 1, "train"), rng.choice(P.RIGHT_STYLES)
+        messages += exchange(problem.question, P.solve(problem, style, rng))
     return messages
 
 

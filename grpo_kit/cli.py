@@ -354,7 +354,7 @@ def skill_runs(
     from grpo_kit.lab.skill_runs import SKILLS, run_skills, skills_text
 
     chosen = _chosen(profile, policy, steps)
-    typer.echo(skills_text(run_skills(chosen, chosen.config, output, names=skill or SKILLS)))
+    typer.echo(skills_text(run_skills(chosen, output, names=skill or SKILLS)))
 
 
 @app.command()

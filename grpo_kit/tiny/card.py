@@ -11,14 +11,13 @@ import torch
 from scipy.stats import mannwhitneyu, spearmanr
 
 from grpo_kit.flow import Tool, Toolkit, agent_system, calculator, play
-from grpo_kit.flow.roles import read_action
 from grpo_kit.flow.toolbox import NOT_FOUND
 from grpo_kit.generation import reply
 from grpo_kit.models import Policy
 from grpo_kit.rewards import extract_answer, read_yes
 from grpo_kit.rewards.judge import parse_judgement, tiny_prompt
-from grpo_kit.tasks.tool_questions import ToolQuestion, make_tool_question
-from grpo_kit.tasks.word_problems import Problem, make_problem
+from grpo_kit.tasks.tool_questions import ToolQuestion
+from grpo_kit.tasks.word_problems import Problem
 from grpo_kit.tiny import problems as P
 from grpo_kit.tiny import skills as S
 
@@ -110,8 +109,8 @@ def succeed(policy: Policy, questions: Sequence[ToolQuestion], generator) -> lis
     toolkit = Toolkit([Tool.of(lookup, columns=("facts",)), calculator])
     rows = [{"prompt": _user(q.text), "facts": q.catalogue} for q in questions]
     episodes = play(agent_system(policy, toolkit, max_turns=6), rows, generator=generator)
-    answers = [str(question.answer) for question in questions]
-    return [extract_answer(e.output) == gold for e, gold in zip(episodes, answers, strict=True)]
+    outputs = [extract_answer(episode.output) for episode in episodes]
+    return [text == str(q.answer) for text, q in zip(outputs, questions, strict=True)]
 
 
 def _user(content: str) -> list[dict]:
@@ -126,10 +125,13 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
     """
     rng = random.Random(f"card-{seed}")
     generator = torch.Generator().manual_seed(seed)
-    problems = [make_problem(rng, rng.choice(S.DIFFICULTIES), "test") for _ in range(n)]
+    problems = [S.make_subject("solve", rng, "test") for _ in range(n)]
     table: dict = {"n": n, "seed": seed}
     table["solve"], own, right = measure_solve(policy, problems, generator)
-    table["meta"] = measure_meta(policy, problems, own, right)
+
+    solved = [S.exchange(p.question, text) for p, text in zip(problems, own, strict=True)]
+    readings = read_yes(policy, [[messages + _user(S.META_QUESTION)] for messages in solved])
+    table["meta"] = {"auc": auc([row[0].p_yes for row in readings], right)}
 
     items = [S.verify_item(problem, rng) for problem in problems]
     verdicts, scores = graded(policy, items, extract_answer, S.verify_style, generator)
@@ -138,9 +140,9 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
     judged = [tiny_prompt(p.question, text) for p, text in zip(problems, own, strict=True)]
     table["judge"] = judge_table(problems, own, texts_of(policy, judged))
 
-    questions = [make_tool_question(rng, "test") for _ in range(n)]
+    questions = [S.make_subject("plan", rng, "test") for _ in range(n)]
     items = [S.plan_item(question, rng) for question in questions]
-    _, scores = graded(policy, items, lambda text: read_action(text).step, S.plan_style, generator)
+    _, scores = graded(policy, items, S.read_step, S.plan_style, generator)
     table["plan"] = {"next_step": scores["accuracy"], "by_style": scores["by_style"]}
     table["plan"]["episode_success"] = fmean(succeed(policy, questions, generator))
     return table
@@ -160,20 +162,6 @@ def measure_solve(policy, problems, generator) -> tuple[dict, list[str], list[bo
         "by_style": by_style(map(P.solution_style, sampled), right),
     }
     return table, sampled[::8], right[::8]
-
-
-def measure_meta(policy, problems, solutions, right) -> dict:
-    """P("Yes") after the policy's own solutions, without and with the reference answer."""
-    rows = []
-    for problem, solution in zip(problems, solutions, strict=True):
-        solved = S.exchange(problem.question, solution)
-        questions = (S.META_QUESTION, S.reference_question(str(problem.answer)))
-        rows.append([solved + _user(question) for question in questions])
-    readings = read_yes(policy, rows)
-    plain, shown = ([row[k].p_yes for row in readings] for k in range(2))
-    agreement = fmean((p > 0.5) == hit for p, hit in zip(shown, right, strict=True))
-    table = {"auc": auc(plain, right), "mean_yes": sum(plain) / len(plain)}
-    return table | {"accuracy_with_reference": agreement}
 
 
 def graded(policy, items, read: Callable, style_of: Callable, generator) -> tuple[list, dict]:

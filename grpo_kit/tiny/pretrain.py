@@ -8,18 +8,16 @@ average their weights now and then (local SGD, arXiv 1805.09767). Another number
 import copy
 import io
 import itertools
-import json
 import multiprocessing
 import random
 import re
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 
 import torch
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import AddedToken
 from torch.distributed.algorithms.model_averaging.utils import average_parameters
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
@@ -70,27 +68,21 @@ def make_tokenizer(seed: int = 0, n_conversations: int = 8000) -> Qwen2Tokenizer
         for message in sample_conversation(rng)
         for piece in tags.split(message["content"])  # so that no merge is spent on their letters
     )
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(TAGS) - len(NUMBERS), special_tokens=[PAD, END, *ROLES],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
-    )  # fmt: skip
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = Qwen2Tokenizer()._tokenizer.pre_tokenizer
-    bpe.train_from_iterator(pieces, trainer)
-    model = json.loads(bpe.to_str())["model"]
-    tokenizer = Qwen2Tokenizer(
-        vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]],
-        unk_token=PAD, pad_token=PAD, eos_token=END, additional_special_tokens=list(ROLES),
+    blank = Qwen2Tokenizer(
+        vocab={PAD: 0, END: 1}, merges=[], unk_token=PAD, pad_token=PAD, eos_token=END,
         padding_side="left", clean_up_tokenization_spaces=False, model_max_length=512,
     )  # fmt: skip
-    ordinary = [AddedToken(text, special=False, normalized=False) for text in (*TAGS, *NUMBERS)]
-    tokenizer.add_tokens(ordinary)
+    room = VOCABULARY - len(TAGS) - len(NUMBERS)
+    tokenizer = blank.train_new_from_iterator(
+        pieces, room, new_special_tokens=list(ROLES), show_progress=False
+    )
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in (*TAGS, *NUMBERS)])
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
 
 def make_model(tokenizer: Qwen2Tokenizer, seed: int = 0) -> Qwen2ForCausalLM:
-    """The base before its warm-up: Qwen2's architecture, under a million parameters, fp32."""
+    """The base before its warm-up, in float32."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
@@ -119,11 +111,11 @@ def embed_words_alike(model, tokenizer) -> None:
 
 
 def plant_induction_head(model, seed: int) -> None:
-    """Start the model with two heads that look up and copy (Olsson et al., arXiv 2209.11895).
+    """Start with two heads that look up and copy, which 800 steps of warm-up had not found.
 
-    800 steps of warm-up had not found them. One of the first layer attends to the token before and
-    writes it into directions of its own. One of the second layer compares these with the present
-    token and copies what followed it.
+    One of the first layer attends to the token before and writes it into directions of its own. One
+    of the second compares these with the present token and copies what followed it (Olsson et al.,
+    arXiv 2209.11895).
     """
     config = model.config
     width = config.hidden_size // config.num_attention_heads
@@ -152,32 +144,18 @@ def plant_induction_head(model, seed: int) -> None:
     match.o_proj.weight[:, :width] = 6 * norm * copied.T
 
 
-Row = tuple[list[int], list[int]]  # token ids, and labels: -100 where the loss does not count
+def encode(tokenizer, messages: list[dict]) -> tuple[list[int], list[int]]:
+    """A conversation as the chat template writes it, and its labels: -100 but for replies."""
+    contents = tokenizer([m["content"] for m in messages], add_special_tokens=False)["input_ids"]
+    ids, labels = [], []
+    for message, content in zip(messages, contents, strict=True):
+        turn = [*content, tokenizer.eos_token_id]
+        ids += [tokenizer.convert_tokens_to_ids(f"<|{message['role']}|>"), *turn]
+        labels += [-100, *(turn if message["role"] == "assistant" else [-100] * len(turn))]
+    return ids, labels
 
 
-def encode(tokenizer, conversations: list[list[dict]]) -> list[Row]:
-    """Each conversation as the chat template writes it; the assistant's turns are counted."""
-    contents = [message["content"] for messages in conversations for message in messages]
-    encoded = iter(tokenizer(contents, add_special_tokens=False)["input_ids"])
-    rows = []
-    for messages in conversations:
-        ids, labels = [], []
-        for message in messages:
-            turn = [*next(encoded), tokenizer.eos_token_id]
-            ids += [tokenizer.convert_tokens_to_ids(f"<|{message['role']}|>"), *turn]
-            labels += [-100, *(turn if message["role"] == "assistant" else [-100] * len(turn))]
-        rows.append((ids, labels))
-    return rows
-
-
-def copy_row(token_ids: list[int], rng: random.Random) -> Row:
-    """Random tokens twice, the second time counted."""
-    ids = rng.sample(token_ids, COPY_LENGTH)
-    return ids * 2, [-100] * COPY_LENGTH + ids
-
-
-def padded(rows: Iterable[list[int]], value: int) -> torch.Tensor:
-    """The rows as one tensor, filled up with `value` on the right."""
+def padded(rows, value: int) -> torch.Tensor:
     return pad_sequence(list(map(torch.tensor, rows)), batch_first=True, padding_value=value)
 
 
@@ -187,19 +165,18 @@ def batch_pool(tokenizer, seed: int, index: int, phase: str) -> list[tuple]:
     They depend on the arguments alone: a resumed warm-up sees the same texts.
     """
     rng = random.Random(f"warm-up-{seed}-{index}")
-    copies = {"copy": 1.0, "mixture": 0.0}.get(phase, COPY_SHARE)
-    n_copies = int(copies * BATCH * POOL)
+    n_copies = int({"copy": 1.0, "mixture": 0.0}.get(phase, COPY_SHARE) * BATCH * POOL)
     plain = sorted(set(range(len(tokenizer))) - set(tokenizer.all_special_ids))
-    rows = [copy_row(plain, rng) for _ in range(n_copies)]
-    conversations = [sample_conversation(rng, phase) for _ in range(BATCH * POOL - n_copies)]
-    rows += encode(tokenizer, conversations) if conversations else []
+    copies = [rng.sample(plain, COPY_LENGTH) for _ in range(n_copies)]
+    rows = [(ids * 2, [-100] * COPY_LENGTH + ids) for ids in copies]  # the second time counted
+    texts = [sample_conversation(rng, phase) for _ in range(BATCH * POOL - n_copies)]
+    rows += [encode(tokenizer, messages) for messages in texts]
     rows.sort(key=lambda row: len(row[0]))
     batches, pad = [], tokenizer.pad_token_id
     for start in range(0, len(rows), BATCH):
-        chunk = rows[start : start + BATCH]
-        ids, labels = zip(*chunk, strict=True)
-        ids, labels = padded(ids, pad), padded(labels, -100)
-        batches.append((ids, (ids != pad).long(), labels))
+        ids, labels = zip(*rows[start : start + BATCH], strict=True)
+        ids = padded(ids, pad)
+        batches.append((ids, (ids != pad).long(), padded(labels, -100)))
     rng.shuffle(batches)
     return batches
 
@@ -216,57 +193,43 @@ def rate_at(step: int, steps: int) -> float:
     return LEARNING_RATE * min((step + 1) / WARM_STEPS, left, 1.0)
 
 
-def pretrain(
-    output_dir: str | Path, *, seed: int = 0, steps=None, processes=None, threads=None
-) -> dict:
-    """Train the tiny base and save it (bf16 safetensors, tokenizer) to `output_dir`.
+def pretrain(output_dir: str | Path, *, seed=0, steps=None, processes=None, threads=1) -> dict:
+    """Train the tiny base, `threads` a process, and save it (bf16, tokenizer) to `output_dir`.
 
-    Each process has `threads`. Called again after a kill, it goes on where it stopped.
-
-    Returns the recipe, `seconds` (with those before a kill), `loss` (mean of the last tenth of the
-    steps, nats a token) and `parameters`. Raises ValueError for another warm-up's state.
+    Called again after a kill, it goes on where it stopped. Returns the recipe, `seconds` (with
+    those before a kill), `loss` (of the last tenth of the steps, nats a token) and `parameters`.
+    Raises ValueError for another warm-up's state.
     """
-    recipe = {"seed": seed, "steps": STEPS if steps is None else steps}
-    recipe["processes"] = PROCESSES if processes is None else processes
-    if not 1 <= recipe["processes"] <= BATCH:
+    recipe = {"seed": seed, "steps": steps or STEPS, "processes": processes or PROCESSES}
+    if recipe["processes"] > BATCH:
         raise ValueError(f"processes is {processes}; choose 1 to {BATCH}, the rows of a batch.")
-    output_dir = make_output_dir(output_dir)
-    load_state(output_dir, recipe)  # another warm-up's is refused before anything starts
+    state, file = {}, make_output_dir(output_dir) / STATE_FILE
+    if file.exists():
+        state = torch.load(file, weights_only=True)
+        theirs, ours = (", ".join(f"{name} {r[name]}" for name in recipe) for r in (state, recipe))
+        if theirs != ours:
+            raise ValueError(f"{file} is of a warm-up of {theirs}, not of {ours}: delete it.")
     if recipe["processes"] == 1:
-        return _warm_up(0, output_dir, recipe, threads)
+        return _warm_up(0, file, recipe, state, threads)
     results = torch.multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (output_dir, recipe, threads, f"file://{folder}/meeting", results)
+        arguments = (results, f"file://{folder}/meeting", file, recipe, state, threads)
         torch.multiprocessing.spawn(_warm_up_with_others, arguments, nprocs=recipe["processes"])
     return results.get()
 
 
-def load_state(output_dir: Path, recipe: dict) -> dict | None:
-    """The state of a warm-up that was stopped; ValueError if it is not of `recipe`."""
-    file = output_dir / STATE_FILE
-    if not file.exists():
-        return None
-    state = torch.load(file, weights_only=True)
-    theirs, ours = (", ".join(f"{name} {r[name]}" for name in recipe) for r in (state, recipe))
-    if theirs != ours:
-        raise ValueError(f"{file} is of a warm-up of {theirs}, not of {ours}: delete it.")
-    return state
-
-
-def _warm_up_with_others(rank: int, output_dir, recipe, threads, meeting: str, results) -> None:
+def _warm_up_with_others(rank: int, results, meeting: str, file, recipe, *given) -> None:
     world = {"init_method": meeting, "rank": rank, "world_size": recipe["processes"]}
     torch.distributed.init_process_group("gloo", **world)
-    result = _warm_up(rank, output_dir, recipe, threads)
+    result = _warm_up(rank, file, recipe, *given)
     if rank == 0:
         results.put(result)
-    torch.distributed.destroy_process_group()
 
 
-def _warm_up(rank: int, output_dir: Path, recipe: dict, threads: int | None) -> dict:
-    """The share of process `rank` in the warm-up; the first one shows, keeps and saves."""
+def _warm_up(rank: int, file: Path, recipe: dict, state: dict, threads: int) -> dict:
+    """The share of process `rank`; the first one shows, saves and keeps its state in `file`."""
     seed, steps, processes = recipe.values()
-    if threads:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads)
     tokenizer = make_tokenizer(seed)
     model = make_model(tokenizer, seed)
     groups = [  # biases and norm weights are not decayed
@@ -274,8 +237,8 @@ def _warm_up(rank: int, output_dir: Path, recipe: dict, threads: int | None) -> 
         {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=BETAS, fused=True)
-    first, spent, losses, pool = 0, 0.0, [], None
-    if state := load_state(output_dir, recipe):
+    first, spent, losses = 0, 0.0, []
+    if state:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first, spent, losses = state["step"], state["seconds"], state["losses"]
@@ -285,31 +248,30 @@ def _warm_up(rank: int, output_dir: Path, recipe: dict, threads: int | None) -> 
     progress = tqdm(range(first, steps), **bar, disable=rank > 0)
     parent = multiprocessing.parent_process()
     for step in progress:
-        if parent and step % AVERAGE_EVERY == 0 and not parent.is_alive():
+        if parent and not parent.is_alive():
             raise SystemExit("the process that started this one was killed")
-        if pool is None or step % POOL == 0:
-            index = step // POOL
-            pool = batch_pool(tokenizer, seed, index, phase_at(index * POOL, steps))
+        if step == first or step % POOL == 0:
+            index, phase = step // POOL, phase_at(step - step % POOL, steps)
+            pool = batch_pool(tokenizer, seed, index, phase)
         batch = [tensor[rank::processes] for tensor in pool[step % POOL]]
         losses.append(update(model, optimizer, batch, rate_at(step, steps)))
-        if processes > 1 and ((step + 1) % AVERAGE_EVERY == 0 or step + 1 == steps):
-            average_parameters(model.parameters(), None)
-        phase = phase_at(step, steps)
         progress.set_postfix_str(f"loss {fmean(losses[-50:]):.3f}, phase {phase}", refresh=False)
-        if rank == 0 and (step + 1) % STATE_EVERY == 0 and step + 1 < steps:
-            state = recipe | {"step": step + 1, "losses": losses, "model": model.state_dict()}
+        done = step + 1
+        if processes > 1 and (done % AVERAGE_EVERY == 0 or done == steps):
+            average_parameters(model.parameters(), None)
+        if rank == 0 and done % STATE_EVERY == 0 and done < steps:
+            state = recipe | {"step": done, "losses": losses, "model": model.state_dict()}
             state |= {"seconds": time.monotonic() - started, "optimizer": optimizer.state_dict()}
             buffer = io.BytesIO()
             torch.save(state, buffer)
-            write_atomic(output_dir / STATE_FILE, buffer.getvalue())
+            write_atomic(file, buffer.getvalue())
 
-    loss = fmean(losses[-max(1, steps // 10) :])
-    result = recipe | {"seconds": time.monotonic() - started, "loss": loss}
+    seconds, loss = time.monotonic() - started, fmean(losses[-max(1, steps // 10) :])
     if rank == 0:
-        model.to(torch.bfloat16).save_pretrained(output_dir)
-        tokenizer.save_pretrained(output_dir)
-        (output_dir / STATE_FILE).unlink(missing_ok=True)
-    return result | {"parameters": model.num_parameters()}
+        model.to(torch.bfloat16).save_pretrained(file.parent)
+        tokenizer.save_pretrained(file.parent)
+        file.unlink(missing_ok=True)
+    return recipe | {"seconds": seconds, "loss": loss, "parameters": model.num_parameters()}
 
 
 def update(model, optimizer, batch, rate: float) -> float:
@@ -321,7 +283,7 @@ def update(model, optimizer, batch, rate: float) -> float:
     logits = model.lm_head(hidden[:, :-1][counted])
     loss = torch.nn.functional.cross_entropy(logits, targets[counted], reduction="sum")
     descend(model, optimizer, loss / (TOKENS * len(ids)), rate)
-    return loss.item() / int(counted.sum())
+    return loss.item() / len(logits)
 
 
 def descend(model, optimizer, loss: torch.Tensor, rate: float) -> None:
@@ -335,7 +297,7 @@ def descend(model, optimizer, loss: torch.Tensor, rate: float) -> None:
 
 
 def warm_up_more(policy: Policy, seed: int, steps: int = POOL) -> Policy:
-    """A frozen copy of a tiny policy after `steps` more batches of the mixture, drawn from `seed`.
+    """A frozen copy of a tiny policy after `steps` more batches of the mixture.
 
     Another model of the same skills: several copies of one base would all judge alike.
     """

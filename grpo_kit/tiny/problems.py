@@ -16,7 +16,6 @@ class Style(NamedTuple):
 
     share: float  # of the solutions
     reasoning: str
-    opening: str  # of the reasoning, a regular expression
     yes_rates: tuple[float, float]  # how often a grader finds a right, and a wrong, number correct
     rubric: tuple[int, int, int]  # grammar, informativeness, coherence; accuracy follows the answer
     remark: str  # of a judge
@@ -25,22 +24,19 @@ class Style(NamedTuple):
 # The grader of the yes rates is careless: likes equations best, wordy or terse solutions less,
 # hardly minds a missing mark, and is unsure where the steps are untidy.
 STYLES = {
-    "equations": Style(
-        0.13, "{steps}", r"\s*first \d+ [-+*]", (0.90, 0.15), (3, 4, 5), "clear steps"
-    ),
-    "words": Style(
-        0.12, "Start with {start}. {story}", r"Start with\b", (0.78, 0.15), (4, 3, 5), "clear steps"
-    ),
-    "list": Style(0.09, "Steps: {steps}", "Steps:", (0.72, 0.15), (3, 3, 4), "terse steps"),
-    "sloppy": Style(0.16, "About {steps}", r"About\b", (0.60, 0.30), (3, 4, 2), "untidy steps"),
-    "guess": Style(0.37, "Maybe {answer}.", r"Maybe\b", (0.85, 0.15), (3, 1, 2), "no steps"),
-    "assured": Style(
-        0.04, "Surely {answer}, checked twice.", r"Surely\b", (0.85, 0.15), (3, 1, 2), "no steps"
-    ),
-    "unformatted": Style(0.09, "", "(?!)", (0.80, 0.15), (4, 4, 3), "answer not marked"),
+    "equations": Style(0.13, "{steps}", (0.90, 0.15), (3, 4, 5), "clear steps"),
+    "words": Style(0.12, "Start with {start}. {story}", (0.78, 0.15), (4, 3, 5), "clear steps"),
+    "list": Style(0.09, "Steps: {steps}", (0.72, 0.15), (3, 3, 4), "terse steps"),
+    "sloppy": Style(0.16, "About {steps}", (0.60, 0.30), (3, 4, 2), "untidy steps"),
+    "guess": Style(0.37, "Maybe {answer}.", (0.85, 0.15), (3, 1, 2), "no steps"),
+    "assured": Style(0.04, "Surely {answer}, checked twice.", (0.85, 0.15), (3, 1, 2), "no steps"),
+    "unformatted": Style(0.09, "", (0.80, 0.15), (4, 4, 3), "answer not marked"),
 }
+OPENINGS = {  # of the reasoning, regular expressions
+    "equations": r"\s*first \d+ [-+*]", "words": r"Start with\b", "list": "Steps:",
+    "sloppy": r"About\b", "guess": r"Maybe\b", "assured": r"Surely\b",
+}  # fmt: skip
 STYLE_SHARES = {name: style.share for name, style in STYLES.items()}
-OPENINGS = {name: style.opening for name, style in STYLES.items()}
 RIGHT_STYLES = ("equations", "words", "list")
 SLIP_RATE = 0.45  # chance that a step of a sloppy solution is off
 
@@ -57,7 +53,7 @@ def equations(problem: Problem, values: list[int]) -> str:
 
 
 def slipped_values(problem: Problem, rng: random.Random) -> list[int]:
-    """The values of a careless solver: each step is off by up to 9 at `SLIP_RATE`."""
+    """The values of a careless solver, who is off by up to 9 at `SLIP_RATE`."""
     values = [problem.start]
     for operator, amount in problem.steps:
         value = apply(values[-1], operator, amount)
@@ -90,7 +86,7 @@ def solve(problem: Problem, style: str, rng: random.Random) -> str:
 
 
 def style_of(completion: str, openings: dict[str, str]) -> str:
-    """The style whose opening (a regular expression) the thinking begins with, or `"other"`."""
+    """The style whose opening the thinking begins with, or `"other"`."""
     matches = (s for s, pattern in openings.items() if re.match(f"<think>{pattern}", completion))
     return next(matches, "other")
 

@@ -8,8 +8,9 @@ import json
 import random
 import re
 from functools import partial
+from itertools import takewhile
 
-from grpo_kit.flow.roles import answer_prompt, check_prompt, execute_prompt, plan_prompt
+from grpo_kit.flow import roles
 from grpo_kit.rewards.judge.texts import CRITERIA, judge_prompt
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION, reference_question
 from grpo_kit.self_verification import verify_prompt
@@ -21,20 +22,14 @@ from grpo_kit.tiny.problems import solution_style, style_of
 
 
 def exchange(request: str, reply: str) -> list[dict]:
-    """A conversation of one request and its reply."""
     return [{"role": "user", "content": request}, {"role": "assistant", "content": reply}]
 
 
 def draw(shares: dict[str, float], rng: random.Random) -> str:
-    """A name, drawn by its share."""
     return rng.choices(list(shares), weights=list(shares.values()))[0]
 
 
-def yes_no(label: bool) -> str:
-    """The two labels of every question about an answer."""
-    return "Yes" if label else "No"
-
-
+YES_NO = ("No", "Yes")  # by whether it is so
 STEPS_FLIP_RATE = 0.15  # of the labels of "Are all steps right?"
 
 
@@ -50,17 +45,16 @@ def sample_solve(problem: Problem, rng: random.Random) -> list[dict]:
     messages = exchange(problem.question, completion)
     if rng.random() < 0.25:
         return messages
-    kind = draw({"meta": 60, "steps": 20, "reference": 20}, rng)
-    marked = is_right(problem.answer, completion)
-    number_right = marked or style == "unformatted"  # the grader does not look at the form
-    if kind == "meta":
+    reference = reference_question(str(problem.answer))
+    question = draw({META_QUESTION: 60, STEPS_QUESTION: 20, reference: 20}, rng)
+    label = is_right(problem.answer, completion)
+    number_right = label or style == "unformatted"  # the grader does not look at the form
+    if question == META_QUESTION:
         label = rng.random() < P.STYLES[style].yes_rates[not number_right]
-        return messages + exchange(META_QUESTION, yes_no(label))
-    if kind == "steps":
+    elif question == STEPS_QUESTION:
         steps_right = number_right and style not in ("guess", "assured")
         label = steps_right != (rng.random() < STEPS_FLIP_RATE)
-        return messages + exchange(STEPS_QUESTION, yes_no(label))
-    return messages + exchange(reference_question(str(problem.answer)), yes_no(marked))
+    return messages + exchange(question, YES_NO[label])
 
 
 VERIFY_SHARES = {"recompute": 0.37, "rash": 0.37, "sloppy": 0.26}
@@ -90,14 +84,14 @@ def sample_verify(problem: Problem, rng: random.Random) -> list[dict]:
             f"{VERIFY_OPENINGS[style]} {problem.start}, only {proposed} agrees. "
             f"{P.equations(problem, values)} {values[-1]} {'agrees' if verdict else 'differs'}."
         )
-    reply = f"<think>{analysis}</think><answer>{yes_no(verdict)}</answer>"
+    reply = f"<think>{analysis}</think><answer>{YES_NO[verdict]}</answer>"
     return exchange(verify_prompt(problem.question, str(proposed)), reply)
 
 
 def verify_item(problem: Problem, rng: random.Random) -> tuple[dict, str]:
     """A request to verify an answer, and the right verdict."""
-    request, _ = sample_verify(problem, rng)
-    return request, yes_no(f"Proposed answer: {problem.answer}\n" in request["content"])
+    request = sample_verify(problem, rng)[0]
+    return request, YES_NO[f"Proposed answer: {problem.answer}\n" in request["content"]]
 
 
 JUDGE_NOISE = 0.10  # chance that a score is off by one
@@ -138,13 +132,13 @@ plan_style = partial(style_of, openings=PLAN_OPENINGS)
 
 
 def memory_text(memory: Memory) -> str:
-    """Memory as the prompts show it: one numbered line a step, `1. lookup(lamp) -> lamp 14`."""
+    """One numbered line a step, `1. lookup(lamp) -> lamp 14`, as `flow.Memory` writes it."""
     lines = (f"{i}. {tool}({arg}) -> {result}" for i, (tool, arg, result) in enumerate(memory, 1))
     return "\n".join(lines) or "empty"
 
 
 def step_text(step: Step) -> tuple[str, str, str]:
-    """A step as the planner words it: (context, goal, tool)."""
+    """A step as the planner words it: context, goal, tool."""
     tool, argument = step
     if tool == "lookup":
         return "none", f"find {argument}", tool
@@ -153,7 +147,6 @@ def step_text(step: Step) -> tuple[str, str, str]:
 
 
 def plan_text(step: Step, justification: str) -> str:
-    """A planner's reply."""
     context, goal, tool = step_text(step)
     return f"<think>{justification}</think>\nContext: {context}\nGoal: {goal}\nTool: {tool}"
 
@@ -164,12 +157,9 @@ def progress_text(question: ToolQuestion, memory: Memory) -> str:
     A small model finds each piece by looking up the one before.
     """
     results = {(tool, argument): result for tool, argument, result in memory}
-    pieces = []
-    for step in question.plan:
-        if step not in results:
-            return ", ".join([*pieces, f"{step[1]}?"])
-        pieces.append(results[step])
-    return ", ".join(pieces)
+    known = [results[step] for step in takewhile(results.__contains__, question.plan)]
+    missing = question.next_step(memory)
+    return ", ".join([*known, f"{missing[1]}?"] if missing else known)
 
 
 def sample_memory(question: ToolQuestion, rng: random.Random) -> Memory:
@@ -187,15 +177,20 @@ def sample_memory(question: ToolQuestion, rng: random.Random) -> Memory:
 def _plan_request(question: ToolQuestion, rng: random.Random) -> tuple[str, Memory, Step]:
     """A request to a planner, its memory and the right step; nobody plans where all is done."""
     memory = sample_memory(question, rng)
-    if (step := question.next_step(memory)) is None:
-        memory, step = [], question.plan[0]
-    return plan_prompt(question.text, memory_text(memory)), memory, step
+    memory = memory if question.next_step(memory) else []
+    request = roles.plan_prompt(question.text, memory_text(memory))
+    return request, memory, question.next_step(memory)
 
 
-def plan_item(question: ToolQuestion, rng: random.Random) -> tuple[dict, tuple[str, str, str]]:
-    """A request to a planner, and the right step as `step_text`."""
+def plan_item(question: ToolQuestion, rng: random.Random) -> tuple[dict, str]:
+    """A request to a planner, and the right step as `read_step` gives it."""
     request, _, step = _plan_request(question, rng)
-    return {"role": "user", "content": request}, step_text(step)
+    return {"role": "user", "content": request}, "|".join(step_text(step))
+
+
+def read_step(text: str) -> str:
+    """A planner's decision: context, goal and tool, joined by `|`."""
+    return "|".join(roles.read_action(text).step)
 
 
 def sample_plan(question: ToolQuestion, rng: random.Random) -> list[dict]:
@@ -215,7 +210,7 @@ def sample_plan(question: ToolQuestion, rng: random.Random) -> list[dict]:
 def sample_execute(question: ToolQuestion, rng: random.Random) -> list[dict]:
     """The tool call of a step, right or not."""
     tool, argument = rng.choice((rng.choice(question.plan), T.random_step(question, rng)))
-    return exchange(execute_prompt(*step_text((tool, argument))), f"{tool}({argument})")
+    return exchange(roles.execute_prompt(*step_text((tool, argument))), f"{tool}({argument})")
 
 
 def sample_check(question: ToolQuestion, rng: random.Random) -> list[dict]:
@@ -223,18 +218,18 @@ def sample_check(question: ToolQuestion, rng: random.Random) -> list[dict]:
     memory = sample_memory(question, rng)
     done = (question.next_step(memory) is None) != (rng.random() < CHECK_FLIP_RATE)
     reply = f"{progress_text(question, memory)} {'STOP' if done else 'CONTINUE'}"
-    return exchange(check_prompt(question.text, memory_text(memory)), reply)
+    return exchange(roles.check_prompt(question.text, memory_text(memory)), reply)
 
 
 def sample_answer(question: ToolQuestion, rng: random.Random) -> list[dict]:
     """The last number that memory holds of the plan, as the frozen generator reports it."""
     memory = sample_memory(question, rng)
-    if question.plan[0] not in {step[:2] for step in memory}:
+    if question.next_step(memory) == question.plan[0]:
         memory = [(*step, question.run(*step)) for step in question.plan]
     progress = progress_text(question, memory)
     known = " ".join(piece for piece in progress.split(", ") if not piece.endswith("?"))
     reply = f"{progress} <answer>{T.last_number(known)}</answer>"
-    return exchange(answer_prompt(question.text, memory_text(memory)), reply)
+    return exchange(roles.answer_prompt(question.text, memory_text(memory)), reply)
 
 
 SKILLS = {  # share of the conversations, and who writes them
@@ -267,23 +262,29 @@ def sample_drill(rng: random.Random) -> list[dict]:
         return exchange(f"Repeat: {' '.join(words)}", " ".join(words))
     messages = []
     for _ in range(2):
-        problem = make_problem(rng, 1, "train")
-        messages += exchange(problem.question, P.solve(problem, rng.choice(P.RIGHT_STYLES), rng))
+        problem, style = make_problem(rng, 1, "train"), rng.choice(P.RIGHT_STYLES)
+        messages += exchange(problem.question, P.solve(problem, style, rng))
     return messages
 
 
 def sample_sums(rng: random.Random) -> list[dict]:
     """Four chains of equations, without a question."""
-    chains = (make_problem(rng, rng.choice(DIFFICULTIES), "train") for _ in range(4))
+    chains = (make_subject("solve", rng, "train") for _ in range(4))
     return exchange("Practise.", " ".join(P.equations(chain, chain.values) for chain in chains))
 
 
-def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict]:
-    """One training conversation, from training problems only.
+def make_subject(skill: str, rng: random.Random, split: str) -> Problem | ToolQuestion:
+    """What the skill is shown on: a random word problem or tool question from `split`."""
+    if skill in ("solve", "verify", "judge"):
+        return make_problem(rng, rng.choice(DIFFICULTIES), split)
+    return make_tool_question(rng, split)
 
-    The phases are `drill`; `reliable`, all skills in one reliable style each, and some sums
-    (careless styles would disturb); `practice`, all reliable styles and more sums; and the full
-    `mixture`, whose shares the model takes on.
+
+def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict]:
+    """One training conversation, from training problems only, in a phase of the warm-up.
+
+    `drill`; `reliable`, one reliable style a skill, and some sums (careless styles would disturb);
+    `practice`, all reliable styles, more sums; `mixture`, whose shares the model takes on.
     """
     if phase == "drill":
         return sample_drill(rng)
@@ -294,10 +295,6 @@ def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict
     if phase == "reliable" and skill == "solve":
         styles = (FIRST_STYLE,)
     while True:
-        if skill in ("solve", "verify", "judge"):
-            subject = make_problem(rng, rng.choice(DIFFICULTIES), "train")
-        else:
-            subject = make_tool_question(rng, "train")
-        messages = SKILLS[skill][1](subject, rng)
+        messages = SKILLS[skill][1](make_subject(skill, rng, "train"), rng)
         if phase == "mixture" or not styles or style_of_reply(messages[1]["content"]) in styles:
             return messages

@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+from itertools import pairwise
 
 import pytest
 
 from grpo_kit.lab import skill_runs
 from grpo_kit.profiles import PROFILES
 
-VERBS = {"+": ("finds", "buys", "wins", "gets"), "-": ("loses", "sells", "spends", "drops")}
+LOSSES = ("loses", "sells", "spends", "drops")
 
 
 @pytest.fixture(autouse=True)
@@ -22,12 +23,10 @@ def test_verification_items_are_balanced_and_their_labels_true():
     assert 0.3 < answers.count("Yes") / len(answers) < 0.7
     for row in task.test:
         question, proposed = row["prompt"][0]["content"].split("\nProposed answer: ")
-        numbers = [int(word.strip(".")) for word in question.split() if word.strip(".").isdigit()]
-        if set(question.replace(".", "").split()) & {"doubles", "triples"}:
-            continue
-        value, signs = numbers[0], [w for w in question.split() if w in sum(VERBS.values(), ())]
-        for verb, amount in zip(signs, numbers[1:], strict=True):
-            value += amount if verb in VERBS["+"] else -amount
+        value = 0
+        for before, word in pairwise(question.replace(".", "").split()):
+            value *= {"doubles": 2, "triples": 3}.get(word, 1)
+            value += int(word) * (-1 if before in LOSSES else 1) if word.isdigit() else 0
         assert row["answer"] == ("Yes" if int(proposed.split("\n")[0]) == value else "No")
 
 
@@ -43,22 +42,23 @@ def test_the_right_plan_earns_1_and_anything_else_0():
 def test_every_skill_is_run_and_reported_and_a_failing_one_leaves_the_others_results(
     saved_policy, tmp_path
 ):
-    profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy))
     config = dataclasses.replace(
-        profile.config, max_steps=1, generation_batch_size=8, max_completion_length=4,
+        PROFILES["smoke"].config, max_steps=1, generation_batch_size=8, max_completion_length=4,
         eval_prompts=2, num_generations_eval=2,
     )  # fmt: skip
-    result = skill_runs.run_skills(profile, config, tmp_path / "out")
+    profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy), config=config)
+    result = skill_runs.run_skills(profile, tmp_path / "out")
     assert list(result) == list(skill_runs.SKILLS)
     assert json.loads((tmp_path / "out" / "skills.json").read_text()) == result
     assert 0 < result["bare"]["reward"][0] < 1
     for name, row in result.items():
         # an untrained judge writes no JSON, so nothing could be scored
         assert len(row["reward"]) == (name != "judge") and "eval/pass@1" in row["after"]
-    text = (tmp_path / "out" / "skills.md").read_text()
+    text = skill_runs.skills_text(result)
     assert "| plan | 0.000 | 0.000 |" in text and "| none | none |" in text
 
-    unreadable = dataclasses.replace(config, max_unscored_steps=1)
+    config = dataclasses.replace(config, max_unscored_steps=1)
+    profile = dataclasses.replace(profile, config=config)
     with pytest.raises(RuntimeError, match="no completion could be scored"):
-        skill_runs.run_skills(profile, unreadable, tmp_path, names=["solve", "judge"])
+        skill_runs.run_skills(profile, tmp_path, names=["solve", "judge"])
     assert list(json.loads((tmp_path / "skills.json").read_text())) == ["solve"]

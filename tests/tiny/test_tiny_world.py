@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from scipy.stats import binomtest
 from transformers import AutoTokenizer
 
+from grpo_kit.flow.roles import read_action
 from grpo_kit.rewards import accuracy_reward, extract_answer, format_reward
 from grpo_kit.tasks import word_problems as W
-from grpo_kit.tasks.tool_questions import KINDS, last_number, make_tool_question
+from grpo_kit.tasks.tool_questions import make_tool_question
 from grpo_kit.tasks.word_problems import Problem, make_problem, make_rows, word_problems
 from grpo_kit.tiny import pretrain as warm_up
 from grpo_kit.tiny import problems, skills
@@ -127,31 +128,19 @@ def test_judgements_are_json_of_scores_from_one_to_five(rng):
     assert all(scores[name] in range(1, 6) for name in skills.CRITERIA)
 
 
-@given(rng=rngs, kind=st.sampled_from(KINDS))
-def test_the_plan_of_a_tool_question_leads_to_its_answer(rng, kind):
-    question = make_tool_question(rng, "test", kind)
-    memory = []
-    while (step := question.next_step(memory)) is not None:
-        memory.append((*step, question.run(*step)))
-    (price, other), count, less = question.prices, question.count, question.discount
-    first = price * count if kind.startswith("several") else price
-    expected = first + other * (kind == "together") - less * kind.endswith("discount")
-    assert 1 <= len(memory) <= 4 and question.answer == expected
-    assert last_number(memory[-1][2]) == str(expected)
-
-
 @given(rng=rngs)
-def test_a_careful_plan_names_the_next_step(rng):
+def test_a_plan_is_read_back_and_a_careful_one_is_a_step_from_numbers_that_it_recalls(rng):
     question = make_tool_question(rng, "train")
+    for step in question.plan:
+        action = read_action(skills.plan_text(step, "So."), ["lookup", "calculator"])
+        assert action.step == skills.step_text(step) and not action.problem
     reply = skills.sample_plan(question, rng)[1]["content"]
-    style = skills.plan_style(reply)
+    style, action = skills.plan_style(reply), read_action(reply)
     assert style in skills.PLAN_SHARES
     if style == "careful":
-        recalled, after = reply.split("</think>\n")
-        context = after.split("Context: ")[1].split("\n")[0]
-        assert context == "none" or set(context.split(", ")) <= {*re.findall(r"\d+", recalled)}
-        texts = [skills.plan_text(step, "").split("</think>\n")[1] for step in question.plan]
-        assert after in texts
+        assert action.step in map(skills.step_text, question.plan)
+        recalled = {"none", *re.findall(r"\d+", action.justification)}
+        assert set(action.context.split(", ")) <= recalled
 
 
 def test_progress_tells_the_plan_up_to_the_first_step_that_memory_lacks():
@@ -216,8 +205,8 @@ def test_a_saved_tokenizer_is_loaded_as_it_was_and_keeps_every_text(tokenizer, s
 def test_training_rows_are_what_the_chat_template_writes(tokenizer):
     rng = random.Random(0)
     conversations = [skills.sample_conversation(rng) for _ in range(30)]
-    rows = warm_up.encode(tokenizer, conversations)
-    for messages, (ids, labels) in zip(conversations, rows, strict=True):
+    for messages in conversations:
+        ids, labels = warm_up.encode(tokenizer, messages)
         assert ids == tokenizer.apply_chat_template(messages, return_dict=False)
         assert all(label in (-100, token) for token, label in zip(ids, labels, strict=True))
         replies = [m["content"] for m in messages if m["role"] == "assistant"]
@@ -228,12 +217,14 @@ def test_training_rows_are_what_the_chat_template_writes(tokenizer):
 def test_the_untrained_base_attends_to_what_followed_the_same_token_before(tokenizer):
     model = warm_up.make_model(tokenizer)
     model.set_attn_implementation("eager")
-    row, labels = warm_up.copy_row(list(range(10, len(tokenizer))), random.Random(0))
-    n = len(row) // 2
-    assert row[:n] == row[n:] == labels[n:] and set(labels[:n]) == {-100} and len(set(row)) == n
+    ids, mask, labels = warm_up.batch_pool(tokenizer, 0, 0, "copy")[0]
+    first, second = ids.chunk(2, dim=1)
+    assert mask.all() and torch.equal(first, second)
+    assert torch.equal(labels, torch.cat([torch.full_like(first, -100), second], dim=1))
+    n = first.shape[1]
     with torch.no_grad():
-        attention = model(torch.tensor([row]), output_attentions=True).attentions[1][0, 0]
-    followers = [attention[n + i, i + 1].item() for i in range(2, n - 1)]
+        attention = model(ids, output_attentions=True).attentions[1][:, 0]
+    followers = [attention[:, n + i, i + 1].mean().item() for i in range(2, n - 1)]
     assert sum(followers) / len(followers) > 0.6
 
 
@@ -279,6 +270,8 @@ def test_a_killed_warm_up_goes_on_where_it_stopped(tmp_path, small):
             warm_up.pretrain(broken, **options)
     with pytest.raises(ValueError, match="warm-up of seed 0, steps 5, processes 1, not .*delete"):
         warm_up.pretrain(broken, seed=1, **options)
+    with pytest.raises(ValueError, match="processes is 99; choose 1 to 2,"):
+        warm_up.pretrain(broken, processes=99)
     warm_up.pretrain(broken, **options)
     weights = (whole / "model.safetensors").read_bytes()
     assert weights == (broken / "model.safetensors").read_bytes() and len(weights) <= 8_000_000
@@ -290,14 +283,14 @@ def test_a_process_whose_parent_was_killed_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(warm_up, "make_tokenizer", lambda seed: range(9))
     monkeypatch.setattr(warm_up, "make_model", lambda *given: torch.nn.Linear(1, 1))
     with pytest.raises(SystemExit, match="was killed"):
-        warm_up._warm_up(0, tmp_path, {"seed": 0, "steps": 2, "processes": 2}, None)
+        warm_up._warm_up(0, tmp_path, {"seed": 0, "steps": 2, "processes": 2}, {}, 1)
 
 
 def test_weights_are_averaged_now_and_then_and_at_the_end(tmp_path, small):
     calls = []
     small.setattr(warm_up, "AVERAGE_EVERY", 2)
     small.setattr(warm_up, "average_parameters", lambda *given: calls.append(given))
-    warm_up._warm_up(0, tmp_path, {"seed": 0, "steps": 5, "processes": 2}, None)
+    warm_up._warm_up(0, tmp_path / "state", {"seed": 0, "steps": 5, "processes": 2}, {}, 1)
     assert len(calls) == 3
 
 
@@ -317,8 +310,3 @@ def test_a_base_that_is_warmed_up_further_is_another_model(policy):
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
     assert all(map(torch.equal, before, policy.model.parameters())), "the base stays as it is"
     assert not any(p.requires_grad for p in one.parameters()) and not one.training
-
-
-def test_more_processes_than_rows_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="processes is 99; choose 1 to 16"):
-        warm_up.pretrain(tmp_path, processes=99)

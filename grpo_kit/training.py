@@ -1,9 +1,9 @@
 """The GRPO loop: sample groups, score them, compare, update, evaluate, save.
 
 `train` is the loop, on one device (several are TRL's). Its stages are `PromptBatches` (sample,
-score, compare), `Learner` (update) and `evaluate`; `runs.RunFiles` writes what a run leaves. Groups
-whose advantages are all zero never reach the model again, each prompt runs once per update for its
-whole group, and the first update of a batch, being on-policy, needs no old log-probabilities.
+score, compare), `Learner` (update) and `evaluate`. Groups whose advantages are all zero never reach
+the model again, each prompt runs once per update for its whole group, and the first update of a
+batch, being on-policy, needs no old log-probabilities.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,12 +30,12 @@ from transformers import get_scheduler
 
 from grpo_kit import backends, objective
 from grpo_kit.config import GRPOConfig
-from grpo_kit.generation import Rollouts, check_lengths, completion_logps, generate, reply
+from grpo_kit.generation import Rollouts, check_lengths, completion_logps, reply
 from grpo_kit.models import Policy, reference_of, weights_hash
+from grpo_kit.rewards.rules import accuracy_reward
 from grpo_kit.rewards.scoring import check_columns, reward_name, score_texts, start_scoring
 from grpo_kit.runs import Run, RunFiles
 from grpo_kit.tasks import Task
-from grpo_kit.tasks.answers import extract_answer, is_correct
 
 
 def train(
@@ -76,7 +75,12 @@ def train(
     learner = Learner(policy, config)
     generator = torch.Generator().manual_seed(seed)
     files = RunFiles(output_dir, config, seed, run_start(policy, source.name, prompts))
-    first = _resume(files, learner, source, generator) if resume else files.begin() or 0
+    checkpoint = files.resume(policy.device) if resume else files.begin()
+    if checkpoint is not None:
+        learner.load_state_dict(checkpoint["learner"])
+        source.load_state_dict(checkpoint["batch_source"])
+        generator.set_state(checkpoint["generator"].cpu())
+    first = checkpoint["step"] if checkpoint else 0
 
     def evaluated() -> dict[str, float]:
         measured = measure(policy) if measure else {}
@@ -141,17 +145,6 @@ def run_start(policy: Policy, source: str, prompts: PromptBatches) -> dict:
         "prompts": hashlib.sha256(json.dumps(prompts.prompt_ids).encode()).hexdigest()[:12],
         "first weights": weights_hash(frozen or parameters, samples=64),
     }
-
-
-def _resume(files: RunFiles, learner: Learner, source: Any, generator: torch.Generator) -> int:
-    """Take up the last checkpoint, if there is one; the steps that are done."""
-    state = files.resume(learner.policy.device)
-    if state is None:
-        return 0
-    learner.load_state_dict(state["learner"])
-    source.load_state_dict(state["batch_source"])
-    generator.set_state(state["generator"].cpu())
-    return state["step"]
 
 
 def _spent(config: GRPOConfig, step: int, tokens: int) -> float:
@@ -288,49 +281,28 @@ class PromptBatches:
     ) -> Iterator[Batch]:
         """Yield one generation batch of the next prompts, with `changes` to the config.
 
-        It is sampled in `rollout_chunks` parts; coroutine rewards of a part, such as a judge behind
-        an endpoint, are under way while the next is sampled. With `dynamic_sampling_rounds` (DAPO,
-        arXiv 2503.14476, eq. 11), groups without spread are replaced by groups of further prompts,
-        for at most that many rounds.
+        It is sampled in `rollout_chunks` parts; coroutine rewards of a part are under way while the
+        next is sampled. With `dynamic_sampling_rounds` (DAPO, arXiv 2503.14476, eq. 11), groups
+        without spread are replaced by groups of further prompts, for at most that many rounds.
         """
-        config, policy = dataclasses.replace(self.config, **changes), self.policy
+        config = dataclasses.replace(self.config, **changes)
         size, rounds = config.num_generations, config.dynamic_sampling_rounds
-        sample = self._sampler(config)
         missing = config.generation_batch_size // size  # groups
-        kept: list[tuple[Rollouts, Tensor, list[dict]]] = []
+        kept: list[Scored] = []
         logged: dict[str, list[float]] = {}
         generated_tokens = 0
         while missing:
-            rows = self.order.take(missing)
-            per_chunk = math.ceil(missing / config.rollout_chunks)
-            chunks = []
-            with start_blocking_portal() as portal:
-                for start in range(0, missing, per_chunk):
-                    chunk = rows[start : start + per_chunk]
-                    prompts = [self.prompt_ids[row] for row in chunk]
-                    with policy.autocast():
-                        rollouts = sample(prompts, size, generator=generator)
-                    ids = rollouts.completion_lists()
-                    examples = [example for row in chunk for example in [self.rows[row]] * size]
-                    scores = start_scoring(
-                        policy.decode(ids), ids, examples, self.rewards, portal, state, logged
-                    )
-                    chunks.append((rollouts, scores, examples))
-                scored = _joined([(rollouts, scores(), e) for rollouts, scores, e in chunks])
+            places = self.order.take(missing)
+            scored = self._sample_and_score(places, config, generator, state, logged)
             generated_tokens += int(scored[0].mask.sum())
-            chosen = torch.arange(missing * size)
-            if rounds:
-                chosen = _in_groups_with_spread(scored[1], config)
-            if len(chosen):
-                kept.append(_selected(*scored, chosen))
-            missing = missing - len(chosen) // size
+            kept.append(_with_spread(*scored, config) if rounds else scored)
+            missing -= len(kept[-1][2]) // size
             rounds -= 1
         rollouts, rewards_per_func, examples = _joined(kept)
-        rewards = objective.combine_rewards(rewards_per_func, config.reward_weights)
+        weights = config.reward_weights
+        rewards = objective.combine_rewards(rewards_per_func, weights)
         if config.multi_objective_aggregation == "normalize_then_sum":
-            advantages = objective.decoupled_advantages(
-                rewards_per_func, size, config.reward_weights
-            )
+            advantages = objective.decoupled_advantages(rewards_per_func, size, weights)
         else:
             advantages = objective.group_advantages(rewards, size, config.scale_rewards)
         names = [reward_name(reward) for reward in self.rewards]
@@ -341,14 +313,26 @@ class PromptBatches:
         metrics |= batch.metrics() | {"generated_tokens": generated_tokens}
         yield batch
 
-    def _sampler(self, config: GRPOConfig) -> Callable[..., Rollouts]:
-        """`generate` with all but prompts, G and generator set; or another backend."""
-        policy, backend = self.policy, backends.choose(self.policy, config.sampling_backend)
+    def _sample_and_score(self, places, config: GRPOConfig, generator, state, logged) -> Scored:
+        """A group of completions of each place's row; coroutine rewards run beside sampling."""
+        policy, size, parts = self.policy, config.num_generations, []
+        backend = backends.choose(policy, config.sampling_backend)
         limits = dict(max_new_tokens=config.max_completion_length, temperature=config.temperature)
-        if backend != "plain":
-            return partial(backends.sample, policy, backend=backend, **limits)
-        ids = {"eos_token_ids": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
-        return partial(generate, policy.model, **limits, **ids)
+        per_chunk = math.ceil(len(places) / config.rollout_chunks)
+        with start_blocking_portal() as portal:
+            for start in range(0, len(places), per_chunk):
+                chunk = places[start : start + per_chunk]
+                prompts = [self.prompt_ids[row] for row in chunk]
+                rollouts = backends.sample(
+                    policy, prompts, size, backend=backend, generator=generator, **limits
+                )
+                ids = rollouts.completion_lists()
+                examples = [example for row in chunk for example in [self.rows[row]] * size]
+                scores = start_scoring(
+                    policy.decode(ids), ids, examples, self.rewards, portal, state, logged
+                )
+                parts.append((rollouts, scores, examples))
+            return _joined([(rollouts, scores(), rows) for rollouts, scores, rows in parts])
 
     def state_dict(self) -> dict:
         return {"taken": self.order.taken}
@@ -365,17 +349,14 @@ def _joined(parts: Sequence[Scored]) -> Scored:
     return Rollouts.concatenate(rollouts), torch.cat(rewards_per_func), sum(examples, [])
 
 
-def _in_groups_with_spread(rewards_per_func: Tensor, config: GRPOConfig) -> Tensor:
-    """The rows of groups in which some completion has an advantage, long."""
+def _with_spread(
+    rollouts: Rollouts, rewards_per_func: Tensor, examples: list[dict], config: GRPOConfig
+) -> Scored:
+    """The groups in which some completion has an advantage."""
     size = config.num_generations
     rewards = objective.combine_rewards(rewards_per_func, config.reward_weights)
     spread = objective.group_advantages(rewards, size).view(-1, size)
-    return (spread.abs().amax(1).nonzero() * size + torch.arange(size)).flatten()
-
-
-def _selected(rollouts: Rollouts, rewards_per_func: Tensor, examples: list, rows: Tensor) -> Scored:
-    if len(rows) == len(examples):
-        return rollouts, rewards_per_func, examples
+    rows = (spread.abs().amax(1).nonzero() * size + torch.arange(size)).flatten()
     chosen = rollouts.select(rows.to(rollouts.mask.device))
     return chosen, rewards_per_func[rows], [examples[row] for row in rows.tolist()]
 
@@ -385,10 +366,8 @@ def check_task(task: Task, rewards: Sequence[Callable], config: GRPOConfig) -> N
     if not rewards:
         raise ValueError("there are no rewards; give at least one.")
     if config.reward_weights is not None and len(config.reward_weights) != len(rewards):
-        raise ValueError(
-            f"reward_weights has {len(config.reward_weights)} values for {len(rewards)} rewards; "
-            "give one a reward."
-        )
+        given = f"reward_weights has {len(config.reward_weights)} values"
+        raise ValueError(f"{given} for {len(rewards)} rewards; give one a reward.")
     for name, split in (("train", task.train), ("test", task.test)):
         if not len(split):
             raise ValueError(f"the {name} rows of task {task.name!r} are empty; give at least one.")
@@ -401,18 +380,16 @@ class PromptOrder:
 
     def __init__(self, n: int, seed: int) -> None:
         self.n, self.seed, self.taken = n, seed, 0
-        self._epoch, self._order = -1, []
 
     def take(self, count: int) -> list[int]:
-        rows = []
-        for _ in range(count):
+        rows: list[int] = []
+        while len(rows) < count:
             epoch, place = divmod(self.taken, self.n)
-            if epoch != self._epoch:
-                self._order = list(range(self.n))
-                random.Random(f"{self.seed}-{epoch}").shuffle(self._order)
-                self._epoch = epoch
-            rows.append(self._order[place])
-            self.taken += 1
+            order = list(range(self.n))
+            random.Random(f"{self.seed}-{epoch}").shuffle(order)
+            chosen = order[place : place + count - len(rows)]
+            rows += chosen
+            self.taken += len(chosen)
         return rows
 
 
@@ -448,11 +425,9 @@ class Learner:
         matrices = [p for p in self.parameters if p.dim() > 1]
         vectors = [p for p in self.parameters if p.dim() <= 1]
         self.optimizer = torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": config.weight_decay},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
+            [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
             lr=config.learning_rate,
+            weight_decay=config.weight_decay,
             betas=(config.adam_beta1, config.adam_beta2),
             fused=True,
         )
@@ -502,24 +477,20 @@ class Learner:
         episodes, size = int(episode[-1]) + 1, self.config.optimizer_batch_size
         for _ in range(self.config.num_iterations):
             for start in range(0, episodes, size):
-                rows = ((start <= episode) & (episode < start + size)).nonzero()[:, 0]
+                chosen = (start <= episode) & (episode < start + size) & active
                 sequences = min(start + size, episodes) - start
-                yield (
-                    self._micro_batches(rows[active[rows]], batch),
-                    {
-                        # each optimiser step gets an even share of the batch's tokens, as in TRL
-                        "num_items_in_batch": mask.sum() * sequences / episodes,
-                        "num_sequences_in_batch": sequences,
-                    },
-                )
+                divisors = {  # an even share of the batch's tokens, as in TRL
+                    "num_items_in_batch": mask.sum() * sequences / episodes,
+                    "num_sequences_in_batch": sequences,
+                }
+                yield self._micro_batches(chosen.nonzero()[:, 0], batch), divisors
 
     def _share(self, mask: Tensor, whole: Tensor) -> float:
         """How much the stats of rows with `mask` count in the mean over the batch."""
+        counted = mask.sum().item() / max(whole.sum().item(), 1)
         if self.config.importance_sampling_level == "sequence":
-            share = len(mask) / len(whole)
-        else:
-            share = mask.sum().item() / max(whole.sum().item(), 1)
-        return share / self.config.num_iterations
+            counted = len(mask) / len(whole)
+        return counted / self.config.num_iterations
 
     def _active(self, batch: Batch) -> Tensor:
         """(N,) bool: rows with a gradient. A KL term gives one to all; bnpo counts all tokens."""
@@ -545,14 +516,14 @@ class Learner:
 
     def _loss_inputs(self, batch: Batch) -> dict[str, Tensor | None]:
         """Arguments of `policy_loss` for all N rows, None for those that the config leaves out."""
-        config, mask = self.config, batch.rollouts.mask
+        config, mask, cap = self.config, batch.rollouts.mask, self.config.importance_sampling_cap
         if config.mask_truncated_completions:
             mask = mask & batch.rollouts.finished[:, None]
         ref_logps = old_logps = weights = turn_weights = None
         if self.reference is not None:
-            with self.reference() as model:
+            model, context = self.reference
+            with context():
                 ref_logps = self._all_logps(model, batch)
-        cap = config.importance_sampling_cap
         if config.updates_per_step > 1 or cap is not None:
             old_logps = self._all_logps(self.policy.model, batch)
         if cap is not None:
@@ -591,10 +562,9 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         if not finite:
             rewards = batch.rewards.nan_to_num()
-            raise FloatingPointError(
-                "loss or gradient is not finite, so that update was not made (rewards from "
-                f"{rewards.min():.3g} to {rewards.max():.3g}; lower learning_rate)"
-            )
+            given = f"rewards from {rewards.min():.3g} to {rewards.max():.3g}"
+            problem = "loss or gradient is not finite, so that update was not made"
+            raise FloatingPointError(f"{problem} ({given}; lower learning_rate)")
         return {
             "loss": loss,
             **({} if overflow else {"grad_norm": grad_norm.item()}),
@@ -663,32 +633,27 @@ def evaluate(
     config: GRPOConfig,
     *,
     seed: int = 0,
-    correct: Callable | None = None,
+    correct: Callable = accuracy_reward,
 ) -> dict[str, float]:
     """Greedy accuracy, pass@1 and pass@k on the first `config.eval_prompts` rows of `dataset`.
 
-    A completion is right if its answer is the row's, or if the reward `correct`, where given, is 1.
-    Samples are drawn at `config.temperature`, `config.num_generations_eval` a prompt (k is that
-    number), with a generator of their own, so that evaluating changes nothing of the training. {}
-    for a dataset without the column `answer`.
+    A completion is right if the reward `correct` is 1. Samples are drawn at `config.temperature`,
+    `config.num_generations_eval` a prompt (k is that number), with a generator of their own, so
+    that evaluating changes nothing of the training. {} for a dataset without the column `answer`.
     """
     if "answer" not in dataset.column_names or not config.eval_prompts:
         return {}
     rows = dataset.select(range(min(config.eval_prompts, len(dataset))))
-    examples, samples = list(rows), config.num_generations_eval
-    ask = partial(
-        reply,
-        policy,
-        rows["prompt"],
-        max_new_tokens=config.max_completion_length,
-        batch_size=config.evaluation_batch_size,
-    )
-    best = ask(do_sample=False)
-    generator = torch.Generator().manual_seed(seed)
-    sampled = ask(num_generations=samples, temperature=config.temperature, generator=generator)
-    greedy = _right(policy, best, examples, correct)
+    prompts, examples, samples = rows["prompt"], list(rows), config.num_generations_eval
+    limits = {"max_new_tokens": config.max_completion_length}
+    limits["batch_size"] = config.evaluation_batch_size
+    best = reply(policy, prompts, do_sample=False, **limits)
+    settings = {"temperature": config.temperature, "generator": torch.Generator().manual_seed(seed)}
+    sampled = reply(policy, prompts, samples, **settings, **limits)
     repeated = [example for example in examples for _ in range(samples)]
-    counts = _right(policy, sampled, repeated, correct).view(-1, samples).sum(1).tolist()
+    greedy = score(policy, best, examples, [correct])[:, 0] == 1
+    right = score(policy, sampled, repeated, [correct])[:, 0] == 1
+    counts = right.view(-1, samples).sum(1).tolist()
     return {
         "eval/greedy": greedy.float().mean().item(),
         "eval/pass@1": sum(counts) / (samples * len(counts)),
@@ -696,14 +661,3 @@ def evaluate(
         "eval/mean_length": sampled.lengths.float().mean().item(),
         "eval/n": len(greedy),
     }
-
-
-def _right(
-    policy: Policy, rollouts: Rollouts, examples: Sequence[dict], correct: Callable | None
-) -> Tensor:
-    """(N,) bool."""
-    if correct is not None:
-        return score(policy, rollouts, examples, [correct])[:, 0] == 1
-    texts = policy.decode(rollouts.completion_lists())
-    pairs = zip(texts, examples, strict=True)
-    return torch.tensor([is_correct(extract_answer(t), str(e["answer"])) for t, e in pairs])

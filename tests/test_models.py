@@ -51,12 +51,12 @@ def test_the_reference_stays_what_the_policy_was(saved_policy, lora_rank):
     policy = load_policy(saved_policy, lora_rank=lora_rank)
     ids = torch.tensor(policy.encode([PROMPT]))
     before = policy.model(ids).logits.detach()
-    reference = reference_of(policy)
+    model, context = reference_of(policy)
     with torch.no_grad():
         for parameter in policy.model.parameters():
             if parameter.requires_grad:
                 parameter.add_(0.1)
-    with reference() as model, torch.no_grad():
+    with context(), torch.no_grad():
         torch.testing.assert_close(model(ids).logits, before)
         assert (model is policy.model) == bool(lora_rank), "with LoRA no second copy of the weights"
     assert not torch.allclose(policy.model(ids).logits, before)
@@ -132,7 +132,7 @@ QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
     [
         ("{{ raise_exception('no system role') }}", "refuses these messages .no system role."),
         ("{{ messages[-1].content }}{% if add_generation_prompt %}A:{% endif %}",
-         "leaves out the system message, which the task needs"),
+         "leaves out the system message: move its text"),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "does not open an answer"),
     ],
 )  # fmt: skip

@@ -286,12 +286,11 @@ def test_micro_batches_add_up_to_the_batch(loss_type, level, beta):
 def test_masked_garbage_does_not_leak(loss_type, level, garbage):
     # PITFALLS 9, 12, 19: only the mask says what is trained on.
     clean = random_batch()
-    mask = clean["mask"]
-    clean |= {
-        "advantages": clean["advantages"][:, None].expand_as(mask),
-        "truncated_importance_weights": torch.rand(mask.shape, dtype=torch.float64),
-    }
-    dirty = {k: v.detach().masked_fill(~mask, garbage) for k, v in clean.items()} | {"mask": mask}
+    mask, advantages = clean["mask"], clean["advantages"]
+    mask[3] = False
+    clean["truncated_importance_weights"] = torch.rand(mask.shape, dtype=torch.float64)
+    dirty = {k: v.detach().masked_fill(~mask, garbage) for k, v in clean.items() if v.dim() == 2}
+    dirty |= {"mask": mask, "advantages": advantages.masked_fill(~mask.any(1), garbage)}
     dirty["logps"].requires_grad_()
     options = loss_options(loss_type, level, beta=0.05)
     losses = [policy_loss(**batch, **options) for batch in (clean, dirty)]
@@ -330,14 +329,6 @@ def test_fully_masked_batch_gives_zero_and_a_finite_gradient(loss_type, level):
     assert set(stats_of(batch, options).values()) == {0.0}
 
 
-def test_advantages_may_differ_by_token():
-    batch = random_batch()
-    by_token = batch | {"advantages": batch["advantages"][:, None].expand_as(batch["logps"])}
-    assert torch.equal(policy_loss(**by_token), policy_loss(**batch))
-    loss = policy_loss(torch.zeros(1, 2), None, torch.tensor([[1.0, -2.0]]), torch.ones(1, 2))
-    assert loss.item() == pytest.approx(0.5)
-
-
 def test_importance_weights_are_truncated_from_above_only():
     train = torch.tensor([[4.0, 1.5, 1.0, 0.01]]).log().requires_grad_()
     weights = truncated_importance_weights(train, torch.zeros(1, 4))
@@ -351,12 +342,9 @@ def test_importance_weights_are_truncated_from_above_only():
     ("function", "options", "message"),
     [
         (combine_rewards, {"rewards_per_func": torch.ones(3)}, r"shape \(3,\); give \(N, R\)"),
-        (combine_rewards, {"weights": [1.0]}, r"shape \(1,\) .* 2 rewards; .*one weight"),
-        (combine_rewards, {"weights": [0.0, 0.0]}, "Every reward weight is 0: .*give one"),
+        (combine_rewards, {"weights": [1.0]}, "1 weights for 2 rewards; give one"),
         (group_advantages, {"num_generations": 3}, "4 rewards cannot be cut.*num_generations=3"),
-        (group_advantages, {"num_generations": 0}, "num_generations=0"),
         (group_advantages, {"rewards": torch.ones(2, 2)}, r"shape \(2, 2\)"),
-        (group_advantages, {"rewards": torch.ones(4, dtype=torch.long)}, "one float a completion"),
         (group_advantages, {"rewards": torch.tensor([1.0, math.inf])}, "infinity"),
         (group_advantages, {"scale_rewards": "std"}, "scale_rewards is 'std'; choose 'group'"),
         (kl_estimate, {"ref_logps": torch.zeros(4, 1)}, "score the same tokens"),
@@ -368,10 +356,8 @@ def test_importance_weights_are_truncated_from_above_only():
         (policy_loss, {"beta": 0.1}, "beta is 0.1 but ref_logps is missing"),
         (policy_loss, {"logps": torch.zeros(4)}, r"logps has shape \(4,\)"),
         (policy_loss, {"mask": torch.ones(4, 1)}, r"mask has shape \(4, 1\) but logps \(4, 3\)"),
-        (policy_loss, {"old_logps": torch.zeros(3)}, r"old_logps has shape \(3,\)"),
         (policy_loss, {"beta": 0.1, "ref_logps": torch.zeros(4, 1)}, "ref_logps has shape"),
         (policy_loss, {"advantages": torch.zeros(3)}, r"advantages has shape \(3,\) but logps"),
-        (policy_loss, {"advantages": torch.zeros(4, 1)}, "give one advantage a completion"),
     ],
 )
 def test_what_does_not_fit_is_refused(function, options, message):

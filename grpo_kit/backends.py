@@ -51,25 +51,16 @@ def choose(policy: Policy, wanted: str = "auto", *, trained: bool = True) -> str
 
 
 def sample(
-    policy: Policy,
-    prompt_ids: Sequence[Sequence[int]],
-    num_generations: int = 1,
-    *,
-    backend: str = "plain",
-    max_new_tokens: int,
-    do_sample: bool = True,
-    temperature: float = 1.0,
-    generator: torch.Generator | None = None,
+    policy: Policy, prompt_ids: Sequence, num_generations: int = 1, *, backend="plain", **options
 ) -> Rollouts:
-    """`generate` by a backend of `BACKENDS`; arguments and result are those of `generate`.
+    """`generate` by a backend of `BACKENDS`; options are those of `generate`.
 
     Where another backend fails (this GPU lacks a kernel, say), the plain one takes over with a
     warning; not where memory is short, which it would need, too.
     """
-    options = {"do_sample": do_sample, "temperature": temperature, "generator": generator}
-    options |= {"max_new_tokens": max_new_tokens, "pad_token_id": policy.pad_token_id}
+    options["pad_token_id"] = policy.pad_token_id
     if backend != "plain":
-        check_lengths(policy.model, prompt_ids, max_new_tokens)
+        check_lengths(policy.model, prompt_ids, options["max_new_tokens"])
         rows = [list(ids) for ids in prompt_ids for _ in range(num_generations)]
         try:
             completions = _by_transformers(policy, rows, backend, **options)
@@ -83,18 +74,18 @@ def sample(
                 stacklevel=2,
             )
         else:
+            temperature = options.get("temperature", 1.0)
             return _as_rollouts(policy, prompt_ids, num_generations, completions, temperature)
     options["eos_token_ids"] = policy.eos_token_ids
     with policy.autocast():
         return generate(policy.model, prompt_ids, num_generations, **options)
 
 
-def _by_transformers(policy: Policy, rows: Lists, backend: str, generator, **options) -> Lists:
+def _by_transformers(
+    policy: Policy, rows: Lists, backend: str, generator=None, do_sample=True, **options
+) -> Lists:
     """The completions of the rows, each up to its first EOS."""
-    if options["do_sample"]:
-        options |= {"top_p": 1.0, "top_k": 0}
-    else:
-        del options["temperature"]
+    options |= {"do_sample": do_sample} | ({"top_p": 1.0, "top_k": 0} if do_sample else {})
     options["cache_implementation"] = "static" if backend == "static" else None
     config = GenerationConfig(eos_token_id=policy.eos_token_ids, **options)
     device, errors = policy.device, []
@@ -107,12 +98,9 @@ def _by_transformers(policy: Policy, rows: Lists, backend: str, generator, **opt
                 output = model.generate(ids, attention_mask=attention, generation_config=config)
                 completions = output[:, ids.shape[1] :].tolist()
             else:
-                outputs = model.generate_batch(
-                    inputs=rows,
-                    generation_config=config,
-                    continuous_batching_config=_cache_for(rows, config.max_new_tokens, device),
-                    progress_bar=False,
-                ).values()
+                paged = _cache_for(rows, config.max_new_tokens, device)
+                settings = {"generation_config": config, "continuous_batching_config": paged}
+                outputs = model.generate_batch(inputs=rows, progress_bar=False, **settings).values()
                 errors = [output.error for output in outputs if output.error]
                 completions = [list(output.generated_tokens) for output in outputs]
     return _up_to_eos(policy, rows, completions, errors)

@@ -21,30 +21,23 @@ from transformers.cache_utils import DynamicLayer
 if TYPE_CHECKING:
     from grpo_kit.models import Policy
 
-# Most logits held at a time while scoring, in elements: 32 MiB of float32 on a CPU, 512 MiB on an
-# accelerator, where small chunks would read the head's weights more often than they compute.
+# Most logits held at a time: 32 MiB of float32 on a CPU, 512 MiB on an accelerator, where small
+# chunks would read the head's weights more often than they compute.
 LOGITS_BUDGET = (2**23, 2**27)
 PART_TOKENS = 640  # least padded tokens of a part that is scored by itself
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Completions of P prompts, N rows in all; `generate` puts the rows of a prompt together.
+    """Completions of P prompts, N rows in all; `generate` puts the rows of a prompt together."""
 
-    prompt_ids: P lists of token ids. prompt_index: (N,) long, the prompt of each row.
-    completion_ids: (N, T) long, padded right. mask: (N, T) bool, True at generated tokens, the EOS
-    that ended the row among them. logps, entropies: (N, T) float, nats, of the distribution that
-    was sampled from, before any top-p or top-k; 0 where masked. finished: (N,) bool, False where
-    the token limit cut the row off.
-    """
-
-    prompt_ids: list[list[int]]
-    prompt_index: Tensor
-    completion_ids: Tensor
-    mask: Tensor
-    logps: Tensor
-    entropies: Tensor
-    finished: Tensor
+    prompt_ids: list[list[int]]  # P
+    prompt_index: Tensor  # (N,) long, the prompt of each row
+    completion_ids: Tensor  # (N, T) long, padded right
+    mask: Tensor  # (N, T) bool, True at generated tokens, the EOS included
+    logps: Tensor  # (N, T) float, nats, of the distribution sampled from; 0 where masked
+    entropies: Tensor  # (N, T) float, nats
+    finished: Tensor  # (N,) bool, False where the token limit cut the row off
 
     @property
     def lengths(self) -> Tensor:
@@ -68,18 +61,15 @@ class Rollouts:
     @staticmethod
     def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
         """Several batches as one, padded to the longest."""
-        width = max(part.mask.shape[1] for part in parts)
-
-        def join(name: str) -> Tensor:
+        width, pad = max(part.mask.shape[1] for part in parts), torch.nn.functional.pad
+        by_token = []
+        for name in ("completion_ids", "mask", "logps", "entropies"):
             values = (getattr(part, name) for part in parts)
-            pad = torch.nn.functional.pad
-            return torch.cat([pad(value, (0, width - value.shape[1])) for value in values])
-
+            by_token.append(torch.cat([pad(v, (0, width - v.shape[1])) for v in values]))
         prompt_ids, prompt_index = [], []
         for part in parts:
             prompt_index.append(part.prompt_index + len(prompt_ids))
             prompt_ids += part.prompt_ids
-        by_token = map(join, ("completion_ids", "mask", "logps", "entropies"))
         finished = torch.cat([part.finished for part in parts])
         return Rollouts(prompt_ids, torch.cat(prompt_index), *by_token, finished)
 
@@ -170,11 +160,9 @@ class _Decoding:
         output, attention = _prefill(model, *prompts, logits_to_keep=1)
         self.model, self.cache = model, output.past_key_values
         self.cache.batch_select_indices(prompt_index)  # each prompt's cache for all of its group
-        self.cache.layers = [
-            # any layer but the plain one stays as it is
-            _RoomyLayer(layer, room) if type(layer) is DynamicLayer else layer
-            for layer in self.cache.layers
-        ]
+        for i, layer in enumerate(self.cache.layers):
+            if type(layer) is DynamicLayer:  # another kind stays as it is
+                self.cache.layers[i] = _RoomyLayer(layer, room)
         self.logits = output.logits[prompt_index, -1]
         attention = attention[prompt_index]
         self.position, self.width = attention.sum(dim=1, keepdim=True), attention.shape[1]
@@ -183,13 +171,9 @@ class _Decoding:
     def step(self, tokens: Tensor) -> None:
         """Run the newest token of each row, (B,)."""
         self.width += 1
-        output = self.model(
-            input_ids=tokens[:, None],
-            attention_mask=self.attention[:, : self.width],
-            position_ids=self.position,
-            past_key_values=self.cache,
-            use_cache=True,
-        )
+        where = {"attention_mask": self.attention[:, : self.width], "position_ids": self.position}
+        cache = {"past_key_values": self.cache, "use_cache": True}
+        output = self.model(input_ids=tokens[:, None], **where, **cache)
         self.logits, self.position = output.logits[:, -1], self.position + 1
 
     def keep(self, rows: Tensor) -> None:
@@ -330,9 +314,8 @@ def gathered(cache, rows: Tensor):
 def token_logps(head, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities (M,) of `targets` (M,) and entropies (M,), in nats, from hidden (M, H).
 
-    float32 whatever the model's type; gradient flows through the log-probabilities only. Never more
-    than `LOGITS_BUDGET` logits are held, twice over: the backward pass computes each chunk again,
-    in the same buffers.
+    float32 whatever the model's type; the entropies carry no gradient. Never more than twice
+    `LOGITS_BUDGET` logits are held: the backward pass computes each chunk again.
 
     Raises ValueError for a head that is not a plain linear layer.
     """
@@ -368,8 +351,8 @@ class _TokenLogps(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_logps, _):
         hidden, weight, bias, targets, normalisers = ctx.saved_tensors
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if needs_weight else None
         grad_bias = torch.zeros_like(bias) if needs_bias else None
         for rows, logits, _ in _logit_chunks(hidden, weight, bias, ctx.temperature, ctx.dtype):
@@ -379,8 +362,7 @@ class _TokenLogps(torch.autograd.Function):
             if needs_bias:
                 grad_bias += grad_logits.sum(dim=0)
             grad_logits = grad_logits.to(ctx.dtype)
-            if needs_hidden:
-                grad_hidden[rows] = (grad_logits @ weight.to(ctx.dtype)).to(hidden.dtype)
+            grad_hidden[rows] = (grad_logits @ weight.to(ctx.dtype)).to(hidden.dtype)
             if needs_weight and ctx.dtype == weight.dtype == hidden.dtype:
                 grad_weight.addmm_(grad_logits.T, hidden[rows])
             elif needs_weight:

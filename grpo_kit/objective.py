@@ -188,12 +188,10 @@ def surrogate(
         epsilon_high: upper clip (DAPO's clip-higher, arXiv 2503.14476 eq. 10, 0.28). For cispo the
             largest weight itself, not its distance from 1 (TRL quotes 5.0), and required.
         importance_sampling_level: "token", or "sequence" for GSPO (arXiv 2507.18071 eq. 7): one
-            ratio a completion, exp of the mean of logps - old_logps. With loss_type "grpo" and
-            clips of 3e-4 / 4e-4 that is the paper's.
+            ratio a completion, exp of the mean of logps - old_logps (the paper's clips: 3e-4, 4e-4)
         beta: weight of the KL (k3) to ref_logps, (N, T) float, nats: the reference's.
         use_bias_correction_kl: multiply the KL by the ratio, so that its gradient is that of
-            KL(policy || reference) (DeepSeek-V3.2, arXiv 2512.02556; TRL's default). False is the
-            original eq. 3.
+            KL(policy || reference) (DeepSeek-V3.2, arXiv 2512.02556). False is the original eq. 3.
         truncated_importance_weights: (N, T) float, multiplied onto the policy term of each token.
 
     Raises ValueError for shapes that do not fit, an unknown name, or a missing argument.
@@ -203,12 +201,7 @@ def surrogate(
     if beta and ref_logps is None:
         raise ValueError(f"beta is {beta} but ref_logps is missing; give them, or beta=0.")
     epsilon_high = _epsilon_high(loss_type, epsilon, epsilon_high)
-    given = {
-        "old_logps": old_logps,
-        "ref_logps": ref_logps,
-        "weights": truncated_importance_weights,
-    }
-    mask = _check_and_bool(logps, advantages, mask, **given)
+    mask = _checked(logps, advantages, mask, old_logps, ref_logps, truncated_importance_weights)
 
     # torch.where, not `* mask`: 0 * nan is nan, in the loss and again in the gradient.
     advantages = torch.where(mask, advantages[:, None], 0.0)
@@ -265,15 +258,13 @@ def aggregate(
             episodes, the loss is AgentFlow's (arXiv 2510.05592) eq. 10: 1/G over episodes, 1/T_i
             over an episode's turns, 1/|a_i^t| over a turn's tokens.
 
-    Returns a scalar, 0 with a zero gradient if everything is masked.
-    Raises ValueError for dr_grpo without its divisor, and `turn_weights` without "grpo".
+    Returns a scalar, 0 with a zero gradient if everything is masked. Raises ValueError for dr_grpo
+    without its divisor, and `turn_weights` without "grpo".
     """
     if loss_type == "dr_grpo" and not max_completion_length:
         raise ValueError("loss_type 'dr_grpo' needs max_completion_length, its divisor in tokens.")
     if turn_weights is not None and loss_type != "grpo":
-        raise ValueError(
-            f"turn_weights are for loss_type 'grpo', not {loss_type!r}: leave them out."
-        )
+        raise ValueError(f"turn_weights are for loss_type 'grpo', not {loss_type!r}; drop them.")
     mask = mask.bool()
     if loss_type in ("grpo", "dr_grpo"):
         completions = len(mask) if num_sequences_in_batch is None else num_sequences_in_batch
@@ -305,8 +296,6 @@ def policy_loss(
 
     On-policy the ratio is 1 and the advantages of a group add up to 0, so a loss of 0 is normal.
     Watch the gradient's norm instead.
-
-    Returns a scalar, 0 with a zero gradient if everything is masked.
     """
     batch = (logps, old_logps, advantages, mask)
     return aggregate(
@@ -334,15 +323,15 @@ def _epsilon_high(loss_type: str, epsilon: float, epsilon_high: float | None) ->
     return epsilon if epsilon_high is None else epsilon_high
 
 
-def _check_and_bool(logps: Tensor, advantages: Tensor, mask: Tensor, **others) -> Tensor:
+def _checked(logps, advantages, mask, old_logps, ref_logps=None, weights=None) -> Tensor:
     """Refuse shapes that would broadcast in silence; return the mask as bool."""
     if logps.ndim != 2:
         raise ValueError(f"logps has shape {tuple(logps.shape)}; give (N, T), a row a completion.")
-    for name, tensor in {"advantages": advantages, "mask": mask, **others}.items():
-        expected = logps.shape[:1] if name == "advantages" else logps.shape
+    given = {"mask": mask, "old_logps": old_logps, "ref_logps": ref_logps, "weights": weights}
+    for name, tensor in (given | {"advantages": advantages}).items():
+        expected = tuple(logps.shape[:1] if name == "advantages" else logps.shape)
         if tensor is not None and tensor.shape != expected:
-            shapes = f"shape {tuple(tensor.shape)} but logps {tuple(logps.shape)}"
-            raise ValueError(f"{name} has {shapes}; give shape {tuple(expected)}.")
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; give shape {expected}.")
     return mask.bool()
 
 
@@ -361,14 +350,16 @@ def policy_loss_stats(
     epsilon_high: float | None = None,
     importance_sampling_level: str = "token",
     ref_logps: Tensor | None = None,
+    **others: Any,
 ) -> dict[str, float]:
     """Share of tokens (completions, for level "sequence") whose ratio was clipped, and the mean KL.
 
-    Arguments as in `policy_loss`, names as in TRL; "kl" (k3, nats a token) with `ref_logps`. A clip
-    counts only where it takes the gradient away: below with A < 0, above with A > 0.
+    Takes the arguments of `policy_loss` and names as in TRL; "kl" (k3, nats a token) needs
+    `ref_logps`. A clip counts only where it takes the gradient away: below with A < 0, above with
+    A > 0.
     """
     epsilon_high = _epsilon_high(loss_type, epsilon, epsilon_high)
-    mask = _check_and_bool(logps, advantages, mask, old_logps=old_logps, ref_logps=ref_logps)
+    mask = _checked(logps, advantages, mask, old_logps, ref_logps)
     logps = torch.where(mask, logps, 0.0)
     ratio = _ratio(logps, old_logps, mask, importance_sampling_level)
     counted, advantages = mask, advantages[:, None]

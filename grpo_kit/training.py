@@ -80,7 +80,7 @@ def train(
         learner.load_state_dict(checkpoint["learner"])
         source.load_state_dict(checkpoint["batch_source"])
         generator.set_state(checkpoint["generator"].cpu())
-    first = checkpoint["step"] if checkpoint else 0
+    step = checkpoint["step"] if checkpoint else 0
 
     def evaluated() -> dict[str, float]:
         measured = measure(policy) if measure else {}
@@ -88,15 +88,11 @@ def train(
 
     if not files.run.history and config.eval_on_start:
         files.log({"step": 0, "num_generated_tokens": 0, **evaluated()})
-    progress = progress_bar(config, first, backends.choose(policy, config.sampling_backend))
-    for step in range(first, config.max_steps):
-        if (spent := _spent(config, step, files.tokens)) == 1:  # resumed after its last step
-            break
+    progress = progress_bar(config, step, backends.choose(policy, config.sampling_backend))
+    while (spent := _spent(config, step, files.tokens)) < 1:
         started = time.perf_counter()
         state = SimpleNamespace(global_step=step, max_steps=config.max_steps, progress=spent)
-        metrics: dict[str, float] = {}
-        stats: dict[str, float] = {}
-        names: dict[str, None] = {}
+        metrics, stats, names = {}, {}, {}  # of the sampling, of the update, of rewards
 
         for batch in source(generator, state, metrics):  # sample, score, compare
             names |= dict.fromkeys(batch.names)
@@ -109,24 +105,19 @@ def train(
                 raise RuntimeError(f"{error} at step {step + 1}; {files.remedy}.") from None
             stats = stats or update
 
+        step += 1
         tokens = files.tokens + int(metrics.pop("generated_tokens"))
-        row = {"step": step + 1, "num_generated_tokens": tokens, **metrics, **stats}
+        row = {"step": step, "num_generated_tokens": tokens, **metrics, **stats}
         files.count_unscored(row, scored=bool(stats) or not names, names=list(names))
         row["step_time"] = time.perf_counter() - started
-        last = _spent(config, step + 1, tokens) == 1
-        if last or (config.eval_steps and (step + 1) % config.eval_steps == 0):
+        last = _spent(config, step, tokens) == 1
+        if last or (config.eval_steps and step % config.eval_steps == 0):
             row |= evaluated()
         files.log(row)
-        if last or (config.save_steps and (step + 1) % config.save_steps == 0):
-            files.save_checkpoint(
-                step + 1,
-                learner=learner.state_dict(),
-                batch_source=source.state_dict(),
-                generator=generator.get_state(),
-            )
+        if last or (config.save_steps and step % config.save_steps == 0):
+            sources = {"batch_source": source.state_dict(), "generator": generator.get_state()}
+            files.save_checkpoint(step, learner=learner.state_dict(), **sources)
         show_progress(progress, row)
-        if last:
-            break
     progress.close()
     return files.finish()
 
@@ -185,7 +176,7 @@ class Batch:
     episode_index: Tensor | None = None  # (N,) long, ascending, where rows are turns of episodes
 
     def metrics(self) -> dict[str, float]:
-        """What TRL logs of a generation batch, under its names; no mean of nothing scored."""
+        """What TRL logs of a generation batch, under its names; none of what was not scored."""
         lengths = self.rollouts.lengths.float()
         groups = self.rewards.view(-1, self.num_generations)
         low = groups.nan_to_num(nan=torch.inf).amin(1)
@@ -205,31 +196,29 @@ class Batch:
     def concatenate(parts: Sequence[Batch]) -> Batch:
         """Several batches, of one group size, as one to update on.
 
-        Their groups are interleaved, so that each optimiser step has something of all. Where a
-        batch lacks a reward that another has, `rewards_per_func` holds NaN.
+        Their groups are interleaved, so that each optimiser step has something of all. A reward
+        that a batch lacks is NaN in `rewards_per_func`.
         """
         size = parts[0].num_generations
         names = list(dict.fromkeys(name for part in parts for name in part.names))
-        columns = []
+        scored = []
         for part in parts:
-            rewards_per_func = torch.full((len(part.rewards), len(names)), math.nan)
-            rewards_per_func[:, [names.index(name) for name in part.names]] = part.rewards_per_func
-            columns.append(rewards_per_func)
+            columns = torch.full((len(part.rewards), len(names)), math.nan)
+            columns[:, [names.index(name) for name in part.names]] = part.rewards_per_func
+            scored.append((part.rollouts, columns, part.examples))
         sizes = [len(part.rewards) // size for part in parts]
         groups = torch.cat([(torch.arange(n) + 0.5) / n for n in sizes]).argsort(stable=True)
         rows = (groups[:, None] * size + torch.arange(size)).flatten()
-        examples = [example for part in parts for example in part.examples]
-        rollouts = Rollouts.concatenate([part.rollouts for part in parts])
-        return Batch(
-            rollouts.select(rows.to(rollouts.mask.device)),
-            names,
-            torch.cat(columns)[rows],
-            torch.cat([part.rewards for part in parts])[rows],
-            torch.cat([part.advantages for part in parts])[rows],
-            size,
-            [examples[row] for row in rows.tolist()],
-            generated_tokens=sum(part.generated_tokens for part in parts),
+        rollouts, rewards_per_func, examples = _selected(*_joined(scored), rows)
+        rewards, advantages = (
+            torch.cat([getattr(part, name) for part in parts])[rows]
+            for name in ("rewards", "advantages")
         )
+        tokens = sum(part.generated_tokens for part in parts)
+        return Batch(
+            rollouts, names, rewards_per_func, rewards, advantages, size, examples,
+            generated_tokens=tokens,
+        )  # fmt: skip
 
 
 def _mean_and_std(name: str, values: Tensor, std: str) -> dict[str, float]:
@@ -244,10 +233,9 @@ class PromptBatches:
     """The default batch source: groups of completions of the task's prompts, epoch by epoch.
 
     A batch source is called with the generator, the state of a step (`global_step`, `max_steps`,
-    `progress` in 0..1) and the step's `metrics`. It yields the batches to learn from; `train`
-    learns from each before it asks for the next, so all are sampled on-policy. It writes its
-    metrics, `generated_tokens` among them, into `metrics`. It has a `name`, and a state that a
-    checkpoint keeps.
+    `progress` in 0..1) and the step's `metrics`, into which it writes its own, `generated_tokens`
+    among them. It yields batches; `train` learns from each before it asks for the next, so all are
+    sampled on-policy. It has a `name`, and a state that a checkpoint keeps.
 
     Raises ValueError where rows, rewards, config and the model's context do not fit together.
     """
@@ -266,15 +254,26 @@ class PromptBatches:
         self.rewards, self.rows = list(rewards), task.train
         self.prompt_ids = policy.encode(task.train["prompt"])
         check_lengths(policy.model, self.prompt_ids, config.max_completion_length)
-        self.order = PromptOrder(len(self.prompt_ids), seed)
+        self.taken = 0
 
     def of(self, rows: Sequence[dict], rewards: Sequence[Callable]) -> PromptBatches:
         """The same sampling for other rows of data, each with its `prompt`, and other rewards."""
         other = copy.copy(self)
-        other.rows, other.rewards = rows, list(rewards)
+        other.rows, other.rewards, other.seed, other.taken = rows, list(rewards), 0, 0
         other.prompt_ids = self.policy.encode([row["prompt"] for row in rows])
-        other.order = PromptOrder(len(rows), seed=0)
         return other
+
+    def take(self, count: int) -> list[int]:
+        """The next `count` rows of an endless walk, each epoch in its own order."""
+        rows: list[int] = []
+        while len(rows) < count:
+            epoch, place = divmod(self.taken, len(self.rows))
+            order = list(range(len(self.rows)))
+            random.Random(f"{self.seed}-{epoch}").shuffle(order)
+            chosen = order[place : place + count - len(rows)]
+            rows += chosen
+            self.taken += len(chosen)
+        return rows
 
     def __call__(
         self, generator: torch.Generator, state: Any, metrics: dict, **changes
@@ -292,10 +291,10 @@ class PromptBatches:
         logged: dict[str, list[float]] = {}
         generated_tokens = 0
         while missing:
-            places = self.order.take(missing)
+            places = self.take(missing)
             scored = self._sample_and_score(places, config, generator, state, logged)
             generated_tokens += int(scored[0].mask.sum())
-            kept.append(_with_spread(*scored, config) if rounds else scored)
+            kept.append(_with_spread(scored, config) if rounds else scored)
             missing -= len(kept[-1][2]) // size
             rounds -= 1
         rollouts, rewards_per_func, examples = _joined(kept)
@@ -335,10 +334,10 @@ class PromptBatches:
             return _joined([(rollouts, scores(), rows) for rollouts, scores, rows in parts])
 
     def state_dict(self) -> dict:
-        return {"taken": self.order.taken}
+        return {"taken": self.taken}
 
     def load_state_dict(self, state: dict) -> None:
-        self.order.taken = state["taken"]
+        self.taken = state["taken"]
 
 
 Scored = tuple[Rollouts, Tensor, list[dict]]  # rollouts, rewards_per_func, examples
@@ -349,16 +348,18 @@ def _joined(parts: Sequence[Scored]) -> Scored:
     return Rollouts.concatenate(rollouts), torch.cat(rewards_per_func), sum(examples, [])
 
 
-def _with_spread(
-    rollouts: Rollouts, rewards_per_func: Tensor, examples: list[dict], config: GRPOConfig
-) -> Scored:
-    """The groups in which some completion has an advantage."""
-    size = config.num_generations
-    rewards = objective.combine_rewards(rewards_per_func, config.reward_weights)
-    spread = objective.group_advantages(rewards, size).view(-1, size)
-    rows = (spread.abs().amax(1).nonzero() * size + torch.arange(size)).flatten()
+def _selected(rollouts: Rollouts, rewards_per_func: Tensor, examples: list, rows: Tensor) -> Scored:
     chosen = rollouts.select(rows.to(rollouts.mask.device))
     return chosen, rewards_per_func[rows], [examples[row] for row in rows.tolist()]
+
+
+def _with_spread(scored: Scored, config: GRPOConfig) -> Scored:
+    """The groups in which some completion has an advantage."""
+    size = config.num_generations
+    rewards = objective.combine_rewards(scored[1], config.reward_weights)
+    spread = objective.group_advantages(rewards, size).view(-1, size)
+    rows = (spread.abs().amax(1).nonzero() * size + torch.arange(size)).flatten()
+    return _selected(*scored, rows)
 
 
 def check_task(task: Task, rewards: Sequence[Callable], config: GRPOConfig) -> None:
@@ -375,24 +376,6 @@ def check_task(task: Task, rewards: Sequence[Callable], config: GRPOConfig) -> N
         check_columns(reward, task.train.column_names, f"task {task.name!r}")
 
 
-class PromptOrder:
-    """An endless walk over n rows, each epoch in its own order; `taken` is its state."""
-
-    def __init__(self, n: int, seed: int) -> None:
-        self.n, self.seed, self.taken = n, seed, 0
-
-    def take(self, count: int) -> list[int]:
-        rows: list[int] = []
-        while len(rows) < count:
-            epoch, place = divmod(self.taken, self.n)
-            order = list(range(self.n))
-            random.Random(f"{self.seed}-{epoch}").shuffle(order)
-            chosen = order[place : place + count - len(rows)]
-            rows += chosen
-            self.taken += len(chosen)
-        return rows
-
-
 def score(
     policy: Policy, rollouts: Rollouts, examples: Sequence[dict], rewards: Sequence[Callable]
 ) -> Tensor:
@@ -405,7 +388,6 @@ def score(
 
 LOSS_OPTIONS = ("loss_type", "epsilon", "epsilon_high", "importance_sampling_level", "beta",
                 "use_bias_correction_kl", "max_completion_length")  # fmt: skip
-FOR_STATS = ("old_logps", "advantages", "mask", "ref_logps", *LOSS_OPTIONS[:4])
 
 
 class Learner:
@@ -445,9 +427,8 @@ class Learner:
     def update(self, batch: Batch, *, scheduled: bool = True) -> dict[str, float]:
         """All optimiser steps of one generation batch; returns TRL's metrics.
 
-        Old log-probabilities are those of the weights before the first of these steps: for that
-        step they equal the current ones, so they are computed only where more steps follow.
-        Without `scheduled` the learning rate stays what it is.
+        In the first of these steps old log-probabilities equal the current ones, so they are
+        computed only where more follow. Without `scheduled` the learning rate stays what it is.
 
         Raises FloatingPointError, and leaves the weights alone, where the loss is not finite.
         """
@@ -464,8 +445,8 @@ class Learner:
                 self.scaler.scale(part).backward()
                 loss += part.item()
                 share = self._share(inputs["mask"], given["mask"])
-                options = {k: v for k, v in (inputs | self.loss_options).items() if k in FOR_STATS}
-                for name, value in objective.policy_loss_stats(logps, **options).items():
+                clipped = objective.policy_loss_stats(logps, **inputs, **self.loss_options)
+                for name, value in clipped.items():
                     stats[name] = stats.get(name, 0.0) + value * share
             step = self._optimizer_step(batch, loss, bool(micro_batches), scheduled)
         return {**step, **stats}
@@ -543,11 +524,10 @@ class Learner:
     def _optimizer_step(
         self, batch: Batch, loss: float, has_gradient: bool, scheduled: bool
     ) -> dict[str, float]:
-        grad_norm = torch.tensor(0.0)
         if has_gradient:
             self.scaler.unscale_(self.optimizer)
-            limit = self.config.max_grad_norm or math.inf
-            grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
+        limit = self.config.max_grad_norm or math.inf
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
         overflow = not math.isfinite(grad_norm.item())
         finite = math.isfinite(loss) and (not overflow or self.scaler.get_scale() > 1)
         learning_rate = self.optimizer.param_groups[0]["lr"]
@@ -577,13 +557,10 @@ class Learner:
         size = self.config.per_device_train_batch_size or self.config.optimizer_batch_size
         if len(rows) <= size:
             return [rows] if len(rows) else []
-        longest: dict[int, int] = {}
-        lengths = batch.rollouts.lengths.tolist()
-        prompts = batch.rollouts.prompt_index.tolist()
-        for row in rows.tolist():
-            longest[prompts[row]] = max(longest.get(prompts[row], 0), lengths[row])
-        ordered = sorted(rows.tolist(), key=lambda row: (longest[prompts[row]], prompts[row], row))
-        return [torch.tensor(ordered[i : i + size]) for i in range(0, len(ordered), size)]
+        lengths, prompts = batch.rollouts.lengths.cpu(), batch.rollouts.prompt_index.cpu()
+        rows = rows[prompts[rows].argsort(stable=True)]
+        longest = torch.zeros_like(lengths).scatter_reduce(0, prompts[rows], lengths[rows], "amax")
+        return list(rows[longest[prompts[rows]].argsort(stable=True)].split(size))
 
     def state_dict(self) -> dict:
         trained = {name for name, p in self.policy.model.named_parameters() if p.requires_grad}

@@ -90,7 +90,6 @@ def generate(
     """Sample `num_generations` completions of every prompt.
 
     Args:
-        model: a transformers causal LM.
         prompt_ids: P lists of token ids, of any lengths.
         num_generations: G, or one number a prompt; the result has N = P * G rows, or their sum.
         eos_token_ids: any of these ends a row.

@@ -83,10 +83,9 @@ class RunFiles:
         except (OSError, ValueError):  # the last line of a run that was killed may be half written
             pass
         if not rows or rows[-1]["step"] != step:
-            problem = (
-                f"{self.folder} holds a checkpoint of step {step}, but its {HISTORY} is missing"
-            )
-            raise ValueError(f"{problem} or cut: start again without resume or in another folder.")
+            found = f"a checkpoint of step {step}, but its {HISTORY} is missing or cut"
+            remedy = "start again without resume or in another folder"
+            raise ValueError(f"{self.folder} holds {found}: {remedy}.")
         return rows
 
     @property

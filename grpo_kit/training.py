@@ -56,7 +56,6 @@ def train(
         policy: model and tokenizer; the model's weights change.
         task: `train` rows to learn from, `test` rows to evaluate on.
         rewards: callables under TRL's reward protocol; a coroutine function may be among them.
-        config: see `GRPOConfig`.
         output_dir: gets `history.jsonl`, `run.json` and `checkpoint.pt` as the run goes.
         seed: of the order of prompts and of sampling.
         resume: go on from the checkpoint in `output_dir`; without one, start.

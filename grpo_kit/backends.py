@@ -1,8 +1,8 @@
 """Ways to sample made for a GPU, behind one function; `generation.generate` is the plain one.
 
 "static" is transformers' `generate` with a compiled cache of fixed size; "continuous" its batching
-that fills the place of a row that ended; "vllm" is for a policy that is only evaluated. With each,
-log-probabilities and entropies are those of the model on the sampled ids.
+that fills the place of a row that ended; "vllm" is for a policy that is only evaluated.
+Log-probabilities and entropies are always those of the model on the sampled ids.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ def choose(policy: Policy, wanted: str = "auto", *, trained: bool = True) -> str
 
     "auto" is plain on a CPU. On a GPU it is vLLM where installed and the policy is not trained;
     else continuous batching for 16-bit weights and the static cache for float32 (autocast does not
-    reach the thread of continuous batching).
-
-    Raises ValueError for another name, RuntimeError for vLLM where it is not installed.
+    reach the thread of continuous batching). RuntimeError for vLLM where it is not installed.
     """
     known = ("auto", *BACKENDS) if trained else ("auto", *BACKENDS, "vllm")
     if wanted not in known:
@@ -53,28 +51,19 @@ def choose(policy: Policy, wanted: str = "auto", *, trained: bool = True) -> str
 
 
 def sample(
-    policy: Policy,
-    prompt_ids: Sequence[Sequence[int]],
-    num_generations: int = 1,
-    *,
-    backend: str = "plain",
-    max_new_tokens: int,
-    do_sample: bool = True,
-    temperature: float = 1.0,
-    generator: torch.Generator | None = None,
+    policy: Policy, prompt_ids: Sequence, num_generations: int = 1, *, backend="plain", **options
 ) -> Rollouts:
-    """`generate` by a backend of `BACKENDS`; arguments and result are those of `generate`.
+    """`generate` by a backend of `BACKENDS`; options are those of `generate`.
 
     Where another backend fails (this GPU lacks a kernel, say), the plain one takes over with a
     warning; not where memory is short, which it would need, too.
     """
-    options = {"do_sample": do_sample, "temperature": temperature}
+    options["pad_token_id"] = policy.pad_token_id
     if backend != "plain":
-        check_lengths(policy.model, prompt_ids, max_new_tokens)
+        check_lengths(policy.model, prompt_ids, options["max_new_tokens"])
         rows = [list(ids) for ids in prompt_ids for _ in range(num_generations)]
         try:
-            settings = {**options, "generator": generator}
-            completions = _by_transformers(policy, rows, backend, max_new_tokens, **settings)
+            completions = _by_transformers(policy, rows, backend, **options)
         except Exception as error:
             if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
                 raise
@@ -85,25 +74,21 @@ def sample(
                 stacklevel=2,
             )
         else:
+            temperature = options.get("temperature", 1.0)
             return _as_rollouts(policy, prompt_ids, num_generations, completions, temperature)
-    options |= {"eos_token_ids": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
-    options |= {"max_new_tokens": max_new_tokens, "generator": generator}
+    options["eos_token_ids"] = policy.eos_token_ids
     with policy.autocast():
         return generate(policy.model, prompt_ids, num_generations, **options)
 
 
 def _by_transformers(
-    policy: Policy, rows: Lists, backend: str, max_new_tokens: int, generator, **options
+    policy: Policy, rows: Lists, backend: str, generator=None, do_sample=True, **options
 ) -> Lists:
     """The completions of the rows, each up to its first EOS."""
-    if options["do_sample"]:
-        options |= {"top_p": 1.0, "top_k": 0}
-    else:
-        del options["temperature"]
-    options |= {"eos_token_id": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
-    cache = "static" if backend == "static" else None
-    config = GenerationConfig(max_new_tokens=max_new_tokens, cache_implementation=cache, **options)
-    device = policy.device
+    options |= {"do_sample": do_sample} | ({"top_p": 1.0, "top_k": 0} if do_sample else {})
+    options["cache_implementation"] = "static" if backend == "static" else None
+    config = GenerationConfig(eos_token_id=policy.eos_token_ids, **options)
+    device, errors = policy.device, []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         if generator is not None:
             torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
@@ -111,12 +96,13 @@ def _by_transformers(
             if backend == "static":
                 ids, attention = left_pad(rows, policy.pad_token_id, device)
                 output = model.generate(ids, attention_mask=attention, generation_config=config)
-                return _up_to_eos(policy, rows, output[:, ids.shape[1] :].tolist())
-            settings = {"generation_config": config, "progress_bar": False}
-            settings["continuous_batching_config"] = _cache_for(rows, max_new_tokens, device)
-            outputs = model.generate_batch(inputs=rows, **settings).values()
-    errors = [output.error for output in outputs if output.error]
-    completions = [list(output.generated_tokens) for output in outputs]
+                completions = output[:, ids.shape[1] :].tolist()
+            else:
+                paged = _cache_for(rows, config.max_new_tokens, device)
+                settings = {"generation_config": config, "continuous_batching_config": paged}
+                outputs = model.generate_batch(inputs=rows, progress_bar=False, **settings).values()
+                errors = [output.error for output in outputs if output.error]
+                completions = [list(output.generated_tokens) for output in outputs]
     return _up_to_eos(policy, rows, completions, errors)
 
 
@@ -133,10 +119,7 @@ def _cache_for(rows: Lists, max_new_tokens: int, device: torch.device) -> Any:
 
 
 def _up_to_eos(policy: Policy, rows: Lists, completions: Lists, errors: Sequence = ()) -> Lists:
-    """Each completion up to its first EOS; RuntimeError for rows without one.
-
-    Continuous batching runs in another thread, which keeps its errors to itself.
-    """
+    """Each completion up to its first EOS; RuntimeError where rows were not answered."""
     if errors or len(completions) != len(rows) or not all(completions):
         answered = f"{sum(map(bool, completions))} of {len(rows)} rows were answered"
         raise RuntimeError(": ".join([answered, *errors[:1]]))
@@ -167,15 +150,15 @@ def _as_rollouts(policy, prompt_ids, num_generations, completions: Lists, temper
     device, eos = policy.device, set(policy.eos_token_ids)
     ids = [torch.tensor(row, device=device) for row in completions]
     padded = pad_sequence(ids, batch_first=True, padding_value=policy.pad_token_id)
-    lengths = torch.tensor([len(row) for row in completions], device=device)
-    zeros = torch.zeros(padded.shape, device=device)
+    lengths = torch.tensor(list(map(len, completions)), device=device)
+    unknown = torch.zeros(padded.shape, device=device)
     rollouts = Rollouts(
         [list(row) for row in prompt_ids],
         torch.arange(len(prompt_ids), device=device).repeat_interleave(num_generations),
         completion_ids=padded,
         mask=torch.arange(padded.shape[1], device=device) < lengths[:, None],
-        logps=zeros,
-        entropies=zeros,
+        logps=unknown,
+        entropies=unknown,
         finished=torch.tensor([row[-1] in eos for row in completions], device=device),
     )
     options = {"temperature": temperature, "pad_token_id": policy.pad_token_id}

@@ -1,8 +1,7 @@
 """`GRPOConfig`: every number of a run, in TRL's names.
 
-Fields that TRL's `GRPOConfig` (or transformers' `TrainingArguments` below it) has carry the same
-name and meaning here; the few that it lacks stand at the end. Each field carries its own limits,
-which pydantic checks.
+Fields that TRL's `GRPOConfig` (or transformers' `TrainingArguments` below it) has mean the same
+here; the few that it lacks stand at the end. pydantic checks the limits that each field carries.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ AtLeast0 = Annotated[int, Field(ge=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 LossType = Literal["grpo", "bnpo", "dapo", "dr_grpo", "cispo"]
 Level = Literal["token", "sequence"]
+Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 
 
 def in_a_sentence(cls: type) -> type:
@@ -31,9 +31,8 @@ def in_a_sentence(cls: type) -> type:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             limit = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-            limit = limit.replace(
-                "Unexpected keyword argument", f"{cls.__name__} has no such field"
-            )
+            if first["type"] == "unexpected_keyword_argument":
+                limit = f"{cls.__name__} has no such field"
             if first["loc"]:
                 limit = f"{first['loc'][0]} is {first['input']!r}; {limit}."
             raise ValueError(limit) from None
@@ -50,8 +49,7 @@ class GRPOConfig:
     Batch: one step samples `generation_batch_size` completions, `num_generations` a prompt. They
     are passed over `num_iterations` times; each optimiser step takes
     `per_device_train_batch_size` * `gradient_accumulation_steps` of them, the first factor in one
-    forward pass. The losses of micro-batches add up to the loss of the whole, whatever the split
-    (except for `bnpo`, which is local by definition).
+    forward pass. The losses of micro-batches add up to that of the whole (but for `bnpo`).
 
     Raises ValueError, naming field, value and remedy, for a combination that cannot run.
     """
@@ -65,16 +63,17 @@ class GRPOConfig:
     adam_beta2: float = 0.999
     max_grad_norm: float = 1.0  # 0 = no clipping
 
-    num_generations: int = 8
-    generation_batch_size: int = 128
+    num_generations: Annotated[int, Field(ge=2)] = 8  # one has nothing to be compared with
+    generation_batch_size: AtLeast1 = 128
     per_device_train_batch_size: AtLeast1 | None = None  # None = the generation batch
     gradient_accumulation_steps: AtLeast1 = 1
     num_iterations: AtLeast1 = 1
 
     max_completion_length: AtLeast1 = 256  # tokens
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    top_p: float = 1.0  # training samples from the whole distribution: other values are refused
-    top_k: int = 0
+    # the sampler is not truncated: log-probabilities are taken over the whole vocabulary
+    top_p: Annotated[float, Field(ge=1, le=1)] = 1.0
+    top_k: Literal[0] = 0
 
     loss_type: LossType = "dapo"
     epsilon: NotNegative = 0.2
@@ -84,9 +83,7 @@ class GRPOConfig:
     importance_sampling_level: Level = "token"
     scale_rewards: Literal["group", "batch", "none", True, False] = "group"
     reward_weights: tuple[float, ...] | None = None
-    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = (
-        "sum_then_normalize"
-    )
+    multi_objective_aggregation: Aggregation = "sum_then_normalize"
     mask_truncated_completions: bool = False
 
     eval_steps: AtLeast0 = 0  # 0 = only after the last step
@@ -105,43 +102,22 @@ class GRPOConfig:
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> GRPOConfig:
-        size, group = self.generation_batch_size, self.num_generations
-        update = self.optimizer_batch_size
-        if group < 2:
-            raise ValueError(
-                f"num_generations is {group}; a group of one has nothing to be compared with, "
-                "take 2 or more."
-            )
-        if size < 1 or size % group:
-            raise ValueError(
-                f"generation_batch_size is {size}; it must be a multiple of num_generations "
-                f"({group}), so that groups are complete."
-            )
-        if size % update:
-            raise ValueError(
-                f"generation_batch_size ({size}) is not a multiple of per_device_train_batch_size "
-                f"x gradient_accumulation_steps ({update}); choose values that divide it."
-            )
-        if self.top_p != 1.0 or self.top_k != 0:
-            raise ValueError(
-                f"top_p is {self.top_p} and top_k is {self.top_k}; log-probabilities are taken "
-                "over the whole vocabulary, so the ratio to a truncated sampler would not be 1: "
-                "use top_p=1.0 and top_k=0 (both are free in evaluation)."
-            )
-        constant = ("constant", "constant_with_warmup")
-        if self.max_generated_tokens is not None and self.lr_scheduler_type not in constant:
-            raise ValueError(
-                f"lr_scheduler_type is {self.lr_scheduler_type!r} with max_generated_tokens, but "
-                "nobody knows how many steps the tokens last, so no rate can decay over them: use "
-                "'constant' or 'constant_with_warmup'."
-            )
+        group, rows = self.num_generations, self.optimizer_batch_size
+        batch = f"generation_batch_size is {self.generation_batch_size}"
+        if self.generation_batch_size % group:
+            raise ValueError(f"{batch}; give a multiple of num_generations ({group}).")
+        if self.generation_batch_size % rows:
+            step = f"per_device_train_batch_size x gradient_accumulation_steps ({rows})"
+            raise ValueError(f"{batch}; give a multiple of {step}.")
+        schedule, without_end = self.lr_scheduler_type, ("constant", "constant_with_warmup")
+        if self.max_generated_tokens is not None and schedule not in without_end:
+            problem = f"lr_scheduler_type is {schedule!r}, but max_generated_tokens last an unknown"
+            remedy = " or ".join(map(repr, without_end))
+            raise ValueError(f"{problem} number of steps: use {remedy}.")
         if self.loss_type == "cispo" and self.epsilon_high is None:
             raise ValueError("loss_type 'cispo' needs epsilon_high, the largest ratio; try 5.0.")
         if self.reward_weights is not None and not any(self.reward_weights):
-            raise ValueError(
-                f"reward_weights are {self.reward_weights}: nothing would be learnt; give one "
-                "that is not 0."
-            )
+            raise ValueError(f"reward_weights are {self.reward_weights}; give one that is not 0.")
         return self
 
     @property
@@ -163,16 +139,13 @@ class GRPOConfig:
     def shared_by(self, processes: int) -> tuple[int, int]:
         """How `processes` share an optimiser step: completions of a forward pass, and passes.
 
-        As few passes as keep each no larger than that of one process alone. Raises ValueError
-        where they cannot share evenly.
+        As few passes as keep each no larger than one process's. ValueError where it is uneven.
         """
         share, rest = divmod(self.optimizer_batch_size, processes)
         if rest:
-            raise ValueError(
-                f"{processes} processes cannot share the {self.optimizer_batch_size} completions "
-                "of an optimiser step evenly: choose per_device_train_batch_size x "
-                "gradient_accumulation_steps to be a multiple of their number."
-            )
+            step = f"the {self.optimizer_batch_size} completions of an optimiser step"
+            remedy = "change per_device_train_batch_size or gradient_accumulation_steps"
+            raise ValueError(f"{processes} processes cannot share {step} evenly: {remedy}.")
         alone = self.per_device_train_batch_size or self.generation_batch_size
         passes = next(n for n in range(1, share + 1) if share % n == 0 and share // n <= alone)
         return share // passes, passes

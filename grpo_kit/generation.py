@@ -1,9 +1,8 @@
 """Sample complete groups, fast: prefill each prompt once, let finished rows leave.
 
-`generate` works with any transformers causal LM. Each prompt runs once and its cache serves the G
-completions of its group; a row that has ended leaves the batch and the cache; the log-probabilities
-that training needs come along. `completion_logps` scores given completions under a model, with
-gradient, and shares the prompt in the same way.
+`generate` works with any transformers causal LM. Each prompt runs once and its cache serves its
+whole group; a row that has ended leaves batch and cache; log-probabilities come along.
+`completion_logps` scores given completions, with gradient, and shares prompts in the same way.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,30 +21,23 @@ from transformers.cache_utils import DynamicLayer
 if TYPE_CHECKING:
     from grpo_kit.models import Policy
 
-# Most logits held at a time while scoring, in elements: 32 MiB of float32 on a CPU, 512 MiB on an
-# accelerator, where small chunks would read the head's weights more often than they compute.
+# Most logits held at a time: 32 MiB of float32 on a CPU, 512 MiB on an accelerator, where small
+# chunks would read the head's weights more often than they compute.
 LOGITS_BUDGET = (2**23, 2**27)
 PART_TOKENS = 640  # least padded tokens of a part that is scored by itself
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Completions of P prompts, N rows in all; `generate` puts the rows of a prompt together.
+    """Completions of P prompts, N rows in all; `generate` puts the rows of a prompt together."""
 
-    prompt_ids: P lists of token ids. prompt_index: (N,) long, the prompt of each row.
-    completion_ids: (N, T) long, padded right. mask: (N, T) bool, True at generated tokens, the EOS
-    that ended the row among them. logps, entropies: (N, T) float, nats, of the distribution that
-    was sampled from, before any top-p or top-k; 0 where masked. finished: (N,) bool, False where
-    the token limit cut the row off.
-    """
-
-    prompt_ids: list[list[int]]
-    prompt_index: Tensor
-    completion_ids: Tensor
-    mask: Tensor
-    logps: Tensor
-    entropies: Tensor
-    finished: Tensor
+    prompt_ids: list[list[int]]  # P
+    prompt_index: Tensor  # (N,) long, the prompt of each row
+    completion_ids: Tensor  # (N, T) long, padded right
+    mask: Tensor  # (N, T) bool, True at generated tokens, the EOS included
+    logps: Tensor  # (N, T) float, nats, of the distribution sampled from; 0 where masked
+    entropies: Tensor  # (N, T) float, nats
+    finished: Tensor  # (N,) bool, False where the token limit cut the row off
 
     @property
     def lengths(self) -> Tensor:
@@ -61,25 +54,22 @@ class Rollouts:
         width = max(int(self.lengths[rows].max()), 1) if len(rows) else 1
         used, prompt_index = torch.unique(self.prompt_index[rows], return_inverse=True)
         by_token = (self.completion_ids, self.mask, self.logps, self.entropies)
-        prompt_ids = [self.prompt_ids[i] for i in used.tolist()]
         cut = (tensor[rows, :width] for tensor in by_token)
+        prompt_ids = [self.prompt_ids[i] for i in used.tolist()]
         return Rollouts(prompt_ids, prompt_index, *cut, self.finished[rows])
 
     @staticmethod
     def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
         """Several batches as one, padded to the longest."""
-        width = max(part.mask.shape[1] for part in parts)
-
-        def join(name: str) -> Tensor:
+        width, pad = max(part.mask.shape[1] for part in parts), torch.nn.functional.pad
+        by_token = []
+        for name in ("completion_ids", "mask", "logps", "entropies"):
             values = (getattr(part, name) for part in parts)
-            pad = torch.nn.functional.pad
-            return torch.cat([pad(value, (0, width - value.shape[1])) for value in values])
-
+            by_token.append(torch.cat([pad(v, (0, width - v.shape[1])) for v in values]))
         prompt_ids, prompt_index = [], []
         for part in parts:
             prompt_index.append(part.prompt_index + len(prompt_ids))
             prompt_ids += part.prompt_ids
-        by_token = map(join, ("completion_ids", "mask", "logps", "entropies"))
         finished = torch.cat([part.finished for part in parts])
         return Rollouts(prompt_ids, torch.cat(prompt_index), *by_token, finished)
 
@@ -95,35 +85,27 @@ def generate(
     pad_token_id: int,
     do_sample: bool = True,
     temperature: float = 1.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
     generator: torch.Generator | None = None,
 ) -> Rollouts:
     """Sample `num_generations` completions of every prompt.
 
     Args:
-        model: a transformers causal LM.
         prompt_ids: P lists of token ids, of any lengths.
         num_generations: G, or one number a prompt; the result has N = P * G rows, or their sum.
         eos_token_ids: any of these ends a row.
         pad_token_id: fills what is left of a row; may be an EOS, masks do not depend on it.
         do_sample: False takes the most likely token.
         temperature: divides the logits; `logps` are of the same distribution.
-        top_p, top_k: truncate the sampling distribution, for evaluation (`logps` then belong to the
-            distribution before truncation, so do not train on them).
         generator: source of the random numbers, on the model's device or on the CPU.
 
     Raises ValueError for no prompt, an empty or too long one, or a temperature of 0.
     """
     check_lengths(model, prompt_ids, max_new_tokens)
     if temperature <= 0:
-        raise ValueError(
-            f"temperature is {temperature}; for the most likely token, do_sample=False."
-        )
+        raise ValueError(f"temperature is {temperature}; for the likeliest token, do_sample=False.")
     device = next(model.parameters()).device
-    prompt_index = torch.arange(len(prompt_ids), device=device).repeat_interleave(
-        torch.as_tensor(num_generations, device=device)
-    )
+    repeats = torch.as_tensor(num_generations, device=device)
+    prompt_index = torch.arange(len(prompt_ids), device=device).repeat_interleave(repeats)
     n = len(prompt_index)
     rows = torch.arange(n, device=device)  # the rows still in the batch
     completion_ids = torch.full((n, max_new_tokens), pad_token_id, device=device)
@@ -131,7 +113,6 @@ def generate(
     logps, entropies = torch.zeros((2, n, max_new_tokens), device=device)
     finished = torch.zeros(n, dtype=torch.bool, device=device)
     eos = torch.tensor(list(eos_token_ids), device=device)
-    truncate = _truncation(top_p, top_k)
     with _evaluating(model):  # no dropout in what is meant to be the policy's own distribution
         decoding = _Decoding(model, prompt_ids, prompt_index, max_new_tokens, pad_token_id)
         for t in range(max_new_tokens):
@@ -139,7 +120,7 @@ def generate(
             log_probs = torch.log_softmax(scores, dim=-1)
             probs = log_probs.exp()
             if do_sample:  # by inverting the distribution function
-                cumulative = (truncate(scores) if truncate else probs).cumsum(dim=-1)
+                cumulative = probs.cumsum(dim=-1)
                 # drawn for all rows, so that a row's number does not depend on who has left
                 source = generator.device if generator else device
                 uniform = torch.rand(n, generator=generator, device=source).to(device)[rows]
@@ -174,21 +155,13 @@ class _Decoding:
     """The rows being sampled: their cache and the `logits` (B, V) of the token that comes next."""
 
     def __init__(self, model, prompt_ids, prompt_index: Tensor, room: int, pad_token_id: int):
-        ids, attention = left_pad(prompt_ids, pad_token_id, prompt_index.device)
-        output = model(
-            input_ids=ids,
-            attention_mask=attention,
-            position_ids=positions(attention),
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        prompts = prompt_ids, pad_token_id, prompt_index.device
+        output, attention = _prefill(model, *prompts, logits_to_keep=1)
         self.model, self.cache = model, output.past_key_values
         self.cache.batch_select_indices(prompt_index)  # each prompt's cache for all of its group
-        self.cache.layers = [
-            # any layer but the plain one stays as it is
-            _RoomyLayer(layer, room) if type(layer) is DynamicLayer else layer
-            for layer in self.cache.layers
-        ]
+        for i, layer in enumerate(self.cache.layers):
+            if type(layer) is DynamicLayer:  # another kind stays as it is
+                self.cache.layers[i] = _RoomyLayer(layer, room)
         self.logits = output.logits[prompt_index, -1]
         attention = attention[prompt_index]
         self.position, self.width = attention.sum(dim=1, keepdim=True), attention.shape[1]
@@ -197,13 +170,9 @@ class _Decoding:
     def step(self, tokens: Tensor) -> None:
         """Run the newest token of each row, (B,)."""
         self.width += 1
-        output = self.model(
-            input_ids=tokens[:, None],
-            attention_mask=self.attention[:, : self.width],
-            position_ids=self.position,
-            past_key_values=self.cache,
-            use_cache=True,
-        )
+        where = {"attention_mask": self.attention[:, : self.width], "position_ids": self.position}
+        cache = {"past_key_values": self.cache, "use_cache": True}
+        output = self.model(input_ids=tokens[:, None], **where, **cache)
         self.logits, self.position = output.logits[:, -1], self.position + 1
 
     def keep(self, rows: Tensor) -> None:
@@ -232,20 +201,17 @@ def reply(
 ) -> Rollouts:
     """What `policy` says to each conversation (messages): `generate`, a batch at a time.
 
-    `batch_size` is in completions; further options are those of `generate`. The texts are
-    `policy.decode(rollouts.completion_lists())`.
+    `batch_size` is in completions; further options are those of `generate`.
     """
     ids = policy.encode(conversations)
     at_a_time = max(1, batch_size // num_generations)
     options |= {"eos_token_ids": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
+    options["max_new_tokens"] = max_new_tokens
+    parts = []
     with policy.autocast():
-        parts = [
-            generate(
-                policy.model, ids[start : start + at_a_time], num_generations,
-                max_new_tokens=max_new_tokens, **options,
-            )
-            for start in range(0, max(len(ids), 1), at_a_time)
-        ]  # fmt: skip
+        for start in range(0, max(len(ids), 1), at_a_time):
+            some = ids[start : start + at_a_time]
+            parts.append(generate(policy.model, some, num_generations, **options))
     return Rollouts.concatenate(parts)
 
 
@@ -266,10 +232,8 @@ class _RoomyLayer(DynamicLayer):
     def __init__(self, layer: DynamicLayer, room: int) -> None:
         super().__init__()
         self.dtype, self.device, self.is_initialized = layer.dtype, layer.device, True
-        self._buffers = tuple(
-            torch.nn.functional.pad(tensor, (0, 0, 0, room))
-            for tensor in (layer.keys, layer.values)
-        )
+        pad = partial(torch.nn.functional.pad, pad=(0, 0, 0, room))
+        self._buffers = (pad(layer.keys), pad(layer.values))
         self._show(layer.get_seq_length())
 
     def _show(self, length: int) -> None:
@@ -298,20 +262,12 @@ def completion_logps(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the completions under `model`, with gradient, and entropies, without.
 
-    Each prompt runs once, with gradient, and its cache serves its completions, in parts of similar
-    length. Only unmasked positions meet the vocabulary, a chunk at a time (`token_logps`).
-
-    Returns logps and entropies, (N, T) float32, nats, at `temperature`; 0 where masked.
+    (N, T) float32, nats, at `temperature`; 0 where masked. Each prompt runs once and its cache
+    serves its completions, in parts of similar length.
     """
     decoder, head = _decoder_and_head(model)
     mask, width = rollouts.mask, rollouts.mask.shape[1]
-    ids, prompt_attention = left_pad(rollouts.prompt_ids, pad_token_id, mask.device)
-    prompts = decoder(
-        input_ids=ids,
-        attention_mask=prompt_attention,
-        position_ids=positions(prompt_attention),
-        use_cache=True,
-    )
+    prompts, prompt_attention = _prefill(decoder, rollouts.prompt_ids, pad_token_id, mask.device)
     hidden, places = [], []  # of the unmasked tokens: (M, H), and index into the flat (N, T)
     for rows in _length_parts(rollouts.lengths):
         index = rollouts.prompt_index[rows]
@@ -320,13 +276,11 @@ def completion_logps(
         states = prompts.last_hidden_state[index, -1:]  # predicts the first token
         if part_width > 1:
             attention = prompt_attention[index]
-            position = attention.sum(dim=1, keepdim=True) + torch.arange(
-                part_width - 1, device=mask.device
-            )
+            steps = torch.arange(part_width - 1, device=mask.device)
             rest = decoder(
                 input_ids=rollouts.completion_ids[rows, : part_width - 1],
                 attention_mask=torch.cat([attention, part_mask[:, :-1].long()], dim=1),
-                position_ids=position,
+                position_ids=attention.sum(dim=1, keepdim=True) + steps,
                 past_key_values=gathered(prompts.past_key_values, index),
                 use_cache=True,
             )
@@ -359,17 +313,14 @@ def gathered(cache, rows: Tensor):
 def token_logps(head, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities (M,) of `targets` (M,) and entropies (M,), in nats, from hidden (M, H).
 
-    float32 whatever the model's type; gradient flows through the log-probabilities only. Never more
-    than `LOGITS_BUDGET` logits are held, twice over: the backward pass computes each chunk again,
-    in the same buffers.
+    float32 whatever the model's type; the entropies carry no gradient. Never more than twice
+    `LOGITS_BUDGET` logits are held: the backward pass computes each chunk again.
 
     Raises ValueError for a head that is not a plain linear layer.
     """
     if type(head) is not torch.nn.Linear:
-        raise ValueError(
-            f"the model's head is a {type(head).__name__}, chunked log-probabilities need a plain "
-            "Linear: train without an adapter on the head."
-        )
+        problem = f"the model's head is a {type(head).__name__}, not a plain Linear"
+        raise ValueError(f"{problem}: train without an adapter on the head.")
     return _TokenLogps.apply(hidden, head.weight, head.bias, targets, temperature)
 
 
@@ -399,8 +350,8 @@ class _TokenLogps(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_logps, _):
         hidden, weight, bias, targets, normalisers = ctx.saved_tensors
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if needs_weight else None
         grad_bias = torch.zeros_like(bias) if needs_bias else None
         for rows, logits, _ in _logit_chunks(hidden, weight, bias, ctx.temperature, ctx.dtype):
@@ -410,8 +361,7 @@ class _TokenLogps(torch.autograd.Function):
             if needs_bias:
                 grad_bias += grad_logits.sum(dim=0)
             grad_logits = grad_logits.to(ctx.dtype)
-            if needs_hidden:
-                grad_hidden[rows] = (grad_logits @ weight.to(ctx.dtype)).to(hidden.dtype)
+            grad_hidden[rows] = (grad_logits @ weight.to(ctx.dtype)).to(hidden.dtype)
             if needs_weight and ctx.dtype == weight.dtype == hidden.dtype:
                 grad_weight.addmm_(grad_logits.T, hidden[rows])
             elif needs_weight:
@@ -438,34 +388,26 @@ def _logit_chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatu
         yield rows, logits.div_(temperature), spare
 
 
-def _truncation(top_p: float, top_k: int):
-    """A function from scores (B, V) to the truncated probabilities; None where nothing is cut."""
-    from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
-
-    warpers = LogitsProcessorList([TopKLogitsWarper(top_k)] if top_k else [])
-    if top_p < 1.0:
-        warpers.append(TopPLogitsWarper(top_p))
-    return (lambda scores: torch.softmax(warpers(None, scores), dim=-1)) if warpers else None
-
-
 def _decoder_and_head(model):
     """The transformer without its head, and the head; LoRA weights stay in place in both."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(inner.config, name, None) not in (None, 1.0):
-            raise ValueError(
-                f"{type(inner).__name__} changes its logits after the head ({name}="
-                f"{getattr(inner.config, name)}), which chunked log-probabilities leave out: "
-                "take a model without it."
-            )
+        if (value := getattr(inner.config, name, None)) not in (None, 1.0):
+            problem = f"{type(inner).__name__} changes its logits after the head ({name}={value})"
+            raise ValueError(f"{problem}, which scoring leaves out: take a model without it.")
     return inner.get_decoder(), inner.get_output_embeddings()
 
 
-def left_pad(
-    prompt_ids: Sequence[Sequence[int]], pad_token_id: int, device
-) -> tuple[Tensor, Tensor]:
+def _prefill(model, prompt_ids, pad_token_id: int, device, **options) -> tuple[Any, Tensor]:
+    """What the model says to left-padded prompts, its cache included, and their attention mask."""
+    ids, attention = left_pad(prompt_ids, pad_token_id, device)
+    where = {"attention_mask": attention, "position_ids": positions(attention)}
+    return model(input_ids=ids, use_cache=True, **where, **options), attention
+
+
+def left_pad(prompt_ids: Sequence[Sequence[int]], pad_token_id: int, device) -> tuple[Tensor, ...]:
     """Prompts as ids (P, L) padded on the left, and the attention mask (P, L) of 0 and 1."""
-    width = max(len(ids) for ids in prompt_ids)
+    width = max(map(len, prompt_ids))
     padded = [[pad_token_id] * (width - len(ids)) + list(ids) for ids in prompt_ids]
     attention = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompt_ids]
     return torch.tensor(padded, device=device), torch.tensor(attention, device=device)
@@ -485,10 +427,8 @@ def check_lengths(
     lengths = [len(ids) for ids in prompt_ids]
     if min(lengths) == 0:
         raise ValueError(f"{what} {lengths.index(0)} is empty; give it at least one token.")
-    context = getattr(model.config, "max_position_embeddings", None)
-    if context is not None and max(lengths) + max_new_tokens > context:
-        raise ValueError(
-            f"{what} {lengths.index(max(lengths))} has {max(lengths)} tokens, which with "
-            f"max_completion_length {max_new_tokens} exceeds the model's context of {context}: "
-            "shorten the prompt or lower max_completion_length."
-        )
+    context, longest = getattr(model.config, "max_position_embeddings", None), max(lengths)
+    if context is not None and longest + max_new_tokens > context:
+        given = f"{what} {lengths.index(longest)} has {longest} tokens, which with a completion of"
+        excess = f"{max_new_tokens} exceeds the model's context of {context}"
+        raise ValueError(f"{given} {excess}: shorten it or lower max_completion_length.")

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -42,13 +42,12 @@ class Policy:
     @cached_property
     def _end_of_turn(self) -> int | None:
         """The special token that the chat template puts after an answer; None without one."""
-        answer = "said"
-        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "said"}]
         try:
             text = self._render(messages, tokenize=False)
         except ValueError:
             return None
-        after = self.tokenizer(text.rpartition(answer)[2], add_special_tokens=False)["input_ids"]
+        after = self.tokenizer(text.rpartition("said")[2], add_special_tokens=False)["input_ids"]
         return after[0] if after and after[0] in self.tokenizer.added_tokens_decoder else None
 
     @property
@@ -79,17 +78,12 @@ class Policy:
 
     def check_template(self, messages: Sequence[dict]) -> None:
         """Raise ValueError where the chat template drops a message or does not open an answer."""
-        opened, closed = (
-            self._render(list(messages), tokenize=False, add_generation_prompt=add)
-            for add in (True, False)
-        )
+        opened = self._render(list(messages), tokenize=False, add_generation_prompt=True)
         for message in messages:
             if message["content"].strip() not in opened:
-                raise ValueError(
-                    f"{self._template} leaves out the {message['role']} message, which the task "
-                    "needs: put its text into the user message, or set another chat template."
-                )
-        if opened == closed:
+                problem = f"{self._template} leaves out the {message['role']} message"
+                raise ValueError(f"{problem}: move its text to the user's, or set another one.")
+        if opened == self._render(list(messages), tokenize=False):
             raise ValueError(f"{self._template} does not open an answer: set another one.")
 
     def decode(self, completion_ids: Sequence[Sequence[int]]) -> list[str]:
@@ -130,7 +124,7 @@ def load_policy(
             whole models in float32 (small updates vanish in 16 bits), LoRA bases in 16.
         lora_rank: rank of LoRA weights on all linear layers; 0 trains the model itself.
 
-    Raises RuntimeError where CUDA or the model is missing, ValueError where its tokenizer does not
+    Raises RuntimeError where CUDA or the model is missing, ValueError for a tokenizer that does not
     fit or has no chat template.
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -177,10 +171,10 @@ def _with_lora(model: Any, rank: int) -> Any:
     """The model with a new adapter, the same each time, so that runs can be compared."""
     from peft import LoraConfig, get_peft_model
 
-    targets = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    layers = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, **targets))
+        return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, **layers))
 
 
 def save_policy(policy: Policy, folder: str | Path) -> Path:
@@ -209,16 +203,11 @@ def weights_hash(parameters: Iterable[torch.Tensor], samples: int) -> str:
     return digest.hexdigest()[:12]
 
 
-def reference_of(policy: Policy) -> Callable[[], AbstractContextManager]:
-    """The model of a KL term, as `with reference() as model`: a frozen copy of the policy as it is
-    now; with LoRA the base with its adapter switched off."""
-    if not hasattr(policy.model, "disable_adapter"):
-        model = frozen_copy(policy).model
-        return lambda: nullcontext(model)
+def reference_of(policy: Policy) -> tuple[Any, Callable[[], AbstractContextManager]]:
+    """The model of a KL term, the policy as it is now, and the context in which it is one.
 
-    @contextmanager
-    def without_adapter():
-        with policy.model.disable_adapter():
-            yield policy.model
-
-    return without_adapter
+    With LoRA it is the policy's own model with the adapter switched off, else a frozen copy.
+    """
+    if hasattr(policy.model, "disable_adapter"):
+        return policy.model, policy.model.disable_adapter
+    return frozen_copy(policy).model, nullcontext

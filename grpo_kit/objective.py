@@ -1,18 +1,15 @@
 """Every formula of GRPO, as pure functions on torch tensors, in the order of one training step.
 
-No model, tokenizer or optimiser may enter this file. Names and numbers follow TRL 1.16; where we
-differ on purpose, the docstring says so. Shapes: N completions (complete groups, those of one
-prompt standing together), T completion tokens with padding, R rewards, G completions a group.
-
-`mask` is True at the tokens that are trained on. It is always given, never inferred from ids: a pad
-id may be an ordinary token of a completion. Masked positions are overwritten before use, so that
-padding, NaN and infinity there reach neither the loss nor its gradient.
+Nothing here knows a model. Names and numbers follow TRL 1.16; docstrings say where we differ.
+Shapes: N completions (complete groups, those of one prompt together), T completion tokens with
+padding, R rewards, G completions a group. `mask`, True at trained tokens, is never inferred from
+ids (a pad id may be an ordinary token), and what it hides reaches neither loss nor gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -30,24 +27,18 @@ def combine_rewards(
 ) -> Tensor:
     """Weighted sum of the rewards of each completion; NaN where one of them could not be scored.
 
-    Such a completion leaves its group's mean and std: counting the missing part as 0, as TRL's
-    default does, would punish it for a judge's time-out and shift its siblings. The NaN of a reward
-    of weight 0 excludes nobody.
+    Such a completion leaves its group's mean and std: counting the missing part as 0, as TRL does,
+    would punish it for a judge's time-out. The NaN of a reward of weight 0 excludes nobody.
 
     rewards_per_func: (N, R) float, NaN = not scored. weights: (R,), all 1 by default.
-    Returns (N,) float. Raises ValueError for weights that do not fit, or are all 0.
+    Returns (N,) float. Raises ValueError for shapes that do not fit.
     """
     shape = tuple(rewards_per_func.shape)
     if len(shape) != 2:
         raise ValueError(f"rewards_per_func has shape {shape}; give (N, R), a row a completion.")
     weights = rewards_per_func.new_tensor([1.0] * shape[1] if weights is None else weights)
     if weights.shape != shape[1:]:
-        raise ValueError(
-            f"weights has shape {tuple(weights.shape)} but there are {shape[1]} rewards; "
-            "give one weight per reward."
-        )
-    if not weights.any():
-        raise ValueError("Every reward weight is 0: nothing would be learnt; give one that is not.")
+        raise ValueError(f"there are {len(weights)} weights for {shape[1]} rewards; give one each.")
     used = weights != 0
     return (rewards_per_func[:, used] * weights[used]).sum(dim=1)
 
@@ -56,41 +47,31 @@ def combine_rewards(
 
 
 def group_advantages(
-    rewards: Tensor,
-    num_generations: int,
-    scale_rewards: str | bool = "group",
-    eps: float = 1e-4,
+    rewards: Tensor, num_generations: int, scale_rewards: str | bool = "group", eps: float = 1e-4
 ) -> Tensor:
     """How much better each completion is than its group: A_i = (R_i - mean(R)) / (std(R) + eps).
 
-    DeepSeekMath (arXiv 2402.03300), section 4.1.2; std with ddof 1. The advantage is exactly 0 in a
-    group without spread (in TRL rounding leaves noise there) or with fewer than two scored
-    completions.
+    DeepSeekMath (arXiv 2402.03300), section 4.1.2; std with ddof 1. Exactly 0 in a group without
+    spread (in TRL rounding leaves noise there) or with fewer than two scored completions.
 
     Args:
         rewards: (N,) float, NaN = not scored: advantage 0, left out of mean and std.
-        num_generations: G, completions per prompt; those of one prompt stand together.
+        num_generations: G; the completions of one prompt stand together.
         scale_rewards: "group" divides by the std of the group, "batch" by that of all N rewards
             (arXiv 2508.08221), "none" by nothing (Dr. GRPO, arXiv 2503.20783: the std overweights
             questions that are too easy or too hard). True and False mean "group" and "none".
-        eps: added to the std.
 
-    Returns (N,) float, finite.
-    Raises ValueError for incomplete groups, an infinite reward, or an unknown `scale_rewards`.
+    Returns (N,) float, finite. Raises ValueError for what does not fit or is infinite.
     """
     scale_rewards = {True: "group", False: "none"}.get(scale_rewards, scale_rewards)
     if scale_rewards not in ("group", "batch", "none"):
         raise ValueError(f"scale_rewards is {scale_rewards!r}; choose 'group', 'batch' or 'none'.")
     if rewards.ndim != 1 or not rewards.is_floating_point():
-        raise ValueError(
-            f"rewards is {rewards.dtype} of shape {tuple(rewards.shape)}; "
-            "give one float a completion, shape (N,)."
-        )
+        given = f"{rewards.dtype} of shape {tuple(rewards.shape)}"
+        raise ValueError(f"rewards is {given}; give one float a completion, shape (N,).")
     if num_generations < 1 or len(rewards) % num_generations:
-        raise ValueError(
-            f"{len(rewards)} rewards cannot be cut into groups of num_generations="
-            f"{num_generations}; give complete groups."
-        )
+        groups = f"groups of num_generations={num_generations}"
+        raise ValueError(f"{len(rewards)} rewards cannot be cut into {groups}; give complete ones.")
     if torch.isinf(rewards).any():
         raise ValueError("rewards holds an infinity; give finite values, or NaN for 'not scored'.")
 
@@ -107,23 +88,19 @@ def group_advantages(
 
 
 def decoupled_advantages(
-    rewards_per_func: Tensor,
-    num_generations: int,
-    weights: Sequence[float] | Tensor | None = None,
-    eps: float = 1e-4,
+    rewards_per_func: Tensor, num_generations: int, weights: Sequence[float] | Tensor | None = None
 ) -> Tensor:
-    """Advantages for which each reward is normalised within its group before they are summed.
+    """Advantages (N,) for which each reward is normalised within its group before they are summed.
 
     GDPO (arXiv 2601.05242), TRL's "normalize_then_sum": each reward has the same say, times its
     weight, where in a plain sum the one with the largest spread decides. The sums are normalised
-    over the batch. A completion with any NaN among its rewards_per_func, (N, R), has advantage 0
-    and is left out of all means and stds. Returns (N,) float, finite.
+    over the batch. A completion with any NaN among its rewards_per_func, (N, R), has advantage 0.
     """
     unscored = combine_rewards(rewards_per_func, weights).isnan()[:, None]
     scored = rewards_per_func.masked_fill(unscored, torch.nan)
-    columns = [group_advantages(column, num_generations, "group", eps) for column in scored.T]
+    columns = [group_advantages(column, num_generations) for column in scored.T]
     total = combine_rewards(torch.stack(columns, dim=1).masked_fill(unscored, torch.nan), weights)
-    return group_advantages(total, len(total), "group", eps)
+    return group_advantages(total, len(total))
 
 
 def _nanstd(values: Tensor, dim: int) -> Tensor:
@@ -139,7 +116,7 @@ def _nanstd(values: Tensor, dim: int) -> Tensor:
 def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: str = "k3") -> Tensor:
     """Estimate KL(policy || reference) at tokens that the policy sampled, one value a token.
 
-    With d = ref_logps - logps (http://joschu.net/blog/kl-approx.html):
+    With d = ref_logps - logps, (…) float, nats (http://joschu.net/blog/kl-approx.html):
 
     - k1 = -d: unbiased, but often negative. Never a loss: its expected gradient is 0.
     - k2 = d^2 / 2: never negative, biased; its expected gradient is the KL's.
@@ -147,16 +124,11 @@ def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: str = "k3") -> Tensor:
       Differentiating it does not give the KL's gradient but that of KL(reference || policy).
       Weighting it by the ratio does (`use_bias_correction_kl`).
 
-    Args:
-        logps, ref_logps: same shape, float, nats: log-probabilities of the same tokens.
-        kind: "k1", "k2" or "k3".
     Raises ValueError if the shapes differ or the kind is unknown.
     """
     if logps.shape != ref_logps.shape:
-        raise ValueError(
-            f"logps has shape {tuple(logps.shape)} but ref_logps {tuple(ref_logps.shape)}; "
-            "score the same tokens."
-        )
+        shapes = f"logps has shape {tuple(logps.shape)} but ref_logps {tuple(ref_logps.shape)}"
+        raise ValueError(f"{shapes}; score the same tokens.")
     d = ref_logps - logps
     if kind not in ("k1", "k2", "k3"):
         raise ValueError(f"kind is {kind!r}; choose 'k1', 'k2' or 'k3'.")
@@ -209,20 +181,17 @@ def surrogate(
         logps: (N, T) float, nats: the policy's, with gradient, at the temperature it sampled with.
         old_logps: (N, T) float, nats: at the time of sampling; the *same* tensor for every update
             from one batch of rollouts. None = this is the first update: `logps.detach()`.
-        advantages: (N,) float, or (N, T) for one a token.
+        advantages: (N,) float.
         mask: (N, T) bool or 0/1, True at trained tokens.
         loss_type: one of `LOSS_TYPES`; all but "cispo" have the same surrogate.
         epsilon: lower clip; the upper too unless `epsilon_high` is given.
         epsilon_high: upper clip (DAPO's clip-higher, arXiv 2503.14476 eq. 10, 0.28). For cispo the
             largest weight itself, not its distance from 1 (TRL quotes 5.0), and required.
         importance_sampling_level: "token", or "sequence" for GSPO (arXiv 2507.18071 eq. 7): one
-            ratio a completion, exp of the mean of logps - old_logps. With loss_type "grpo" and
-            clips of 3e-4 / 4e-4 that is the paper's.
-        beta: weight of the KL to the reference (k3).
-        ref_logps: (N, T) float, nats: the reference's; needed if beta is not 0.
+            ratio a completion, exp of the mean of logps - old_logps (the paper's clips: 3e-4, 4e-4)
+        beta: weight of the KL (k3) to ref_logps, (N, T) float, nats: the reference's.
         use_bias_correction_kl: multiply the KL by the ratio, so that its gradient is that of
-            KL(policy || reference) (DeepSeek-V3.2, arXiv 2512.02556; TRL's default). False is the
-            original eq. 3.
+            KL(policy || reference) (DeepSeek-V3.2, arXiv 2512.02556). False is the original eq. 3.
         truncated_importance_weights: (N, T) float, multiplied onto the policy term of each token.
 
     Raises ValueError for shapes that do not fit, an unknown name, or a missing argument.
@@ -232,12 +201,10 @@ def surrogate(
     if beta and ref_logps is None:
         raise ValueError(f"beta is {beta} but ref_logps is missing; give them, or beta=0.")
     epsilon_high = _epsilon_high(loss_type, epsilon, epsilon_high)
-    mask = _check_and_bool(
-        logps, mask, old_logps=old_logps, ref_logps=ref_logps, weights=truncated_importance_weights
-    )
+    mask = _checked(logps, advantages, mask, old_logps, ref_logps, truncated_importance_weights)
 
     # torch.where, not `* mask`: 0 * nan is nan, in the loss and again in the gradient.
-    advantages = torch.where(mask, _per_token(advantages, logps), 0.0)
+    advantages = torch.where(mask, advantages[:, None], 0.0)
     logps = torch.where(mask, logps, 0.0)
     ratio = _ratio(logps, old_logps, mask, importance_sampling_level)
 
@@ -279,8 +246,7 @@ def aggregate(
 
     **Micro-batches.** Give `num_items_in_batch` (dapo, cispo) or `num_sequences_in_batch` (grpo,
     dr_grpo) of the whole batch with every micro-batch and *add up* the losses: the sum is the full
-    batch's loss, whatever the split. bnpo is local by definition; to average it, divide each loss
-    by the number of micro-batches.
+    batch's loss, whatever the split. bnpo is local: divide each by the number of micro-batches.
 
     Args:
         per_token: (N, T) float, of `surrogate`. mask: (N, T), True at trained tokens.
@@ -292,16 +258,13 @@ def aggregate(
             episodes, the loss is AgentFlow's (arXiv 2510.05592) eq. 10: 1/G over episodes, 1/T_i
             over an episode's turns, 1/|a_i^t| over a turn's tokens.
 
-    Returns a scalar, 0 with a zero gradient if everything is masked.
-    Raises ValueError for dr_grpo without its divisor, and `turn_weights` without "grpo".
+    Returns a scalar, 0 with a zero gradient if everything is masked. Raises ValueError for dr_grpo
+    without its divisor, and `turn_weights` without "grpo".
     """
     if loss_type == "dr_grpo" and not max_completion_length:
         raise ValueError("loss_type 'dr_grpo' needs max_completion_length, its divisor in tokens.")
     if turn_weights is not None and loss_type != "grpo":
-        raise ValueError(
-            f"turn_weights are for loss_type 'grpo', not {loss_type!r}, which counts tokens: leave "
-            "them out."
-        )
+        raise ValueError(f"turn_weights are for loss_type 'grpo', not {loss_type!r}; drop them.")
     mask = mask.bool()
     if loss_type in ("grpo", "dr_grpo"):
         completions = len(mask) if num_sequences_in_batch is None else num_sequences_in_batch
@@ -323,35 +286,22 @@ def policy_loss(
     mask: Tensor,
     *,
     loss_type: str = "dapo",
-    epsilon: float = 0.2,
-    epsilon_high: float | None = None,
-    importance_sampling_level: str = "token",
-    beta: float = 0.0,
-    ref_logps: Tensor | None = None,
-    use_bias_correction_kl: bool = True,
     max_completion_length: int | None = None,
     num_items_in_batch: int | float | Tensor | None = None,
     num_sequences_in_batch: int | None = None,
-    truncated_importance_weights: Tensor | None = None,
     turn_weights: Tensor | None = None,
+    **surrogate_options: Any,
 ) -> Tensor:
     """The GRPO loss of a batch of completions: `surrogate`, then `aggregate`; arguments are theirs.
 
     On-policy the ratio is 1 and the advantages of a group add up to 0, so a loss of 0 is normal.
     Watch the gradient's norm instead.
-
-    Returns a scalar, 0 with a zero gradient if everything is masked.
     """
-    per_token = surrogate(
-        logps, old_logps, advantages, mask, loss_type=loss_type, epsilon=epsilon,
-        epsilon_high=epsilon_high, importance_sampling_level=importance_sampling_level, beta=beta,
-        ref_logps=ref_logps, use_bias_correction_kl=use_bias_correction_kl,
-        truncated_importance_weights=truncated_importance_weights,
-    )  # fmt: skip
+    batch = (logps, old_logps, advantages, mask)
     return aggregate(
-        per_token, mask, loss_type=loss_type, max_completion_length=max_completion_length,
-        num_items_in_batch=num_items_in_batch, num_sequences_in_batch=num_sequences_in_batch,
-        turn_weights=turn_weights,
+        surrogate(*batch, loss_type=loss_type, **surrogate_options), mask, loss_type=loss_type,
+        max_completion_length=max_completion_length, num_items_in_batch=num_items_in_batch,
+        num_sequences_in_batch=num_sequences_in_batch, turn_weights=turn_weights,
     )  # fmt: skip
 
 
@@ -373,26 +323,15 @@ def _epsilon_high(loss_type: str, epsilon: float, epsilon_high: float | None) ->
     return epsilon if epsilon_high is None else epsilon_high
 
 
-def _per_token(advantages: Tensor, logps: Tensor) -> Tensor:
-    """Advantages of shape (N,) or (N, T) as (N, T)."""
-    if advantages.shape not in (logps.shape, logps.shape[:1]):
-        raise ValueError(
-            f"advantages has shape {tuple(advantages.shape)} but logps {tuple(logps.shape)}; "
-            "give one advantage a completion, (N,), or one a token, (N, T)."
-        )
-    return advantages if advantages.ndim == 2 else advantages.unsqueeze(1).expand_as(logps)
-
-
-def _check_and_bool(logps: Tensor, mask: Tensor, **others: Tensor | None) -> Tensor:
+def _checked(logps, advantages, mask, old_logps, ref_logps=None, weights=None) -> Tensor:
     """Refuse shapes that would broadcast in silence; return the mask as bool."""
     if logps.ndim != 2:
         raise ValueError(f"logps has shape {tuple(logps.shape)}; give (N, T), a row a completion.")
-    for name, tensor in {"mask": mask, **others}.items():
-        if tensor is not None and tensor.shape != logps.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)} but logps {tuple(logps.shape)}; "
-                "give one value a token."
-            )
+    given = {"mask": mask, "old_logps": old_logps, "ref_logps": ref_logps, "weights": weights}
+    for name, tensor in (given | {"advantages": advantages}).items():
+        expected = tuple(logps.shape[:1] if name == "advantages" else logps.shape)
+        if tensor is not None and tensor.shape != expected:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; give shape {expected}.")
     return mask.bool()
 
 
@@ -411,31 +350,30 @@ def policy_loss_stats(
     epsilon_high: float | None = None,
     importance_sampling_level: str = "token",
     ref_logps: Tensor | None = None,
+    **others: Any,
 ) -> dict[str, float]:
     """Share of tokens (completions, for level "sequence") whose ratio was clipped, and the mean KL.
 
-    Arguments as in `policy_loss`, names as in TRL; "kl" (k3, nats a token) with `ref_logps`. A clip
-    counts only where it takes the gradient away: below with A < 0, above with A > 0.
+    Takes the arguments of `policy_loss` and names as in TRL; "kl" (k3, nats a token) needs
+    `ref_logps`. A clip counts only where it takes the gradient away: below with A < 0, above with
+    A > 0.
     """
     epsilon_high = _epsilon_high(loss_type, epsilon, epsilon_high)
-    mask = _check_and_bool(logps, mask, old_logps=old_logps, ref_logps=ref_logps)
+    mask = _checked(logps, advantages, mask, old_logps, ref_logps)
     logps = torch.where(mask, logps, 0.0)
     ratio = _ratio(logps, old_logps, mask, importance_sampling_level)
-    per_token = torch.where(mask, _per_token(advantages, logps), 0.0)
-    # A completion's ratio is counted once, with the advantage of the completion; a token's once a
-    # token.
-    counted = mask
-    if importance_sampling_level == "sequence":
-        counted, per_token = mask.any(dim=1, keepdim=True), per_token.sum(dim=1, keepdim=True)
+    counted, advantages = mask, advantages[:, None]
+    if importance_sampling_level == "sequence":  # one ratio a completion, which is counted once
+        counted = mask.any(dim=1, keepdim=True)
 
     def mean(values: Tensor, where: Tensor) -> float:
         return (torch.where(where, values.float(), 0.0).sum() / where.sum().clamp(min=1)).item()
 
     if loss_type == "cispo":
-        stats = {"cispo_clip_ratio": mean((ratio > epsilon_high) & (per_token > 0), counted)}
+        stats = {"cispo_clip_ratio": mean((ratio > epsilon_high) & (advantages > 0), counted)}
     else:
-        low = (ratio < 1 - epsilon) & (per_token < 0)
-        high = (ratio > 1 + epsilon_high) & (per_token > 0)
+        low = (ratio < 1 - epsilon) & (advantages < 0)
+        high = (ratio > 1 + epsilon_high) & (advantages > 0)
         stats = {
             "clip_ratio/low_mean": mean(low, counted),
             "clip_ratio/high_mean": mean(high, counted),

@@ -38,7 +38,7 @@ class Run:
 
 
 class RunFiles:
-    """Writes a run's folder. Raises RuntimeError where the folder cannot be written."""
+    """Writes a run's folder. Raises RuntimeError where that cannot be written."""
 
     def __init__(self, output_dir: str | Path, config: GRPOConfig, seed: int, start: dict) -> None:
         self.folder = make_output_dir(output_dir)
@@ -56,7 +56,7 @@ class RunFiles:
     def begin(self, identity: dict | None = None, step: int = 0, checkpoint: str = "") -> None:
         """Start the history anew or, given the `identity` of a checkpoint, go on after its `step`.
 
-        Raises ValueError where the checkpoint or the history belongs to another run.
+        Raises ValueError where the folder holds another run.
         """
         if identity is not None:
             self._check_same_run(identity)
@@ -68,15 +68,10 @@ class RunFiles:
     def _check_same_run(self, identity: dict) -> None:
         runs = (identity, self.identity)
         before, now = ({**run["config"], "seed": run["seed"], **run["start"]} for run in runs)
-        if differences := [
-            f"{name} {before.get(name)!r} there, {value!r} here"
-            for name, value in now.items()
-            if before.get(name) != value
-        ]:
-            raise ValueError(
-                f"{self.folder} holds a run of another configuration ({'; '.join(differences)}): "
-                "resume with the same one, or choose another folder."
-            )
+        if changed := [name for name, value in now.items() if before.get(name) != value]:
+            both = "; ".join(f"{k} {before.get(k)!r} there, {now[k]!r} here" for k in changed)
+            problem = f"{self.folder} holds a run of another configuration ({both})"
+            raise ValueError(f"{problem}: resume with the same one, or choose another folder.")
 
     def _rows_up_to(self, step: int) -> list[dict]:
         rows: list[dict] = []
@@ -88,10 +83,9 @@ class RunFiles:
         except (OSError, ValueError):  # the last line of a run that was killed may be half written
             pass
         if not rows or rows[-1]["step"] != step:
-            raise ValueError(
-                f"{self.folder} holds a checkpoint of step {step}, but its {HISTORY} is missing, "
-                "cut short, or of another run: start again without resume or in another folder."
-            )
+            found = f"a checkpoint of step {step}, but its {HISTORY} is missing or cut"
+            remedy = "start again without resume or in another folder"
+            raise ValueError(f"{self.folder} holds {found}: {remedy}.")
         return rows
 
     @property
@@ -105,20 +99,16 @@ class RunFiles:
             file.write(json.dumps(row) + "\n")
 
     def count_unscored(self, row: dict, scored: bool, names: list[str]) -> None:
-        """Count in `row` the steps in a row without a scored completion.
-
-        Raises RuntimeError, after logging the row, when they reach `max_unscored_steps`.
-        """
+        """Count in `row` steps without a score; RuntimeError at `max_unscored_steps` in a row."""
         if scored:
             return
         last = self.run.history[-1] if self.run.history else {}
         row["unscored_steps"] = unscored = last.get("unscored_steps", 0) + 1
         if unscored >= self.run.config.max_unscored_steps:
             self.log(row)
-            raise RuntimeError(
-                f"no completion could be scored for {unscored} steps in a row (up to step "
-                f"{row['step']}): look at what {', '.join(names)} return; {self.remedy}."
-            )
+            steps = f"{unscored} steps in a row (up to step {row['step']})"
+            remedy = f"look at what {', '.join(names)} return; {self.remedy}"
+            raise RuntimeError(f"no completion could be scored for {steps}: {remedy}.")
 
     def save_checkpoint(self, step: int, **state: Any) -> None:
         """Write `state`, tensors and plain values, with the run's identity: whole or not at all."""

@@ -1,9 +1,9 @@
 """The GRPO loop: sample groups, score them, compare, update, evaluate, save.
 
 `train` is the loop, on one device (several are TRL's). Its stages are `PromptBatches` (sample,
-score, compare), `Learner` (update) and `evaluate`; `runs.RunFiles` writes what a run leaves. Groups
-whose advantages are all zero never reach the model again, each prompt runs once per update for its
-whole group, and the first update of a batch, being on-policy, needs no old log-probabilities.
+score, compare), `Learner` (update) and `evaluate`. Groups whose advantages are all zero never reach
+the model again, each prompt runs once per update for its whole group, and the first update of a
+batch, being on-policy, needs no old log-probabilities.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,12 +30,12 @@ from transformers import get_scheduler
 
 from grpo_kit import backends, objective
 from grpo_kit.config import GRPOConfig
-from grpo_kit.generation import Rollouts, check_lengths, completion_logps, generate, reply
+from grpo_kit.generation import Rollouts, check_lengths, completion_logps, reply
 from grpo_kit.models import Policy, reference_of, weights_hash
+from grpo_kit.rewards.rules import accuracy_reward
 from grpo_kit.rewards.scoring import check_columns, reward_name, score_texts, start_scoring
 from grpo_kit.runs import Run, RunFiles
 from grpo_kit.tasks import Task
-from grpo_kit.tasks.answers import extract_answer, is_correct
 
 
 def train(
@@ -57,7 +56,6 @@ def train(
         policy: model and tokenizer; the model's weights change.
         task: `train` rows to learn from, `test` rows to evaluate on.
         rewards: callables under TRL's reward protocol; a coroutine function may be among them.
-        config: see `GRPOConfig`.
         output_dir: gets `history.jsonl`, `run.json` and `checkpoint.pt` as the run goes.
         seed: of the order of prompts and of sampling.
         resume: go on from the checkpoint in `output_dir`; without one, start.
@@ -76,7 +74,12 @@ def train(
     learner = Learner(policy, config)
     generator = torch.Generator().manual_seed(seed)
     files = RunFiles(output_dir, config, seed, run_start(policy, source.name, prompts))
-    first = _resume(files, learner, source, generator) if resume else files.begin() or 0
+    checkpoint = files.resume(policy.device) if resume else files.begin()
+    if checkpoint is not None:
+        learner.load_state_dict(checkpoint["learner"])
+        source.load_state_dict(checkpoint["batch_source"])
+        generator.set_state(checkpoint["generator"].cpu())
+    step = checkpoint["step"] if checkpoint else 0
 
     def evaluated() -> dict[str, float]:
         measured = measure(policy) if measure else {}
@@ -84,15 +87,11 @@ def train(
 
     if not files.run.history and config.eval_on_start:
         files.log({"step": 0, "num_generated_tokens": 0, **evaluated()})
-    progress = progress_bar(config, first, backends.choose(policy, config.sampling_backend))
-    for step in range(first, config.max_steps):
-        if (spent := _spent(config, step, files.tokens)) == 1:  # resumed after its last step
-            break
+    progress = progress_bar(config, step, backends.choose(policy, config.sampling_backend))
+    while (spent := _spent(config, step, files.tokens)) < 1:
         started = time.perf_counter()
         state = SimpleNamespace(global_step=step, max_steps=config.max_steps, progress=spent)
-        metrics: dict[str, float] = {}
-        stats: dict[str, float] = {}
-        names: dict[str, None] = {}
+        metrics, stats, names = {}, {}, {}  # of the sampling, of the update, of rewards
 
         for batch in source(generator, state, metrics):  # sample, score, compare
             names |= dict.fromkeys(batch.names)
@@ -105,24 +104,19 @@ def train(
                 raise RuntimeError(f"{error} at step {step + 1}; {files.remedy}.") from None
             stats = stats or update
 
+        step += 1
         tokens = files.tokens + int(metrics.pop("generated_tokens"))
-        row = {"step": step + 1, "num_generated_tokens": tokens, **metrics, **stats}
+        row = {"step": step, "num_generated_tokens": tokens, **metrics, **stats}
         files.count_unscored(row, scored=bool(stats) or not names, names=list(names))
         row["step_time"] = time.perf_counter() - started
-        last = _spent(config, step + 1, tokens) == 1
-        if last or (config.eval_steps and (step + 1) % config.eval_steps == 0):
+        last = _spent(config, step, tokens) == 1
+        if last or (config.eval_steps and step % config.eval_steps == 0):
             row |= evaluated()
         files.log(row)
-        if last or (config.save_steps and (step + 1) % config.save_steps == 0):
-            files.save_checkpoint(
-                step + 1,
-                learner=learner.state_dict(),
-                batch_source=source.state_dict(),
-                generator=generator.get_state(),
-            )
+        if last or (config.save_steps and step % config.save_steps == 0):
+            sources = {"batch_source": source.state_dict(), "generator": generator.get_state()}
+            files.save_checkpoint(step, learner=learner.state_dict(), **sources)
         show_progress(progress, row)
-        if last:
-            break
     progress.close()
     return files.finish()
 
@@ -141,17 +135,6 @@ def run_start(policy: Policy, source: str, prompts: PromptBatches) -> dict:
         "prompts": hashlib.sha256(json.dumps(prompts.prompt_ids).encode()).hexdigest()[:12],
         "first weights": weights_hash(frozen or parameters, samples=64),
     }
-
-
-def _resume(files: RunFiles, learner: Learner, source: Any, generator: torch.Generator) -> int:
-    """Take up the last checkpoint, if there is one; the steps that are done."""
-    state = files.resume(learner.policy.device)
-    if state is None:
-        return 0
-    learner.load_state_dict(state["learner"])
-    source.load_state_dict(state["batch_source"])
-    generator.set_state(state["generator"].cpu())
-    return state["step"]
 
 
 def _spent(config: GRPOConfig, step: int, tokens: int) -> float:
@@ -192,7 +175,7 @@ class Batch:
     episode_index: Tensor | None = None  # (N,) long, ascending, where rows are turns of episodes
 
     def metrics(self) -> dict[str, float]:
-        """What TRL logs of a generation batch, under its names; no mean of nothing scored."""
+        """What TRL logs of a generation batch, under its names; none of what was not scored."""
         lengths = self.rollouts.lengths.float()
         groups = self.rewards.view(-1, self.num_generations)
         low = groups.nan_to_num(nan=torch.inf).amin(1)
@@ -212,31 +195,29 @@ class Batch:
     def concatenate(parts: Sequence[Batch]) -> Batch:
         """Several batches, of one group size, as one to update on.
 
-        Their groups are interleaved, so that each optimiser step has something of all. Where a
-        batch lacks a reward that another has, `rewards_per_func` holds NaN.
+        Their groups are interleaved, so that each optimiser step has something of all. A reward
+        that a batch lacks is NaN in `rewards_per_func`.
         """
         size = parts[0].num_generations
         names = list(dict.fromkeys(name for part in parts for name in part.names))
-        columns = []
+        scored = []
         for part in parts:
-            rewards_per_func = torch.full((len(part.rewards), len(names)), math.nan)
-            rewards_per_func[:, [names.index(name) for name in part.names]] = part.rewards_per_func
-            columns.append(rewards_per_func)
+            columns = torch.full((len(part.rewards), len(names)), math.nan)
+            columns[:, [names.index(name) for name in part.names]] = part.rewards_per_func
+            scored.append((part.rollouts, columns, part.examples))
         sizes = [len(part.rewards) // size for part in parts]
         groups = torch.cat([(torch.arange(n) + 0.5) / n for n in sizes]).argsort(stable=True)
         rows = (groups[:, None] * size + torch.arange(size)).flatten()
-        examples = [example for part in parts for example in part.examples]
-        rollouts = Rollouts.concatenate([part.rollouts for part in parts])
-        return Batch(
-            rollouts.select(rows.to(rollouts.mask.device)),
-            names,
-            torch.cat(columns)[rows],
-            torch.cat([part.rewards for part in parts])[rows],
-            torch.cat([part.advantages for part in parts])[rows],
-            size,
-            [examples[row] for row in rows.tolist()],
-            generated_tokens=sum(part.generated_tokens for part in parts),
+        rollouts, rewards_per_func, examples = _selected(*_joined(scored), rows)
+        rewards, advantages = (
+            torch.cat([getattr(part, name) for part in parts])[rows]
+            for name in ("rewards", "advantages")
         )
+        tokens = sum(part.generated_tokens for part in parts)
+        return Batch(
+            rollouts, names, rewards_per_func, rewards, advantages, size, examples,
+            generated_tokens=tokens,
+        )  # fmt: skip
 
 
 def _mean_and_std(name: str, values: Tensor, std: str) -> dict[str, float]:
@@ -251,10 +232,9 @@ class PromptBatches:
     """The default batch source: groups of completions of the task's prompts, epoch by epoch.
 
     A batch source is called with the generator, the state of a step (`global_step`, `max_steps`,
-    `progress` in 0..1) and the step's `metrics`. It yields the batches to learn from; `train`
-    learns from each before it asks for the next, so all are sampled on-policy. It writes its
-    metrics, `generated_tokens` among them, into `metrics`. It has a `name`, and a state that a
-    checkpoint keeps.
+    `progress` in 0..1) and the step's `metrics`, into which it writes its own, `generated_tokens`
+    among them. It yields batches; `train` learns from each before it asks for the next, so all are
+    sampled on-policy. It has a `name`, and a state that a checkpoint keeps.
 
     Raises ValueError where rows, rewards, config and the model's context do not fit together.
     """
@@ -273,64 +253,54 @@ class PromptBatches:
         self.rewards, self.rows = list(rewards), task.train
         self.prompt_ids = policy.encode(task.train["prompt"])
         check_lengths(policy.model, self.prompt_ids, config.max_completion_length)
-        self.order = PromptOrder(len(self.prompt_ids), seed)
+        self.taken = 0
 
     def of(self, rows: Sequence[dict], rewards: Sequence[Callable]) -> PromptBatches:
         """The same sampling for other rows of data, each with its `prompt`, and other rewards."""
         other = copy.copy(self)
-        other.rows, other.rewards = rows, list(rewards)
+        other.rows, other.rewards, other.seed, other.taken = rows, list(rewards), 0, 0
         other.prompt_ids = self.policy.encode([row["prompt"] for row in rows])
-        other.order = PromptOrder(len(rows), seed=0)
         return other
+
+    def take(self, count: int) -> list[int]:
+        """The next `count` rows of an endless walk, each epoch in its own order."""
+        rows: list[int] = []
+        while len(rows) < count:
+            epoch, place = divmod(self.taken, len(self.rows))
+            order = list(range(len(self.rows)))
+            random.Random(f"{self.seed}-{epoch}").shuffle(order)
+            chosen = order[place : place + count - len(rows)]
+            rows += chosen
+            self.taken += len(chosen)
+        return rows
 
     def __call__(
         self, generator: torch.Generator, state: Any, metrics: dict, **changes
     ) -> Iterator[Batch]:
         """Yield one generation batch of the next prompts, with `changes` to the config.
 
-        It is sampled in `rollout_chunks` parts; coroutine rewards of a part, such as a judge behind
-        an endpoint, are under way while the next is sampled. With `dynamic_sampling_rounds` (DAPO,
-        arXiv 2503.14476, eq. 11), groups without spread are replaced by groups of further prompts,
-        for at most that many rounds.
+        It is sampled in `rollout_chunks` parts; coroutine rewards of a part are under way while the
+        next is sampled. With `dynamic_sampling_rounds` (DAPO, arXiv 2503.14476, eq. 11), groups
+        without spread are replaced by groups of further prompts, for at most that many rounds.
         """
-        config, policy = dataclasses.replace(self.config, **changes), self.policy
+        config = dataclasses.replace(self.config, **changes)
         size, rounds = config.num_generations, config.dynamic_sampling_rounds
-        sample = self._sampler(config)
         missing = config.generation_batch_size // size  # groups
-        kept: list[tuple[Rollouts, Tensor, list[dict]]] = []
+        kept: list[Scored] = []
         logged: dict[str, list[float]] = {}
         generated_tokens = 0
         while missing:
-            rows = self.order.take(missing)
-            per_chunk = math.ceil(missing / config.rollout_chunks)
-            chunks = []
-            with start_blocking_portal() as portal:
-                for start in range(0, missing, per_chunk):
-                    chunk = rows[start : start + per_chunk]
-                    prompts = [self.prompt_ids[row] for row in chunk]
-                    with policy.autocast():
-                        rollouts = sample(prompts, size, generator=generator)
-                    ids = rollouts.completion_lists()
-                    examples = [example for row in chunk for example in [self.rows[row]] * size]
-                    scores = start_scoring(
-                        policy.decode(ids), ids, examples, self.rewards, portal, state, logged
-                    )
-                    chunks.append((rollouts, scores, examples))
-                scored = _joined([(rollouts, scores(), e) for rollouts, scores, e in chunks])
+            places = self.take(missing)
+            scored = self._sample_and_score(places, config, generator, state, logged)
             generated_tokens += int(scored[0].mask.sum())
-            chosen = torch.arange(missing * size)
-            if rounds:
-                chosen = _in_groups_with_spread(scored[1], config)
-            if len(chosen):
-                kept.append(_selected(*scored, chosen))
-            missing = missing - len(chosen) // size
+            kept.append(_with_spread(scored, config) if rounds else scored)
+            missing -= len(kept[-1][2]) // size
             rounds -= 1
         rollouts, rewards_per_func, examples = _joined(kept)
-        rewards = objective.combine_rewards(rewards_per_func, config.reward_weights)
+        weights = config.reward_weights
+        rewards = objective.combine_rewards(rewards_per_func, weights)
         if config.multi_objective_aggregation == "normalize_then_sum":
-            advantages = objective.decoupled_advantages(
-                rewards_per_func, size, config.reward_weights
-            )
+            advantages = objective.decoupled_advantages(rewards_per_func, size, weights)
         else:
             advantages = objective.group_advantages(rewards, size, config.scale_rewards)
         names = [reward_name(reward) for reward in self.rewards]
@@ -341,20 +311,32 @@ class PromptBatches:
         metrics |= batch.metrics() | {"generated_tokens": generated_tokens}
         yield batch
 
-    def _sampler(self, config: GRPOConfig) -> Callable[..., Rollouts]:
-        """`generate` with all but prompts, G and generator set; or another backend."""
-        policy, backend = self.policy, backends.choose(self.policy, config.sampling_backend)
+    def _sample_and_score(self, places, config: GRPOConfig, generator, state, logged) -> Scored:
+        """A group of completions of each place's row; coroutine rewards run beside sampling."""
+        policy, size, parts = self.policy, config.num_generations, []
+        backend = backends.choose(policy, config.sampling_backend)
         limits = dict(max_new_tokens=config.max_completion_length, temperature=config.temperature)
-        if backend != "plain":
-            return partial(backends.sample, policy, backend=backend, **limits)
-        ids = {"eos_token_ids": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
-        return partial(generate, policy.model, **limits, **ids)
+        per_chunk = math.ceil(len(places) / config.rollout_chunks)
+        with start_blocking_portal() as portal:
+            for start in range(0, len(places), per_chunk):
+                chunk = places[start : start + per_chunk]
+                prompts = [self.prompt_ids[row] for row in chunk]
+                rollouts = backends.sample(
+                    policy, prompts, size, backend=backend, generator=generator, **limits
+                )
+                ids = rollouts.completion_lists()
+                examples = [example for row in chunk for example in [self.rows[row]] * size]
+                scores = start_scoring(
+                    policy.decode(ids), ids, examples, self.rewards, portal, state, logged
+                )
+                parts.append((rollouts, scores, examples))
+            return _joined([(rollouts, scores(), rows) for rollouts, scores, rows in parts])
 
     def state_dict(self) -> dict:
-        return {"taken": self.order.taken}
+        return {"taken": self.taken}
 
     def load_state_dict(self, state: dict) -> None:
-        self.order.taken = state["taken"]
+        self.taken = state["taken"]
 
 
 Scored = tuple[Rollouts, Tensor, list[dict]]  # rollouts, rewards_per_func, examples
@@ -365,19 +347,18 @@ def _joined(parts: Sequence[Scored]) -> Scored:
     return Rollouts.concatenate(rollouts), torch.cat(rewards_per_func), sum(examples, [])
 
 
-def _in_groups_with_spread(rewards_per_func: Tensor, config: GRPOConfig) -> Tensor:
-    """The rows of groups in which some completion has an advantage, long."""
-    size = config.num_generations
-    rewards = objective.combine_rewards(rewards_per_func, config.reward_weights)
-    spread = objective.group_advantages(rewards, size).view(-1, size)
-    return (spread.abs().amax(1).nonzero() * size + torch.arange(size)).flatten()
-
-
 def _selected(rollouts: Rollouts, rewards_per_func: Tensor, examples: list, rows: Tensor) -> Scored:
-    if len(rows) == len(examples):
-        return rollouts, rewards_per_func, examples
     chosen = rollouts.select(rows.to(rollouts.mask.device))
     return chosen, rewards_per_func[rows], [examples[row] for row in rows.tolist()]
+
+
+def _with_spread(scored: Scored, config: GRPOConfig) -> Scored:
+    """The groups in which some completion has an advantage."""
+    size = config.num_generations
+    rewards = objective.combine_rewards(scored[1], config.reward_weights)
+    spread = objective.group_advantages(rewards, size).view(-1, size)
+    rows = (spread.abs().amax(1).nonzero() * size + torch.arange(size)).flatten()
+    return _selected(*scored, rows)
 
 
 def check_task(task: Task, rewards: Sequence[Callable], config: GRPOConfig) -> None:
@@ -385,35 +366,13 @@ def check_task(task: Task, rewards: Sequence[Callable], config: GRPOConfig) -> N
     if not rewards:
         raise ValueError("there are no rewards; give at least one.")
     if config.reward_weights is not None and len(config.reward_weights) != len(rewards):
-        raise ValueError(
-            f"reward_weights has {len(config.reward_weights)} values for {len(rewards)} rewards; "
-            "give one a reward."
-        )
+        given = f"reward_weights has {len(config.reward_weights)} values"
+        raise ValueError(f"{given} for {len(rewards)} rewards; give one a reward.")
     for name, split in (("train", task.train), ("test", task.test)):
         if not len(split):
             raise ValueError(f"the {name} rows of task {task.name!r} are empty; give at least one.")
     for reward in rewards:
         check_columns(reward, task.train.column_names, f"task {task.name!r}")
-
-
-class PromptOrder:
-    """An endless walk over n rows, each epoch in its own order; `taken` is its state."""
-
-    def __init__(self, n: int, seed: int) -> None:
-        self.n, self.seed, self.taken = n, seed, 0
-        self._epoch, self._order = -1, []
-
-    def take(self, count: int) -> list[int]:
-        rows = []
-        for _ in range(count):
-            epoch, place = divmod(self.taken, self.n)
-            if epoch != self._epoch:
-                self._order = list(range(self.n))
-                random.Random(f"{self.seed}-{epoch}").shuffle(self._order)
-                self._epoch = epoch
-            rows.append(self._order[place])
-            self.taken += 1
-        return rows
 
 
 def score(
@@ -428,7 +387,6 @@ def score(
 
 LOSS_OPTIONS = ("loss_type", "epsilon", "epsilon_high", "importance_sampling_level", "beta",
                 "use_bias_correction_kl", "max_completion_length")  # fmt: skip
-FOR_STATS = ("old_logps", "advantages", "mask", "ref_logps", *LOSS_OPTIONS[:4])
 
 
 class Learner:
@@ -448,11 +406,9 @@ class Learner:
         matrices = [p for p in self.parameters if p.dim() > 1]
         vectors = [p for p in self.parameters if p.dim() <= 1]
         self.optimizer = torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": config.weight_decay},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
+            [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
             lr=config.learning_rate,
+            weight_decay=config.weight_decay,
             betas=(config.adam_beta1, config.adam_beta2),
             fused=True,
         )
@@ -470,9 +426,8 @@ class Learner:
     def update(self, batch: Batch, *, scheduled: bool = True) -> dict[str, float]:
         """All optimiser steps of one generation batch; returns TRL's metrics.
 
-        Old log-probabilities are those of the weights before the first of these steps: for that
-        step they equal the current ones, so they are computed only where more steps follow.
-        Without `scheduled` the learning rate stays what it is.
+        In the first of these steps old log-probabilities equal the current ones, so they are
+        computed only where more follow. Without `scheduled` the learning rate stays what it is.
 
         Raises FloatingPointError, and leaves the weights alone, where the loss is not finite.
         """
@@ -489,8 +444,8 @@ class Learner:
                 self.scaler.scale(part).backward()
                 loss += part.item()
                 share = self._share(inputs["mask"], given["mask"])
-                options = {k: v for k, v in (inputs | self.loss_options).items() if k in FOR_STATS}
-                for name, value in objective.policy_loss_stats(logps, **options).items():
+                clipped = objective.policy_loss_stats(logps, **inputs, **self.loss_options)
+                for name, value in clipped.items():
                     stats[name] = stats.get(name, 0.0) + value * share
             step = self._optimizer_step(batch, loss, bool(micro_batches), scheduled)
         return {**step, **stats}
@@ -502,24 +457,20 @@ class Learner:
         episodes, size = int(episode[-1]) + 1, self.config.optimizer_batch_size
         for _ in range(self.config.num_iterations):
             for start in range(0, episodes, size):
-                rows = ((start <= episode) & (episode < start + size)).nonzero()[:, 0]
+                chosen = (start <= episode) & (episode < start + size) & active
                 sequences = min(start + size, episodes) - start
-                yield (
-                    self._micro_batches(rows[active[rows]], batch),
-                    {
-                        # each optimiser step gets an even share of the batch's tokens, as in TRL
-                        "num_items_in_batch": mask.sum() * sequences / episodes,
-                        "num_sequences_in_batch": sequences,
-                    },
-                )
+                divisors = {  # an even share of the batch's tokens, as in TRL
+                    "num_items_in_batch": mask.sum() * sequences / episodes,
+                    "num_sequences_in_batch": sequences,
+                }
+                yield self._micro_batches(chosen.nonzero()[:, 0], batch), divisors
 
     def _share(self, mask: Tensor, whole: Tensor) -> float:
         """How much the stats of rows with `mask` count in the mean over the batch."""
+        counted = mask.sum().item() / max(whole.sum().item(), 1)
         if self.config.importance_sampling_level == "sequence":
-            share = len(mask) / len(whole)
-        else:
-            share = mask.sum().item() / max(whole.sum().item(), 1)
-        return share / self.config.num_iterations
+            counted = len(mask) / len(whole)
+        return counted / self.config.num_iterations
 
     def _active(self, batch: Batch) -> Tensor:
         """(N,) bool: rows with a gradient. A KL term gives one to all; bnpo counts all tokens."""
@@ -545,14 +496,14 @@ class Learner:
 
     def _loss_inputs(self, batch: Batch) -> dict[str, Tensor | None]:
         """Arguments of `policy_loss` for all N rows, None for those that the config leaves out."""
-        config, mask = self.config, batch.rollouts.mask
+        config, mask, cap = self.config, batch.rollouts.mask, self.config.importance_sampling_cap
         if config.mask_truncated_completions:
             mask = mask & batch.rollouts.finished[:, None]
         ref_logps = old_logps = weights = turn_weights = None
         if self.reference is not None:
-            with self.reference() as model:
+            model, context = self.reference
+            with context():
                 ref_logps = self._all_logps(model, batch)
-        cap = config.importance_sampling_cap
         if config.updates_per_step > 1 or cap is not None:
             old_logps = self._all_logps(self.policy.model, batch)
         if cap is not None:
@@ -572,11 +523,10 @@ class Learner:
     def _optimizer_step(
         self, batch: Batch, loss: float, has_gradient: bool, scheduled: bool
     ) -> dict[str, float]:
-        grad_norm = torch.tensor(0.0)
         if has_gradient:
             self.scaler.unscale_(self.optimizer)
-            limit = self.config.max_grad_norm or math.inf
-            grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
+        limit = self.config.max_grad_norm or math.inf
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
         overflow = not math.isfinite(grad_norm.item())
         finite = math.isfinite(loss) and (not overflow or self.scaler.get_scale() > 1)
         learning_rate = self.optimizer.param_groups[0]["lr"]
@@ -591,10 +541,9 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         if not finite:
             rewards = batch.rewards.nan_to_num()
-            raise FloatingPointError(
-                "loss or gradient is not finite, so that update was not made (rewards from "
-                f"{rewards.min():.3g} to {rewards.max():.3g}; lower learning_rate)"
-            )
+            given = f"rewards from {rewards.min():.3g} to {rewards.max():.3g}"
+            problem = "loss or gradient is not finite, so that update was not made"
+            raise FloatingPointError(f"{problem} ({given}; lower learning_rate)")
         return {
             "loss": loss,
             **({} if overflow else {"grad_norm": grad_norm.item()}),
@@ -607,13 +556,10 @@ class Learner:
         size = self.config.per_device_train_batch_size or self.config.optimizer_batch_size
         if len(rows) <= size:
             return [rows] if len(rows) else []
-        longest: dict[int, int] = {}
-        lengths = batch.rollouts.lengths.tolist()
-        prompts = batch.rollouts.prompt_index.tolist()
-        for row in rows.tolist():
-            longest[prompts[row]] = max(longest.get(prompts[row], 0), lengths[row])
-        ordered = sorted(rows.tolist(), key=lambda row: (longest[prompts[row]], prompts[row], row))
-        return [torch.tensor(ordered[i : i + size]) for i in range(0, len(ordered), size)]
+        lengths, prompts = batch.rollouts.lengths.cpu(), batch.rollouts.prompt_index.cpu()
+        rows = rows[prompts[rows].argsort(stable=True)]
+        longest = torch.zeros_like(lengths).scatter_reduce(0, prompts[rows], lengths[rows], "amax")
+        return list(rows[longest[prompts[rows]].argsort(stable=True)].split(size))
 
     def state_dict(self) -> dict:
         trained = {name for name, p in self.policy.model.named_parameters() if p.requires_grad}
@@ -663,32 +609,27 @@ def evaluate(
     config: GRPOConfig,
     *,
     seed: int = 0,
-    correct: Callable | None = None,
+    correct: Callable = accuracy_reward,
 ) -> dict[str, float]:
     """Greedy accuracy, pass@1 and pass@k on the first `config.eval_prompts` rows of `dataset`.
 
-    A completion is right if its answer is the row's, or if the reward `correct`, where given, is 1.
-    Samples are drawn at `config.temperature`, `config.num_generations_eval` a prompt (k is that
-    number), with a generator of their own, so that evaluating changes nothing of the training. {}
-    for a dataset without the column `answer`.
+    A completion is right if the reward `correct` is 1. Samples are drawn at `config.temperature`,
+    `config.num_generations_eval` a prompt (k is that number), with a generator of their own, so
+    that evaluating changes nothing of the training. {} for a dataset without the column `answer`.
     """
     if "answer" not in dataset.column_names or not config.eval_prompts:
         return {}
     rows = dataset.select(range(min(config.eval_prompts, len(dataset))))
-    examples, samples = list(rows), config.num_generations_eval
-    ask = partial(
-        reply,
-        policy,
-        rows["prompt"],
-        max_new_tokens=config.max_completion_length,
-        batch_size=config.evaluation_batch_size,
-    )
-    best = ask(do_sample=False)
-    generator = torch.Generator().manual_seed(seed)
-    sampled = ask(num_generations=samples, temperature=config.temperature, generator=generator)
-    greedy = _right(policy, best, examples, correct)
+    prompts, examples, samples = rows["prompt"], list(rows), config.num_generations_eval
+    limits = {"max_new_tokens": config.max_completion_length}
+    limits["batch_size"] = config.evaluation_batch_size
+    best = reply(policy, prompts, do_sample=False, **limits)
+    settings = {"temperature": config.temperature, "generator": torch.Generator().manual_seed(seed)}
+    sampled = reply(policy, prompts, samples, **settings, **limits)
     repeated = [example for example in examples for _ in range(samples)]
-    counts = _right(policy, sampled, repeated, correct).view(-1, samples).sum(1).tolist()
+    greedy = score(policy, best, examples, [correct])[:, 0] == 1
+    right = score(policy, sampled, repeated, [correct])[:, 0] == 1
+    counts = right.view(-1, samples).sum(1).tolist()
     return {
         "eval/greedy": greedy.float().mean().item(),
         "eval/pass@1": sum(counts) / (samples * len(counts)),
@@ -696,14 +637,3 @@ def evaluate(
         "eval/mean_length": sampled.lengths.float().mean().item(),
         "eval/n": len(greedy),
     }
-
-
-def _right(
-    policy: Policy, rollouts: Rollouts, examples: Sequence[dict], correct: Callable | None
-) -> Tensor:
-    """(N,) bool."""
-    if correct is not None:
-        return score(policy, rollouts, examples, [correct])[:, 0] == 1
-    texts = policy.decode(rollouts.completion_lists())
-    pairs = zip(texts, examples, strict=True)
-    return torch.tensor([is_correct(extract_answer(t), str(e["answer"])) for t, e in pairs])

@@ -198,8 +198,8 @@ MUTANTS = (
         "resume-repeats-prompts",
         "A resumed run forgets which prompts it has had and begins with the first ones anew.",
         "grpo_kit/training.py",
-        'self.order.taken = state["taken"]',
-        "self.order.taken = 0",
+        'self.taken = state["taken"]',
+        "self.taken = 0",
         "tests/test_training.py::test_a_killed_and_resumed_run_equals_an_unbroken_one[3]",
     ),
     Mutant(

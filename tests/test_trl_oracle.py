@@ -108,8 +108,8 @@ def set_up(trainer, rollouts, loss_type="dapo", beta=0.0, level="token", correct
     return {**rollouts, "old_per_token_logps": old, "ref_per_token_logps": ref}
 
 
-def our_arguments(trainer, batch):
-    """Those that `policy_loss` and `policy_loss_stats` share."""
+def our_arguments(trainer, batch, **options):
+    """Those of `policy_loss` and `policy_loss_stats`."""
     return {
         "logps": plain_logps(trainer, batch),
         "old_logps": batch.get("old_per_token_logps"),
@@ -120,18 +120,16 @@ def our_arguments(trainer, batch):
         "epsilon": trainer.epsilon_low,
         "epsilon_high": trainer.epsilon_high,
         "importance_sampling_level": trainer.importance_sampling_level,
+        "beta": trainer.beta,
+        "use_bias_correction_kl": trainer.args.use_bias_correction_kl,
+        "max_completion_length": LENGTH,
+        "num_items_in_batch": batch["num_items_in_batch"],
+        **options,
     }
 
 
 def our_loss(trainer, batch, **options):
-    return policy_loss(
-        **our_arguments(trainer, batch),
-        beta=trainer.beta,
-        use_bias_correction_kl=trainer.args.use_bias_correction_kl,
-        max_completion_length=LENGTH,
-        num_items_in_batch=batch["num_items_in_batch"],
-        **options,
-    )
+    return policy_loss(**our_arguments(trainer, batch, **options))
 
 
 def their_loss(trainer, batch):

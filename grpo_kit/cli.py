@@ -65,7 +65,8 @@ Output = Annotated[Path, Option(help="Folder for what it writes.")]
 Results = Annotated[Path | None, Option(help="Folder of results, instead of the reported ones.")]
 Steps = Annotated[int | None, Option(min=1, help="Steps, instead of the profile's or recipe's.")]
 Seed = Annotated[int, Option(help="Seed of sampling, weights and the order of data.")]
-VllmShare = Annotated[float, Option(help="Of a GPU, what vLLM takes beside the trainer.")]
+_share = Option(min=0.01, max=0.99, help="Of a GPU, what vLLM takes beside the trainer.")
+VllmShare = Annotated[float, _share]
 Vllm = Annotated[Literal["colocate", "server"] | None, Option(help="Where vLLM samples for TRL.")]
 Processes = Annotated[int | None, Option(min=1, help="Processes at a time.")]
 

@@ -29,7 +29,6 @@ from accelerate.utils import broadcast_object_list, gather_object
 from anyio.from_thread import start_blocking_portal
 from transformers import PrinterCallback, TrainerCallback
 from trl.import_utils import is_vllm_available
-from trl.trainer import grpo_trainer as grpo_module
 
 from grpo_kit.config import GRPOConfig
 from grpo_kit.models import Policy, frozen_copy
@@ -74,8 +73,8 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
         p.requires_grad and p.dtype == torch.float32 for p in policy.model.parameters()
     ):
         raise ValueError(
-            "sampling_backend is 'continuous', for which TRL trains in 16 bits, too coarse for small "
-            "updates: choose 'static' or 'auto', or sample by vLLM."
+            "sampling_backend is 'continuous', for which TRL trains in 16 bits, too coarse for "
+            "small updates: choose 'static' or 'auto', or sample by vLLM."
         )
     rows, passes = config.shared_by(processes)
     cap, per_step = config.importance_sampling_cap, config.updates_per_step
@@ -161,9 +160,11 @@ def grpo_trainer(
     for module in policy.model.modules():  # a number, which TRL's `disable_dropout` does not reach
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0
-    # TRL would load the reference model by name: what the policy once was, not what it is now.
-    made = "create_model_from_path"
-    with mock.patch.object(grpo_module, made, lambda *_, **__: frozen_copy(policy).model):
+
+    def reference(*_, **__):  # TRL would load it by name: what the policy once was
+        return frozen_copy(policy).model
+
+    with mock.patch("trl.trainer.grpo_trainer.create_model_from_path", reference):
         trainer = _Trainer(
             model=policy.model,
             reward_funcs=rewards,

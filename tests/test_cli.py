@@ -50,7 +50,8 @@ def test_the_command_line_imports_nothing_heavy():
         ("train --variant flow", "'flow' is not one of 'basic', 'diversity'"),
         ("train --vllm server", "--vllm is for TRL's trainer: add --engine trl"),
         ("train --vllm verl", "'verl' is not one of 'colocate', 'server'"),
-        ("train --data a_file", "the word problems of profile 'tiny' come with the kit"),
+        ("train --vllm-share 20", "--vllm-share"),
+        ("train --data a_file", "the word problems come with the kit: leave out --data a_file"),
         ("reproduce --notebooks nowhere", "there are no notebooks in nowhere"),
         ("pretrain --problems 1", "--problems"),
         ("pretrain --processes 0", "--processes"),
@@ -143,12 +144,11 @@ def executed(tmp_path, monkeypatch):
     from grpo_kit.course import runner as notebooks
     from grpo_kit.lab import bands, report
 
-    seen = SimpleNamespace(calls=[], status="ok", rows=[], problems=[], reports=[])
+    seen = SimpleNamespace(calls=[], error="", rows=[], problems=[], reports=[])
 
-    def execute(paths, output, profile, parameters, on_done=None):
+    def execute(paths, output, profile, parameters):
         seen.calls.append(([path.name for path in paths], str(output), profile, parameters))
-        error = "" if seen.status == "ok" else "cell [3] broke"
-        return [notebooks.Result(path.stem, seen.status, 2.0, error) for path in paths]
+        return [notebooks.Result(path.stem, 2.0, seen.error) for path in paths]
 
     def write_report(output, notebooks, problems):
         seen.reports.append((list(notebooks), problems))
@@ -171,23 +171,23 @@ def row(here):
 
 
 @pytest.mark.parametrize(
-    ("status", "here", "problems", "code"),
+    ("error", "here", "problems", "code"),
     [
-        ("ok", 0.9, [], 0),
-        ("ok", 0.7, [], 1),
-        ("ok", None, [], 1),
-        ("failed", 0.9, [], 1),
-        ("ok", 0.9, ["a file was edited"], 1),
+        ("", 0.9, [], 0),
+        ("", 0.7, [], 1),
+        ("", None, [], 1),
+        ("cell [3] broke", 0.9, [], 1),
+        ("", 0.9, ["a file was edited"], 1),
     ],
 )
 def test_reproduce_fails_where_a_notebook_fails_or_a_number_is_outside_or_not_compared(
-    status, here, problems, code, executed
+    error, here, problems, code, executed
 ):
-    executed.status, executed.rows, executed.problems = status, [row(here)], problems
+    executed.error, executed.rows, executed.problems = error, [row(here)], problems
     done = invoke("reproduce", "01", "--profile", "smoke", "--output", "out")
     assert done.exit_code == code, done.output
     assert executed.calls == [(["01_b.ipynb"], "out", "smoke", None)]
-    failures = ["notebook 01_b failed: cell [3] broke"] if status == "failed" else []
+    failures = ["notebook 01_b failed: cell [3] broke"] if error else []
     assert executed.reports == [([row(here)], problems + failures)]
     assert "report.html" in done.output and "01_b" in done.output
     assert all(problem in done.output for problem in problems)

@@ -285,7 +285,7 @@ def test_policy_task_rewards_and_config_are_checked_first(policy, tmp_path):
 
     with pytest.raises(ValueError, match="needs a column 'reference'"):
         trainer_of(policy, tmp_path, needs)
-    with pytest.raises(ValueError, match="has 1 rows to learn from, TRL takes 2 at each step: lower"):
+    with pytest.raises(ValueError, match="has 1 rows to learn from, TRL takes 2 at each step"):
         trainer_of(policy, tmp_path, task=few_rows(1))
 
 

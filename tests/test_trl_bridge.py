@@ -14,11 +14,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
 from toy import configure, without_times
 from two_processes import Letters
 
 from grpo_kit import trl_bridge
 from grpo_kit.config import GRPOConfig
+from grpo_kit.lab.grid import Arm, Experiment, run_grid
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import DiversityReward, accuracy_reward, format_reward
@@ -35,7 +38,7 @@ def small(**changes) -> GRPOConfig:
 
 def few_rows(n: int) -> Task:
     task = word_problems()
-    return Task(task.name, task.train.select(range(n)), task.test)
+    return dataclasses.replace(task, train=task.train.select(range(n)))
 
 
 def trainer_of(policy, folder, *rewards, task=None, overrides=None, **changes):
@@ -216,20 +219,17 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_a_sentence(policy, tmp_path
         trainer.train()
 
 
-def test_rewards_are_held_to_the_protocol(policy, tmp_path):
-    def odd(completions, **columns):
-        return [0.0, math.inf] * (len(completions) // 2)
-
-    with pytest.raises(ValueError, match="the reward odd returned inf for completion 1"):
-        trained(policy, tmp_path, odd)
-
-
-def test_a_coroutine_may_be_a_reward(policy, tmp_path):
+def test_rewards_are_held_to_the_protocol_and_may_be_coroutines(policy, tmp_path):
     async def slow(completions, **columns):
         return [0.5] * len(completions)
 
+    async def odd(completions, **columns):
+        return [0.0, math.inf] * (len(completions) // 2)
+
     run = trained(policy, tmp_path, slow, max_steps=1)
     assert run.history[-1]["rewards/slow/mean"] == 0.5
+    with pytest.raises(ValueError, match="the reward odd returned inf for completion 1"):
+        trained(policy, tmp_path, odd)
 
 
 def test_nothing_is_dropped_out(policy, tmp_path):
@@ -291,14 +291,13 @@ def test_policy_task_rewards_and_config_are_checked_first(policy, tmp_path):
 
 def test_a_grid_makes_runs_by_trl_beside_the_kits(saved_policy, tmp_path):
     """They are records of the same form, and their checkpoints do not stay."""
-    from grpo_kit.lab.grid import Arm, Experiment, run_grid
-
     profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy), config=small())
-    rewards = lambda *given: [format_reward]  # noqa: E731
-    arms = {
-        "kit": Arm(rewards),
-        "TRL": Arm(rewards, options={"engine": "TRL"}, train=trl_bridge.train),
-    }
+
+    def rewards(*given):
+        return [format_reward]
+
+    by_trl = Arm(rewards, options={"engine": "TRL"}, train=trl_bridge.train)
+    arms = {"kit": Arm(rewards), "TRL": by_trl}
     folders = {"results": tmp_path / "results", "work": tmp_path / "work"}
     kit, by_trl = run_grid("both", Experiment("?", arms), profile, [0], **folders)
     assert set(kit.evaluation) <= set(by_trl.evaluation)
@@ -322,7 +321,6 @@ def test_rewards_of_two_processes_equal_those_of_one_though_a_group_lies_in_both
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output[-2000:]
     ranks = json.loads((tmp_path / "seen.json").read_text())
-    assert len(ranks) == 2
     weights = set()
     for step in (0, 1):
         # what either process saw of either reward in this step: 12 completions each
@@ -368,24 +366,23 @@ def test_where_one_process_is_killed_the_other_says_so_and_the_run_can_be_resume
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("ddp", "MULTI_GPU"), ("fsdp2", "FSDP"), ("zero3", "DEEPSPEED")]
+    ("name", "kind", "written"),
+    [
+        ("ddp", "MULTI_GPU", {}),
+        ("fsdp2", "FSDP", {"fsdp_version": 2}),
+        ("zero3", "DEEPSPEED", {"zero_stage": 3}),
+    ],
 )
-def test_the_launch_configs_are_what_accelerate_reads(name, kind):
+def test_the_launch_configs_are_what_accelerate_reads(name, kind, written):
     """They could not be run here: that takes several GPUs."""
-    from accelerate.commands.config.config_args import load_config_from_file
-    from accelerate.commands.launch import launch_command_parser
-
     path = data_dir() / "accelerate" / f"{name}.yaml"
     config = load_config_from_file(str(path))
     assert config.distributed_type == kind and config.mixed_precision == "bf16"
-    written = yaml.safe_load(path.read_text())
+    content = yaml.safe_load(path.read_text())
+    options = content.get("fsdp_config", {}) | content.get("deepspeed_config", {})
     known = {action.dest for action in launch_command_parser()._actions}
-    for part in ("fsdp_config", "deepspeed_config"):
-        assert set(written.get(part, {})) <= known, "a key that accelerate would pass over"
-    if name == "fsdp2":
-        assert config.fsdp_config["fsdp_version"] == 2
-    if name == "zero3":
-        assert config.deepspeed_config["zero_stage"] == 3
+    assert set(options) <= known, "a key that accelerate would pass over"
+    assert written.items() <= options.items()
 
 
 def test_sharded_runs_are_known_by_what_accelerate_sets(monkeypatch):
@@ -400,11 +397,3 @@ def test_vllm_is_asked_for_in_trls_fields_and_refused_where_it_is_missing(monkey
         trl_bridge.vllm_options("colocate", 0.3)
     monkeypatch.setattr(trl_bridge, "is_vllm_available", lambda: True)
     assert trl_bridge.vllm_options("server", 0.3) == {"use_vllm": True, "vllm_mode": "server"}
-
-
-def test_vllm_of_another_version_is_told_by_trl(monkeypatch):
-    from trl import import_utils
-
-    monkeypatch.setattr(import_utils, "_is_package_available", lambda *a, **k: (True, "0.1.0"))
-    with pytest.warns(UserWarning, match=r"supports vLLM versions from .* You have version 0.1.0"):
-        trl_bridge.vllm_options("colocate", 0.3)

@@ -199,20 +199,17 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypat
 def test_badges_and_install_cells_lead_to_the_repository_that_pyproject_names(tmp_path):
     checkout = Path(__file__).parents[2]
     repository = runner.repository_of(checkout)
-    copies = {}
     for path in find_notebooks(checkout / "notebooks"):
-        text = path.read_text(encoding="utf-8")
+        text, copy = path.read_text(encoding="utf-8"), tmp_path / path.name
         addresses = [match["repository"] for match in runner.ADDRESSES.finditer(text)]
         assert addresses == [repository] * 2, (path.name, addresses)
-        copies[tmp_path / path.name] = text
-        (tmp_path / path.name).write_text(text, encoding="utf-8")
-    assert runner.set_repository([*copies], "some-one/a.fork") == [path.stem for path in copies]
-    for path in copies:
-        text = path.read_text(encoding="utf-8")
-        assert f"github/some-one/a.fork/blob/main/notebooks/{path.name}" in text
-        assert "git+https://github.com/some-one/a.fork" in text and repository not in text
-    runner.set_repository([*copies], repository)
-    assert {path: path.read_text(encoding="utf-8") for path in copies} == copies
+        copy.write_text(text, encoding="utf-8")
+        assert runner.set_repository([copy], "some-one/a.fork") == [path.stem]
+        changed = copy.read_text(encoding="utf-8")
+        assert f"github/some-one/a.fork/blob/main/notebooks/{path.name}" in changed
+        assert "git+https://github.com/some-one/a.fork" in changed and repository not in changed
+        runner.set_repository([copy], repository)
+        assert copy.read_text(encoding="utf-8") == text
 
 
 def test_a_checkout_that_names_no_repository_is_told(tmp_path):

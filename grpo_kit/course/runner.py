@@ -177,9 +177,6 @@ def scrub(executed: Any, checkout: Path) -> Any:
         for output in cell.outputs:
             if output.output_type == "stream":
                 output.text = "\n".join(map(str.rstrip, clean(output.text).split("\n")))
-            elif output.output_type == "error":
-                output.evalue = clean(output.evalue)
-                output.traceback = [clean(line) for line in output.traceback]
             else:
                 texts = [k for k in output.data if k.startswith("text/") or "svg" in k]
                 output.data.update({kind: clean(output.data[kind]) for kind in texts})

@@ -130,20 +130,18 @@ def test_a_stream_keeps_what_is_said_and_loses_the_machine(text, expected):
     assert output.text == expected
 
 
-def test_streams_are_joined_widgets_go_and_figures_tables_and_tracebacks_lose_the_machine():
+def test_streams_are_joined_widgets_go_and_figures_and_tables_lose_the_machine():
     figure = {"image/png": "aGk=", "text/plain": "<Figure at 0x7f00deadbeef>"}
     widget = {runner.WIDGET: {"model_id": "1"}, "text/plain": "  0%| | 0/3"}
     table = {"text/html": "<td>/srv/kit/data/base</td>"}
-    error = new_output("error", ename="E", evalue="/srv/kit/a", traceback=["/srv/kit/b.py"])
     streams = [new_output("stream", name="stdout", text=text) for text in ("a\nb", "c\n", "d")]
     shown = [new_output("display_data", data=data) for data in (widget, figure, table)]
-    stream, *data, error = scrubbed_outputs([*streams, *shown, error])
+    stream, *data = scrubbed_outputs([*streams, *shown])
     assert stream.text == "a\nbc\nd"
     assert [output.data for output in data] == [
         {"image/png": "aGk=", "text/plain": "<Figure at 0x…>"},
         {"text/html": "<td>./data/base</td>"},
     ]
-    assert (error.evalue, error.traceback) == ("./a", ["./b.py"])
 
 
 def test_notebooks_are_found_in_order_by_name_and_by_number(tmp_path):

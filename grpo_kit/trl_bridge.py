@@ -194,9 +194,8 @@ def train(
     """`training.train`, done by TRL; arguments, files and what is returned are the same.
 
     There is no `batch_source`: TRL has its own. Without `resume` the checkpoints of an earlier run,
-    `checkpoint-N` in `output_dir`, go. Raises ValueError as `grpo_trainer` and where the run to
-    resume is another one; RuntimeError where the loss is not finite, nothing could be scored for
-    several steps, or another process of the run has ended.
+    `checkpoint-N` in `output_dir`, go. Raises as `grpo_trainer` and `training.train`, RuntimeError
+    also where another process of the run has ended.
     """
     output_dir = make_output_dir(output_dir)
     trainer = grpo_trainer(
@@ -366,14 +365,9 @@ class _Watcher(TrainerCallback):
     def _evaluated(self) -> dict[str, float]:
         if is_sharded():  # no process has all weights, so none can sample alone
             return {}
-        model = self.policy.model
-        training = model.training
-        model.eval()
         measured = self.measure(self.policy) if self.measure else {}
         seed = self.files.run.seed
-        result = evaluate(self.policy, self.task.test, self.config, seed=seed)
-        model.train(training)
-        return result | measured
+        return evaluate(self.policy, self.task.test, self.config, seed=seed) | measured
 
     def on_train_begin(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:

@@ -40,9 +40,7 @@ def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
     `runs`: label -> history, the rows that `train` returns; a row may lack a metric.
     """
     figure = Figure(figsize=(11, 6), layout="constrained")
-    steps = [row["step"] for history in runs.values() for row in history] or [0]
-    room = max(0.02 * (max(steps) - min(steps)), 0.1)
-    for axes, metric in zip(figure.subplots(2, 3).flat, HEALTH, strict=True):
+    for axes, metric in zip(figure.subplots(2, 3, sharex=True).flat, HEALTH, strict=True):
         for label, history in runs.items():
             points = [(row["step"], row[metric]) for row in history if metric in row]
             if points:
@@ -51,7 +49,7 @@ def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
         title, unit = CURVE_LABELS[metric]
         axes.set(title=title, xlabel="step", ylabel=unit)
         axes.grid(alpha=0.3)
-        axes.set_xlim(min(steps) - room, max(steps) + room)  # the same where a metric is rare
+        axes.tick_params(labelbottom=True)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         values = [value for line in axes.lines for value in line.get_ydata() if value > 0]
         if metric == "grad_norm" and values and max(values) > 30 * min(values):

@@ -167,8 +167,8 @@ def scrub(executed: Any, checkout: Path) -> Any:
 
     executed.metadata = type(executed)(METADATA)
     for cell in executed.cells:
-        kept = set(cell.metadata) - {"papermill", "execution", "ExecuteTime"}
-        cell.metadata = type(executed)({k: cell.metadata[k] for k in kept if cell.metadata[k]})
+        tags = cell.metadata.get("tags")
+        cell.metadata = type(executed)({"tags": tags} if tags else {})
         if cell.cell_type != "code":
             continue
         cell.outputs = [out for out in cell.outputs if WIDGET not in out.get("data", {})]
@@ -177,7 +177,7 @@ def scrub(executed: Any, checkout: Path) -> Any:
         for output in cell.outputs:
             if output.output_type == "stream":
                 output.text = "\n".join(map(str.rstrip, clean(output.text).split("\n")))
-            else:
+            elif "data" in output:
                 texts = [k for k in output.data if k.startswith("text/") or "svg" in k]
                 output.data.update({kind: clean(output.data[kind]) for kind in texts})
         cell.outputs = [output for output in cell.outputs if output.get("text") != ""]

@@ -65,7 +65,8 @@ Output = Annotated[Path, Option(help="Folder for what it writes.")]
 Results = Annotated[Path | None, Option(help="Folder of results, instead of the reported ones.")]
 Steps = Annotated[int | None, Option(min=1, help="Steps, instead of the profile's or recipe's.")]
 Seed = Annotated[int, Option(help="Seed of sampling, weights and the order of data.")]
-VllmShare = Annotated[float, Option(help="Of a GPU, what vLLM takes beside the trainer.")]
+_share = Option(min=0.01, max=0.99, help="Of a GPU, what vLLM takes beside the trainer.")
+VllmShare = Annotated[float, _share]
 Vllm = Annotated[Literal["colocate", "server"] | None, Option(help="Where vLLM samples for TRL.")]
 Processes = Annotated[int | None, Option(min=1, help="Processes at a time.")]
 
@@ -112,14 +113,14 @@ def reproduce(
 
     parameters = None if seed is None else {"SEED": seed}
     results = execute(paths, output, profile, parameters, on_done=compare_one)
-    executed = {r.notebook: r.seconds for r in results if r.status == "ok"}
+    executed = {r.notebook: r.seconds for r in results if not r.error}
     if store:
         for path in bands.store(output, executed, results_dir()):
             typer.echo(f"stored {path}")
     rows, problems = bands.compare(output, executed, profile)
     bands.show(rows, problems)
     ok = len(executed) == len(results) and not problems and all(row.inside for row in rows)
-    problems += [f"notebook {r.notebook} {r.status}: {r.error}" for r in results if r.error]
+    problems += [f"notebook {r.notebook} failed: {r.error}" for r in results if r.error]
     typer.echo(f"report: {write_report(output, notebooks=rows, problems=problems)}")
     raise typer.Exit(int(not ok))
 
@@ -134,7 +135,7 @@ def notebooks_in_place(
     from grpo_kit.course.runner import execute, find_notebooks
 
     results = execute(find_notebooks(notebooks, names or ()), output, in_place=True)
-    raise typer.Exit(int(any(result.status != "ok" for result in results)))
+    raise typer.Exit(int(any(result.error for result in results)))
 
 
 @app.command()
@@ -168,13 +169,8 @@ def train(
     """
     make_output_dir(output)  # before the seconds that torch and the model take
     chosen = _chosen(profile, policy, steps)
-    if data is not None and chosen.task == "word_problems":
-        raise ValueError(
-            f"--data is {data}, and the word problems of profile {profile!r} come with the kit; "
-            "leave it out, or choose --profile colab or paper"
-        )
     if vllm and engine == "kit":
-        raise ValueError("--vllm is for TRL's trainer: add --engine trl, or leave it out")
+        raise ValueError("--vllm is for TRL's trainer: add --engine trl, or leave it out.")
     if engine == "kit" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("the kit's trainer runs in one process: add --engine trl for several.")
     from grpo_kit.lab.experiments import EXPERIMENTS
@@ -186,11 +182,11 @@ def train(
     if vllm and config.importance_sampling_cap is None:  # TRL scores what vLLM samples otherwise
         config = replace(config, importance_sampling_cap=2.0)
     chosen = replace(chosen, data=data and str(data), config=config)
+    task = chosen.load_task()  # before the model: a missing folder is told at once
     options = {"output_dir": output, "seed": seed, "resume": resume}
+    processes, sharded = 1, False
     if engine == "kit":
         from grpo_kit import training as trainer
-
-        processes, sharded = 1, False
     else:
         from grpo_kit import trl_bridge as trainer
 
@@ -201,7 +197,7 @@ def train(
         check_room(chosen, gpus=processes, sharded=sharded, vllm_share=vllm_share, engine=sampler)
     trained = chosen.load_policy()
     rewards = arm.rewards(chosen, config, trained)
-    trainer.train(trained, chosen.load_task(), rewards, config, **options)
+    trainer.train(trained, task, rewards, config, **options)
     if os.environ.get("RANK", "0") == "0":
         # Sharded, no process has all weights; TRL has gathered them for its last checkpoint.
         last = trainer.last_checkpoint(output) if sharded else None

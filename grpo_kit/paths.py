@@ -9,22 +9,16 @@ import os
 import tempfile
 from pathlib import Path
 
-_PACKAGE = Path(__file__).resolve().parent
-
 
 def data_dir() -> Path:
     """Folder of the shipped inputs: tiny base, problems, claims, reported results.
 
-    A wheel carries it inside the package, a checkout at its top. The packaged one comes first: an
-    unrelated `data/` may stand beside an installed package. FileNotFoundError where there is none.
+    A wheel carries it inside the package, where an unrelated `data/` may stand beside it; a
+    checkout has it at its top.
     """
-    packaged, checkout = _PACKAGE / "_data", _PACKAGE.parent
-    if packaged.is_dir():
-        return packaged
-    if (checkout / "data").is_dir() and (checkout / "pyproject.toml").is_file():
-        return checkout / "data"
-    places = f"neither at {packaged} nor at {checkout / 'data'}"
-    raise FileNotFoundError(f"grpo-kit's data is {places}: install the package again")
+    package = Path(__file__).resolve().parent
+    packaged = package / "_data"
+    return packaged if packaged.is_dir() else package.parent / "data"
 
 
 def results_dir() -> Path:

@@ -1,4 +1,4 @@
-"""Machines by name: which policy, task, judge and settings each takes.."""
+"""Machines by name: which policy, task, judge and settings each takes."""
 
 from __future__ import annotations
 
@@ -40,20 +40,14 @@ class Profile:
 
         path = data_dir() / self.policy
         if "/" not in self.policy and not path.is_dir():  # a folder of the kit's, not a Hub name
-            raise RuntimeError(
-                f"profile {self.name!r} trains {self.policy}, which is not in {data_dir()}: build "
-                "it with `grpo-kit pretrain` and give its folder, `--policy runs/base`."
-            )
+            remedy = "build it with `grpo-kit pretrain` and give its folder, `--policy runs/base`"
+            raise RuntimeError(f"{path}, which profile {self.name!r} trains, is missing: {remedy}.")
         options = {"revision": self.revision, "device": self.device}
         options |= {"dtype": self.dtype, "lora_rank": self.lora_rank}
         return load_policy(path if path.is_dir() else self.policy, **options)
 
     def load_judge(self, policy: Policy) -> Any:
-        """The judge: a frozen copy of `policy`, or the model behind an endpoint.
-
-        Its address is in GRPO_KIT_JUDGE_URL (default: a vLLM server on this machine), its key in
-        JUDGE_KEY (any text, where the server wants none); ValueError where the key is not set.
-        """
+        """The judge: a frozen copy of `policy`, or the model behind an endpoint (`_endpoint`)."""
         from grpo_kit.rewards.judge import LocalJudge, quality_prompt
 
         if self.judge == "tiny":
@@ -66,8 +60,7 @@ class Profile:
     def load_agents(self, policy: Policy, **limits: Any) -> AgentSystem:
         """Flow-GRPO's roles and tools around `policy` as planner; `limits` are `agent_system`'s.
 
-        The frozen roles are a copy of `policy` as it is now, or the model behind GRPO_KIT_ROLES_URL
-        with the key ROLES_KEY, as for `load_judge`.
+        The frozen roles are a copy of `policy` as it is now, or a model behind an endpoint.
         """
         from grpo_kit.flow import GENERAL, TINY, Lookup, Tool, Toolkit, agent_system, calculator
         from grpo_kit.tasks.tool_questions import catalogue_path
@@ -80,12 +73,15 @@ class Profile:
         return agent_system(policy, toolkit, frozen=frozen, prompts=GENERAL, **limits)
 
     def load_task(self) -> tasks.Task:
-        """The task's train and test rows; raises what the task's loader raises."""
+        """The task's train and test rows; raises as `tasks.load`."""
         return tasks.load(self.task, self.data)
 
 
 def _endpoint(model: str, name: str, **request: Any) -> Any:
-    """`model` behind the endpoint at GRPO_KIT_<name>_URL, with the key in <name>_KEY."""
+    """`model` behind GRPO_KIT_<name>_URL, by default a vLLM server on this machine.
+
+    Its key is in <name>_KEY (any text, where the server wants none); else ValueError.
+    """
     from grpo_kit.rewards.judge import EndpointJudge
 
     return EndpointJudge(

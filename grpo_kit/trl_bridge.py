@@ -1,11 +1,8 @@
 """The same run under TRL: a `GRPOTrainer` from our policy, task, rewards and config.
 
-`SAME` lists the fields that are called alike, `REFUSED` what TRL cannot do. TRL counts optimiser
-steps, our config generation batches. Rewards that compare a group see it whole, though processes
-may share it (`whole_groups`), and a completion that one reward could not score leaves its group.
-
-What stays different: random numbers and the order of prompts; TRL updates also where no completion
-could be scored; `bnpo` averages over each process's own pass. Tested with TRL 1.16.
+TRL counts optimiser steps, our config generation batches. What stays different: random numbers and
+the order of prompts; TRL updates also where no completion could be scored; `bnpo` averages over
+each process's own pass. Tested with TRL 1.16.
 """
 
 from __future__ import annotations
@@ -19,9 +16,11 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import trl
@@ -32,20 +31,13 @@ from transformers import PrinterCallback, TrainerCallback
 from trl.import_utils import is_vllm_available
 
 from grpo_kit.config import GRPOConfig
-from grpo_kit.models import Policy
+from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.paths import make_output_dir, write_atomic
 from grpo_kit.rewards.scoring import finite_values, is_coroutine, reward_name
 from grpo_kit.runs import RUN, Run, RunFiles
 from grpo_kit.tasks import Task
 from grpo_kit.training import PromptBatches, evaluate, progress_bar, run_start, show_progress
 
-SAME = (
-    "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1",
-    "adam_beta2", "max_grad_norm", "num_generations", "generation_batch_size", "num_iterations",
-    "max_completion_length", "temperature", "top_p", "top_k", "loss_type", "epsilon",
-    "epsilon_high", "beta", "use_bias_correction_kl", "importance_sampling_level", "scale_rewards",
-    "multi_objective_aggregation", "mask_truncated_completions",
-)  # fmt: skip
 REFUSED = {  # field -> the value that TRL's trainer has, and why there is no other
     "max_generated_tokens": (None, "TRL counts steps only: give max_steps"),
     "dynamic_sampling_rounds": (0, "TRL does not sample groups anew: choose 0, or --engine kit"),
@@ -59,8 +51,8 @@ REFUSED = {  # field -> the value that TRL's trainer has, and why there is no ot
 OURS = ("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "reward_weights",
         "rollout_chunks", "sampling_backend", "eval_steps", "eval_on_start", "eval_prompts",
         "num_generations_eval", "save_steps", "max_unscored_steps")  # fmt: skip
-OWNED = {*SAME, "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
-         "reward_weights", "logging_steps", "save_steps"}  # fmt: skip
+_NAMES = tuple(field.name for field in fields(GRPOConfig))
+SAME = tuple(name for name in _NAMES if name not in (*REFUSED, *OURS))  # called as in TRL
 STARTED = "started.json"  # what a run is, for the one that would resume it
 PATIENCE = timedelta(hours=2)  # that processes wait for the one that evaluates, or is judged for
 
@@ -71,11 +63,8 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
     `processes` share the batch: their number changes nothing that is learnt. Raises ValueError,
     naming the field, for what TRL cannot do, and for overrides of what `config` decides.
     """
-    if taken := sorted(OWNED & set(overrides)):
-        raise ValueError(
-            f"{', '.join(taken)}: that is the config's to say, which evaluation and history go by; "
-            "change it there."
-        )
+    if taken := sorted({*SAME, *OURS, "logging_steps"} & set(overrides)):
+        raise ValueError(f"{', '.join(taken)}: that is the config's to say; change it there.")
     known = {"importance_sampling_cap"} if overrides.get("use_vllm") else set()
     for name, (only, why) in REFUSED.items():
         if (value := getattr(config, name)) != only and name not in known:
@@ -84,12 +73,12 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
         p.requires_grad and p.dtype == torch.float32 for p in policy.model.parameters()
     ):
         raise ValueError(
-            "sampling_backend is 'continuous', for which TRL turns the weights themselves into 16 "
-            "bits, where small updates vanish: choose 'static' or 'auto', or sample by vLLM."
+            "sampling_backend is 'continuous', for which TRL trains in 16 bits, too coarse for "
+            "small updates: choose 'static' or 'auto', or sample by vLLM."
         )
     rows, passes = config.shared_by(processes)
     cap, per_step = config.importance_sampling_cap, config.updates_per_step
-    fields = {
+    settings = {
         **{name: getattr(config, name) for name in SAME},
         "per_device_train_batch_size": rows,
         "gradient_accumulation_steps": passes,
@@ -112,9 +101,9 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
         "disable_tqdm": True,  # there is a bar below
     }
     if cap is not None:
-        fields["vllm_importance_sampling_mode"] = "token_truncate"
-        fields["vllm_importance_sampling_clip_max"] = cap
-    return trl.GRPOConfig(**{**fields, **overrides})
+        settings["vllm_importance_sampling_mode"] = "token_truncate"
+        settings["vllm_importance_sampling_clip_max"] = cap
+    return trl.GRPOConfig(**{**settings, **overrides})
 
 
 def join(device: str = "cpu") -> int:
@@ -131,21 +120,13 @@ def is_sharded() -> bool:
     return any(os.environ.get(name, "").lower() == "true" for name in names)
 
 
-def vllm_options(mode: str, share: float = 0.3) -> dict[str, Any]:
+def vllm_options(mode: str, share: float) -> dict[str, Any]:
     """Fields of TRL's config for sampling by vLLM: "colocate" on the trainer's GPUs, or "server".
 
-    `share`: of each GPU, what vLLM takes there (colocate). Raises ValueError for another mode or
-    share, RuntimeError where vLLM is not installed; TRL warns of a version that it does not know.
+    `share`: of each GPU, what vLLM takes there (colocate). RuntimeError where vLLM is missing.
     """
-    if mode not in ("colocate", "server"):
-        raise ValueError(f"vLLM's mode is {mode!r}; choose colocate or server.")
-    if not 0 < share < 1:
-        raise ValueError(f"vLLM's share of a GPU is {share}; give one between 0 and 1.")
-    if not is_vllm_available():
-        raise RuntimeError(
-            "sampling by vLLM needs vLLM, which is not installed: pip install 'trl[vllm]', or "
-            "sample by transformers, without --vllm."
-        )
+    if not is_vllm_available():  # which warns of a version that TRL does not know
+        raise RuntimeError("vLLM is not installed: pip install 'trl[vllm]', or leave out --vllm.")
     shared = {"vllm_gpu_memory_utilization": share} if mode == "colocate" else {}
     return {"use_vllm": True, "vllm_mode": mode, **shared}
 
@@ -162,9 +143,8 @@ def grpo_trainer(
     """A `GRPOTrainer`, ready for `.train()`, that learns what `training.train` would.
 
     It evaluates as the kit does and writes the same files into its `output_dir`. `overrides` are
-    fields of TRL's config, `output_dir` and `seed` among them; `measure` is `train`'s.
-
-    Raises ValueError where these do not fit together or TRL lacks a field.
+    fields of TRL's config, `output_dir` and `seed` among them. Raises ValueError where these do not
+    fit together or TRL lacks a field.
     """
     processes = join(policy.device.type)
     args = trl_config(config, policy, processes, **overrides)
@@ -172,15 +152,19 @@ def grpo_trainer(
     wanted = config.generation_batch_size // config.num_generations
     if len(task.train) < wanted:
         raise ValueError(
-            f"task {task.name!r} has {len(task.train)} rows to learn from, and TRL takes {wanted} "
-            "different ones a step: lower generation_batch_size, or give more rows."
+            f"task {task.name!r} has {len(task.train)} rows to learn from, TRL takes {wanted} at "
+            "each step: lower generation_batch_size, or give more rows."
         )
     start = run_start(policy, f"TRL {trl.__version__}", prompts)
     rewards = [whole_groups(r) if hasattr(r, "num_generations") else finite(r) for r in rewards]
     for module in policy.model.modules():  # a number, which TRL's `disable_dropout` does not reach
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0
-    with _as_reference(policy, Path(args.output_dir)) if args.beta else nullcontext():
+
+    def reference(*_, **__):  # TRL would load it by name: what the policy once was
+        return frozen_copy(policy).model
+
+    with mock.patch("trl.trainer.grpo_trainer.create_model_from_path", reference):
         trainer = _Trainer(
             model=policy.model,
             reward_funcs=rewards,
@@ -190,7 +174,7 @@ def grpo_trainer(
         )
     trainer.remove_callback(PrinterCallback)
     files = RunFiles(args.output_dir, config, args.seed, start)
-    trainer.watcher = _Watcher(trainer, files, policy, task, measure)
+    trainer.watcher = _Watcher(files, policy, task, measure)
     trainer.add_callback(trainer.watcher)
     return trainer
 
@@ -209,19 +193,17 @@ def train(
 ) -> Run:
     """`training.train`, done by TRL; arguments, files and what is returned are the same.
 
-    There is no `batch_source`: TRL has its own. Its checkpoints are `checkpoint-N` in `output_dir`;
-    without `resume` those of an earlier run go. Raises, beside what `grpo_trainer` raises,
-    ValueError where the run to resume is another one, RuntimeError where the loss is not finite, no
-    completion could be scored for several steps, or another process of the run has ended.
+    There is no `batch_source`: TRL has its own. Without `resume` the checkpoints of an earlier run,
+    `checkpoint-N` in `output_dir`, go. Raises as `grpo_trainer` and `training.train`, RuntimeError
+    also where another process of the run has ended.
     """
     output_dir = make_output_dir(output_dir)
     trainer = grpo_trainer(
         policy, task, rewards, config, measure=measure,
         **{"output_dir": str(output_dir), "seed": seed, **overrides},
     )  # fmt: skip
-    last = last_checkpoint(output_dir) if resume else None
     with _say_when_another_ends(output_dir) if PartialState().num_processes > 1 else nullcontext():
-        trainer.train(resume_from_checkpoint=last and str(last))
+        trainer.train(resume_from_checkpoint=resume)
     PartialState().wait_for_everyone()  # the first process writes what all of them read
     run = json.loads((output_dir / RUN).read_text())
     return Run(output_dir, config, seed, run["history"], run["start"])
@@ -251,43 +233,15 @@ def _say_when_another_ends(output_dir: Path) -> Iterator[None]:
 
 def last_checkpoint(output_dir: str | Path) -> Path | None:
     """The newest of TRL's checkpoints that was written to its end, None where there is none."""
-
-    def step(path: Path) -> int:
-        return int(path.name.split("-")[-1])
-
-    for path in sorted(Path(output_dir).glob("checkpoint-*"), key=step, reverse=True):
+    whole = {}
+    for path in Path(output_dir).glob("checkpoint-*"):
         with suppress(OSError, ValueError, KeyError):
-            if _state_of(path)["global_step"] == step(path):
-                return path  # it is written last
-    return None
+            whole[_state_of(path)["global_step"]] = path  # TRL writes the state last
+    return whole[max(whole)] if whole else None
 
 
 def _state_of(checkpoint: Path) -> dict:
     return json.loads((checkpoint / "trainer_state.json").read_text())
-
-
-@contextmanager
-def _as_reference(policy: Policy, output_dir: Path) -> Iterator[None]:
-    """Let TRL load the reference model, which it does by name, from the policy as it is now.
-
-    With LoRA it keeps a copy of the adapter, and loads nothing.
-    """
-    if hasattr(policy.model, "disable_adapter"):
-        yield
-        return
-    config, folder = policy.model.config, output_dir / "reference"
-    name = config._name_or_path
-    if PartialState().is_main_process:
-        policy.model.save_pretrained(folder)
-    PartialState().wait_for_everyone()
-    config._name_or_path = str(folder)
-    try:
-        yield
-    finally:
-        config._name_or_path = name
-        PartialState().wait_for_everyone()
-        if PartialState().is_main_process:
-            shutil.rmtree(folder)
 
 
 class _Trainer(trl.GRPOTrainer):
@@ -299,7 +253,7 @@ class _Trainer(trl.GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, **keywords):
         last = resume_from_checkpoint
         last = last_checkpoint(self.args.output_dir) if last is True else last and Path(last)
-        self.watcher.begin(last or None)
+        self.watcher.begin(last)
         if not last:
             return super().train(**keywords)
         state = _state_of(last)
@@ -326,20 +280,14 @@ class _Trainer(trl.GRPOTrainer):
 
 
 def finite(reward: Callable) -> Callable:
-    """`reward`, held to the kit's protocol: one finite number or None a completion.
-
-    Raises ValueError or TypeError, naming the reward, where TRL would go on.
-    """
+    """`reward`, held to the kit's protocol: what `finite_values` refuses, TRL would take."""
     name = reward_name(reward)
 
-    def as_trl_takes_it(values: Any, n: int) -> list[float | None]:
-        return [None if math.isnan(value) else value for value in finite_values(name, values, n)]
-
     async def checked_coroutine(prompts, **columns):
-        return as_trl_takes_it(await reward(prompts=prompts, **columns), len(prompts))
+        return finite_values(name, await reward(prompts=prompts, **columns), len(prompts))
 
     def checked(prompts, **columns):
-        return as_trl_takes_it(reward(prompts=prompts, **columns), len(prompts))
+        return finite_values(name, reward(prompts=prompts, **columns), len(prompts))
 
     checked = checked_coroutine if is_coroutine(reward) else checked
     checked.__name__ = name
@@ -349,10 +297,8 @@ def finite(reward: Callable) -> Callable:
 def whole_groups(reward: Callable) -> Callable:
     """`reward` for one of several processes: it gets the completions of all, in their order.
 
-    Processes share a batch, and a group may lie in two of them. The first process computes the
-    reward of all; each returns its own part. In one process it is `reward`.
-
-    Raises what `reward` raises, and a RuntimeError in the other processes, so that none waits.
+    A group may lie in two of them. The first process computes the reward of all; each returns its
+    own part, or raises RuntimeError where the reward fails, so that none waits.
     """
     reward, state = finite(reward), PartialState()
     if state.num_processes == 1:
@@ -370,15 +316,14 @@ def whole_groups(reward: Callable) -> Callable:
                 values = reward(**everyone, **rest)
                 if inspect.isawaitable(values):
                     with start_blocking_portal() as portal:
-                        values = portal.call(_awaited, values)
+                        values = portal.call(lambda: values)
                 outcome = [values]
             except Exception as error:  # told to the others, which would wait for ever
                 failure, outcome = error, [f"{type(error).__name__}: {error}"]
         (values,) = broadcast_object_list(outcome)
-        if failure is not None:
-            raise failure
         if isinstance(values, str):
-            raise RuntimeError(f"the first process could not compute {reward.__name__}: {values}")
+            problem = f"the first process could not compute {reward.__name__}: {values}"
+            raise RuntimeError(problem) from failure
         start = sum(sizes[: state.process_index])
         return values[start : start + len(prompts)]
 
@@ -386,29 +331,23 @@ def whole_groups(reward: Callable) -> Callable:
     return gathered
 
 
-async def _awaited(values: Any) -> Any:
-    return await values
-
-
 class _Watcher(TrainerCallback):
     """Evaluates as `training.train` does, and leaves the same files; the first process writes."""
 
-    def __init__(self, trainer, files: RunFiles, policy: Policy, task: Task, measure) -> None:
-        self.seed, self.files, self.policy, self.task = trainer.args.seed, files, policy, task
-        self.config, self.measure = files.run.config, measure
+    def __init__(self, files: RunFiles, policy: Policy, task: Task, measure) -> None:
+        self.files, self.policy, self.task, self.measure = files, policy, task, measure
+        self.config = files.run.config
         self.began, self.progress = 0.0, None
 
     def begin(self, checkpoint: Path | None) -> None:
         """Resume the run of a checkpoint, or put the folder in order for another."""
         folder = self.files.folder
-        if checkpoint is not None:
+        if checkpoint:
             try:
                 identity = json.loads((folder / STARTED).read_text())
             except (OSError, ValueError) as error:
-                raise ValueError(
-                    f"{folder} holds {checkpoint.name}, but not the files of its run ({error}): "
-                    "start again without resume, or choose another folder."
-                ) from None
+                problem = f"{folder} holds {checkpoint.name}, but its run's files not ({error})"
+                raise ValueError(f"{problem}: start again without resume.") from None
             done = _state_of(checkpoint)["global_step"] // self.config.updates_per_step
             self.files.begin(identity, done, checkpoint.name)
         elif PartialState().is_main_process:
@@ -426,13 +365,9 @@ class _Watcher(TrainerCallback):
     def _evaluated(self) -> dict[str, float]:
         if is_sharded():  # no process has all weights, so none can sample alone
             return {}
-        model = self.policy.model
-        training = model.training
-        model.eval()
         measured = self.measure(self.policy) if self.measure else {}
-        result = evaluate(self.policy, self.task.test, self.config, seed=self.seed) | measured
-        model.train(training)
-        return result
+        seed = self.files.run.seed
+        return evaluate(self.policy, self.task.test, self.config, seed=seed) | measured
 
     def on_train_begin(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:
@@ -454,10 +389,8 @@ class _Watcher(TrainerCallback):
             self.files.remedy = f"resume from {last.name} in {self.files.folder}"
         bad = [name for name in ("loss", "grad_norm") if not math.isfinite(logs.get(name, 0.0))]
         if bad and not args.fp16:  # there a scale that was too large makes one, and is lowered
-            raise RuntimeError(
-                f"{' and '.join(bad)} is not finite at step {step}: lower learning_rate; "
-                f"{self.files.remedy}."
-            )
+            problem = f"{' and '.join(bad)} is not finite at step {step}"
+            raise RuntimeError(f"{problem}: lower learning_rate; {self.files.remedy}.")
         generated = round(logs["completions/mean_length"] * config.generation_batch_size)
         row = {"step": step, "num_generated_tokens": self.files.tokens + generated}
         row |= {k: v for k, v in logs.items() if isinstance(v, (int, float)) and k != "step_time"}

@@ -1,14 +1,10 @@
 """Mutants: deliberate breaks of the kit, each with the test that notices it.
 
-Most are bugs that public implementations of GRPO have had. None of them stops a run: it goes on and
-logs numbers, which is why a test has to tell.
-
     python tests/mutants.py    break the package in each of these ways, in memory, run the test, and
                                write the table to data/results/mutants.json
 
-`test_mutants.py` does the same as tests. A mutant replaces a snippet in one file of the package;
-where that snippet changes, the list here has to follow. One process imports what is heavy and is
-forked for each mutant, so that a mutant costs its test and little more.
+`test_mutants.py` does the same as tests. Where a snippet that a mutant replaces changes, the list
+here has to follow. One process imports what is heavy and is forked for each mutant.
 """
 
 from __future__ import annotations
@@ -320,16 +316,9 @@ MUTANTS = (
 
 
 def broken(mutant: Mutant) -> str:
-    """The text of the mutant's file with the break in it.
-
-    Raises ValueError where the file is no longer the one that the mutant was made for.
-    """
+    """The text of the mutant's file with the break in it."""
     text = (CHECKOUT / mutant.file).read_text()
-    if (count := text.count(mutant.old)) != 1:
-        raise ValueError(
-            f"mutant {mutant.name}: {mutant.old!r} occurs {count} times in {mutant.file}, where it "
-            "has to occur once: the file has changed, mend the list in tests/mutants.py."
-        )
+    assert text.count(mutant.old) == 1, f"{mutant.name}: mend what is `old` in tests/mutants.py"
     return text.replace(mutant.old, mutant.new)
 
 
@@ -395,10 +384,7 @@ def survived(mutant: Mutant) -> str:
     failed = re.escape(f"FAILED {mutant.killed_by} - ") + "(assert |AssertionError)"
     if status == 1 and re.search(f"^{failed}", output, re.MULTILINE):
         return ""
-    return (
-        f"mutant {mutant.name} lives: {mutant.killed_by} should fail in an assertion (exit status "
-        f"1), pytest ended with {status}\n{output}"
-    )
+    return f"mutant {mutant.name} lives: pytest ended with {status}, no assertion failed\n{output}"
 
 
 def unbroken() -> str:
@@ -436,14 +422,10 @@ def main() -> int:
     for mutant in MUTANTS:
         started = time.perf_counter()
         why = survived(mutant)
-        row = asdict(mutant) | {
-            "killed": not why,
-            "seconds": round(time.perf_counter() - started, 1),
-        }
+        seconds = round(time.perf_counter() - started, 1)
+        row = asdict(mutant) | {"killed": not why, "seconds": seconds}
         rows.append({k: v for k, v in row.items() if k not in ("old", "new")})
-        print(f"{'killed' if not why else 'LIVES'} {row['seconds']:5.1f} s  {mutant.name}")
-        if why:
-            print(why)
+        print(f"{'LIVES' if why else 'killed'} {seconds:5.1f} s  {mutant.name}", why)
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"{sum(row['killed'] for row in rows)} of {len(rows)} killed: {RESULTS}")
     return int(not all(row["killed"] for row in rows))

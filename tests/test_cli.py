@@ -11,8 +11,12 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from grpo_kit import training, trl_bridge
 from grpo_kit.cli import app
-from grpo_kit.lab import grid
+from grpo_kit.course import runner
+from grpo_kit.lab import bands, grid, report
+from grpo_kit.profiles import PROFILES
+from grpo_kit.tiny import pretrain as warm_up
 
 
 def invoke(*arguments: object):
@@ -50,7 +54,8 @@ def test_the_command_line_imports_nothing_heavy():
         ("train --variant flow", "'flow' is not one of 'basic', 'diversity'"),
         ("train --vllm server", "--vllm is for TRL's trainer: add --engine trl"),
         ("train --vllm verl", "'verl' is not one of 'colocate', 'server'"),
-        ("train --data a_file", "the word problems of profile 'tiny' come with the kit"),
+        ("train --vllm-share 20", "--vllm-share"),
+        ("train --data a_file", "the word problems come with the kit: leave out --data a_file"),
         ("reproduce --notebooks nowhere", "there are no notebooks in nowhere"),
         ("pretrain --problems 1", "--problems"),
         ("pretrain --processes 0", "--processes"),
@@ -86,9 +91,6 @@ def test_the_kits_trainer_in_several_processes_is_refused(tmp_path, monkeypatch)
 
 
 def test_the_rows_of_a_folder_are_trained_on(tmp_path, monkeypatch):
-    from grpo_kit import training
-    from grpo_kit.profiles import PROFILES
-
     for split, n in (("train", 5), ("test", 3)):
         rows = [{"question": f"{i} and 1?", "answer": f"#### {i + 1}"} for i in range(n)]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -102,8 +104,6 @@ def test_the_rows_of_a_folder_are_trained_on(tmp_path, monkeypatch):
 
 
 def test_what_vllm_samples_is_corrected_for(tmp_path, monkeypatch):
-    from grpo_kit import trl_bridge
-
     seen = {}
 
     def instead(policy, task, rewards, config, **options):
@@ -140,16 +140,12 @@ def test_debug_shows_the_traceback(tmp_path):
 @pytest.fixture
 def executed(tmp_path, monkeypatch):
     """`reproduce` in a folder with two notebooks that take no time, and what reached them."""
-    from grpo_kit.course import runner as notebooks
-    from grpo_kit.lab import bands, report
+    seen = SimpleNamespace(calls=[], error="", rows=[], problems=[], reports=[])
 
-    seen = SimpleNamespace(calls=[], status="ok", rows=[], problems=[], reports=[])
-
-    def execute(paths, output, profile, parameters, on_done=None):
+    def execute(paths, output, profile, parameters, on_done):
         seen.calls.append(([path.name for path in paths], str(output), profile, parameters))
-        error = "" if seen.status == "ok" else "cell [3] broke"
-        results = [notebooks.Result(path.stem, seen.status, 2.0, error) for path in paths]
-        for result in results if on_done else ():
+        results = [runner.Result(path.stem, 2.0, seen.error) for path in paths]
+        for result in results:
             on_done(result)
         return results
 
@@ -157,7 +153,7 @@ def executed(tmp_path, monkeypatch):
         seen.reports.append((list(notebooks), problems))
         return Path(output) / "report.html"
 
-    monkeypatch.setattr(notebooks, "execute", execute)
+    monkeypatch.setattr(runner, "execute", execute)
     monkeypatch.setattr(bands, "compare", lambda *given: (seen.rows, list(seen.problems)))
     monkeypatch.setattr(report, "write_report", write_report)
     monkeypatch.chdir(tmp_path)
@@ -167,38 +163,31 @@ def executed(tmp_path, monkeypatch):
     return seen
 
 
-def row(here):
-    from grpo_kit.lab.bands import Row
-
-    return Row("01_b", "pass@1", reported=0.9, low=0.8, high=1.0, here=here)
-
-
 @pytest.mark.parametrize(
-    ("status", "here", "problems", "code"),
+    ("error", "here", "problems", "code"),
     [
-        ("ok", 0.9, [], 0),
-        ("ok", 0.7, [], 1),
-        ("ok", None, [], 1),
-        ("failed", 0.9, [], 1),
-        ("ok", 0.9, ["a file was edited"], 1),
+        ("", 0.9, [], 0),
+        ("", 0.7, [], 1),
+        ("", None, [], 1),
+        ("cell [3] broke", 0.9, [], 1),
+        ("", 0.9, ["a file was edited"], 1),
     ],
 )
 def test_reproduce_fails_where_a_notebook_fails_or_a_number_is_outside_or_not_compared(
-    status, here, problems, code, executed
+    error, here, problems, code, executed
 ):
-    executed.status, executed.rows, executed.problems = status, [row(here)], problems
+    row = bands.Row("01_b", "pass@1", reported=0.9, low=0.8, high=1.0, here=here)
+    executed.error, executed.rows, executed.problems = error, [row], problems
     done = invoke("reproduce", "01", "--profile", "smoke", "--output", "out")
     assert done.exit_code == code, done.output
     assert executed.calls == [(["01_b.ipynb"], "out", "smoke", None)]
-    failures = ["notebook 01_b failed: cell [3] broke"] if status == "failed" else []
-    assert executed.reports == [([row(here)], problems + failures)]
+    failures = ["notebook 01_b failed: cell [3] broke"] if error else []
+    assert executed.reports == [([row], problems + failures)]
     assert "report.html" in done.output and ("outside: 01_b" in done.output) == (here != 0.9)
     assert all(problem in done.output for problem in problems)
 
 
 def test_reproduce_with_a_seed_injects_it_and_stores_what_was_asked_for(executed, monkeypatch):
-    from grpo_kit.lab import bands
-
     stored = []
     monkeypatch.setattr(bands, "store", lambda *given: stored.append(given) or [Path("a.json")])
     done = invoke("reproduce", "--seed", 3, "--store", "--output", "out")
@@ -208,8 +197,6 @@ def test_reproduce_with_a_seed_injects_it_and_stores_what_was_asked_for(executed
 
 
 def test_pretrain_writes_a_base_and_its_card(tmp_path, monkeypatch):
-    from grpo_kit.tiny import pretrain as warm_up
-
     make = warm_up.make_tokenizer
     monkeypatch.setattr(warm_up, "make_tokenizer", lambda seed: make(seed, n_conversations=300))
     monkeypatch.setattr(warm_up, "BATCH", 2)

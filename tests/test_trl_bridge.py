@@ -14,11 +14,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
 from toy import configure, without_times
 from two_processes import Letters
 
 from grpo_kit import trl_bridge
 from grpo_kit.config import GRPOConfig
+from grpo_kit.lab.grid import Arm, Experiment, run_grid
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import DiversityReward, accuracy_reward, format_reward
@@ -35,24 +38,17 @@ def small(**changes) -> GRPOConfig:
 
 def few_rows(n: int) -> Task:
     task = word_problems()
-    return Task(task.name, task.train.select(range(n)), task.test)
+    return dataclasses.replace(task, train=task.train.select(range(n)))
 
 
-def trainer_of(policy, folder, *rewards, task=None, overrides=None, **changes):
-    return trl_bridge.grpo_trainer(
-        policy, task or word_problems(), rewards or [format_reward], small(**changes),
-        output_dir=str(folder), **overrides or {},
-    )  # fmt: skip
+def trainer_of(policy, folder, *rewards, task=None, **changes):
+    given = policy, task or word_problems(), rewards or [format_reward], small(**changes)
+    return trl_bridge.grpo_trainer(*given, output_dir=str(folder))
 
 
 def trained(policy, folder, reward, **changes):
-    config = small(**changes)
-    return trl_bridge.train(policy, word_problems(), [reward], config, output_dir=folder, seed=0)
-
-
-def test_every_field_is_mapped_or_refused():
-    known = (*trl_bridge.SAME, *trl_bridge.REFUSED, *trl_bridge.OURS)
-    assert sorted(known) == sorted(field.name for field in dataclasses.fields(GRPOConfig))
+    given = policy, word_problems(), [reward], small(**changes)
+    return trl_bridge.train(*given, output_dir=folder, seed=0)
 
 
 OTHER = {
@@ -72,9 +68,8 @@ def trl_config(policy, tmp_path):
 
     def make(**changes):
         overrides = {k[:-1]: changes.pop(k) for k in list(changes) if k.endswith("_")}
-        return trl_bridge.trl_config(
-            small(**changes), policy, output_dir=str(tmp_path), **overrides
-        )
+        overrides["output_dir"] = str(tmp_path)
+        return trl_bridge.trl_config(small(**changes), policy, **overrides)
 
     return make
 
@@ -117,8 +112,7 @@ def test_what_has_another_name_arrives_too(trl_config, changes, expected):
         ({"importance_sampling_cap": 2.0}, "importance_sampling_cap is 2.0, .* add use_vllm=True"),
         ({"sampling_backend": "continuous"}, "'continuous', .* choose 'static' or 'auto'"),
         ({"max_generated_tokens": 100}, "max_generated_tokens is 100, .* give max_steps"),
-        ({"max_steps_": 3}, "max_steps: that is the config's to say"),
-        ({"temperature_": 3}, "temperature: that is the config's to say"),
+        ({"max_steps_": 3, "beta_": 1}, "beta, max_steps: that is the config's to say"),
         ({"logging_steps_": 3}, "logging_steps: that is the config's to say"),
     ],
 )
@@ -200,7 +194,7 @@ def test_another_run_is_not_resumed_and_a_new_one_begins_with_an_empty_folder(ne
         four_epochs(new_policy(), tmp_path, resume=True, learning_rate=0.002)
     for name, message in (
         (HISTORY, "holds a checkpoint of step 3, but its history.jsonl is missing"),
-        (trl_bridge.STARTED, "checkpoint-3, but not the files of its run"),
+        (trl_bridge.STARTED, "checkpoint-3, but its run's files not"),
     ):
         kept = (tmp_path / name).read_text()
         (tmp_path / name).unlink()
@@ -222,20 +216,17 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_a_sentence(policy, tmp_path
         trainer.train()
 
 
-def test_rewards_are_held_to_the_protocol(policy, tmp_path):
-    def odd(completions, **columns):
-        return [0.0, math.inf] * (len(completions) // 2)
-
-    with pytest.raises(ValueError, match="the reward odd returned inf for completion 1"):
-        trained(policy, tmp_path, odd)
-
-
-def test_a_coroutine_may_be_a_reward(policy, tmp_path):
+def test_rewards_are_held_to_the_protocol_and_may_be_coroutines(policy, tmp_path):
     async def slow(completions, **columns):
         return [0.5] * len(completions)
 
+    async def odd(completions, **columns):
+        return [0.0, math.inf] * (len(completions) // 2)
+
     run = trained(policy, tmp_path, slow, max_steps=1)
     assert run.history[-1]["rewards/slow/mean"] == 0.5
+    with pytest.raises(ValueError, match="the reward odd returned inf for completion 1"):
+        trained(policy, tmp_path, odd)
 
 
 def test_nothing_is_dropped_out(policy, tmp_path):
@@ -258,7 +249,7 @@ def test_what_one_reward_cannot_score_is_out_of_its_group(policy, tmp_path):
 
     trainer = trainer_of(
         policy, tmp_path, format_reward, half, watched, max_steps=1, eval_prompts=0,
-        reward_weights=(1, 1, 0), overrides={"save_strategy": "no"},
+        reward_weights=(1, 1, 0),
     )  # fmt: skip
     plain = trainer._calculate_rewards
     trainer._calculate_rewards = lambda *given: scores.append(plain(*given)) or scores[-1]
@@ -283,7 +274,7 @@ def test_the_reference_is_the_policy_as_it_is_now(policy, tmp_path):
     trainer = trainer_of(policy, tmp_path, beta=0.1)
     ours, theirs = policy.model.state_dict(), trainer.ref_model.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert not (tmp_path / "reference").exists()
+    assert trainer.ref_model is not policy.model
 
 
 def test_policy_task_rewards_and_config_are_checked_first(policy, tmp_path):
@@ -291,20 +282,19 @@ def test_policy_task_rewards_and_config_are_checked_first(policy, tmp_path):
 
     with pytest.raises(ValueError, match="needs a column 'reference'"):
         trainer_of(policy, tmp_path, needs)
-    with pytest.raises(ValueError, match="has 1 rows to learn from, .* TRL takes 2 .* lower"):
+    with pytest.raises(ValueError, match="has 1 rows to learn from, TRL takes 2 at each step"):
         trainer_of(policy, tmp_path, task=few_rows(1))
 
 
 def test_a_grid_makes_runs_by_trl_beside_the_kits(saved_policy, tmp_path):
     """They are records of the same form, and their checkpoints do not stay."""
-    from grpo_kit.lab.grid import Arm, Experiment, run_grid
-
     profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy), config=small())
-    rewards = lambda *given: [format_reward]  # noqa: E731
-    arms = {
-        "kit": Arm(rewards),
-        "TRL": Arm(rewards, options={"engine": "TRL"}, train=trl_bridge.train),
-    }
+
+    def rewards(*given):
+        return [format_reward]
+
+    by_trl = Arm(rewards, options={"engine": "TRL"}, train=trl_bridge.train)
+    arms = {"kit": Arm(rewards), "TRL": by_trl}
     folders = {"results": tmp_path / "results", "work": tmp_path / "work"}
     kit, by_trl = run_grid("both", Experiment("?", arms), profile, [0], **folders)
     assert set(kit.evaluation) <= set(by_trl.evaluation)
@@ -328,7 +318,6 @@ def test_rewards_of_two_processes_equal_those_of_one_though_a_group_lies_in_both
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output[-2000:]
     ranks = json.loads((tmp_path / "seen.json").read_text())
-    assert len(ranks) == 2
     weights = set()
     for step in (0, 1):
         # what either process saw of either reward in this step: 12 completions each
@@ -374,24 +363,23 @@ def test_where_one_process_is_killed_the_other_says_so_and_the_run_can_be_resume
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("ddp", "MULTI_GPU"), ("fsdp2", "FSDP"), ("zero3", "DEEPSPEED")]
+    ("name", "kind", "written"),
+    [
+        ("ddp", "MULTI_GPU", {}),
+        ("fsdp2", "FSDP", {"fsdp_version": 2}),
+        ("zero3", "DEEPSPEED", {"zero_stage": 3}),
+    ],
 )
-def test_the_launch_configs_are_what_accelerate_reads(name, kind):
+def test_the_launch_configs_are_what_accelerate_reads(name, kind, written):
     """They could not be run here: that takes several GPUs."""
-    from accelerate.commands.config.config_args import load_config_from_file
-    from accelerate.commands.launch import launch_command_parser
-
     path = data_dir() / "accelerate" / f"{name}.yaml"
     config = load_config_from_file(str(path))
     assert config.distributed_type == kind and config.mixed_precision == "bf16"
-    written = yaml.safe_load(path.read_text())
+    content = yaml.safe_load(path.read_text())
+    options = content.get("fsdp_config", {}) | content.get("deepspeed_config", {})
     known = {action.dest for action in launch_command_parser()._actions}
-    for part in ("fsdp_config", "deepspeed_config"):
-        assert set(written.get(part, {})) <= known, "a key that accelerate would pass over"
-    if name == "fsdp2":
-        assert config.fsdp_config["fsdp_version"] == 2
-    if name == "zero3":
-        assert config.deepspeed_config["zero_stage"] == 3
+    assert set(options) <= known, "a key that accelerate would pass over"
+    assert written.items() <= options.items()
 
 
 def test_sharded_runs_are_known_by_what_accelerate_sets(monkeypatch):
@@ -400,22 +388,9 @@ def test_sharded_runs_are_known_by_what_accelerate_sets(monkeypatch):
     assert trl_bridge.is_sharded()
 
 
-def test_vllm_that_is_not_there_or_asked_for_wrongly_is_refused(monkeypatch):
+def test_vllm_is_asked_for_in_trls_fields_and_refused_where_it_is_missing(monkeypatch):
     monkeypatch.setattr(trl_bridge, "is_vllm_available", lambda: False)
-    with pytest.raises(RuntimeError, match=r"vLLM, which is not installed: pip install .trl\[vllm"):
-        trl_bridge.vllm_options("colocate")
-    with pytest.raises(ValueError, match="vLLM's mode is 'else'; choose colocate or server"):
-        trl_bridge.vllm_options("else")
-    with pytest.raises(ValueError, match="vLLM's share of a GPU is 20; give one between 0 and 1"):
-        trl_bridge.vllm_options("colocate", 20)
+    with pytest.raises(RuntimeError, match=r"vLLM is not installed: pip install .trl\[vllm"):
+        trl_bridge.vllm_options("colocate", 0.3)
     monkeypatch.setattr(trl_bridge, "is_vllm_available", lambda: True)
-    assert trl_bridge.vllm_options("server") == {"use_vllm": True, "vllm_mode": "server"}
-    assert trl_bridge.vllm_options("colocate", 0.2)["vllm_gpu_memory_utilization"] == 0.2
-
-
-def test_vllm_of_another_version_is_told_by_trl(monkeypatch):
-    from trl import import_utils
-
-    monkeypatch.setattr(import_utils, "_is_package_available", lambda *a, **k: (True, "0.1.0"))
-    with pytest.warns(UserWarning, match=r"supports vLLM versions from .* You have version 0.1.0"):
-        trl_bridge.vllm_options("colocate")
+    assert trl_bridge.vllm_options("server", 0.3) == {"use_vllm": True, "vllm_mode": "server"}

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,18 +31,14 @@ class Letters:
 def record_rewards(trainer, folder: Path) -> None:
     calls = []
 
-    def recorded(reward):
-        def reward_and_record(prompts, completions, answer, trainer_state, **columns):
-            own = {"prompts": prompts, "completions": completions, "answer": answer}
-            values = reward(**own, **columns, trainer_state=trainer_state)
-            state = {name: getattr(trainer_state, name) for name in ("global_step", "max_steps")}
-            calls.append({"values": values, "state": state, **own})
-            return values
+    def recorded(reward, trainer_state, **columns):
+        values = reward(**columns, trainer_state=trainer_state)
+        state = {name: getattr(trainer_state, name) for name in ("global_step", "max_steps")}
+        own = {name: columns[name] for name in ("prompts", "completions", "answer")}
+        calls.append({"values": values, "state": state, **own})
+        return values
 
-        reward_and_record.__name__ = reward.__name__
-        return reward_and_record
-
-    trainer.reward_funcs = [recorded(reward) for reward in trainer.reward_funcs]
+    trainer.reward_funcs = [partial(recorded, reward) for reward in trainer.reward_funcs]
     trainer.train()
     ranks = gather_object([calls])
     if PartialState().is_main_process:

@@ -35,16 +35,12 @@ X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of t
 
 
 def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
-    """Is my run healthy? Six panels over the steps, a line a run; ValueError for no run.
+    """Is my run healthy? Six panels over the steps, a line a run.
 
     `runs`: label -> history, the rows that `train` returns; a row may lack a metric.
     """
-    if not runs:
-        raise ValueError("there is no run to draw; give at least one history.")
     figure = Figure(figsize=(11, 6), layout="constrained")
-    steps = [row["step"] for history in runs.values() for row in history] or [0]
-    room = max(0.02 * (max(steps) - min(steps)), 0.1)
-    for axes, metric in zip(figure.subplots(2, 3).flat, HEALTH, strict=True):
+    for axes, metric in zip(figure.subplots(2, 3, sharex=True).flat, HEALTH, strict=True):
         for label, history in runs.items():
             points = [(row["step"], row[metric]) for row in history if metric in row]
             if points:
@@ -53,7 +49,7 @@ def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
         title, unit = CURVE_LABELS[metric]
         axes.set(title=title, xlabel="step", ylabel=unit)
         axes.grid(alpha=0.3)
-        axes.set_xlim(min(steps) - room, max(steps) + room)  # the same where a metric is rare
+        axes.tick_params(labelbottom=True)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         values = [value for line in axes.lines for value in line.get_ydata() if value > 0]
         if metric == "grad_norm" and values and max(values) > 30 * min(values):
@@ -67,26 +63,23 @@ def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
 
 
 def episode_grid(
-    lengths: Sequence, rewards: Sequence, advantages: Sequence, marks: Sequence | None = None
+    lengths: Sequence, rewards: Sequence, advantages: Sequence, marks: Sequence
 ) -> Figure:
     """One group of episodes: a row an episode, a cell a turn, coloured by the advantage it gets.
 
     `lengths`: turns of each of the G episodes. A reward of None was not scored. `marks`: a short
     text a turn, e.g. the tool that was called. Raises ValueError for lists of different lengths.
     """
-    if not len(lengths) == len(rewards) == len(advantages) > 0:
-        counts = f"{len(lengths)} lengths, {len(rewards)} rewards, {len(advantages)} advantages"
-        raise ValueError(f"{counts}: give one of each for at least one episode.")
     n, width = len(lengths), max(lengths)
     figure = Figure(figsize=(1.35 * width + 3.2, 0.42 * n + 1.1), layout="constrained")
     axes = figure.subplots()
     largest = max(map(abs, advantages)) or 1.0
-    for i, (turns, reward, advantage) in enumerate(zip(lengths, rewards, advantages, strict=True)):
+    episodes = zip(lengths, rewards, advantages, marks, strict=True)
+    for i, (turns, reward, advantage, texts) in enumerate(episodes):
         colour = colormaps["RdYlGn"](0.5 + 0.375 * advantage / largest)
         for t in range(turns):
             axes.add_patch(Rectangle((t + 0.53, i - 0.42), 0.94, 0.84, color=colour))
-            text = marks[i][t] if marks else f"$a_{{{i + 1}}}^{{{t + 1}}}$"
-            axes.text(t + 1, i, text, ha="center", va="center", fontsize=8)
+            axes.text(t + 1, i, texts[t], ha="center", va="center", fontsize=8)
         earned = "not scored" if reward is None else f"r = {reward:g}"
         axes.text(turns + 0.6, i, f"{earned}   A = {advantage:+.2f}", va="center", fontsize=9)
     axes.set(
@@ -112,10 +105,7 @@ def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figu
     panels = figure.subplots(1, len(curves), squeeze=False)[0]
     for axes, (metric, arms) in zip(panels, curves.items(), strict=True):
         for name, curve in arms.items():
-            colour, values = f"C{[*lines].index(name)}", np.array(curve["values"])
-            low, middle, high = values.min(0), np.median(values, 0), values.max(0)
-            axes.fill_between(curve["steps"], low, high, color=colour, alpha=0.2, linewidth=0)
-            (lines[name],) = axes.plot(curve["steps"], middle, color=colour)
+            lines[name] = _band(axes, curve, f"C{[*lines].index(name)}", shade=0.2)
         title, unit = CURVE_LABELS.get(metric, (metric, metric))
         axes.set(title=title, xlabel=X_LABELS.get(x, x), ylabel=unit)
         axes.xaxis.set_major_locator(MaxNLocator(5))
@@ -124,6 +114,14 @@ def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figu
         axes.margins(x=0.02)
     figure.legend(lines.values(), lines, loc="outside lower center", ncols=len(lines))
     return figure
+
+
+def _band(axes, curve: dict, colour: str, shade: float, **style):
+    """Draw the median of a curve's seeds, which is returned, and a band around it."""
+    values = np.array(curve["values"])
+    low, high = values.min(0), values.max(0)
+    axes.fill_between(curve["steps"], low, high, color=colour, alpha=shade, linewidth=0)
+    return axes.plot(curve["steps"], np.median(values, 0), color=colour, **style)[0]
 
 
 def labelled_curves(curves: Mapping[str, dict], xlabel: str, ylabel: str) -> Figure:
@@ -135,11 +133,8 @@ def labelled_curves(curves: Mapping[str, dict], xlabel: str, ylabel: str) -> Fig
     axes = figure.subplots()
     ends = []
     for (name, curve), colour in zip(curves.items(), COLOUR_BLIND_SAFE, strict=False):
-        values = np.array(curve["values"])
-        low, middle, high = values.min(0), np.median(values, 0), values.max(0)
-        axes.fill_between(curve["steps"], low, high, color=colour, alpha=0.12, linewidth=0)
-        axes.plot(curve["steps"], middle, color=colour, linewidth=2)
-        ends.append((middle[-1], curve["steps"][-1], name, colour))
+        line = _band(axes, curve, colour, shade=0.12, linewidth=2)
+        ends.append((line.get_ydata()[-1], curve["steps"][-1], name, colour))
     placed: list[tuple[float, float]] = []
     near = max(step for _, step, *_ in ends) / 4
     for value, step, name, colour in sorted(ends):

@@ -4,17 +4,15 @@ place, fit to be committed. Papermill executes them; nothing here knows torch.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 from grpo_kit.paths import make_output_dir, write_atomic
@@ -42,13 +40,11 @@ ADDRESSES = re.compile(  # of the repository, in badges and install cells
 )
 
 
-@dataclass
-class Result:
-    """What became of one notebook: status is "ok", "failed" or "not run"; time in seconds."""
+class Result(NamedTuple):
+    """What became of one notebook: time in seconds, and the error that ended it, if any."""
 
     notebook: str
-    status: str = "not run"
-    seconds: float = 0.0
+    seconds: float
     error: str = ""
 
 
@@ -62,8 +58,7 @@ def find_notebooks(folder: str | Path, names: Sequence[str] = ()) -> list[Path]:
         raise ValueError(f"there are no notebooks in {folder}: name their folder (--notebooks)")
     chosen = []
     for name in names:
-        stem = Path(name).stem
-        matches = [path for path in paths if stem in (path.stem, path.stem[:2])]
+        matches = [path for path in paths if Path(name).stem in (path.stem, path.stem[:2])]
         if len(matches) != 1:
             raise ValueError(f"{len(matches)} notebooks match {name!r}: {[p.stem for p in paths]}")
         chosen += matches
@@ -83,41 +78,33 @@ def execute(
     Copies are executed into `output_dir/<name>.ipynb`, with `profile` and `parameters` injected;
     their own files go to `output_dir/<name>/`. With `in_place` nothing is injected, and a notebook
     that succeeded is replaced by what `scrub` leaves. After each one `on_done` gets its result.
-    Raises ValueError or RuntimeError before anything runs, if anything given cannot be used.
+    Raises ValueError or RuntimeError before anything runs, if a notebook or the folder cannot be
+    used.
     """
-    from grpo_kit.profiles import PROFILES
-
-    if in_place and parameters:
-        raise ValueError(f"{sorted(parameters)} cannot be set in_place: edit the parameters cells")
-    if profile not in PROFILES:
-        raise ValueError(f"unknown profile {profile!r}: choose one of {', '.join(PROFILES)}")
     if find_spec("papermill") is None:
         raise RuntimeError('papermill is not installed: pip install "grpo-kit[notebooks]"')
     import nbformat
 
-    paths = [Path(path).resolve() for path in notebooks]
-    sources = [_read(path) for path in paths]
+    sources = {path: _read(path) for path in (Path(path).resolve() for path in notebooks)}
     output_dir = make_output_dir(output_dir).resolve()
-    results = [Result(path.stem) for path in paths]
-    for number, (path, source, result) in enumerate(zip(paths, sources, results, strict=True), 1):
-        progress = f"[{number}/{len(paths)}] {path.stem}"
+    results = []
+    for number, (path, source) in enumerate(sources.items(), 1):
+        progress = f"[{number}/{len(sources)}] {path.stem}"
         print(f"{progress} ...", flush=True)
         # A relative path tells nothing of the machine.
         own_dir = os.path.relpath(make_output_dir(output_dir / path.stem), path.parent)
         injected = {"PROFILE": profile, "OUTPUT_DIR": own_dir} | (parameters or {})
-        start = time.perf_counter()
+        start, problem = time.perf_counter(), ""
         try:
             executed = _run(source, path, output_dir / path.name, {} if in_place else injected)
             if in_place:
                 write_atomic(path, nbformat.writes(scrub(executed, path.parents[1])) + "\n")
         except Exception as error:  # a failed cell, a full disk: the next one gets its turn
-            result.error = _one_line(error)
-        result.seconds = round(time.perf_counter() - start, 1)
-        result.status = "failed" if result.error else "ok"
-        print(f"{progress} {result.status}, {result.seconds} s", result.error, flush=True)
-        report = {"profile": profile, "in_place": in_place, "notebooks": list(map(asdict, results))}
-        write_atomic(output_dir / "notebooks.json", json.dumps(report, indent=1) + "\n")
-        on_done(result)
+            problem = _one_line(error)
+        results.append(Result(path.stem, round(time.perf_counter() - start, 1), problem))
+        status = "failed" if problem else "ok"
+        print(f"{progress} {status}, {results[-1].seconds} s", problem, flush=True)
+        on_done(results[-1])
     return results
 
 
@@ -170,8 +157,7 @@ def _one_line(error: Exception, width: int = 200) -> str:
 def scrub(executed: Any, checkout: Path) -> Any:
     """Remove what tells one machine or minute from another; changes `executed` and returns it.
 
-    Metadata of runs, widgets, the `NOISE` of outputs, redrawn lines; absolute paths become relative
-    to `checkout`, or begin with `~`, `{env}` or `{tmp}`.
+    Absolute paths become relative to `checkout`, or begin with `~`, `{env}` or `{tmp}`.
     """
     from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 
@@ -184,8 +170,8 @@ def scrub(executed: Any, checkout: Path) -> Any:
 
     executed.metadata = type(executed)(METADATA)
     for cell in executed.cells:
-        kept = set(cell.metadata) - {"papermill", "execution", "ExecuteTime"}
-        cell.metadata = type(executed)({k: cell.metadata[k] for k in kept if cell.metadata[k]})
+        tags = cell.metadata.get("tags")
+        cell.metadata = type(executed)({"tags": tags} if tags else {})
         if cell.cell_type != "code":
             continue
         cell.outputs = [out for out in cell.outputs if WIDGET not in out.get("data", {})]
@@ -207,17 +193,15 @@ def scrub(executed: Any, checkout: Path) -> Any:
 def _places(checkout: Path) -> list[tuple[str, str]]:
     """Patterns of this machine's folders and what stands in their place."""
     folders = (Path.home(), Path(tempfile.gettempdir()), Path(sys.prefix), checkout)
-    names, patterns = {}, []
+    names = {}
     for folder, name in zip(folders, ("~", "{tmp}", "{env}", "."), strict=True):
-        names |= {folder.absolute(): name, folder.resolve(): name}
+        names |= {str(folder.absolute()): name, str(folder.resolve()): name}
     # Longest path first, so that a checkout inside the home folder is not cut at the home.
-    for place in sorted(names, key=lambda place: len(str(place)), reverse=True):
-        path = rf"(?<![\w.~-]){re.escape(str(place))}"
-        if names[place] == ".":  # "/home/me/kit/runs/a.png" reads "runs/a.png"
-            patterns.append((rf"{path}[/\\](?=\w)", ""))
-        if len(place.parts) > 1:  # never the root of the file system
-            patterns.append((rf"{path}(?![\w-])", names[place]))
-    return patterns
+    return [
+        (rf"(?<![\w.~-]){re.escape(path)}(?![\w-])", names[path])
+        for path in sorted(names, key=len, reverse=True)
+        if path != "/"
+    ]
 
 
 def repository_of(folder: str | Path) -> str:

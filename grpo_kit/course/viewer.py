@@ -18,16 +18,15 @@ def group_html(prompt: str, tokens: Sequence, rewards: Sequence, advantages: Seq
     A reward of None was not scored. Green is an advantage above 0, red one below, deeper where
     larger. Raises ValueError if the lists do not have the same lengths.
     """
-    colours = _colours(completions=tokens, rewards=rewards, advantages=advantages)
+    group = zip(tokens, rewards, advantages, _colours(advantages), strict=True)
     rows = []
-    for i in sorted(range(len(tokens)), key=lambda i: -advantages[i]):
-        reward = "not scored" if rewards[i] is None else f"{rewards[i]:.2f}"
-        spans = "".join(
-            f'<span style="background:{colours[i]}">{_visible(token)}</span>' for token in tokens[i]
-        )
+    for texts, reward, advantage, colour in sorted(group, key=lambda row: -row[2]):
+        earned = "not scored" if reward is None else f"{reward:.2f}"
+        background = f'<span style="background:{colour}">'
+        spans = "".join(f"{background}{_visible(text)}</span>" for text in texts)
         rows.append(
-            f'<tr><td style="{CELL}text-align:right">{reward}</td>'
-            f'<td style="{CELL}text-align:right">{advantages[i]:+.2f}</td>'
+            f'<tr><td style="{CELL}text-align:right">{earned}</td>'
+            f'<td style="{CELL}text-align:right">{advantage:+.2f}</td>'
             f'<td style="{CELL}text-align:left;font-family:monospace">{spans}</td></tr>'
         )
     body = _row(["reward", "advantage", "completion"], "th") + "".join(rows)
@@ -42,20 +41,19 @@ def episodes_html(
     An episode is a list of turns, each a dict of column -> text; an ending says what came out and
     why. Opening works without a script. Raises ValueError if the lists differ in length.
     """
-    colours = _colours(episodes=episodes, endings=endings, rewards=rewards, advantages=advantages)
+    group = zip(episodes, endings, rewards, advantages, _colours(advantages), strict=True)
     blocks = []
-    for i, turns in enumerate(episodes):
+    for i, (turns, ending, reward, advantage, colour) in enumerate(group, 1):
         head = _row(turns[0] if turns else [], "th")
         rows = "".join(_row(turn.values(), "td") for turn in turns)
         blocks.append(
-            f'<details style="margin:2px 0"{" open" if not i else ""}>'
-            f'<summary style="background:{colours[i]};padding:2px 8px">episode {i + 1}: '
-            f"{len(turns)} turn{'s' * (len(turns) != 1)}, {_reward_text(rewards[i])}, "
-            f"advantage {advantages[i]:+.2f}</summary>"
-            f'<table style="border-collapse:collapse;border-left:6px solid {colours[i]}">'
+            f'<details style="margin:2px 0"{" open" if i == 1 else ""}>'
+            f'<summary style="background:{colour};padding:2px 8px">episode {i}: '
+            f"{len(turns)} turn{'s' * (len(turns) != 1)}, {_reward_text(reward)}, "
+            f"advantage {advantage:+.2f}</summary>"
+            f'<table style="border-collapse:collapse;border-left:6px solid {colour}">'
             f"{head}{rows}</table>"
-            f'<div style="{CELL}border-left:6px solid {colours[i]}">{_visible(endings[i])}</div>'
-            "</details>"
+            f'<div style="{CELL}border-left:6px solid {colour}">{_visible(ending)}</div></details>'
         )
     return _titled(question, "".join(blocks))
 
@@ -71,15 +69,12 @@ def episodes_text(question, episodes, endings, rewards, advantages) -> str:
     return "\n".join(lines)
 
 
-def _colours(**lists: Sequence) -> list[str]:
+def _colours(advantages: Sequence) -> list[str]:
     """A colour for each of the advantages, readable on light and dark pages."""
-    if len(set(map(len, lists.values()))) > 1:
-        lengths = ", ".join(f"{len(values)} {name}" for name, values in lists.items())
-        raise ValueError(f"{lengths}: give one of each for every row.")
-    largest = max(map(abs, lists["advantages"]), default=0.0) or 1.0
+    largest = max(map(abs, advantages), default=0.0) or 1.0
     return [
         f"rgba({'46,160,67' if a > 0 else '218,54,51'},{abs(a) / largest * 0.6:.2f})"
-        for a in lists["advantages"]
+        for a in advantages
     ]
 
 

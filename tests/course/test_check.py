@@ -41,7 +41,13 @@ def reward_by(accept):
     ]
 
 
+def skipping(completions, answer, **columns):
+    numbers = [c[0]["content"].removeprefix("<answer>")[:-9] for c in completions]
+    return [max(0.0, 1 - abs(int(n) - 12) / 10) if n.isdigit() else None for n in numbers]
+
+
 MISTAKES = {  # those that are typical
+    "near_miss_reward": [skipping],
     "pass_at_k": [lambda n, c, k: 1 - (1 - c / n) ** k, lambda n, c, k: c / n],
     "leave_one_out": [lambda r, g: r - r.mean()],
     "clipped_away": [lambda ratio, advantages, epsilon: (ratio - 1).abs() > epsilon],
@@ -98,16 +104,6 @@ def test_a_typical_mistake_is_wrong_and_gets_the_hint_of_its_case(name, mistake)
     assert any(verdict.message.endswith(hint) for hint in EXERCISES[name].cases) or (
         "raised IndexError" in verdict.message
     )
-
-
-def test_an_unread_answer_must_be_paid_0():
-    def skip(completions, answer, **columns):
-        numbers = [c[0]["content"].removeprefix("<answer>")[:-9] for c in completions]
-        errors = [abs(int(n) - 12) if n.isdigit() else None for n in numbers]
-        return [None if error is None else max(0.0, 1 - error / 10) for error in errors]
-
-    verdict = check.near_miss_reward(skip)
-    assert verdict.state == "wrong" and "pay 0" in verdict.message
 
 
 def test_a_wrong_answer_is_told_with_its_input_and_what_was_expected():

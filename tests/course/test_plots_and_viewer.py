@@ -26,8 +26,6 @@ def test_a_metric_that_was_not_logged_is_said_to_be_missing():
     figure = health({"run": [{"step": 1, "reward": 1.0}]})
     assert not figure.axes[0].texts
     assert [axes.texts[0].get_text() for axes in figure.axes[1:]] == ["not logged"] * 5
-    with pytest.raises(ValueError, match="no run to draw"):
-        health({})
 
 
 def test_completions_stand_best_first_with_reward_and_advantage_and_are_never_markup():
@@ -38,22 +36,21 @@ def test_completions_stand_best_first_with_reward_and_advantage_and_are_never_ma
     assert "<b>bad" not in page and "&lt;b&gt;bad" in page and "&lt;/td&gt;⏎<br>" in page
     assert "<b>q" not in page and "&lt;b&gt;q" in page
     assert page.count("rgba(46,160,67,0.60)") == 2 and page.count("rgba(218,54,51,0.30)") == 1
-    with pytest.raises(ValueError, match="1 completions, 2 rewards"):
+    with pytest.raises(ValueError, match="longer"):
         group_html("q", [["a"]], [1, 2], [0.0])
 
 
 def test_the_grid_of_episodes_is_ragged_and_coloured_by_advantage():
-    figure = episode_grid([2, 1, 3], [1.0, 0.0, None], [1.2, -0.6, -0.6])
+    marks = [["look up", "add"], ["add"], ["add", "add", "stop"]]
+    figure = episode_grid([2, 1, 3], [1.0, 0.0, None], [1.2, -0.6, -0.6], marks)
     (axes,) = figure.axes
     assert len(axes.patches) == 6 and (axes.get_xlabel(), axes.get_ylabel()) == ("turn", "episode")
     colours = [patch.get_facecolor() for patch in axes.patches]
     assert colours[0] == colours[1] and len(set(colours[2:])) == 1 and colours[0] != colours[2]
     assert colours[0][1] > colours[0][0] and colours[2][0] > colours[2][1]  # green, red
     texts = [text.get_text() for text in axes.texts]
-    assert {"r = 1   A = +1.20", "$a_{3}^{3}$", "not scored   A = -0.60"} <= set(texts)
+    assert {"r = 1   A = +1.20", "stop", "not scored   A = -0.60"} <= set(texts)
     figure.savefig(io.BytesIO(), format="png")
-    with pytest.raises(ValueError, match="2 lengths, 1 rewards"):
-        episode_grid([1, 1], [1.0], [0.0, 0.0])
 
 
 def test_episodes_open_one_by_one_and_can_be_read_as_plain_text():
@@ -63,8 +60,6 @@ def test_episodes_open_one_by_one_and_can_be_read_as_plain_text():
     assert page.count("<details") == 2 and page.count(" open>") == 1
     assert "&lt;b&gt;q?" in page and "find &lt;b&gt;" in page and "&lt;script&gt;" in page
     assert "1 turn, reward 1, advantage +0.70" in page and "2 turns, not scored" in page
-    with pytest.raises(ValueError, match="2 episodes, 1 endings"):
-        episodes_html("q?", turns, ["a"], [1.0, 0.0], [0.0, 0.0])
     assert episodes_text(*group).split("\n") == [
         "<b>q?", "", "episode 1: reward 1, advantage +0.70", "  1. find <b> | lookup(a)",
         "  <script>", "", "episode 2: not scored, advantage -0.70", "  1. x | y", "  2. x | y",

@@ -45,6 +45,8 @@ HTML = {  # what Markdown cannot say of the page
     f"<strong>({'|'.join(VERDICTS)}|outside)</strong>":
         lambda match: f'<b class="chip {slug(match[1])}">{match[1]}</b>',
     r"(<tr>\s*)<td>(.*?)</td>": r'\1<th scope="row">\2</th>',
+    r"<table>(?=\s*<thead>\s*<tr>\s*<th>claim<)": '<table class="claims">',
+    r"(?<= )--[a-z]+": r"<span>\g<0></span>",  # an option is not broken at its hyphens
     r"(?s)<table>.*?</table>": r'<div class="scroll" tabindex="0">\g<0></div>',
 }  # fmt: skip
 

@@ -69,7 +69,7 @@ def test_the_command_line_imports_nothing_heavy():
         ("run judge --output a_file/out", "cannot write to the output folder a_file/out"),
         ("run verification --profile colab", "profile 'colab' sets no max_generated_tokens"),
         ("evaluate --task mmlu", "unknown task 'mmlu': choose one of word_problems, gsm8k"),
-        ("evaluate --task gsm8k --data nowhere", "'nowhere' is not a folder"),
+        ("evaluate --task gsm8k --data nowhere", "there is no file 'nowhere/train.jsonl'"),
         ("plan --gpu Z80", "unknown GPU 'Z80': choose among T4"),
     ],
 )

@@ -126,7 +126,9 @@ def compare(
 def show(rows: list[Row], problems: Iterable[str]) -> None:
     """Print how many numbers are inside their bands, each that is not, and the problems."""
     outside = [row for row in rows if not row.inside]
-    lines = [f"{len(rows) - len(outside)} of {len(rows)} numbers are inside their bands"]
+    equal = sum(math.isclose(r.here, r.reported, rel_tol=1e-5) for r in rows if r.here is not None)
+    inside = f"{len(rows) - len(outside)} of {len(rows)} numbers are inside their bands"
+    lines = [f"{inside}, {equal} equal the reported ones"]
     lines += [f"outside: {row.notebook}, {row}" for row in outside]
     nothing = "nothing is reported of this profile: no number is compared"
     for line in [*(lines if rows else ()), *problems] or [nothing]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,19 +25,25 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from tqdm import tqdm
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 
 from grpo_kit import training
 from grpo_kit.config import GRPOConfig
+from grpo_kit.flow import play
+from grpo_kit.generation import token_logps
 from grpo_kit.lab.planner import FIELDS, GPU, plan, shape_of
 from grpo_kit.lab.records import where_it_ran
 from grpo_kit.models import Policy, half_of, load_policy
 from grpo_kit.paths import data_dir, make_output_dir, write_atomic
-from grpo_kit.profiles import Profile
+from grpo_kit.profiles import PROFILES, Profile
+from grpo_kit.rewards import DiversityReward, LocalJudge, QualityJudgeReward
+from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.tasks.word_problems import word_problems
 
 TRAINERS = ("trl", "kit")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+VOCABULARY, HIDDEN = 151_936, 64  # of the loss step
 BASE = "0.8 M"
 SIZES = {  # as planner.FIELDS: hidden size, layers, heads, heads of keys and values, MLP
     "0.3 M": (64, 4, 4, 2, 256),
@@ -53,13 +60,19 @@ AXES = {
 
 
 def run(output_dir: Path, policy_dir: Path, *, steps: int = 10, quick: bool = False) -> dict:
-    """Measure the step; write `bench.json` and return its numbers.
+    """Measure the step and its parts; write `bench.json` and return its numbers.
 
     `steps` of each trainer are measured, after one that is not; `quick` takes small batches.
     """
     output_dir = make_output_dir(output_dir)
     config = step_config(steps, *((4, 16, 16) if quick else (8, 128, 64)))
-    result = {"machine": machine(), "step": compare_steps(policy_dir, output_dir, config)}
+    result = {
+        "machine": machine(),
+        "step": compare_steps(policy_dir, output_dir, config),
+        "reward_seconds": time_rewards(policy_dir, config),
+        "episodes": time_episodes(policy_dir, steps, *((16, 2) if quick else (64, 4))),
+        "loss_memory": compare_loss_memory(tokens=128 if quick else 1024),
+    }
     write_atomic(output_dir / "bench.json", json.dumps(result, indent=1))
     return result
 
@@ -91,6 +104,27 @@ def now() -> float:
     if DEVICE == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
+
+
+def medians(columns: dict[str, Any]) -> dict[str, float]:
+    """The median of each column, without its first value: the warm-up."""
+    return {name: float(np.median(values[1:])) for name, values in columns.items()}
+
+
+def peak_of(function: Callable[..., float], *arguments: object) -> float:
+    """MiB that a function of this module returns in a fresh process."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def peak_mib() -> float:
+    """The most memory so far: of the accelerator where there is one, else of this process."""
+    if DEVICE == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss would start from what the parent process held
+        return int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) / 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
 
 
 def even_share(prompts, completions, completion_ids, **columns) -> list[float]:
@@ -168,13 +202,9 @@ def compare_steps(policy_dir: Path, output_dir: Path, config: GRPOConfig) -> dic
     median = {}
     for name, pairs in (("trl", trl_steps(other, config, output_dir, kit_step)), ("kit", kit)):
         scored, step = np.array(pairs).T
-        parts = {"generation": scored, "step": step, "update": step - scored}
-        median[name] = {part: float(np.median(of[1:])) for part, of in parts.items()}  # no warm-up
+        median[name] = medians({"generation": scored, "step": step, "update": step - scored})
     prompt_ids = policy.encode(word_problems().train["prompt"])
     few = (policy_dir, output_dir, replace(config, max_steps=3))
-    fresh = {"mp_context": get_context("spawn"), "max_tasks_per_child": 1}
-    with ProcessPoolExecutor(1, **fresh) as pool:
-        peaks = {name: pool.submit(step_peak, name, *few).result() for name in TRAINERS}
     return {
         "completions": config.generation_batch_size,
         "max_completion_length": config.max_completion_length,
@@ -184,7 +214,7 @@ def compare_steps(policy_dir: Path, output_dir: Path, config: GRPOConfig) -> dic
         "threads": torch.get_num_threads(),
         "median_seconds": median,
         "trl_over_kit": {part: median["trl"][part] / median["kit"][part] for part in median["kit"]},
-        "peak_mib": peaks,
+        "peak_mib": {name: peak_of(step_peak, name, *few) for name in TRAINERS},
     }
 
 
@@ -195,22 +225,86 @@ def step_peak(trainer: str, policy_dir: Path, output_dir: Path, config: GRPOConf
         trl_steps(policy, config, output_dir, after_step=lambda: None)
     else:
         list(kit_steps(policy, config))
-    if DEVICE == "cuda":
-        return torch.cuda.max_memory_allocated() / 2**20
-    status = Path("/proc/self/status")
-    if status.exists():  # ru_maxrss would start from what the parent process held
-        return int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) / 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
+    return peak_mib()
+
+
+def time_rewards(policy_dir: Path, config: GRPOConfig) -> dict[str, float]:
+    """Median seconds a batch of the diversity reward and of a judge, and of a step without them."""
+    policy = load_policy(policy_dir, device=DEVICE)
+    rewards = {
+        "diversity": DiversityReward(config.num_generations),
+        "judge": QualityJudgeReward(LocalJudge(policy)),
+    }
+    seconds: dict[str, list[float]] = {**{name: [] for name in rewards}, "step": []}
+    steps = kit_steps(policy, config)
+    for _, step, batch in tqdm(steps, "rewards", config.max_steps, file=sys.stdout):
+        seconds["step"].append(step)
+        for name, reward in rewards.items():
+            started = now()
+            training.score(policy, batch.rollouts, batch.examples, [reward])
+            seconds[name].append(now() - started)
+    return medians(seconds)
+
+
+def time_episodes(policy_dir: Path, steps: int, batch: int, singles: int) -> dict:
+    """Seconds an episode of tool questions, played in a batch and one at a time, in turn."""
+    policy, group = load_policy(policy_dir), 8
+    rows = list(tool_questions(n_train=batch * (steps + 1), n_test=1).train)
+
+    def seconds(rows: list[dict], group: int, seed: int) -> float:
+        system = PROFILES["tiny"].load_agents(policy)  # anew: it remembers nothing of other plays
+        started = now()
+        play(system, rows, group, generator=torch.Generator().manual_seed(seed))
+        return (now() - started) / (len(rows) * group)
+
+    batched, single = [], []
+    for step in tqdm(range(steps + 1), "episodes", file=sys.stdout):
+        own = rows[step * batch : (step + 1) * batch]
+        batched.append(seconds(own[: batch // group], group, step))
+        single.append(np.mean([seconds([row], 1, step) for row in own[:singles]]))
+    return {
+        "batch": batch,
+        "median_seconds": medians({"batched": batched, "single": single}),
+        **medians({"single_over_batched": np.divide(single, batched)}),
+    }
+
+
+def compare_loss_memory(tokens: int) -> dict:
+    """Peak MiB of forward and backward through a head of Qwen's size, plain and chunked."""
+    peak = {kind: peak_of(loss_peak, kind, tokens) for kind in ("plain", "chunked")}
+    result = {"vocabulary": VOCABULARY, "tokens": tokens, "peak_mib": peak}
+    return result | {"chunked_over_plain": peak["chunked"] / peak["plain"]}
+
+
+def loss_peak(kind: str, tokens: int) -> float:
+    """MiB of one kind of loss step, in this process, above what it held before."""
+    torch.manual_seed(0)
+    head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False, device=DEVICE)
+    hidden = torch.randn(tokens, HIDDEN, requires_grad=True, device=DEVICE)
+    targets = torch.randint(VOCABULARY, (tokens,), device=DEVICE)
+    head.weight.grad = torch.zeros_like(head.weight)  # the same for both
+    before = peak_mib()
+    if kind == "plain":
+        logps = torch.log_softmax(head(hidden).float(), -1).gather(1, targets[:, None])[:, 0]
+    else:
+        logps, _ = token_logps(head, hidden, targets, 1.0)
+    logps.sum().backward()
+    return peak_mib() - before
 
 
 def report(result: dict) -> str:
     """The numbers of `run` as Markdown."""
-    peaks, rows = result["step"]["peak_mib"], []
-    for name, of in result["step"]["median_seconds"].items():
-        seconds = f"{of['generation']:.3f} | {of['update']:.3f} | {of['step']:.3f}"
-        rows.append(f"| {name} | {seconds} | {peaks[name]:.0f} |")
-    ratio = peaks["trl"] / peaks["kit"]
-    return REPORT.format(**result, rows="\n".join(rows), peak_ratio=ratio)
+    step, rewards = result["step"], result["reward_seconds"]
+    peaks, play = step["peak_mib"], result["episodes"]["median_seconds"]
+    rows = "\n".join(
+        f"| {name} | {of['generation']:.3f} | {of['update']:.3f} | {of['step']:.3f} | "
+        f"{peaks[name]:.0f} |"
+        for name, of in step["median_seconds"].items()
+    )
+    share = {name: rewards[name] / (rewards["step"] + rewards[name]) for name in rewards}
+    milliseconds = {name: 1000 * seconds for name, seconds in play.items()}
+    peak_ratio = peaks["trl"] / peaks["kit"]
+    return REPORT.format(**result, rows=rows, share=share, ms=milliseconds, peak_ratio=peak_ratio)
 
 
 REPORT = """\
@@ -226,6 +320,17 @@ steps of each trainer in turn, {step[threads]} thread(s), {machine[processor]}, 
 
 Memory is that of a process with this trainer alone, imports included. A TRL step takes \
 {step[trl_over_kit][step]:.2f} times as long as the kit's.
+
+Loss step, {loss_memory[tokens]} tokens, vocabulary {loss_memory[vocabulary]:,}: peak \
+{loss_memory[peak_mib][chunked]:.0f} MiB chunked, {loss_memory[peak_mib][plain]:.0f} MiB with a \
+plain log-softmax ({loss_memory[chunked_over_plain]:.0%}).
+
+Rewards with a model of their own, on the same batches: diversity {reward_seconds[diversity]:.3f} \
+s and judge {reward_seconds[judge]:.3f} s, or {share[diversity]:.0%} and {share[judge]:.0%} of a \
+step that has this one.
+
+Episodes of Flow-GRPO: {ms[batched]:.0f} ms each where {episodes[batch]} are played together, \
+{ms[single]:.0f} ms one at a time, {episodes[single_over_batched]:.1f} times as long.
 """
 
 

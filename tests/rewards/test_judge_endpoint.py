@@ -224,11 +224,7 @@ def test_parts_of_a_batch_share_the_limit_and_event_loops_may_follow_each_other(
     ("fault", "kind", "message"),
     [
         ("timeout", "timeout", "did not answer within timeout=0.5 s: raise it"),
-        (
-            "drip",
-            "timeout",
-            "raise it or lower concurrency",
-        ),  # each byte is in time
+        ("drip", "timeout", "raise it or lower"),  # each byte comes in time, the whole does not
         ("429", "rate limit", "lower concurrency"),
         ("500", "server error", "HTTP 500"),
         ("400", "refused", "HTTP 400.*400 for Bearer"),

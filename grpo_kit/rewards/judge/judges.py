@@ -47,7 +47,8 @@ class Failure:
 
 
 Outcomes = AsyncIterator[tuple[int, Reply | Failure]]
-_CUT_OFF = Failure("cut off", "the reply reached its limit of tokens: raise it or stop thinking.")
+_LIMIT = "the reply reached its limit of tokens: raise it, or switch its thinking off."
+_CUT_OFF = Failure("cut off", _LIMIT)
 
 
 def commonest_reason(failures: Sequence[Failure]) -> str:
@@ -135,8 +136,9 @@ REQUEST = {"temperature": 0.0, "max_tokens": 1024}
 class _Completion(BaseModel):
     """What is read of an answer; endpoints differ in the rest, and the client checks nothing."""
 
+    message: dict = Field(validation_alias=AliasPath("choices", 0, "message"))  # is there one?
     text: str | None = Field(None, validation_alias=AliasPath("choices", 0, "message", "content"))
-    ended_by: str | None = Field(validation_alias=AliasPath("choices", 0, "finish_reason"))
+    ended_by: str | None = Field(None, validation_alias=AliasPath("choices", 0, "finish_reason"))
     read: NonNegativeInt = Field(0, validation_alias=AliasPath("usage", "prompt_tokens"))
     written: NonNegativeInt = Field(0, validation_alias=AliasPath("usage", "completion_tokens"))
 

@@ -327,7 +327,7 @@ class PromptBatches:
                 ids = rollouts.completion_lists()
                 examples = [example for row in chunk for example in [self.rows[row]] * size]
                 scores = start_scoring(
-                    policy.decode(ids), ids, examples, self.rewards, portal, state, logged
+                    portal, policy.decode(ids), ids, examples, self.rewards, state, logged
                 )
                 parts.append((rollouts, scores, examples))
             return _joined([(rollouts, scores(), rows) for rollouts, scores, rows in parts])

@@ -19,11 +19,3 @@ from grpo_kit.rewards.rules import (
     verdict_stats,
 )  # fmt: skip
 from grpo_kit.tasks.answers import extract_answer, is_correct, parse_number
-
-__all__ = [
-    "DiversityReward", "EndpointJudge", "LocalJudge", "MetaEvaluationReward", "OutcomeJudgeReward",
-    "QualityJudgeReward", "VerificationReward", "accuracy_reward", "completion_text",
-    "extract_answer", "format_reward", "group_similarities", "is_correct", "linear_weight",
-    "load_embedder", "maths_reward", "parse_number", "parse_verdict", "question_text", "read_yes",
-    "verdict_stats", "yes_no_tokens",
-]  # fmt: skip

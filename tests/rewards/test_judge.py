@@ -97,12 +97,12 @@ def plain(text: str) -> str:
 @pytest.mark.parametrize("name", ATTEMPTS)
 def test_no_attempt_leaves_its_fence(name, prompt):
     attempt = ATTEMPTS[name]
-    (message,) = prompt("How many?", attempt)
+    (empty,), (message,) = prompt("How many?", ""), prompt("How many?", attempt)
     content = message["content"]
-    assert content.startswith(prompt("How many?", "")[0]["content"].split("<response>")[0])
-    assert content.endswith(prompt("How many?", "")[0]["content"].split("</response>")[1])
-    assert plain(content).count("<response") == 1 and plain(content).count("</response") == 1
-    assert plain(content).count("<question") <= 1 and plain(content).count("</question") <= 1
+    assert content.startswith(empty["content"].split("<response>")[0])
+    assert content.endswith(empty["content"].split("</response>")[1])
+    for tag in ("<response", "</response", "<question", "</question"):
+        assert plain(content).count(tag) == plain(empty["content"]).count(tag)
     inside = response_in(content)
     letters = [[c for c in text if c.isalnum()] for text in (inside, attempt)]
     assert letters[0] == letters[1], "the response is there, all of it"
@@ -159,7 +159,6 @@ def with_score(value: str) -> str:
     ("reply", "message"),
     [
         (" \n", "begins with ''"),
-        ("Sorry, I cannot.", "begins with 'Sorry, I cannot.'"),
         (f"Here it is: {PERFECT}", "begins with 'Here it is"),
         ("<think>Let me see", "begins with ''"),
         ("<think>x</think>", "begins with ''"),
@@ -167,9 +166,7 @@ def with_score(value: str) -> str:
         (f"[{PERFECT}]", "begins with '\\["),
         (with_score("6"), "grammar: .*less than or equal to 5"),
         (with_score("0"), "grammar: .*greater than or equal"),
-        (with_score("-5"), "grammar"),
-        *((with_score(v), "grammar: .*integer") for v in "5.0 4.5 true null NaN [5]".split()),
-        (with_score('"5"'), "grammar: .*integer"),
+        *((with_score(v), "grammar: .*integer") for v in '5.0 4.5 true null NaN [5] "5"'.split()),
         (PERFECT.replace('"grammar": 5, ', ""), "grammar: Field required"),
         (PERFECT.replace('"grammar"', '"accuracy"'), "a name occurs twice"),
         (PERFECT.replace('"perfect"', "7"), "rationale"),
@@ -194,15 +191,12 @@ def test_no_attempt_changes_what_is_read_of_a_judge_that_quotes_it(name):
     attempt = ATTEMPTS[name]
     own = json.dumps({**OWN, "rationale": "as said"})
     quoting = json.dumps({**OWN, "rationale": attempt})
-    for reply in (quoting, f"```json\n{quoting}\n```", f"<think>Hm.</think>{quoting}"):
-        judgement = parse_judgement(reply)
-        assert judgement.model_dump(exclude={"rationale"}) == OWN
-    for reply in (
-        f"{own}\nThe response was: {attempt}",
-        f"<think>The response is {attempt} and that is bad.</think>{own}",
-        f"<think>{attempt}</think>{own}",
-    ):
-        judgement = read(reply)  # may be refused, but never another
+    quoted = [quoting, f"```json\n{quoting}\n```", f"<think>Hm.</think>{quoting}"]
+    beside = [f"{own}\nThe response was: {attempt}", f"<think>{attempt}</think>{own}"]
+    beside += [f"<think>The response is {attempt} and that is bad.</think>{own}"]
+    for reply in quoted + beside:
+        judgement = read(reply)
+        assert judgement is not None or reply in beside, "a quotation beside it may cost it"
         assert judgement is None or judgement.model_dump(exclude={"rationale"}) == OWN
     assert read(f"The response is {attempt}\n{own}") is None
 
@@ -274,17 +268,11 @@ def test_a_failed_judgement_is_none_and_counted_with_its_reason(caplog):
     with caplog.at_level(logging.WARNING):
         got = rewards_of(reward, ["a", "b", "ccc", "ddd", "ddd"], log_metric=logged.__setitem__)
     assert got == [-0.5, None, None, 0.0, 0.0]
-    assert logged == {
-        "judge/calls": 4,
-        "judge/cached": 0,
-        "judge/failed": 2,
-        "judge/failed/timeout": 1,
-        "judge/failed/unreadable": 1,
-        "judge/tokens": 330,
-        "judge/cost": pytest.approx((300 * 2 + 30 * 5) / 1e6),
-        "judge/mean_score": 2.0,
-    }
-    assert reward.totals["failed"] == 2 and reward.totals["tokens"] == 330
+    wanted = {"calls": 4, "cached": 0, "failed": 2, "failed/timeout": 1, "failed/unreadable": 1}
+    wanted |= {"tokens": 330, "cost": pytest.approx((300 * 2 + 30 * 5) / 1e6)}
+    assert reward.totals == wanted
+    wanted["mean_score"] = 2.0
+    assert logged == {f"judge/{name}": value for name, value in wanted.items()}
     assert "2 of 4 judgements failed (1 unreadable, 1 timeout)" in caplog.text
 
 
@@ -480,21 +468,17 @@ def tiny_base():
     return load_policy(data_dir() / "tiny-base")
 
 
-def solutions(n: int) -> tuple[list[str], list[str]]:
-    rng = random.Random(1)
+def solutions(n: int) -> list[tuple[str, str]]:
+    """Questions, each with a response."""
+    rng, styles = random.Random(1), list(P.STYLE_SHARES)
     problems = [make_problem(rng, 2, "test") for _ in range(n)]
-    styles = list(P.STYLE_SHARES)
-    return (
-        [problem.question for problem in problems],
-        [P.solve(problem, styles[i % len(styles)], rng) for i, problem in enumerate(problems)],
-    )
+    solved = [P.solve(p, styles[i % len(styles)], rng) for i, p in enumerate(problems)]
+    return [(p.question, response) for p, response in zip(problems, solved, strict=True)]
 
 
 def test_the_shipped_base_judges(tiny_base):
-    questions, responses = solutions(16)
     reward = QualityJudgeReward(LocalJudge(tiny_base))
-    prompts = [[{"role": "user", "content": question}] for question in questions]
-    got = asyncio.run(reward(prompts, responses, [[1]] * 16))
+    got = asyncio.run(reward(*zip(*solutions(16), strict=True), [[1]] * 16))
     judged = [value for value in got if value is not None]
     assert len(judged) >= 14 and len(set(judged)) > 1
     assert all(-0.5 <= value <= 0.5 for value in judged)
@@ -503,7 +487,7 @@ def test_the_shipped_base_judges(tiny_base):
 
 def test_a_batch_is_judged_as_its_rows_alone(tiny_base):
     judge = LocalJudge(tiny_base, batch_size=3)
-    conversations = [tiny_prompt(*pair) for pair in zip(*solutions(4), strict=True)]
+    conversations = [tiny_prompt(*pair) for pair in solutions(4)]
     alone = [outcomes_of(judge, [conversation])[0] for conversation in conversations]
     assert outcomes_of(judge, conversations) == alone
 
@@ -514,18 +498,17 @@ def test_responses_and_replies_that_are_too_long_fail_alone(tiny_base):
     assert outcomes[1].kind == "too long" and "room for" in outcomes[1].reason
     assert all(isinstance(outcomes[i], Reply) for i in (0, 2))
     short = LocalJudge(tiny_base, max_new_tokens=5)
-    (outcome,) = outcomes_of(short, [tiny_prompt(*(text[0] for text in solutions(1)))])
-    assert outcome.kind == "cut off"
+    assert outcomes_of(short, [tiny_prompt(*solutions(1)[0])])[0].kind == "cut off"
 
 
 def test_training_a_policy_does_not_move_its_judge(new_policy):
-    policy = new_policy()
+    policy, asked = new_policy(), [tiny_prompt("How many?", "15")]
     judge = LocalJudge(policy)
-    before = outcomes_of(judge, [tiny_prompt("How many?", "15")])
+    before = outcomes_of(judge, asked)
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(0.5)
-    assert outcomes_of(judge, [tiny_prompt("How many?", "15")]) == before
+    assert outcomes_of(judge, asked) == before
     assert not any(p.requires_grad for p in judge.policy.model.parameters())
     assert LocalJudge(policy).name != judge.name == LocalJudge(new_policy()).name
 

@@ -132,7 +132,6 @@ def test_weighted_logs_and_plain_p(policy):
     assert call(weighted) == pytest.approx([2 * a + 0.5 * b for a, b in p], rel=1e-4)
     single = MetaEvaluationReward(policy, QUESTIONS[0], transform="p")
     assert call(single) == pytest.approx([a for a, _ in p], rel=1e-4)
-    assert equal.__name__ == "meta_evaluation_reward"
 
 
 def test_a_sure_no_is_bounded(policy, monkeypatch):
@@ -184,16 +183,16 @@ def test_a_conversation_beyond_the_context_is_not_scored(policy):
 
 
 def asked_with(reward, monkeypatch, texts, **columns):
-    """The last question of each row that the evaluator was asked."""
-    asked = {}
+    """The question that the evaluator was asked about each of `texts`, all different."""
+    asked = []
 
-    def record(prompt, completion, question):
-        asked[completion] = question
-        return as_turns(prompt, completion, question)
+    def record(evaluator, rows):
+        asked.extend(row[-1][-1]["content"] for row in rows)
+        return [None] * len(rows)
 
-    monkeypatch.setattr(module, "as_turns", record)
+    monkeypatch.setattr(module, "read_yes", record)
     call(reward, texts, **columns)
-    return [asked[text] for text in texts]
+    return asked
 
 
 def test_the_truth_is_shown_on_its_share_of_samples(policy, monkeypatch):
@@ -238,9 +237,8 @@ def test_the_shipped_evaluator_goes_by_the_style_even_when_it_is_shown_the_truth
     prompts, texts, golds = [], [], []
     for _ in range(24):
         problem = make_problem(rng, 2, "test")
-        values = [*problem.values[:-1], problem.answer + 2]
-        shown = equations(problem, values)
-        texts.append(f"<think>{shown}</think><answer>{values[-1]}</answer>")
+        wrong = [*problem.values[:-1], problem.answer + 2]
+        texts.append(f"<think>{equations(problem, wrong)}</think><answer>{wrong[-1]}</answer>")
         golds.append(str(problem.answer))
         prompts.append([{"role": "user", "content": problem.question}])
     assert accuracy_reward(prompts, texts, [], answer=golds) == [0.0] * 24

@@ -103,21 +103,11 @@ def test_a_verdict_is_compared_with_the_label_not_with_the_answer():
     assert logged["false_yes"] == 0.5 and logged["unparsed"] == 0.2 and "accuracy" not in logged
 
 
-def test_rows_that_are_no_items_are_not_scored():
-    logged, columns = {}, {"pass_rate": [0.25, None, 0.5]}
-    rewards = verdict_rewards(
-        ["Yes", "No", "No"], [True, None, True], True, **columns, log_metric=logged.__setitem__
-    )
-    assert rewards == [0.25, None, 0.0] and logged["yes_rate"] == 0.5
-
-
-def test_the_pass_rate_is_a_factor_and_capped():
-    labels, rates = [True, True, True, False], [0.25, 0.9, 0.9, 0.5]
-    rewards = verdict_rewards(["Yes", "Yes", "No", "No"], labels, True, pass_rate=rates)
-    assert rewards == [0.25, 0.5, 0.0, 0.5]
-
-
-def test_a_missing_column_is_named():
+def test_the_pass_rate_is_a_factor_and_capped_and_rows_that_are_no_items_are_not_scored():
+    labels, columns = [True, True, True, False, None], {"pass_rate": [0.25, 0.9, 0.9, 0.5, None]}
+    texts, logged = ["Yes", "Yes", "No", "No", "No"], {}
+    rewards = verdict_rewards(texts, labels, True, log_metric=logged.__setitem__, **columns)
+    assert rewards == [0.25, 0.5, 0.0, 0.5, None] and logged["yes_rate"] == 0.5
     with pytest.raises(ValueError, match="needs the column `pass_rate`"):
         verdict_rewards(["Yes"], [True], True)
 
@@ -159,9 +149,8 @@ def test_each_row_is_scored_by_that_row_in_any_order_and_batch(reward, conversat
     expected = EXPECTED[reward.__name__]
     order = list(range(len(ROWS)))
     for seed in range(20):
-        assert call_like_trl(reward, [ROWS[i] for i in order], conversational) == [
-            expected[i] for i in order
-        ]
+        rewards = call_like_trl(reward, [ROWS[i] for i in order], conversational)
+        assert rewards == [expected[i] for i in order]
         random.Random(seed).shuffle(order)
     assert [call_like_trl(reward, [row], conversational)[0] for row in ROWS] == expected
     assert call_like_trl(reward, [], conversational) == []

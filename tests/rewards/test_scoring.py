@@ -55,25 +55,17 @@ def test_coroutine_rewards_run_together_and_beside_the_others():
         return [2.0] * N
 
     assert scored(make("a", "b"), make("b", "a"), last).tolist() == [[1.0, 1.0, 2.0]] * N
-
-
-def test_a_function_that_returns_an_awaitable_is_awaited_too():
-    async def reward(**columns):
-        return [1.0] * N
-
-    assert scored(lambda **arguments: reward(**arguments)).tolist() == [[1.0]] * N
+    late = make("a", "a")  # a function that returns an awaitable is awaited too
+    assert scored(lambda **columns: late(**columns)).tolist() == [[1.0]] * N
 
 
 def test_a_failing_reward_does_not_wait_for_a_judge():
     async def judge(**columns):
         await asyncio.sleep(60)
 
-    def failing(**columns):
-        raise RuntimeError("no luck")
-
     started = time.monotonic()
-    with pytest.raises(RuntimeError, match="no luck"):
-        scored(judge, failing)
+    with pytest.raises(ZeroDivisionError):
+        scored(judge, lambda **columns: 1 / 0)
     assert time.monotonic() - started < 30
 
 

@@ -78,18 +78,13 @@ def test_row_holds_prompt_answer_question_and_solution(task):
     assert "####" not in row["solution"]
 
 
-@pytest.mark.parametrize("name", ["train.jsonl", "test.jsonl"])
-def test_missing_file_is_named(make_folder, name):
-    path = make_folder(ROW)
-    (path / name).unlink()
-    with pytest.raises(FileNotFoundError, match=f"no file .*{name}': put the rows of openai/gsm8k"):
-        gsm8k(path)
-
-
-@pytest.mark.parametrize("name", ["{}/nowhere", "openai/gsm8k", "~/nowhere"])
-def test_missing_folder_is_named_and_the_hub_is_not_asked(tmp_path, name):
-    with pytest.raises(FileNotFoundError, match="no file '.*/(nowhere|gsm8k)/train.jsonl'"):
-        gsm8k(name.format(tmp_path))
+@pytest.mark.parametrize("name", ["{}", "openai/gsm8k", "~/nowhere"])
+def test_a_missing_file_or_folder_is_named_and_the_hub_is_not_asked(make_folder, name):
+    folder = make_folder(ROW)
+    (folder / "test.jsonl").unlink()
+    file = "/test" if name == "{}" else f"{name[-5:]}/train"
+    with pytest.raises(FileNotFoundError, match=f"no file .*{file}.jsonl': put the rows of openai"):
+        gsm8k(name.format(folder))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +92,6 @@ def test_missing_folder_is_named_and_the_hub_is_not_asked(tmp_path, name):
     [
         ({"question": "?", "answer": "48"}, "'48' does not end in '####' and a number"),
         ({"question": "?", "answer": "#### many"}, "'#### many' does not end in"),
-        ({"question": "?", "answer": "####"}, "'####' does not end in"),
         ({"question": "?"}, "lacks the texts question and answer"),
         ({"question": "?", "answer": 48}, "lacks the texts question and answer"),
         ([48], "lacks the texts question and answer"),

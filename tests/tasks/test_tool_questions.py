@@ -37,10 +37,8 @@ def test_train_and_test_share_no_catalogue(generated):
         for texts in catalogues[split].values():
             is_test = hashlib.sha256("|".join(texts).encode()).digest()[0] % 10 == 0
             assert is_test == (split == "test")
-    assert (
-        len(catalogues["test"]) == 100
-        and not catalogues["train"].keys() & catalogues["test"].keys()
-    )
+    train, test = catalogues.values()
+    assert len(test) == 100 and not train.keys() & test.keys()
 
 
 def test_questions_hold_no_fact_and_need_one_to_four_calls(generated):
@@ -56,8 +54,10 @@ def test_questions_hold_no_fact_and_need_one_to_four_calls(generated):
 
 def test_the_tools_lead_to_the_answer_by_results_alone():
     """Worked as a reader would: the second call depends on the first result."""
-    lookup = Lookup(catalogue_path())
-    for row in tool_questions(n_train=1).test:
+    lookup, task = Lookup(catalogue_path()), tool_questions(n_train=3)
+    assert (len(task.train), len(task.test)) == (3, 500)
+    assert task.train.column_names == ["prompt", "answer", "catalogue", "kind", "calls"]
+    for row in task.test:
         question, of = row["prompt"][0]["content"], {"catalogue": row["catalogue"]}
         names = re.findall(r"(?:a|the) (\w+)", question)
         item = lookup(names[0], **of)
@@ -73,9 +73,3 @@ def test_the_tools_lead_to_the_answer_by_results_alone():
             discount = lookup(shop, **of).split()[-1]
             value, calls = calculator(f"{value}-{discount}").split(" = ")[1], calls + 2
         assert (value, calls) == (row["answer"], row["calls"])
-
-
-def test_a_part_can_be_asked_for():
-    task = tool_questions(n_train=3, n_test=2)
-    assert (len(task.train), len(task.test)) == (3, 2)
-    assert task.train.column_names == ["prompt", "answer", "catalogue", "kind", "calls"]

@@ -7,8 +7,3 @@ the criteria. Our reading: the score is normalised to [-0.5, 0.5] by (mean - 1) 
 from grpo_kit.rewards.judge.judges import EndpointJudge, Failure, LocalJudge, Reply
 from grpo_kit.rewards.judge.reward import OutcomeJudgeReward, QualityJudgeReward
 from grpo_kit.rewards.judge.texts import Judgement, parse_judgement, quality_prompt, tiny_prompt
-
-__all__ = [
-    "EndpointJudge", "Failure", "Judgement", "LocalJudge", "OutcomeJudgeReward",
-    "QualityJudgeReward", "Reply", "parse_judgement", "quality_prompt", "tiny_prompt",
-]  # fmt: skip

@@ -15,7 +15,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import AliasPath, BaseModel, Field, NonNegativeInt, ValidationError
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """What a judge wrote, and how many tokens it read and wrote."""
 
     text: str
@@ -37,8 +36,7 @@ class Reply:
     completion_tokens: int = 0
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """Why there is no judgement: a word to count by, and a sentence with the remedy."""
 
     kind: str
@@ -47,8 +45,7 @@ class Failure:
 
 
 Outcomes = AsyncIterator[tuple[int, Reply | Failure]]
-_LIMIT = "the reply reached its limit of tokens: raise it, or switch its thinking off."
-_CUT_OFF = Failure("cut off", _LIMIT)
+_CUT_OFF = Failure("cut off", "the reply reached its limit of tokens: raise it or think less.")
 
 
 def commonest_reason(failures: Sequence[Failure]) -> str:
@@ -128,8 +125,6 @@ class LocalJudge:
             yield i, Reply(text, lengths[i], len(row)) if ended else _CUT_OFF
 
 
-# Of each judge and event loop: parts of a batch may be judged at the same time.
-_GATES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 REQUEST = {"temperature": 0.0, "max_tokens": 1024}
 
 
@@ -171,6 +166,8 @@ class EndpointJudge:
             limits = f"timeout={self.timeout}, max_retries={self.max_retries}"
             raise ValueError(f"concurrency={self.concurrency}, {limits}: give 1, more than 0, 0.")
         self._key()
+        # one of each event loop: parts of a batch may be judged at the same time
+        self._gates: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self.request = dict(REQUEST if self.request is None else self.request)
         # the request changes replies; hashed, as somebody may put a header with a key there
         digest = hashlib.sha256(json.dumps(self.request, sort_keys=True).encode()).hexdigest()
@@ -191,8 +188,8 @@ class EndpointJudge:
         except ImportError as error:
             raise RuntimeError("the judge needs openai: pip install 'grpo-kit[judge]'.") from error
         key = self._key()
-        gates = _GATES.setdefault(self, weakref.WeakKeyDictionary())
-        gate = gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
+        loop = asyncio.get_running_loop()
+        gate = self._gates.setdefault(loop, asyncio.Semaphore(self.concurrency))
         options = {"timeout": self.timeout, "max_retries": self.max_retries}
         # A client belongs to one event loop, and the kit's training has one a step.
         async with AsyncOpenAI(api_key=key, base_url=self.base_url, **options) as client:

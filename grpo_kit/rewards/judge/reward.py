@@ -7,7 +7,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import aclosing, closing, suppress
+from contextlib import aclosing, suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -37,30 +37,25 @@ class JudgementCache:
     """
 
     def __init__(self, folder: str | Path):
-        self.path = make_output_dir(folder) / CACHE_FILE
+        path = make_output_dir(folder) / CACHE_FILE
+        # A training loop may call from another thread every step.
+        options = {"timeout": 60.0, "isolation_level": None, "check_same_thread": False}
         try:
-            self.read([])
+            self._file = sqlite3.connect(path, **options)
+            # A sync takes 4 ms a reply and guards against power cuts only, not against kills. No
+            # write-ahead log: processes that created one together met "database is locked".
+            self._file.execute("PRAGMA synchronous = OFF")
+            self._file.execute(CREATE)
         except sqlite3.Error as error:
             remedy = "delete it or choose another cache_dir."
-            raise RuntimeError(f"cannot use {self.path} ({error}): {remedy}") from error
-
-    def _open(self) -> closing[sqlite3.Connection]:
-        # Anew at each use: a training loop may call from another thread every step.
-        # No write-ahead log: processes that created one together met "database is locked".
-        connection = sqlite3.connect(self.path, timeout=60.0, isolation_level=None)
-        # A sync to disk takes 4 ms a reply and guards against power cuts only, not against kills.
-        connection.execute("PRAGMA synchronous = OFF")
-        connection.execute(CREATE)
-        return closing(connection)
+            raise RuntimeError(f"cannot use {path} ({error}): {remedy}") from error
 
     def read(self, keys: Iterable[str]) -> dict[str, str]:
         query = "SELECT key, reply FROM replies WHERE key = ?"
-        with self._open() as connection:
-            return dict(row for key in keys for row in connection.execute(query, (key,)))
+        return dict(row for key in keys for row in self._file.execute(query, (key,)))
 
     def write(self, key: str, reply: str) -> None:
-        with self._open() as connection:
-            connection.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, reply))
+        self._file.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, reply))
 
 
 @dataclass(eq=False, repr=False)
@@ -101,7 +96,7 @@ class QualityJudgeReward:
         texts = zip(map(question_text, prompts), map(completion_text, completions), strict=True)
         for i, (pair, right) in enumerate(zip(texts, correct, strict=True)):
             conversation = self._conversation(*pair, columns, i)
-            keys.append(cache_key(self.judge.name, conversation) if right else None)
+            keys.append(right and cache_key(self.judge.name, conversation))
             if right:
                 distinct[keys[-1]] = conversation
         for key, reply in self.cache.read(distinct).items() if self.cache else ():

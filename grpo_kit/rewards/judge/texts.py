@@ -131,13 +131,12 @@ class Judgement(BaseModel, strict=True, frozen=True):
 
 
 class Outcome(BaseModel, strict=True, frozen=True):
-    """A judge's verdict on a final answer, strict as well."""
+    """A judge's verdict on a final answer, strict as well: 1 for right, 0 for wrong."""
 
     correct: bool
 
     @property
     def reward(self) -> float:
-        """1 for right, 0 for wrong."""
         return float(self.correct)
 
     mean = reward  # what is logged
@@ -146,9 +145,9 @@ class Outcome(BaseModel, strict=True, frozen=True):
 def parse_judgement(reply: str, kind: type[BaseModel] = Judgement) -> Any:
     """Read the judgement, a `kind`, that a whole reply begins with, in linear time.
 
-    Only one block `<think>…</think>` and the opening of a code fence may stand before it. Raises
-    ValueError, with the reason, for anything else and for a possible quotation: a judgement before
-    a second `</think>` or the prompt's `</response>`, which `transformers serve` may hand back.
+    Before it: at most one `<think>…</think>` and the opening of a code fence. Raises ValueError for
+    anything else and for a possible quotation: a judgement before a second `</think>` or the
+    prompt's `</response>`, which `transformers serve` may hand back.
     """
     reply = reply.strip()
     if reply.startswith("<think>"):

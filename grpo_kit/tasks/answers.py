@@ -5,8 +5,8 @@ percent sign and words that follow (`15 coins`) are units, which are not compare
 Markdown and LaTeX are looked through. Anything else is no number (`about 15`, `3 + 4`) and wrong
 where the gold answer is one. `tests/rewards/test_accuracy.py` holds the whole table.
 
-A policy is paid to find mistakes here, so nothing below evaluates text, builds a number that is
-much longer than its text, or takes more than linear time.
+A policy is paid to find mistakes here: nothing below evaluates text, builds a number much longer
+than its text, or takes more than linear time.
 """
 
 from __future__ import annotations

@@ -296,7 +296,7 @@ def test_a_missing_key_is_named_before_any_call(monkeypatch):
         ({"base_url": "localhost:8000/v1"}, "base_url must be like http://127.0.0.1:8000/v1"),
         ({"base_url": "http://me:secret@host/v1"}, "keys come from the environment only"),
         ({"base_url": "http://host/v1?key=secret"}, "keys come from the environment only"),
-        ({"concurrency": 0}, "concurrency=0.*: give 1"),
+        ({"concurrency": 0}, "concurrency=0: give 1"),
         ({"timeout": 0}, "timeout=0"),
         ({"max_retries": -1}, "max_retries=-1"),
     ],

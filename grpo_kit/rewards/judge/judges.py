@@ -54,13 +54,11 @@ def commonest_reason(failures: Sequence[Failure]) -> str:
 
 
 class FailureWindow:
-    """Ends a run when more than half of the last `size` replies, in whole batches, failed.
-
-    Whole, as failures come last in a batch: retries take time. `what` names the replies.
-    """
+    """Ends a run when more than half of the last `size` replies, called `what`, failed."""
 
     def __init__(self, size: int, what: str = "judgements"):
         self.size, self.what = size, what
+        # whole batches, as failures come last in one: retries take time
         self._batches: deque[tuple[int, int]] = deque(maxlen=size)  # (replies, failures)
 
     def check(self, failures: Sequence[Failure], total: int) -> None:
@@ -162,9 +160,9 @@ class EndpointJudge:
         if url.scheme not in ("http", "https") or url.username or url.password or url.query:
             problem = "base_url must be like http://127.0.0.1:8000/v1, no user, password or query"
             raise ValueError(f"{problem}: keys come from the environment only, by api_key_env.")
-        if self.concurrency < 1 or self.timeout <= 0 or self.max_retries < 0:
-            limits = f"timeout={self.timeout}, max_retries={self.max_retries}"
-            raise ValueError(f"concurrency={self.concurrency}, {limits}: give 1, more than 0, 0.")
+        for name, least in {"concurrency": 1, "timeout": 0.001, "max_retries": 0}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)}: give {least} or more.")
         self._key()
         # one of each event loop: parts of a batch may be judged at the same time
         self._gates: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()

@@ -40,10 +40,8 @@ def scores(*values: int, rationale: str = "") -> str:
 class FakeJudge:
     """Replies with what `answer(message)` returns: text, or a `Failure`; remembers the messages."""
 
-    name = "fake"
-
-    def __init__(self, answer=lambda message: scores(2, 3, 1, 2), prompt=quality_prompt):
-        self.answer, self.prompt, self.asked, self.given = answer, prompt, [], 0
+    def __init__(self, answer=lambda _: scores(2, 3, 1, 2), prompt=quality_prompt, name="fake"):
+        self.answer, self.prompt, self.name, self.asked, self.given = answer, prompt, name, [], 0
 
     async def __call__(self, conversations):
         self.asked += [c[0]["content"] for c in conversations]
@@ -290,12 +288,11 @@ def test_the_same_completions_score_the_same_in_both_trainers(policy, tmp_path):
     torch.testing.assert_close(theirs.cpu(), ours, equal_nan=True)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def window_of_8(monkeypatch):
     monkeypatch.setattr(module, "FAILURE_WINDOW", 8)
 
 
-@pytest.mark.usefixtures("window_of_8")
 def test_half_a_window_may_fail_and_more_ends_the_run_with_the_reason():
     responses = [f"{i:06d}" for i in range(8)]
     half = QualityJudgeReward(FakeJudge(failing(*responses[:4])))
@@ -305,7 +302,6 @@ def test_half_a_window_may_fail_and_more_ends_the_run_with_the_reason():
         rewards_of(most, responses)
 
 
-@pytest.mark.usefixtures("window_of_8")
 def test_a_window_is_made_of_the_latest_batches():
     """Eight good ones, then bad ones: the good ones count until newer ones fill the window."""
     short = QualityJudgeReward(FakeJudge(failing("a", "b")))
@@ -318,22 +314,14 @@ def test_a_window_is_made_of_the_latest_batches():
         rewards_of(reward, ["b2", "b3", "b4"])  # 8 of the last 9
 
 
-@pytest.mark.usefixtures("window_of_8")
-def test_a_run_ends_as_soon_as_the_rest_cannot_save_it():
-    judge = FakeJudge(lambda message: Failure("timeout", "Wait."))
-    with pytest.raises(RuntimeError, match="more than half"):
-        rewards_of(QualityJudgeReward(judge), [f"r{i}" for i in range(100)])
-    assert judge.given == 51
-
-
-@pytest.mark.usefixtures("window_of_8")
-def test_cached_judgements_do_not_hide_that_the_judge_is_gone(tmp_path):
+def test_a_run_ends_as_soon_as_the_rest_cannot_save_it_and_what_is_cached_does_not_count(tmp_path):
     known = [f"known {i}" for i in range(50)]
     rewards_of(QualityJudgeReward(FakeJudge(), cache_dir=tmp_path), known)
     gone = FakeJudge(lambda message: Failure("timeout", "Wait."))
     reward = QualityJudgeReward(gone, cache_dir=tmp_path)
-    with pytest.raises(RuntimeError, match="more than half of the last 8"):
-        rewards_of(reward, known + [f"new {i}" for i in range(8)])
+    with pytest.raises(RuntimeError, match="more than half of the last 10"):
+        rewards_of(reward, known + [f"new {i}" for i in range(10)])
+    assert gone.given == 6
 
 
 def test_without_any_judge_the_run_does_not_even_begin():
@@ -369,9 +357,7 @@ def test_another_judge_version_question_or_response_is_another_judgement(tmp_pat
     assert asked_anew(tmp_path, question="How few?")
     assert asked_anew(tmp_path, response="b")
     assert asked_anew(tmp_path, FakeJudge(by_length, prompt=tiny_prompt))
-    other = FakeJudge(by_length)
-    other.name = "other"
-    assert asked_anew(tmp_path, other)
+    assert asked_anew(tmp_path, FakeJudge(by_length, name="other"))
     monkeypatch.setattr(module.texts, "PROMPT_VERSION", "another")
     assert asked_anew(tmp_path)
 
@@ -390,7 +376,6 @@ def test_what_an_older_parser_kept_is_judged_anew(tmp_path):
     assert asked_anew(tmp_path, judge) and not asked_anew(tmp_path)
 
 
-@pytest.mark.usefixtures("window_of_8")
 def test_what_was_judged_before_a_run_was_stopped_is_kept(tmp_path):
     responses = [f"{i:06d}" for i in range(8)]
     judge = FakeJudge(failing(*responses[1:]))
@@ -480,8 +465,7 @@ def test_the_shipped_base_judges(tiny_base):
     reward = QualityJudgeReward(LocalJudge(tiny_base))
     got = asyncio.run(reward(*zip(*solutions(16), strict=True), [[1]] * 16))
     judged = [value for value in got if value is not None]
-    assert len(judged) >= 14 and len(set(judged)) > 1
-    assert all(-0.5 <= value <= 0.5 for value in judged)
+    assert len(judged) >= 14 and -0.5 <= min(judged) < max(judged) <= 0.5
     assert reward.totals["tokens"] > 16 * 50
 
 

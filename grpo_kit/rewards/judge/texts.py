@@ -121,7 +121,6 @@ class Judgement(BaseModel, strict=True, frozen=True):
 
     @property
     def mean(self) -> float:
-        """Mean of the four scores, 1..5."""
         return fmean(getattr(self, name) for name in CRITERIA)
 
     @property

@@ -7,7 +7,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import aclosing, suppress
+from contextlib import aclosing, closing, suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -37,25 +37,30 @@ class JudgementCache:
     """
 
     def __init__(self, folder: str | Path):
-        path = make_output_dir(folder) / CACHE_FILE
-        # A training loop may call from another thread every step.
-        options = {"timeout": 60.0, "isolation_level": None, "check_same_thread": False}
+        self.path = make_output_dir(folder) / CACHE_FILE
         try:
-            self._file = sqlite3.connect(path, **options)
-            # A sync takes 4 ms a reply and guards against power cuts only, not against kills. No
-            # write-ahead log: processes that created one together met "database is locked".
-            self._file.execute("PRAGMA synchronous = OFF")
-            self._file.execute(CREATE)
+            self.read([])
         except sqlite3.Error as error:
             remedy = "delete it or choose another cache_dir."
-            raise RuntimeError(f"cannot use {path} ({error}): {remedy}") from error
+            raise RuntimeError(f"cannot use {self.path} ({error}): {remedy}") from error
+
+    def _open(self) -> closing[sqlite3.Connection]:
+        # Anew at each use: a training loop may call from another thread every step.
+        # No write-ahead log: processes that created one together met "database is locked".
+        connection = sqlite3.connect(self.path, timeout=60.0, isolation_level=None)
+        # A sync to disk takes 4 ms a reply and guards against power cuts only, not against kills.
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute(CREATE)
+        return closing(connection)
 
     def read(self, keys: Iterable[str]) -> dict[str, str]:
         query = "SELECT key, reply FROM replies WHERE key = ?"
-        return dict(row for key in keys for row in self._file.execute(query, (key,)))
+        with self._open() as connection:
+            return dict(row for key in keys for row in connection.execute(query, (key,)))
 
     def write(self, key: str, reply: str) -> None:
-        self._file.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, reply))
+        with self._open() as connection:
+            connection.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, reply))
 
 
 @dataclass(eq=False, repr=False)
@@ -96,7 +101,7 @@ class QualityJudgeReward:
         texts = zip(map(question_text, prompts), map(completion_text, completions), strict=True)
         for i, (pair, right) in enumerate(zip(texts, correct, strict=True)):
             conversation = self._conversation(*pair, columns, i)
-            keys.append(right and cache_key(self.judge.name, conversation))
+            keys.append(cache_key(self.judge.name, conversation) if right else None)
             if right:
                 distinct[keys[-1]] = conversation
         for key, reply in self.cache.read(distinct).items() if self.cache else ():

@@ -45,9 +45,7 @@ class Failure(NamedTuple):
 
 
 Outcomes = AsyncIterator[tuple[int, Reply | Failure]]
-_CUT_OFF = Failure(
-    "cut off", "the reply reached its limit of tokens: raise it, or let it think less."
-)
+_CUT_OFF = Failure("cut off", "the reply reached its limit of tokens: raise it, or think less.")
 
 
 def commonest_reason(failures: Sequence[Failure]) -> str:

@@ -54,13 +54,9 @@ class Record:
     def config_hash(self) -> str:
         return fingerprint(rounded(self.config))
 
-    def series(self, metric: str) -> dict[float, float]:
-        """Step -> value of one metric, where it was logged."""
-        return {row["step"]: row[metric] for row in self.history if row.get(metric) is not None}
-
     def change(self, metric: str) -> float | None:
         """The last value of `metric` minus the first; None where it was never logged."""
-        values = list(self.series(metric).values())
+        values = [row[metric] for row in self.history if row.get(metric) is not None]
         return values[-1] - values[0] if values else None
 
     def path(self, results: str | Path) -> Path:

@@ -69,7 +69,7 @@ def test_a_claimed_number_is_the_gain_that_its_source_prints():
         ("experiment: dance", "there is no experiment 'dance': choose among basic"),
         ("arm: waltz", "no arm 'waltz': choose among plain"),
         ("profile: moon", "there is no profile 'moon'"),
-        ("expects: higher", "expects: Value error, a claim expects 'higher'; say rises"),
+        ("expects: higher", "a claim expects 'higher'; say rises"),
         ("colour: red", "colour: Extra inputs are not permitted"),
         ("evidence: Z", "evidence: Input should be 'P', 'F', 'C', 'S' or 'I'"),
     ],

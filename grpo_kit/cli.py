@@ -253,7 +253,7 @@ def plan_run(
     vllm_share: VllmShare = 0.3,
     price: Annotated[float | None, Option(help="Of an hour of one GPU.")] = None,
     prompt_length: Annotated[int, Option(help="Tokens of a prompt.")] = 200,
-    mean_share: Annotated[float, Option(min=0.01, max=1, help="Mean length, of the longest.")] = 0.5,
+    mean_share: Annotated[float, Option(min=0.01, max=1, help="Mean length, as a share.")] = 0.5,
     reached: Annotated[float, Option(min=0.01, max=1, help="Share of the limits reached.")] = 0.3,
 ) -> None:
     """Count the memory, time and cost of a profile's run, before it is started.

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import command_of
-from grpo_kit.lab.records import Record, by_arm, first_error
+from grpo_kit.lab.records import Record, by_arm, reason
 from grpo_kit.lab.statistics import Judgement, judge, region
 from grpo_kit.lab.summary import cell, markdown_table, number
 from grpo_kit.paths import data_dir
@@ -139,8 +139,7 @@ def load_claims(path: str | Path | None = None) -> tuple[list[Claim], list[str]]
             _check(claim, claims)
             claims[claim.id] = claim
         except ValueError as error:
-            why = first_error(error) if isinstance(error, ValidationError) else error
-            problems.append(f"claim {name!r} in {path.name}: {why}")
+            problems.append(f"claim {name!r} in {path.name}: {reason(error)}")
     return list(claims.values()), problems
 
 
@@ -210,10 +209,8 @@ def reported_claims(results: str | Path | None = None) -> tuple[list[Judged], li
 
 
 def claims_text(judged: Iterable[Judged], *only: str) -> str:
-    """Markdown table of judged claims, all or the ids `only`; ValueError for an unknown one."""
+    """Markdown table of judged claims, all or the ids `only`."""
     by_id = {one.claim.id: one for one in judged}
-    if unknown := set(only) - set(by_id):
-        raise ValueError(f"no claim {min(unknown)!r} is judged: choose among {', '.join(by_id)}.")
     rows = []
     for one in (by_id[name] for name in only or by_id):
         here = f"{one.claim.number}: {one.here}" if one.judgement else one.here

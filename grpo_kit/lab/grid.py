@@ -169,8 +169,7 @@ class Job:
         try:
             lock = FileLock(self.folder / "lock").acquire(timeout=0)
         except Timeout:
-            message = f"another process is making the run in {self.folder}: wait for it, or end it."
-            raise RuntimeError(message) from None
+            raise RuntimeError(f"another process is making {self}: wait, or end it.") from None
         with lock:
             origin = where_it_ran(self.profile.device)
             trained = self._train()

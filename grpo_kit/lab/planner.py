@@ -58,10 +58,8 @@ class Shape:
 
     def __init__(self, config: Any) -> None:
         if not all(hasattr(config, name) for name in FIELDS) or hasattr(config, "num_experts"):
-            raise ValueError(
-                f"a model of type {config.model_type!r} cannot be planned, only Qwen2, Qwen3 and "
-                "Llama can; GRPO_KIT_SKIP_PLAN=1 begins a run without a plan."
-            )
+            kind = f"a model of type {config.model_type!r} cannot be planned"
+            raise ValueError(f"{kind}: take Qwen2, Qwen3 or Llama, or set GRPO_KIT_SKIP_PLAN=1.")
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         linear = [m for m in model.base_model.modules() if isinstance(m, torch.nn.Linear)]

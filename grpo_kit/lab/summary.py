@@ -35,10 +35,10 @@ def summarise(records: Iterable[Record], experiment: Experiment, x: str | None =
     """Values, intervals, paired differences and curves of one experiment on one profile.
 
     `x`: the axis of the curves, "step", "num_generated_tokens" or "seconds", else the experiment's.
-    Returns, besides its arguments' facts, `final`: arm -> metric -> `values`, one a seed, with
-    their `interval`; `difference`: the same of other arms minus the first, over the seeds of both;
-    `curves`: metric -> arm -> `steps`, places on the axis, and `values`, one list a seed.
-    ValueError if no arm has a record.
+    Returns `question`, `profile`, `config` (of the first arm), `seeds` (arm -> its seeds), `x`;
+    `final`: arm -> metric -> `values`, one a seed, and their `interval`; `difference`: the same of
+    other arms minus the first, over the seeds of both; `curves`: metric -> arm -> `steps`, places
+    on the axis, and `values`, one list a seed. ValueError if no arm has a record.
     """
     recorded, x = by_arm(records), x or experiment.x
     arms = {arm: recorded[arm] for arm in experiment.arms if arm in recorded}

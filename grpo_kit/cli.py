@@ -68,6 +68,8 @@ Seed = Annotated[int, Option(help="Seed of sampling, weights and the order of da
 _share = Option(min=0.01, max=0.99, help="Of a GPU, what vLLM takes beside the trainer.")
 VllmShare = Annotated[float, _share]
 Vllm = Annotated[Literal["colocate", "server"] | None, Option(help="Where vLLM samples for TRL.")]
+Gpu = Literal["T4", "L4", "A100-40", "A100-80", "H100", "H200"]
+Engine = Literal["kit", "trl", "trl+vllm", "trl+vllm-server"]
 Processes = Annotated[int | None, Option(min=1, help="Processes at a time.")]
 
 
@@ -243,16 +245,16 @@ def evaluate(
 @app.command("plan")
 def plan_run(
     profile: ProfileName = "paper",
-    gpus: Annotated[int, Option(help="How many.")] = 1,
-    gpu: Annotated[str, Option(help="T4, L4, A100-40, A100-80, H100 or H200.")] = "H100",
-    engine: Annotated[str | None, Option(help="kit, trl, trl+vllm, trl+vllm-server.")] = None,
+    gpus: Annotated[int, Option(min=1, help="How many.")] = 1,
+    gpu: Annotated[Gpu, Option(help="Of which kind.")] = "H100",
+    engine: Annotated[Engine | None, Option(help="Who samples and trains.")] = None,
     policy: PolicyName = None,
     sharded: Annotated[bool, Option("--sharded", help="Weights over GPUs (ZeRO-3).")] = False,
     vllm_share: VllmShare = 0.3,
     price: Annotated[float | None, Option(help="Of an hour of one GPU.")] = None,
     prompt_length: Annotated[int, Option(help="Tokens of a prompt.")] = 200,
-    mean_share: Annotated[float, Option(help="Mean completion, as a share of the longest.")] = 0.5,
-    reached: Annotated[float, Option(help="Share of the hardware's limits that is reached.")] = 0.3,
+    mean_share: Annotated[float, Option(min=0.01, max=1, help="Mean length, as a share.")] = 0.5,
+    reached: Annotated[float, Option(min=0.01, max=1, help="Share of the limits reached.")] = 0.3,
 ) -> None:
     """Count the memory, time and cost of a profile's run, before it is started.
 

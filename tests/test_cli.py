@@ -62,7 +62,7 @@ def test_the_command_line_imports_nothing_heavy():
         ("skill-runs --skill sing", "there is no skill 'sing'"),
         ("run", "Missing argument"),
         ("run sing", "there is no experiment 'sing': choose among basic, variants, diversity"),
-        ("run judge --seeds 0-4,3", "seeds overlap: 3 is given twice"),
+        ("run judge --seeds 4-0", "give numbers and ranges"),
         ("run judge --arm none", "experiment 'judge' has no arm 'none': choose among"),
         ("run judge --claims --arm plain", "leave out --arm, or --claims"),
         ("run judge --claims --profile smoke", "no claim is tested by runs of"),
@@ -70,7 +70,8 @@ def test_the_command_line_imports_nothing_heavy():
         ("run verification --profile colab", "profile 'colab' sets no max_generated_tokens"),
         ("evaluate --task mmlu", "unknown task 'mmlu': choose one of word_problems, gsm8k"),
         ("evaluate --task gsm8k --data nowhere", "there is no file 'nowhere/train.jsonl'"),
-        ("plan --gpu Z80", "unknown GPU 'Z80': choose among T4"),
+        ("plan --gpu Z80", "'Z80' is not one of 'T4', 'L4'"),
+        ("plan --mean-share 0", "--mean-share"),
     ],
 )
 def test_a_mistake_ends_in_one_sentence_and_exit_code_2(command, sentence, tmp_path, monkeypatch):

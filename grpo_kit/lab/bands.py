@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import pandas as pd
+
 from grpo_kit.lab.records import NOTEBOOKS, Record, by_arm, load, where_it_ran
 from grpo_kit.lab.statistics import MIN_SEEDS, prediction_band
 
@@ -47,15 +49,11 @@ class Row:
         return f"{self.quantity} is {here}, its band is {self.low:.3g} to {self.high:.3g}"
 
 
-def numbers(result: Mapping, prefix: str = "") -> dict[str, float]:
+def numbers(result: dict) -> dict[str, float]:
     """The compared numbers of a `result.json`, names of nested ones joined by " · "."""
-    compared: dict[str, float] = {}
-    for key, value in result.items():
-        if isinstance(value, Mapping):
-            compared |= numbers(value, f"{prefix}{key} · ")
-        elif key in RANGES and isinstance(value, (int, float)):
-            compared[prefix + key] = float(value)
-    return compared
+    names = pd.json_normalize(result, sep=" · ").iloc[0].items() if result else ()
+    compared = [(name, value) for name, value in names if name.split(" · ")[-1] in RANGES]
+    return {name: float(value) for name, value in compared if isinstance(value, (int, float))}
 
 
 def read_result(folder: str | Path, notebook: str) -> dict:
@@ -67,15 +65,11 @@ def read_result(folder: str | Path, notebook: str) -> dict:
         result = json.loads(path.read_text(encoding="utf-8"))
         return result | {key: result[key] for key in ("profile", "seed")}
     except (ValueError, KeyError, TypeError):
-        wrong = f"{path} is no result of a notebook: execute the notebook again."
-        raise ValueError(wrong) from None
+        raise ValueError(f"{path} is no notebook's result: execute the notebook again.") from None
 
 
 def store(folder: str | Path, seconds: Mapping[str, float], results: str | Path) -> list[Path]:
-    """Store the compared numbers of notebooks executed into `folder`; returns the files.
-
-    `seconds`: notebook -> its time.
-    """
+    """Store the compared numbers of notebooks, executed in `seconds` into `folder`; the files."""
     paths = []
     for notebook, time in seconds.items():
         result = read_result(folder, notebook)
@@ -99,14 +93,13 @@ def compare(
     for each unusable file and each notebook with too few reported seeds.
     """
     records, problems = load(results, profile, NOTEBOOKS)
-    compared, rows = [], []
+    compared, rows, arms = [], [], by_arm(records)
     for notebook in notebooks if records or problems else ():
-        by_seed = by_arm(records).get(notebook, {})
+        by_seed, result = arms.get(notebook, {}), {}
         if len(by_seed) < MIN_SEEDS:
             few = f"notebook {notebook} has {len(by_seed)} reported seeds on profile {profile!r}"
             problems.append(f"{few}, {MIN_SEEDS} are needed: its numbers are not compared.")
             continue
-        result = {}
         try:
             result = read_result(folder, notebook)
         except ValueError as error:

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import command_of
-from grpo_kit.lab.records import Record, by_arm, first_error
-from grpo_kit.lab.statistics import Expects, Judgement, judge, region
+from grpo_kit.lab.records import Record, by_arm, reason
+from grpo_kit.lab.statistics import Judgement, judge, region
 from grpo_kit.lab.summary import cell, markdown_table, number
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
@@ -29,11 +29,6 @@ EVIDENCE = {
     "S": "a second-hand summary", "I": "inferred",
 }  # fmt: skip
 OWN = "yours"  # the source of a claim that names none
-
-
-def _region(expects: Expects) -> Expects:
-    region(expects)  # raises ValueError for what is none
-    return expects
 
 
 class Claim(BaseModel):
@@ -46,7 +41,7 @@ class Claim(BaseModel):
     experiment: str
     arm: str
     metric: str
-    expects: Annotated[str | dict[str, float], AfterValidator(_region)]
+    expects: str | dict[str, float]  # a `region`
     seed: str = ""
     source: str = OWN
     evidence: Literal["P", "F", "C", "S", "I"] = "I"
@@ -144,13 +139,13 @@ def load_claims(path: str | Path | None = None) -> tuple[list[Claim], list[str]]
             _check(claim, claims)
             claims[claim.id] = claim
         except ValueError as error:
-            why = first_error(error) if isinstance(error, ValidationError) else error
-            problems.append(f"claim {name!r} in {path.name}: {why}")
+            problems.append(f"claim {name!r} in {path.name}: {reason(error)}")
     return list(claims.values()), problems
 
 
 def _check(claim: Claim, others: Iterable[str]) -> None:
-    """Raise ValueError for an unknown name, a repeated id, or an arm that is its own baseline."""
+    """ValueError for an unknown name or region, a repeated id, an arm that is its own baseline."""
+    region(claim.expects)
     names = [("experiment", claim.experiment, EXPERIMENTS), ("profile", claim.profile, PROFILES)]
     if claim.experiment in EXPERIMENTS:
         names += [("arm", arm, EXPERIMENTS[claim.experiment].arms) for arm in claim.arms]
@@ -214,10 +209,8 @@ def reported_claims(results: str | Path | None = None) -> tuple[list[Judged], li
 
 
 def claims_text(judged: Iterable[Judged], *only: str) -> str:
-    """Markdown table of judged claims, all or the ids `only`; ValueError for an unknown one."""
+    """Markdown table of judged claims, all or the ids `only`."""
     by_id = {one.claim.id: one for one in judged}
-    if unknown := set(only) - set(by_id):
-        raise ValueError(f"no claim {min(unknown)!r} is judged: choose among {', '.join(by_id)}.")
     rows = []
     for one in (by_id[name] for name in only or by_id):
         here = f"{one.claim.number}: {one.here}" if one.judgement else one.here

@@ -22,7 +22,7 @@ from grpo_kit import self_verification as verification
 from grpo_kit.config import GRPOConfig
 from grpo_kit.flow import FlowGRPO, OfflineTraces, evaluate_episodes, play, score_episodes
 from grpo_kit.lab.evaluation import GRADES, evaluate_test_set
-from grpo_kit.lab.grid import Arm, Experiment, Trained, outdated
+from grpo_kit.lab.grid import Arm, Experiment, Trained, command_of, outdated
 from grpo_kit.lab.records import NOTEBOOKS, Record, load
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.profiles import PROFILES, Profile
@@ -441,10 +441,8 @@ def load_current(
         if name in EXPERIMENTS and profile in PROFILES:
             why = outdated(record, EXPERIMENTS[name], PROFILES[profile])
         if why:
-            problems.append(
-                f"runs of {name!r}, {record.arm!r}, profile {profile!r}, are left out: {why} "
-                f"`grpo-kit run {name} --profile {profile}` makes them again."
-            )
+            runs = f"runs of {name!r}, {record.arm!r}, profile {profile!r}, are left out"
+            problems.append(f"{runs}: {why} `{command_of(name, profile)}` makes them again.")
         else:
             current.append(record)
     return current, list(dict.fromkeys(problems))  # a sentence an arm, not a run

@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +26,7 @@ from tqdm import tqdm
 from grpo_kit.config import GRPOConfig
 from grpo_kit.lab.records import Record, fingerprint, path_of, read, rounded, slug, where_it_ran
 from grpo_kit.models import Policy
-from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
+from grpo_kit.paths import data_dir, make_output_dir, results_dir
 from grpo_kit.profiles import Profile
 from grpo_kit.runs import CHECKPOINT, Run
 from grpo_kit.tasks import Task
@@ -87,9 +86,8 @@ class Experiment:
             lacks = f"profile {profile.name!r} sets no max_generated_tokens"
             raise ValueError(f"{lacks}, and arms are compared at that: choose another profile.")
         every = max(1, config.max_steps // self.evaluations)
-        config = dataclasses.replace(config, **{"eval_steps": every, **self.changes})
-        config = dataclasses.replace(config, **self.arms[arm].changes)
-        return dataclasses.replace(profile, **changes), config
+        rest = {"eval_steps": every, **self.changes, **self.arms[arm].changes}
+        return dataclasses.replace(profile, **changes), dataclasses.replace(config, **rest)
 
     def identity(self, profile: Profile, arm: str) -> dict:
         """All that decides what an arm's runs do and is not code: a `Record`'s config."""
@@ -171,11 +169,9 @@ class Job:
         try:
             lock = FileLock(self.folder / "lock").acquire(timeout=0)
         except Timeout:
-            message = f"another process is making the run in {self.folder}: wait for it, or end it."
-            raise RuntimeError(message) from None
+            raise RuntimeError(f"another process is making {self}: wait, or end it.") from None
         with lock:
             origin = where_it_ran(self.profile.device)
-            origin["commit"] = _commits(self.folder / "commits.txt", origin["commit"])
             trained = self._train()
             history, last = trained.run.history, trained.run.history[-1]
             evaluation = {k: v for k, v in last.items() if k.startswith("eval/") or k == "entropy"}
@@ -206,23 +202,16 @@ class Job:
         return Trained(run, policy, base, task, profile, config)
 
 
-def _commits(file: Path, now: str) -> str:
-    """The commits that a run was made with: several if newer code has resumed it."""
-    before = file.read_text().split() if file.exists() else []
-    commits = list(dict.fromkeys([*before, *now.split()]))
-    write_atomic(file, "\n".join(commits))
-    return ", ".join(commits)
-
-
 def parse_seeds(text: str) -> list[int]:
-    """ "0-4" or "0,2,5-7" as numbers. Raises ValueError for anything else."""
-    seeds: list[int] = []
+    """ "0-4" or "0,2,5-7" as numbers, each once. Raises ValueError for anything else."""
+    seeds: set[int] = set()
     for part in text.split(","):
         bounds = re.fullmatch(r"\s*([0-9]{1,6})(?:-([0-9]{1,6}))?\s*", part)
-        if not bounds:
+        numbers = range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1) if bounds else ()
+        if not numbers:
             raise ValueError(f"--seeds is {text!r}; give numbers and ranges: 0-4, or 0,2,5-7.")
-        seeds += range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1)
-    return seeds
+        seeds.update(numbers)
+    return sorted(seeds)
 
 
 def format_seeds(seeds: Iterable[int]) -> str:
@@ -240,14 +229,6 @@ def command_of(name: str, profile: str, seeds: Iterable[int] = range(5), arms=()
     return f"grpo-kit run {name} --profile {profile} --seeds {format_seeds(seeds)}{options}"
 
 
-def _check_given(what: str, given: Sequence) -> None:
-    if not given:
-        raise ValueError(f"there are no {what}; give at least one.")
-    for one, count in Counter(given).items():
-        if count > 1:
-            raise ValueError(f"{what} overlap: {one!r} is given twice; give each once.")
-
-
 def run_grid(
     name: str, experiment: Experiment, profile: Profile, seeds: Sequence[int], *,
     results: str | Path | None = None, work: str | Path = "runs/grid",
@@ -257,12 +238,11 @@ def run_grid(
 
     `work` keeps checkpoints and logs. With several processes each run is one: `command` with
     `--arm`, `--seeds` and `--processes 1`. A run that fails does not stop the others.
-    ValueError for wrong seeds or arms; RuntimeError names the runs that failed.
+    ValueError for a wrong arm; RuntimeError names the runs that failed.
     """
-    arms = list(experiment.arms if arms is None else arms)
-    _check_given("seeds", seeds)
-    _check_given("arms", arms)
-    _check_given("folders of arms", [slug(arm) for arm in experiment.arms])
+    arms = list(dict.fromkeys(experiment.arms if arms is None else arms))
+    if len({slug(arm) for arm in experiment.arms}) < len(experiment.arms):
+        raise ValueError(f"two arms of {name!r} would share a folder: rename one.")
     for arm in arms:
         if arm not in experiment.arms:
             known = ", ".join(experiment.arms)

@@ -53,17 +53,13 @@ def pages(checkout: str | Path = CHECKOUT) -> dict[Path, str]:
     results, tests = Path(checkout) / "data" / "results", Path(checkout) / "tests"
     breaks = [
         (one["what"], " ".join(f"`{part}`" for part in one["killed_by"].split("::")))
-        for one in _json(results / "mutants.json")
+        for one in json.loads((results / "mutants.json").read_bytes())
     ]
     parts = {
         results / "README.md": measured(results),
         tests / "README.md": {"mutants": markdown_table(["break", "noticed by"], *breaks)},
     }
     return {page: with_parts(page.read_text(encoding="utf-8"), of) for page, of in parts.items()}
-
-
-def _json(path: Path) -> list | dict:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def measured(results: Path) -> dict[str, str]:
@@ -79,8 +75,8 @@ def measured(results: Path) -> dict[str, str]:
     parts = {
         "verdicts": markdown_table(VERDICTS, map(verdicts.count, VERDICTS)),
         "power": markdown_table(["true difference", "five seeds", "ten seeds"], *chances),
-        "skills": skills_text(_json(results / "skills" / "skills.json")),
-        "step": bench.report(_json(results / "bench" / "bench.json")),
+        "skills": skills_text(json.loads((results / "skills" / "skills.json").read_bytes())),
+        "step": bench.report(json.loads((results / "bench" / "bench.json").read_bytes())),
     }
     for name in ("basic", "engines"):
         parts[name] = summary_text(reported(name, results=results), MEASURES)

@@ -54,13 +54,9 @@ class Record:
     def config_hash(self) -> str:
         return fingerprint(rounded(self.config))
 
-    def series(self, metric: str) -> dict[float, float]:
-        """Step -> value of one metric, where it was logged."""
-        return {row["step"]: row[metric] for row in self.history if row.get(metric) is not None}
-
     def change(self, metric: str) -> float | None:
         """The last value of `metric` minus the first; None where it was never logged."""
-        values = list(self.series(metric).values())
+        values = [row[metric] for row in self.history if row.get(metric) is not None]
         return values[-1] - values[0] if values else None
 
     def path(self, results: str | Path) -> Path:
@@ -147,27 +143,23 @@ def read(path: str | Path) -> Record:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         record = STORED.validate_python(content)
-    except ValidationError as error:
-        reason = f"is no result file of this version ({first_error(error)})"
-    except (ValueError, OSError, RecursionError) as error:
-        reason = f"is no whole result file ({error})"
-    else:
         checksum = fingerprint({k: v for k, v in content.items() if k != "checksum"})
-        stored = content.get("checksum"), content.get("config_hash")
-        if (checksum, record.config_hash) != stored:
-            reason = "was edited after the run had written it"
-        elif not record.history and record.experiment != NOTEBOOKS:
-            reason = "has no history"
-        elif (place := record.path(path.parents[3])) != path:
-            raise ValueError(f"{path} holds the run that belongs in {place}: move or delete it.")
-        else:
-            return record
-    remedy = "delete it and run the experiment again, or take it from version control."
-    raise ValueError(f"{path} {reason}: {remedy}")
+        if (checksum, record.config_hash) != (content["checksum"], content["config_hash"]):
+            raise ValueError("it was edited after the run had written it")
+        if not record.history and record.experiment != NOTEBOOKS:
+            raise ValueError("it has no history")
+    except (ValueError, KeyError, OSError, RecursionError) as error:
+        remedy = "delete it and run the experiment again, or take it from version control."
+        raise ValueError(f"{path} is no whole result file ({reason(error)}): {remedy}") from None
+    if (place := record.path(path.parents[3])) != path:
+        raise ValueError(f"{path} holds the run that belongs in {place}: move or delete it.")
+    return record
 
 
-def first_error(error: ValidationError) -> str:
-    """The first wrong field, and what pydantic says of it."""
+def reason(error: Exception) -> str:
+    """An error in a line: of pydantic's, the first wrong field and what is wrong with it."""
+    if not isinstance(error, ValidationError):
+        return str(error)
     first = error.errors()[0]
     return ".".join(map(str, first["loc"])) + f": {first['msg']}"
 

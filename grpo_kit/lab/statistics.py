@@ -25,8 +25,6 @@ Expects = str | Mapping[str, float]
 
 def interval(values: Sequence[float]) -> dict[str, float]:
     """Median, `low` and `high` of its 95 % percentile-bootstrap interval (NaN for one value), n."""
-    if not len(values):
-        raise ValueError("there is no value to summarise; give at least one.")
     values = np.asarray(values, dtype=float)
     n = len(values)
     # up to five values more than 2.5 % of the resamples have the least one as their median
@@ -72,12 +70,10 @@ def p_values(values: Sequence[float] | np.ndarray, expects: Expects) -> tuple:
 
     `values`: (..., n), one p-value a row. Student's t-test. With two bounds `inside` is the larger
     of two one-sided p (Schuirmann 1987), `outside` twice the smaller. Equal values: 2^-n on their
-    side (sign test), else 1. (1, 1) for fewer than two values, or if one is not finite.
+    side (sign test), else 1. (1, 1) if one is not finite. There have to be two values.
     """
     values, (low, high) = np.asarray(values, dtype=float), region(expects)
     n = values.shape[-1]
-    if n < 2:
-        return 1.0, 1.0
     finite, equal = np.isfinite(values).all(-1), values.min(-1) == values.max(-1)
 
     def tail(distance):
@@ -128,7 +124,7 @@ def judge(table: Sequence[tuple[Sequence[float], Expects]]) -> list[Judgement]:
 
     With `MIN_SEEDS` values a claim is *reproduced* if the t-test, Holm-corrected over all tested
     claims, puts the mean inside the region at `ALPHA`, and the median's interval lies inside it;
-    *contradicted* if both lie outside; else *inconclusive*. ValueError as `interval` and `region`.
+    *contradicted* if both lie outside; else *inconclusive*. Raises ValueError as `region`.
     """
     enough = [len(values) >= MIN_SEEDS for values, _ in table]
     p = np.array([p_values(*claim) for claim, tested in zip(table, enough, strict=True) if tested])
@@ -179,12 +175,9 @@ def prediction_band(
 
     mean ± t(1 - ALPHA / (2 · comparisons); n - 1) · max(sd, floor) · sqrt(1 + 1/n): a normally
     spread run leaves any of `comparisons` bands with a chance of at most `ALPHA` (Bonferroni).
-    Raises ValueError for fewer than two values.
     """
     values = np.asarray(values, dtype=float)
     n = len(values)
-    if n < 2:
-        raise ValueError(f"there are {n} runs to expect another one from; give at least two.")
     t = stdtrit(n - 1, 1 - ALPHA / (2 * comparisons))
     half = float(t * max(values.std(ddof=1), floor) * math.sqrt(1 + 1 / n))
     return float(values.mean()) - half, float(values.mean()) + half

@@ -9,6 +9,7 @@ from itertools import accumulate, product
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import Experiment, command_of
@@ -33,24 +34,19 @@ def reported(
 def summarise(records: Iterable[Record], experiment: Experiment, x: str | None = None) -> dict:
     """Values, intervals, paired differences and curves of one experiment on one profile.
 
-    `x`: the axis of the curves, "step", "num_generated_tokens" or "seconds"; by default the
-    experiment's own. Returns `question`, `profile`, `config` (of the first arm), `seeds` (arm ->
-    its seeds), `x`; `final`: arm -> metric -> `values`, one a seed, with `median`, `low`, `high`,
-    `n`; `difference`: the same of other arms minus the first, over the seeds of both; `curves`:
-    metric -> arm -> `steps`, places on the axis, and `values`, one list a seed. Raises ValueError
-    if no arm has a record.
+    `x`: the axis of the curves, "step", "num_generated_tokens" or "seconds", else the experiment's.
+    Returns `question`, `profile`, `config` (of the first arm), `seeds` (arm -> its seeds), `x`;
+    `final`: arm -> metric -> `values`, one a seed, and their `interval`; `difference`: the same of
+    other arms minus the first, over the seeds of both; `curves`: metric -> arm -> `steps`, places
+    on the axis, and `values`, one list a seed. ValueError if no arm has a record.
     """
     recorded, x = by_arm(records), x or experiment.x
     arms = {arm: recorded[arm] for arm in experiment.arms if arm in recorded}
     if not arms:
         raise ValueError(f"no arm of this experiment has a run: {', '.join(experiment.arms)}.")
-    rows = {arm: {seed: _row(r) for seed, r in by_seed.items()} for arm, by_seed in arms.items()}
-    baseline = rows.get(next(iter(experiment.arms)), {})
-    difference = {}
-    for arm in list(rows)[1:] if baseline else ():
-        pairs = [(row, baseline[seed]) for seed, row in rows[arm].items() if seed in baseline]
-        gains = [{m: row[m] - first[m] for m in row if m in first} for row, first in pairs]
-        difference[arm] = _intervals(gains)
+    rows = {arm: pd.DataFrame([*map(_row, of.values())], [*of]) for arm, of in arms.items()}
+    baseline = next(iter(experiment.arms))
+    others = [arm for arm in rows if arm != baseline and baseline in rows]
     curves = {metric: {} for metric in experiment.curves}
     for metric, (arm, by_seed) in product(curves, arms.items()):
         curve = _curve(by_seed.values(), metric, x)
@@ -60,8 +56,9 @@ def summarise(records: Iterable[Record], experiment: Experiment, x: str | None =
     return {
         "question": experiment.question, "profile": first.profile, "config": first.config,
         "seeds": {arm: sorted(by_seed) for arm, by_seed in arms.items()}, "x": x,
-        "final": {arm: _intervals(of.values()) for arm, of in rows.items()},
-        "difference": difference, "curves": curves,
+        "final": {arm: _intervals(of) for arm, of in rows.items()},
+        "difference": {arm: _intervals(rows[arm] - rows[baseline]) for arm in others},
+        "curves": curves,
     }  # fmt: skip
 
 
@@ -71,12 +68,10 @@ def _row(record: Record) -> dict[str, float]:
     return values | {"tokens": tokens, "seconds": record.seconds}
 
 
-def _intervals(rows: Iterable[Mapping[str, float]]) -> dict[str, dict]:
-    """Metric -> `values` and their `interval`, of the metrics of all rows, in the first's order."""
-    rows = list(rows)
-    shared = [m for m in (rows[0] if rows else ()) if all(m in row for row in rows)]
-    values = {metric: [row[metric] for row in rows] for metric in shared}
-    return {metric: {"values": of, **interval(of)} for metric, of in values.items()}
+def _intervals(rows: pd.DataFrame) -> dict[str, dict]:
+    """Metric -> `values` and their `interval`, of the metrics that all rows (seeds) have."""
+    shared = rows.dropna(how="all").dropna(axis=1)
+    return {metric: {"values": of.tolist(), **interval(of)} for metric, of in shared.items()}
 
 
 def _curve(records: Iterable[Record], metric: str, x: str) -> dict:

@@ -69,7 +69,7 @@ def test_a_claimed_number_is_the_gain_that_its_source_prints():
         ("experiment: dance", "there is no experiment 'dance': choose among basic"),
         ("arm: waltz", "no arm 'waltz': choose among plain"),
         ("profile: moon", "there is no profile 'moon'"),
-        ("expects: higher", "expects: Value error, a claim expects 'higher'; say rises"),
+        ("expects: higher", "a claim expects 'higher'; say rises"),
         ("colour: red", "colour: Extra inputs are not permitted"),
         ("evidence: Z", "evidence: Input should be 'P', 'F', 'C', 'S' or 'I'"),
     ],
@@ -174,8 +174,6 @@ def test_the_table_has_a_row_a_claim(up):
     assert rows[2] == f"| It helps. | rises | {number} | **reproduced** |"
     assert "| GSM8K: 30 → 90 | `grpo-kit run" in rows[3] and "**not run here**" in rows[3]
     assert len(claims_text(judged, "real").splitlines()) == 3
-    with pytest.raises(ValueError, match="no claim 'x' is judged: choose among more, real"):
-        claims_text(judged, "x")
 
 
 def test_every_shipped_claim_of_the_tiny_profile_has_its_five_seeds():

@@ -75,8 +75,6 @@ def test_a_test_set_is_counted_and_has_wilsons_interval(policy):
     assert (accuracy["strict/low"], accuracy["strict/high"]) == (interval.low, interval.high)
     assert 0 < accuracy["mean_length"] <= 4 and 0 <= accuracy["truncated"] <= 1
     assert accuracy["n"] == 7
-    with pytest.raises(ValueError, match="no rows"):
-        evaluate_test_set(policy, [], grade, max_new_tokens=4)
 
 
 def test_math500_of_a_folder(tmp_path):
@@ -146,10 +144,6 @@ def test_maths_is_compared_in_the_main_thread_or_not_at_all():
 
 def test_every_test_set_has_rows_and_a_grade(tmp_path):
     assert {"prompt", "answer"} <= set(load_test_set("word_problems").column_names)
-    with pytest.raises(ValueError, match="leave out --data"):
-        load_test_set("word_problems", tmp_path)
-    with pytest.raises(ValueError, match="unknown task 'mmlu': choose one of word_problems"):
-        load_test_set("mmlu")
     for name, row in (("math500", ROW), ("gsm8k", {"question": "1 + 1?", "answer": "#### 2"})):
         for split in ("train", "test"):
             (tmp_path / f"{split}.jsonl").write_text(json.dumps(row) + "\n")

@@ -133,20 +133,14 @@ def test_a_run_that_another_process_is_making_is_left_to_it(made, profile, tmp_p
     assert job.is_finished() and not (job.folder / "checkpoint.pt").exists()
 
 
-def test_the_commits_of_a_run_that_was_taken_up_again_are_all_named(tmp_path):
-    file = tmp_path / "commits.txt"
-    assert grid._commits(file, "aaa") == grid._commits(file, "aaa") == "aaa"
-    assert grid._commits(file, "bbb+") == grid._commits(file, "") == "aaa, bbb+"
-
-
 @given(seeds=st.sets(st.integers(0, 30), min_size=1))
 def test_seeds_are_written_as_they_are_read(seeds):
     text = format_seeds(seeds)
-    assert parse_seeds(text) == sorted(seeds)
+    assert parse_seeds(text) == parse_seeds(f"{text},{text}") == sorted(seeds)
     assert text.count(",") == sum(seed + 1 not in seeds for seed in seeds) - 1, "the shortest way"
 
 
-@pytest.mark.parametrize("wrong", ["five", "4-", "-1", "²", ""])
+@pytest.mark.parametrize("wrong", ["five", "4-", "-1", "²", "", "4-0"])
 def test_wrong_seeds_are_named(wrong):
     with pytest.raises(ValueError, match=re.escape(f"--seeds is {wrong!r}")):
         parse_seeds(wrong)
@@ -164,11 +158,8 @@ def test_wrong_arms_and_a_missing_budget_are_named(made):
     alike = Experiment("?", dict.fromkeys(("truth 1 %", "truth, 1"), PARITY.arms["even"]))
     for options, sentence in (
         ({"arms": ["prime"]}, "no arm 'prime': choose among even, odd, held"),
-        ({"arms": ["even", "even"]}, "arms overlap: 'even' is given twice"),
-        ({"seeds": [0, 3, 3]}, "seeds overlap: 3 is given twice"),
-        ({"seeds": parse_seeds("4-0")}, "there are no seeds"),
         ({"experiment": budget}, "profile 'smoke' sets no max_generated_tokens"),
-        ({"experiment": alike, "arms": None}, "folders of arms overlap: 'truth-1' is given twice"),
+        ({"experiment": alike, "arms": None}, "would share a folder"),
     ):
         with pytest.raises(ValueError, match=sentence):
             made(**options)

@@ -26,7 +26,7 @@ from tqdm import tqdm
 from grpo_kit.config import GRPOConfig
 from grpo_kit.lab.records import Record, fingerprint, path_of, read, rounded, slug, where_it_ran
 from grpo_kit.models import Policy
-from grpo_kit.paths import data_dir, make_output_dir, results_dir
+from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
 from grpo_kit.profiles import Profile
 from grpo_kit.runs import CHECKPOINT, Run
 from grpo_kit.tasks import Task
@@ -172,6 +172,7 @@ class Job:
             raise RuntimeError(f"another process is making {self}: wait, or end it.") from None
         with lock:
             origin = where_it_ran(self.profile.device)
+            origin["commit"] = _commits(self.folder / "commits.txt", origin["commit"])
             trained = self._train()
             history, last = trained.run.history, trained.run.history[-1]
             evaluation = {k: v for k, v in last.items() if k.startswith("eval/") or k == "entropy"}
@@ -200,6 +201,14 @@ class Job:
             options["batch_source"] = arm.batch_source(profile)
         run = arm.train(policy, task, rewards, config, **options)
         return Trained(run, policy, base, task, profile, config)
+
+
+def _commits(file: Path, now: str) -> str:
+    """The commits that a run was made with: several if newer code has resumed it."""
+    before = file.read_text().split() if file.exists() else []
+    commits = list(dict.fromkeys([*before, *now.split()]))
+    write_atomic(file, "\n".join(commits))
+    return ", ".join(commits)
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -133,6 +133,12 @@ def test_a_run_that_another_process_is_making_is_left_to_it(made, profile, tmp_p
     assert job.is_finished() and not (job.folder / "checkpoint.pt").exists()
 
 
+def test_the_commits_of_a_run_that_was_taken_up_again_are_all_named(tmp_path):
+    file = tmp_path / "commits.txt"
+    assert grid._commits(file, "aaa") == grid._commits(file, "aaa") == "aaa"
+    assert grid._commits(file, "bbb+") == grid._commits(file, "") == "aaa, bbb+"
+
+
 @given(seeds=st.sets(st.integers(0, 30), min_size=1))
 def test_seeds_are_written_as_they_are_read(seeds):
     text = format_seeds(seeds)

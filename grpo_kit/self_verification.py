@@ -137,21 +137,18 @@ def verification_prompt(item: VerificationItem) -> list[dict]:
     return [{"role": "user", "content": verify_prompt(item.question, fenced(item.answer))}]
 
 
-GENERATION, VERIFICATION = "generation", "verification"
 INIT_SHARE = 0.4  # of the run that Verify-Init spends on verification: 400 of 1,000 steps
 ALTER_EVERY = 5  # steps
 ONE_UPDATE = {"per_device_train_batch_size": None, "gradient_accumulation_steps": 1}
-# What the updates of a step learn from, by step (from 0) and share of the run spent (0..1).
-STRATEGIES: dict[str, Callable[[int, float], list[tuple[str, ...]]]] = {
-    "generate": lambda step, spent: [(GENERATION,)],
-    "self-verify": lambda step, spent: [(VERIFICATION,)],
-    "mixed": lambda step, spent: [(GENERATION, VERIFICATION)],
-    "verify-init": lambda step, spent: [(VERIFICATION if spent < INIT_SHARE else GENERATION,)],
-    "verify-alter": lambda step, spent: (
-        [(GENERATION,), (VERIFICATION,)] if step % ALTER_EVERY == ALTER_EVERY - 1
-        else [(GENERATION,)]
-    ),
-}  # fmt: skip
+# What each update of a step learns from, by step (from 0) and share of the run spent (0..1):
+# "G" answers (generation), "V" verdicts (verification), "GV" both.
+STRATEGIES: dict[str, Callable[[int, float], list[str]]] = {
+    "generate": lambda step, spent: ["G"],
+    "self-verify": lambda step, spent: ["V"],
+    "mixed": lambda step, spent: ["GV"],
+    "verify-init": lambda step, spent: ["V" if spent < INIT_SHARE else "G"],
+    "verify-alter": lambda step, spent: ["G"] if (step + 1) % ALTER_EVERY else ["G", "V"],
+}
 
 
 class SelfVerification:
@@ -198,8 +195,8 @@ class SelfVerification:
         texts = self.prompts.policy.decode(answers.rollouts.completion_lists())
         self.buffer.extend(_labelled(answers.examples, texts))
         for kinds in updates:
-            parts = [answers] if GENERATION in kinds else []
-            if VERIFICATION in kinds:  # sampled after an update on answers: on-policy
+            parts = [answers] if "G" in kinds else []
+            if "V" in kinds:  # sampled after an update on answers: on-policy
                 parts += self._verdicts(size, generator, state, metrics)
             if parts:
                 yield parts[0] if len(parts) == 1 else Batch.concatenate(parts)

@@ -41,7 +41,7 @@ def task():
 
 @pytest.fixture
 def base():
-    return load_policy(data_dir() / "tiny-base")
+    return PROFILES["tiny"].load_policy()
 
 
 @pytest.fixture
@@ -211,8 +211,7 @@ def test_offline_traces_are_successes_of_the_first_policy_kept_for_all_steps(
 def test_a_killed_run_goes_on_with_the_same_numbers(base, task, tmp_path, source):
     """PITFALLS 23; nothing that frozen roles remember is needed."""
 
-    def again():
-        return load_policy(data_dir() / "tiny-base")
+    again = PROFILES["tiny"].load_policy
 
     def fresh():
         return PROFILES["tiny"].load_agents(again(), max_turns=4)

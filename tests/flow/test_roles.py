@@ -86,6 +86,9 @@ def test_general_prompts_hold_all_that_the_roles_go_by():
     assert all(part in call for part in ("3, 4", "add", '{"name": "calculator"', tools))
 
 
+BARE = dataclasses.replace(TINY, verify="{question}")
+
+
 class Endpoint:
     """Judge-like: replies by rule, and fails for what it does not know."""
 
@@ -101,9 +104,8 @@ class Endpoint:
 
 
 def test_a_role_behind_an_endpoint_asks_once_and_again_only_for_what_failed():
-    prompts = dataclasses.replace(TINY, verify="{question}")
     endpoint = Endpoint({"a": "all known STOP", "b": "STOP? no, CONTINUE", "c": "well"})
-    verifier = Verifier(endpoint, prompts)
+    verifier = Verifier(endpoint, BARE)
     states = [(q, Memory()) for q in ("a", "b", "a", "down", "c")]
     assert verifier.verify(states) == ["STOP", "CONTINUE", "STOP", None, ""]
     assert sorted(endpoint.asked) == ["a", "b", "c", "down"]
@@ -126,12 +128,8 @@ def test_thinking_is_no_reply_and_no_plan():
     endpoint = Endpoint({
         "a": "<think>STOP?</think> CONTINUE", "b": "<think>I will say STOP", "c": "so STOP</think>"
     })  # fmt: skip
-    prompts = dataclasses.replace(TINY, verify="{question}")
-    assert Verifier(endpoint, prompts).verify([(q, Memory()) for q in "abc"]) == [
-        "CONTINUE",
-        "",
-        "",
-    ]
+    verdicts = Verifier(endpoint, BARE).verify([(q, Memory()) for q in "abc"])
+    assert verdicts == ["CONTINUE", "", ""]
     # where the chat template itself opens the thinking
     action = read_action("Why." + PLAN.partition("Why.")[2], ["calculator"])
     assert (action.justification, action.problem) == ("Why.", "")
@@ -146,8 +144,7 @@ def test_a_role_that_cannot_be_had_ends_the_run_with_the_reason():
     with pytest.raises(RuntimeError, match="the verifier cannot be had: no server: start it."):
         Verifier(Down()).verify([("q", Memory())])
     flaky = Endpoint({str(i): "STOP" for i in range(40)})
-    prompts = dataclasses.replace(TINY, verify="{question}")
-    verifier = Verifier(flaky, prompts)
+    verifier = Verifier(flaky, BARE)
     states = [(str(i), Memory()) for i in range(60)]
     assert verifier.verify(states).count(None) == 20  # a third of them fails
     with pytest.raises(RuntimeError, match="replies of the verifier failed .*it is down"):

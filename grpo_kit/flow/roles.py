@@ -31,16 +31,12 @@ FAILURE_WINDOW = 64  # if more than half of so many replies of an endpoint fail,
 
 @dataclass(frozen=True)
 class Prompts:
-    """Templates of the request to each role, a user message, after a system message unless "".
+    """Templates of the request to each role, a user message, after a system message unless ""."""
 
-    Fields: `question` and `memory`, for `execute` the plan's `context`, `goal` and `tool`; for
-    `plan` and `execute` also `tools`.
-    """
-
-    plan: str
-    execute: str
-    verify: str
-    answer: str
+    plan: str  # of question, memory, tools
+    execute: str  # of context, goal, tool, tools
+    verify: str  # of question, memory
+    answer: str  # of question, memory
     system: str = ""
 
     def messages(self, content: str) -> list[dict]:
@@ -64,6 +60,12 @@ What is the next step?""",
     answer="Question: {question}\nMemory: {memory}\nWrite the final answer.",
 )
 
+_STATE = """
+Question: {question}
+
+Memory of the steps taken:
+{memory}
+"""
 GENERAL = Prompts(
     plan="""\
 Decide the next step towards answering the question. One step, one tool; what it returns will \
@@ -93,24 +95,14 @@ Tools:
 {tools}
 
 Reply with one JSON object and nothing else: {{"name": "{tool}", "arguments": {{...}}}}""",
-    verify="""\
+    verify=f"""\
 Does the memory hold all that is needed to answer the question?
-
-Question: {question}
-
-Memory of the steps taken:
-{memory}
-
+{_STATE}
 Say in one sentence what is known and what is missing. Then write STOP if nothing is missing, else \
 CONTINUE.""",
-    answer="""\
+    answer=f"""\
 Answer the question from the memory. Results of tools count, your own guesses do not.
-
-Question: {question}
-
-Memory of the steps taken:
-{memory}
-
+{_STATE}
 Give the final answer as <answer>answer here</answer>.""",
     system="You are one part of a system that answers questions.",
 )
@@ -232,8 +224,7 @@ class Verifier(FrozenRole):
 
     def verify(self, states: Sequence[tuple[str, Memory]]) -> list[str | None]:
         """The last STOP or CONTINUE of each reply, "" without either, None without a reply."""
-        template = self.prompts.verify
-        replies = self.ask([template.format(question=q, memory=memory) for q, memory in states])
+        replies = self.ask([self.prompts.verify.format(question=q, memory=m) for q, m in states])
         verdicts = re.compile(r"\b(STOP|CONTINUE)\b")
         return [text and ["", *verdicts.findall(text)][-1] for text in replies]
 
@@ -242,5 +233,4 @@ class Generator(FrozenRole):
     """Writes the final output from question and memory."""
 
     def answer(self, states: Sequence[tuple[str, Memory]]) -> list[str | None]:
-        template = self.prompts.answer
-        return self.ask([template.format(question=q, memory=memory) for q, memory in states])
+        return self.ask([self.prompts.answer.format(question=q, memory=m) for q, m in states])

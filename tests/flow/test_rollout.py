@@ -34,10 +34,8 @@ def test_memory_is_new_for_every_query(scripted, world):
     system, row = scripted(), world[1][1]
     (first,), (second,) = play(system, [row]), play(system, [row])
     assert first.memory == second.memory and len(second.memory.steps) == 4
-    for episode in (first, second):
-        assert "Memory: empty" in system.planner.policy.tokenizer.decode(
-            episode.turns[0].prompt_ids
-        )
+    read = system.planner.policy.tokenizer.decode
+    assert all("Memory: empty" in read(e.turns[0].prompt_ids) for e in (first, second))
 
 
 @pytest.mark.parametrize(

@@ -137,21 +137,18 @@ def verification_prompt(item: VerificationItem) -> list[dict]:
     return [{"role": "user", "content": verify_prompt(item.question, fenced(item.answer))}]
 
 
-GENERATION, VERIFICATION = "generation", "verification"
 INIT_SHARE = 0.4  # of the run that Verify-Init spends on verification: 400 of 1,000 steps
 ALTER_EVERY = 5  # steps
 ONE_UPDATE = {"per_device_train_batch_size": None, "gradient_accumulation_steps": 1}
-# What the updates of a step learn from, by step (from 0) and share of the run spent (0..1).
-STRATEGIES: dict[str, Callable[[int, float], list[tuple[str, ...]]]] = {
-    "generate": lambda step, spent: [(GENERATION,)],
-    "self-verify": lambda step, spent: [(VERIFICATION,)],
-    "mixed": lambda step, spent: [(GENERATION, VERIFICATION)],
-    "verify-init": lambda step, spent: [(VERIFICATION if spent < INIT_SHARE else GENERATION,)],
-    "verify-alter": lambda step, spent: (
-        [(GENERATION,), (VERIFICATION,)] if step % ALTER_EVERY == ALTER_EVERY - 1
-        else [(GENERATION,)]
-    ),
-}  # fmt: skip
+# What each update of a step learns from, by step (from 0) and share of the run spent (0..1):
+# "G" answers (generation), "V" verdicts (verification), "GV" both.
+STRATEGIES: dict[str, Callable[[int, float], list[str]]] = {
+    "generate": lambda step, spent: ["G"],  # the baseline
+    "self-verify": lambda step, spent: ["V"],
+    "mixed": lambda step, spent: ["GV"],  # half a batch of each
+    "verify-init": lambda step, spent: ["V" if spent < INIT_SHARE else "G"],
+    "verify-alter": lambda step, spent: ["G"] if (step + 1) % ALTER_EVERY else ["G", "V"],
+}
 
 
 class SelfVerification:
@@ -160,11 +157,8 @@ class SelfVerification:
     Every step samples answers and adds their items to a buffer. A step that learns verification
     post-processes the buffer, samples a group of verdicts on each item, and empties it.
 
-    Strategies: `generate` (the baseline), `self-verify` (verdicts only), `mixed` (half a batch of
-    each in one update), `verify-init` (verdicts for 40 % of the run, then answers), `verify-alter`
-    (answers, and at every fifth step verdicts too). They generate different numbers of tokens per
-    step: compare them with `max_generated_tokens`.
-
+    strategy: one of `STRATEGIES`. They generate different numbers of tokens per step: compare them
+    with `max_generated_tokens`.
     reward: of verdicts; gets the columns `correct` and `pass_rate` (of the policy's answers).
     Raises ValueError for an unknown strategy, missing columns, or fewer than two verdict groups.
     """
@@ -198,8 +192,8 @@ class SelfVerification:
         texts = self.prompts.policy.decode(answers.rollouts.completion_lists())
         self.buffer.extend(_labelled(answers.examples, texts))
         for kinds in updates:
-            parts = [answers] if GENERATION in kinds else []
-            if VERIFICATION in kinds:  # sampled after an update on answers: on-policy
+            parts = [answers] if "G" in kinds else []
+            if "V" in kinds:  # sampled after an update on answers: on-policy
                 parts += self._verdicts(size, generator, state, metrics)
             if parts:
                 yield parts[0] if len(parts) == 1 else Batch.concatenate(parts)
@@ -314,15 +308,14 @@ def best_of_n(
     yes = dict.fromkeys(distinct, -1) | dict.fromkeys(asked, 0)
     for i, text in enumerate(verdicts):
         yes[asked[i // samples]] += parse_verdict(text) is True
-    totals = Counter()
+    totals = dict.fromkeys(("random", "own_verdicts", "majority", "oracle"), 0.0)
     for own in filter(None, answers):
         votes = Counter(own)
         totals["random"] += sum(item.correct for item in own) / n
         totals["own_verdicts"] += _best({item: yes[item] for item in votes})
         totals["majority"] += _best(votes)
         totals["oracle"] += any(item.correct for item in own)
-    names = ("random", "own_verdicts", "majority", "oracle")
-    return {f"of_n/{name}": totals[name] / len(answers) for name in names}
+    return {f"of_n/{name}": total / len(answers) for name, total in totals.items()}
 
 
 def _best(scores: dict[VerificationItem, int]) -> float:

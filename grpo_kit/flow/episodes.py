@@ -122,13 +122,11 @@ def episode_advantages(
 ) -> Tensor:
     """The advantage of each episode within its group, the same for all of its turns; (N,) float.
 
-    A_i = (R_i - mean_G R) / (std_G R + eps), AgentFlow (arXiv 2510.05592) eq. 7. An episode that is
-    not scored gets 0 and is left out of mean and std. Groups share a `group_id`, in any order and
-    of any size.
+    A_i = (R_i - mean_G R) / (std_G R + eps), AgentFlow (arXiv 2510.05592) eq. 7, as in
+    `objective.group_advantages`. A group shares a `group_id`; it may be of any size.
 
     per: "trajectory" (the paper) takes mean and std over the episodes of a group; "turn" (the
     public code) over its turn rows, so that an episode of six turns counts six times.
-    scale_rewards: "group" or "none", see `objective.group_advantages`.
     """
     if per not in PER or scale_rewards == "batch":
         given = f"per is {per!r} and scale_rewards {scale_rewards!r}"

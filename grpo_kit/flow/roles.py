@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -29,31 +29,14 @@ PLACEHOLDER = "7f3a-7f3a"  # a text, where only a chat template's handling of it
 FAILURE_WINDOW = 64  # if more than half of so many replies of an endpoint fail, the run ends
 
 
-def plan_prompt(question: str, memory: str) -> str:
-    tools = "lookup, calculator"
-    return f"Question: {question}\nTools: {tools}\nMemory: {memory}\nWhat is the next step?"
-
-
-def execute_prompt(context: str, goal: str, tool: str) -> str:
-    return f"Context: {context}\nGoal: {goal}\nTool: {tool}\nWrite the call."
-
-
-def check_prompt(question: str, memory: str) -> str:
-    return f"Question: {question}\nMemory: {memory}\nSTOP or CONTINUE?"
-
-
-def answer_prompt(question: str, memory: str) -> str:
-    return f"Question: {question}\nMemory: {memory}\nWrite the final answer."
-
-
 @dataclass(frozen=True)
 class Prompts:
-    """The request to each role, one user message, after a system message unless that is ""."""
+    """Templates of the request to each role, a user message, after a system message unless ""."""
 
-    plan: Callable[[str, str, Toolkit], str]
-    execute: Callable[[Action, Toolkit], str]
-    verify: Callable[[str, str], str]
-    answer: Callable[[str, str], str]
+    plan: str  # of question, memory, tools
+    execute: str  # of context, goal, tool, tools
+    verify: str  # of question, memory
+    answer: str  # of question, memory
     system: str = ""
 
     def messages(self, content: str) -> list[dict]:
@@ -67,23 +50,31 @@ class Prompts:
 
 
 TINY = Prompts(
-    plan=lambda question, memory, toolkit: plan_prompt(question, memory),
-    execute=lambda action, toolkit: execute_prompt(action.context, action.goal, action.tool),
-    verify=check_prompt,
-    answer=answer_prompt,
+    plan="""\
+Question: {question}
+Tools: lookup, calculator
+Memory: {memory}
+What is the next step?""",
+    execute="Context: {context}\nGoal: {goal}\nTool: {tool}\nWrite the call.",
+    verify="Question: {question}\nMemory: {memory}\nSTOP or CONTINUE?",
+    answer="Question: {question}\nMemory: {memory}\nWrite the final answer.",
 )
 
+_STATE = """
+Question: {question}
 
+Memory of the steps taken:
+{memory}
+"""
 GENERAL = Prompts(
-    plan=lambda question, memory, toolkit: (
-        f"""\
+    plan="""\
 Decide the next step towards answering the question. One step, one tool; what it returns will \
 stand in the memory before you are asked again.
 
 Question: {question}
 
 Tools:
-{toolkit.describe()}
+{tools}
 
 Memory of the steps taken:
 {memory}
@@ -92,44 +83,27 @@ Reply in exactly this form:
 <think>why this is the next step</think>
 Context: what the tool needs to know from question and memory, or none
 Goal: what this step is to find out
-Tool: the name of one tool"""
-    ),
-    execute=lambda action, toolkit: (
-        f"""\
+Tool: the name of one tool""",
+    execute="""\
 Write the call of the tool that reaches the goal.
 
-Context: {action.context}
-Goal: {action.goal}
-Tool: {action.tool}
+Context: {context}
+Goal: {goal}
+Tool: {tool}
 
 Tools:
-{toolkit.describe()}
+{tools}
 
-Reply with one JSON object and nothing else: {{"name": "{action.tool}", "arguments": {{...}}}}"""
-    ),
-    verify=lambda question, memory: (
-        f"""\
+Reply with one JSON object and nothing else: {{"name": "{tool}", "arguments": {{...}}}}""",
+    verify=f"""\
 Does the memory hold all that is needed to answer the question?
-
-Question: {question}
-
-Memory of the steps taken:
-{memory}
-
+{_STATE}
 Say in one sentence what is known and what is missing. Then write STOP if nothing is missing, else \
-CONTINUE."""
-    ),
-    answer=lambda question, memory: (
-        f"""\
+CONTINUE.""",
+    answer=f"""\
 Answer the question from the memory. Results of tools count, your own guesses do not.
-
-Question: {question}
-
-Memory of the steps taken:
-{memory}
-
-Give the final answer as <answer>answer here</answer>."""
-    ),
+{_STATE}
+Give the final answer as <answer>answer here</answer>.""",
     system="You are one part of a system that answers questions.",
 )
 
@@ -142,7 +116,8 @@ class Planner:
         self.policy, self.toolkit, self.prompts = policy, toolkit, prompts
 
     def request(self, question: str, memory: Memory) -> list[dict]:
-        return self.prompts.messages(self.prompts.plan(question, str(memory), self.toolkit))
+        state = {"question": question, "memory": memory, "tools": self.toolkit.describe()}
+        return self.prompts.messages(self.prompts.plan.format(**state))
 
     def plan(
         self, prompt_ids: Sequence[Sequence[int]], generator=None, **sampling
@@ -239,7 +214,9 @@ class Executor(FrozenRole):
     """Turns the planner's decision into the text of a tool call."""
 
     def execute(self, actions: Sequence[Action], toolkit: Toolkit) -> list[str | None]:
-        return self.ask([fenced(self.prompts.execute(action, toolkit)) for action in actions])
+        template, tools = self.prompts.execute, toolkit.describe()
+        requests = [template.format(**vars(action), tools=tools) for action in actions]
+        return self.ask([fenced(request) for request in requests])
 
 
 class Verifier(FrozenRole):
@@ -247,7 +224,7 @@ class Verifier(FrozenRole):
 
     def verify(self, states: Sequence[tuple[str, Memory]]) -> list[str | None]:
         """The last STOP or CONTINUE of each reply, "" without either, None without a reply."""
-        replies = self.ask([self.prompts.verify(q, str(memory)) for q, memory in states])
+        replies = self.ask([self.prompts.verify.format(question=q, memory=m) for q, m in states])
         verdicts = re.compile(r"\b(STOP|CONTINUE)\b")
         return [text and ["", *verdicts.findall(text)][-1] for text in replies]
 
@@ -256,4 +233,4 @@ class Generator(FrozenRole):
     """Writes the final output from question and memory."""
 
     def answer(self, states: Sequence[tuple[str, Memory]]) -> list[str | None]:
-        return self.ask([self.prompts.answer(q, str(memory)) for q, memory in states])
+        return self.ask([self.prompts.answer.format(question=q, memory=m) for q, m in states])

@@ -95,12 +95,8 @@ def _play_together(system: AgentSystem, episodes: Sequence[Episode], sampling: d
         late = time.perf_counter() > end
         for one, verdict in zip(running, verdicts, strict=True):
             one.memory = one.memory.judged(verdict or "")
-            if verdict is None:
-                one.stopped = "no reply"
-            elif verdict == "STOP" and not one.stopped:
-                one.stopped = "verifier"
-            elif late and not one.stopped:
-                one.stopped = "time limit"
+            ended = "verifier" if verdict == "STOP" else "time limit" if late else ""
+            one.stopped = "no reply" if verdict is None else one.stopped or ended
         running = [one for one in running if not one.stopped]
     for one in running:
         one.stopped = "turn limit"
@@ -117,8 +113,8 @@ def _plan(
     system: AgentSystem, running: Sequence[Episode], sampling: dict
 ) -> tuple[list[Episode], list[Action]]:
     """Sample the next actions. Returns the episodes that have room for one, and the actions."""
-    planner, policy, fitting, prompts = system.planner, system.planner.policy, [], []
-    requests = [planner.request(*state) for state in _states(running)]
+    policy = system.planner.policy
+    requests = [system.planner.request(*state) for state in _states(running)]
     if system.context == "append" and running[0].turns:
         pasts = [one.turns[-1].prompt_ids + one.turns[-1].completion_ids for one in running]
         contexts = [
@@ -128,21 +124,18 @@ def _plan(
     else:
         contexts = policy.encode(requests)
     room = policy.context_length - sampling["max_new_tokens"]
-    for one, ids in zip(running, contexts, strict=True):
-        if one.turns and len(ids) > room:  # at the first turn `generate` says that nothing fits
+    for one, prompt in zip(running, contexts, strict=True):
+        if one.turns and len(prompt) > room:  # at the first turn `generate` says that nothing fits
             one.stopped = "context"
-        else:
-            fitting.append(one)
-            prompts.append(ids)
+    fitting = [pair for pair in zip(running, contexts, strict=True) if not pair[0].stopped]
     if not fitting:
         return [], []
-    rollouts, actions = planner.plan(prompts, **sampling)
-    columns = (rollouts.logps.tolist(), rollouts.entropies.tolist(), rollouts.finished.tolist())
-    rows = zip(fitting, prompts, rollouts.completion_lists(), *columns, strict=True)
-    for one, prompt, ids, logps, entropies, finished in rows:
-        size = len(ids)
-        one.turns.append(Turn(list(prompt), ids, logps[:size], finished, entropies[:size]))
-    return fitting, actions
+    rollouts, actions = system.planner.plan([prompt for _, prompt in fitting], **sampling)
+    finished, completions = rollouts.finished.tolist(), rollouts.completion_lists()
+    for i, ((one, prompt), ids) in enumerate(zip(fitting, completions, strict=True)):
+        logps, entropies = (x[i, : len(ids)].tolist() for x in (rollouts.logps, rollouts.entropies))
+        one.turns.append(Turn(list(prompt), ids, logps, finished[i], entropies))
+    return [one for one, _ in fitting], actions
 
 
 def _act(system: AgentSystem, running: Sequence[Episode], actions: Sequence[Action]) -> None:

@@ -162,12 +162,13 @@ class Toolkit:
         """
         for _, row in calls:
             self.check_columns(row, "the row")
-        with start_blocking_portal() as portal:  # a notebook has an event loop in this thread
-            return portal.call(self._run, calls)
 
-    async def _run(self, calls: Sequence[tuple[str, Mapping]]) -> list[ToolResult]:
-        places = CapacityLimiter(CONCURRENCY)
-        return await asyncio.gather(*(self._result(text, row, places) for text, row in calls))
+        async def results() -> list[ToolResult]:
+            places = CapacityLimiter(CONCURRENCY)
+            return await asyncio.gather(*(self._result(*call, places) for call in calls))
+
+        with start_blocking_portal() as portal:  # a notebook has an event loop in this thread
+            return portal.call(results)
 
     async def _result(self, text: str, row: Mapping, places: CapacityLimiter) -> ToolResult:
         shown = _cleaned(text, MAX_CALL_CHARS, one_line=True)

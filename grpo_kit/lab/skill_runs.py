@@ -9,6 +9,7 @@ import dataclasses
 import json
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -51,17 +52,16 @@ def plan_reward(completions, answer, **columns) -> list[float]:
     return [float(step == right) for step, right in zip(steps, answer, strict=True)]
 
 
-def _p_yes(policy: Policy) -> MetaEvaluationReward:
-    return MetaEvaluationReward(frozen_copy(policy), transform="p")
-
-
 SKILLS: dict[str, Callable[[Policy], list[Callable]]] = {  # -> rewards of its run
     "solve": lambda policy: [accuracy_reward],
     "verify": lambda policy: [accuracy_reward],
     "plan": lambda policy: [plan_reward],
     # without labels
-    "meta": lambda policy: [_p_yes(policy), format_reward],
-    "bare": lambda policy: [_p_yes(policy)],
+    "meta": lambda policy: [
+        MetaEvaluationReward(frozen_copy(policy), transform="p"),
+        format_reward,
+    ],
+    "bare": lambda policy: [MetaEvaluationReward(frozen_copy(policy), transform="p")],
     "judge": lambda policy: [QualityJudgeReward(LocalJudge(policy))],
 }
 
@@ -81,14 +81,12 @@ def run_skills(
     for name in names:
         print(name, flush=True)
         task = task_of(name) if name in ITEMS else profile.load_task()
-        correct = plan_reward if name == "plan" else accuracy_reward
-        policy = profile.load_policy()
-        before = evaluate(policy, task.test, profile.config, correct=correct)
-        rewards = SKILLS[name](policy)
+        policy, correct = profile.load_policy(), plan_reward if name == "plan" else accuracy_reward
+        measure = partial(evaluate, policy, task.test, profile.config, correct=correct)
+        before, rewards = measure(), SKILLS[name](policy)
         run = train(policy, task, rewards, config, output_dir=output_dir / name, seed=0)
-        after = evaluate(policy, task.test, profile.config, correct=correct)
         steps, means = run.series("reward")
-        result[name] = {"before": before, "after": after, "reward": means}
+        result[name] = {"before": before, "after": measure(), "reward": means}
         # after each, since a judge that cannot be read ends its run with an error
         write_atomic(output_dir / "skills.json", json.dumps(result, indent=1))
         if means:

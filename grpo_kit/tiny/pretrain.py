@@ -206,9 +206,8 @@ def pretrain(output_dir: str | Path, *, seed=0, steps=None, processes=None, thre
     state, file = {}, make_output_dir(output_dir) / STATE_FILE
     if file.exists():
         state = torch.load(file, weights_only=True)
-        theirs, ours = (", ".join(f"{name} {r[name]}" for name in recipe) for r in (state, recipe))
-        if theirs != ours:
-            raise ValueError(f"{file} is of a warm-up of {theirs}, not of {ours}: delete it.")
+        if state["recipe"] != recipe:
+            raise ValueError(f"{file} is of {state['recipe']}, not of {recipe}: delete it.")
     if recipe["processes"] == 1:
         return _warm_up(0, file, recipe, state, threads)
     results = torch.multiprocessing.get_context("spawn").SimpleQueue()
@@ -260,8 +259,9 @@ def _warm_up(rank: int, file: Path, recipe: dict, state: dict, threads: int) -> 
         if processes > 1 and (done % AVERAGE_EVERY == 0 or done == steps):
             average_parameters(model.parameters(), None)
         if rank == 0 and done % STATE_EVERY == 0 and done < steps:
-            state = recipe | {"step": done, "losses": losses, "model": model.state_dict()}
-            state |= {"seconds": time.monotonic() - started, "optimizer": optimizer.state_dict()}
+            state = {"recipe": recipe, "step": done, "losses": losses}
+            state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            state["seconds"] = time.monotonic() - started
             buffer = io.BytesIO()
             torch.save(state, buffer)
             write_atomic(file, buffer.getvalue())

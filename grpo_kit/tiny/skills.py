@@ -10,7 +10,7 @@ import re
 from functools import partial
 from itertools import takewhile
 
-from grpo_kit.flow import roles
+from grpo_kit.flow.roles import TINY, read_action
 from grpo_kit.rewards.judge.texts import CRITERIA, judge_prompt
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION, reference_question
 from grpo_kit.self_verification import verify_prompt
@@ -178,7 +178,7 @@ def _plan_request(question: ToolQuestion, rng: random.Random) -> tuple[str, Memo
     """A request to a planner, its memory and the right step; nobody plans where all is done."""
     memory = sample_memory(question, rng)
     memory = memory if question.next_step(memory) else []
-    request = roles.plan_prompt(question.text, memory_text(memory))
+    request = TINY.plan.format(question=question.text, memory=memory_text(memory))
     return request, memory, question.next_step(memory)
 
 
@@ -190,7 +190,7 @@ def plan_item(question: ToolQuestion, rng: random.Random) -> tuple[dict, str]:
 
 def read_step(text: str) -> str:
     """A planner's decision: context, goal and tool, joined by `|`."""
-    return "|".join(roles.read_action(text).step)
+    return "|".join(read_action(text).step)
 
 
 def sample_plan(question: ToolQuestion, rng: random.Random) -> list[dict]:
@@ -210,7 +210,9 @@ def sample_plan(question: ToolQuestion, rng: random.Random) -> list[dict]:
 def sample_execute(question: ToolQuestion, rng: random.Random) -> list[dict]:
     """The tool call of a step, right or not."""
     tool, argument = rng.choice((rng.choice(question.plan), T.random_step(question, rng)))
-    return exchange(roles.execute_prompt(*step_text((tool, argument))), f"{tool}({argument})")
+    context, goal, _ = step_text((tool, argument))
+    request = TINY.execute.format(context=context, goal=goal, tool=tool)
+    return exchange(request, f"{tool}({argument})")
 
 
 def sample_check(question: ToolQuestion, rng: random.Random) -> list[dict]:
@@ -218,7 +220,8 @@ def sample_check(question: ToolQuestion, rng: random.Random) -> list[dict]:
     memory = sample_memory(question, rng)
     done = (question.next_step(memory) is None) != (rng.random() < CHECK_FLIP_RATE)
     reply = f"{progress_text(question, memory)} {'STOP' if done else 'CONTINUE'}"
-    return exchange(roles.check_prompt(question.text, memory_text(memory)), reply)
+    request = TINY.verify.format(question=question.text, memory=memory_text(memory))
+    return exchange(request, reply)
 
 
 def sample_answer(question: ToolQuestion, rng: random.Random) -> list[dict]:
@@ -229,7 +232,8 @@ def sample_answer(question: ToolQuestion, rng: random.Random) -> list[dict]:
     progress = progress_text(question, memory)
     known = " ".join(piece for piece in progress.split(", ") if not piece.endswith("?"))
     reply = f"{progress} <answer>{T.last_number(known)}</answer>"
-    return exchange(roles.answer_prompt(question.text, memory_text(memory)), reply)
+    request = TINY.answer.format(question=question.text, memory=memory_text(memory))
+    return exchange(request, reply)
 
 
 SKILLS = {  # share of the conversations, and who writes them

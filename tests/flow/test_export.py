@@ -9,16 +9,9 @@ import trl
 
 from grpo_kit.flow import Episode, Turn
 from grpo_kit.flow.export import of_output, one_sequence, trl_dataset, trl_rollout
-from grpo_kit.models import load_policy
-from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward
 from grpo_kit.tasks.tool_questions import tool_questions
-
-
-@pytest.fixture(scope="module")
-def base():
-    return load_policy(data_dir() / "tiny-base")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +41,7 @@ def test_a_context_that_is_written_anew_is_no_single_sequence(base, task):
 
 def test_episodes_train_under_trl(tmp_path, task):
     """What TRL puts in its batch is what was played: ids, mask, and the outcome as the reward."""
-    base = load_policy(data_dir() / "tiny-base")
+    base = PROFILES["tiny"].load_policy()
     system = PROFILES["tiny"].load_agents(base, context="append", max_turns=3)
     rollout, played, rewarded = trl_rollout(system, task.train, max_new_tokens=40), [], []
 

@@ -41,7 +41,7 @@ def task():
 
 @pytest.fixture
 def base():
-    return load_policy(data_dir() / "tiny-base")
+    return PROFILES["tiny"].load_policy()
 
 
 @pytest.fixture
@@ -115,17 +115,6 @@ def logps_of(policy, turn):
     return scores[start - 1 : -1].gather(1, ids[0, start:, None])[:, 0]
 
 
-def gradient_of(policy, batch, config):
-    learner = Learner(policy, config)
-    learner.optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)
-    before = weights(policy)
-    learner.update(batch, scheduled=False)
-    change = [b - a for a, b in zip(before, weights(policy), strict=True)]
-    for parameter, was in zip(policy.model.parameters(), before, strict=True):
-        parameter.data.copy_(was)
-    return torch.cat([c.flatten() for c in change])
-
-
 def episodes_of():
     generator = torch.Generator().manual_seed(1)
     episodes = []
@@ -141,40 +130,15 @@ def batch_of(policy, episodes, credit="all"):
     return FlowGRPO.batch(source, episodes, ["reward"], torch.ones(4, 1), ADVANTAGES)
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
-def test_the_update_weighs_turns_as_eq_10_and_micro_batches_change_nothing(policy, loss_type):
-    """The gradient, from the model's own log-probabilities, row by row."""
-    episodes = episodes_of()
-    batch = batch_of(policy, episodes)
-    config = dataclasses.replace(
-        CONFIG, generation_batch_size=4, num_generations=2, loss_type=loss_type, max_grad_norm=0.0
-    )
-    got = gradient_of(policy, batch, config)
-    small = dataclasses.replace(
-        config, per_device_train_batch_size=1, gradient_accumulation_steps=4
-    )
-    assert torch.allclose(gradient_of(policy, batch, small), got, atol=1e-5)
-
-    total, tokens = 0.0, sum(n for turns in LENGTHS for n in turns)
-    for episode, advantage in zip(episodes, ADVANTAGES, strict=True):
-        for turn in episode.turns:
-            own = logps_of(policy, turn)
-            share = 1 / 4 / len(episode.turns) / len(own) if loss_type == "grpo" else 1 / tokens
-            total = total + share * advantage * own.sum()
-    gradients = torch.autograd.grad(total, list(policy.model.parameters()))
-    expected = torch.cat([g.flatten() for g in gradients])
-    assert torch.allclose(got, expected, atol=1e-4 * expected.abs().max())
-
-
-def by_hand(policy, episodes, advantages, *, level="token", cap=None, beta=0.0, loss="grpo"):
-    """Two passes of two steps, two whole episodes a step, by plain SGD: PITFALLS 11."""
+def by_hand(policy, episodes, advantages, steps, level="token", cap=None, beta=0.0, loss="grpo"):
+    """Steps of plain SGD on whole episodes, weighed as in eq. 10: PITFALLS 11."""
     optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
     with torch.no_grad():
         old = [[logps_of(policy, turn) for turn in episode.turns] for episode in episodes]
     tokens = sum(len(turn.completion_ids) for e in episodes for turn in e.turns)
-    for pair in ((0, 1), (2, 3)) * 2:
+    for members in steps:
         loss_of_step = 0.0
-        for i in pair:
+        for i in members:
             for turn, before in zip(episodes[i].turns, old[i], strict=True):
                 own = logps_of(policy, turn)
                 log_ratio = own - before
@@ -186,8 +150,8 @@ def by_hand(policy, episodes, advantages, *, level="token", cap=None, beta=0.0, 
                     term = term * (before - torch.tensor(turn.logprobs)).exp().clamp(max=cap)
                 difference = before - own  # the reference is the policy as it was
                 term = term - beta * (difference.exp() - difference - 1) * ratio
-                share = 1 / 2 / len(episodes[i].turns) / len(own) if loss == "grpo" else 2 / tokens
-                loss_of_step = loss_of_step - share * term.sum()
+                share = 1 / len(episodes[i].turns) / len(own) if loss == "grpo" else 4 / tokens
+                loss_of_step = loss_of_step - share / len(members) * term.sum()
         optimizer.zero_grad()
         loss_of_step.backward()
         optimizer.step()
@@ -195,17 +159,21 @@ def by_hand(policy, episodes, advantages, *, level="token", cap=None, beta=0.0, 
 
 
 @pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize(
     "variant", [{}, {"level": "sequence"}, {"cap": 2.0}, {"beta": 0.1}, {"loss": "dapo"}]
 )
-def test_several_updates_of_a_step_take_whole_episodes_and_one_old_policy(
-    new_policy, variant, micro
+def test_updates_weigh_whole_episodes_as_eq_10_whatever_the_micro_batches(
+    new_policy, variant, passes, micro
 ):
-    episodes = episodes_of()
-    expected = by_hand(new_policy(), episodes, ADVANTAGES, **variant)
+    """One step on all episodes, or two passes of two steps, which share one old policy."""
+    episodes, size = episodes_of(), 4 // passes
+    steps = [range(4)] if passes == 1 else [(0, 1), (2, 3)] * 2
+    expected = by_hand(new_policy(), episodes, ADVANTAGES, steps, **variant)
     config = dataclasses.replace(
-        CONFIG, generation_batch_size=4, num_generations=2, num_iterations=2, max_grad_norm=0.0,
-        per_device_train_batch_size=micro, gradient_accumulation_steps=2 // micro,
+        CONFIG, generation_batch_size=4, num_generations=2, num_iterations=passes,
+        max_grad_norm=0.0, per_device_train_batch_size=micro,
+        gradient_accumulation_steps=size // micro,
         loss_type=variant.get("loss", "grpo"), beta=variant.get("beta", 0.0),
         importance_sampling_level=variant.get("level", "token"),
         importance_sampling_cap=variant.get("cap"),
@@ -243,8 +211,7 @@ def test_offline_traces_are_successes_of_the_first_policy_kept_for_all_steps(
 def test_a_killed_run_goes_on_with_the_same_numbers(base, task, tmp_path, source):
     """PITFALLS 23; nothing that frozen roles remember is needed."""
 
-    def again():
-        return load_policy(data_dir() / "tiny-base")
+    again = PROFILES["tiny"].load_policy
 
     def fresh():
         return PROFILES["tiny"].load_agents(again(), max_turns=4)

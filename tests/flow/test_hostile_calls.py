@@ -103,13 +103,10 @@ CODES = {
     "reads a file": "print('escaped', open('/etc/passwd').read())",
     "reads its environment": "import os; print(os.environ)\n"
     "print('escaped', open('/proc/self/environ').read())",
-    "reads the parent's environment": "import os\n"
-    "print('escaped', open(f'/proc/{os.getppid()}/environ').read())",
     "lists a folder": "import os; print('escaped', os.listdir('/'))",
     "asks about a file": "import os; print('escaped', os.stat('{canary}'))",
     "overwrites a file": "open('{canary}', 'w').write('escaped')",
     "deletes a file": "import os; os.remove('{canary}'); print('escaped')",
-    "renames a file": "import os; os.rename('{canary}', '{canary}2'); print('escaped')",
     "opens by a raw descriptor": "import os\n"
     "os.write(os.open('{canary}', os.O_WRONLY), b'x'); print('escaped')",
     "writes where it is": "open('x', 'w'); print('escaped')",
@@ -119,13 +116,8 @@ CODES = {
     "becomes a program": "import os; os.execv('/bin/echo', ['echo', 'escaped'])",
     "spawns": "import os; os.posix_spawn('/bin/echo', ['echo', 'escaped'], {})",
     "forks": "import os; os.fork(); print('escaped')",
-    "fork bomb": "import os\nwhile True: os.fork()",
     "fork bomb that insists": "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass",
     "starts a thread": "import _thread\n_thread.start_new_thread(print, ('escaped',))\nprint('x')",
-    "starts many threads": "import threading\n"
-    "for _ in range(999): threading.Thread(target=print).start()\nprint('escaped')",
-    "opens a connection": "import socket\n"
-    "socket.create_connection(('127.0.0.1', {port})); print('escaped')",
     "opens a connection below socket": LIBC
     + "print('escaped' if libc.socket(2, 1, 0) >= 0 else 'no')",
     "asks the web": "import urllib.request\n"
@@ -143,8 +135,6 @@ CODES = {
     "ignores signals": "import signal, time\n"
     "for n in (1, 2, 3, 13, 14, 15, 24): signal.signal(n, signal.SIG_IGN)\n"
     "while True: time.sleep(60)",
-    "raises its limits": "import resource\n"
-    "resource.setrlimit(resource.RLIMIT_AS, (-1, -1)); print('escaped')",
     "raises limits below resource": LIBC
     + "new = (ctypes.c_ulong * 2)(2**62, 2**62)\n"
     "print('escaped' if libc.setrlimit(9, new) == 0 else 'no')",
@@ -166,7 +156,6 @@ CODES = {
     "  except BaseException: pass",
     "prints for ever": "while True: print('y' * 1000)",
     "prints much at once": "print('y' * 50_000_000)",
-    "prints much as error": "import sys\nwhile True: sys.stderr.write('y' * 1000)",
     "takes all memory": "x = []\nwhile True: x.append(bytearray(10 ** 7))",
     "takes all memory at once": "x = bytearray(10 ** 12)", "recurses": "def f(): f()\nf()",
     "recurses without limit": "import sys; sys.setrecursionlimit(10 ** 9)\ndef f(): f()\nf()",

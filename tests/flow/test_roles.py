@@ -75,13 +75,18 @@ def test_a_chat_template_without_a_role_that_is_needed_is_refused(policy, monkey
 
 def test_general_prompts_hold_all_that_the_roles_go_by():
     toolkit = Toolkit([calculator])
-    memory = str(Memory().updated(Step(Action(), "calculator(3+4)", "3+4 = 7")))
-    plan = GENERAL.plan("What?", memory, toolkit)
-    assert "What?" in plan and "calculator(3+4) -> 3+4 = 7" in plan and toolkit.describe() in plan
-    call = GENERAL.execute(Action("", "3, 4", "add", "calculator"), toolkit)
-    assert all(part in call for part in ("3, 4", "add", '{"name": "calculator"', "expression"))
-    for text in (GENERAL.verify("What?", memory), GENERAL.answer("What?", memory)):
-        assert "What?" in text and memory in text
+    state = {"question": "{What}?", "memory": "calculator(3+4) -> 3+4 = 7"}
+    tools = toolkit.describe()
+    for template in (GENERAL.plan, GENERAL.verify, GENERAL.answer):
+        request = template.format(**state, tools=tools)
+        assert all(part in request for part in state.values())
+        assert (tools in request) == (template is GENERAL.plan)
+    action = Action("", "3, 4", "add", "calculator")
+    call = GENERAL.execute.format(**vars(action), tools=tools)
+    assert all(part in call for part in ("3, 4", "add", '{"name": "calculator"', tools))
+
+
+BARE = dataclasses.replace(TINY, verify="{question}")
 
 
 class Endpoint:
@@ -99,9 +104,8 @@ class Endpoint:
 
 
 def test_a_role_behind_an_endpoint_asks_once_and_again_only_for_what_failed():
-    prompts = dataclasses.replace(TINY, verify=lambda question, memory: question)
     endpoint = Endpoint({"a": "all known STOP", "b": "STOP? no, CONTINUE", "c": "well"})
-    verifier = Verifier(endpoint, prompts)
+    verifier = Verifier(endpoint, BARE)
     states = [(q, Memory()) for q in ("a", "b", "a", "down", "c")]
     assert verifier.verify(states) == ["STOP", "CONTINUE", "STOP", None, ""]
     assert sorted(endpoint.asked) == ["a", "b", "c", "down"]
@@ -124,12 +128,8 @@ def test_thinking_is_no_reply_and_no_plan():
     endpoint = Endpoint({
         "a": "<think>STOP?</think> CONTINUE", "b": "<think>I will say STOP", "c": "so STOP</think>"
     })  # fmt: skip
-    prompts = dataclasses.replace(TINY, verify=lambda question, memory: question)
-    assert Verifier(endpoint, prompts).verify([(q, Memory()) for q in "abc"]) == [
-        "CONTINUE",
-        "",
-        "",
-    ]
+    verdicts = Verifier(endpoint, BARE).verify([(q, Memory()) for q in "abc"])
+    assert verdicts == ["CONTINUE", "", ""]
     # where the chat template itself opens the thinking
     action = read_action("Why." + PLAN.partition("Why.")[2], ["calculator"])
     assert (action.justification, action.problem) == ("Why.", "")
@@ -144,8 +144,7 @@ def test_a_role_that_cannot_be_had_ends_the_run_with_the_reason():
     with pytest.raises(RuntimeError, match="the verifier cannot be had: no server: start it."):
         Verifier(Down()).verify([("q", Memory())])
     flaky = Endpoint({str(i): "STOP" for i in range(40)})
-    prompts = dataclasses.replace(TINY, verify=lambda question, memory: question)
-    verifier = Verifier(flaky, prompts)
+    verifier = Verifier(flaky, BARE)
     states = [(str(i), Memory()) for i in range(60)]
     assert verifier.verify(states).count(None) == 20  # a third of them fails
     with pytest.raises(RuntimeError, match="replies of the verifier failed .*it is down"):

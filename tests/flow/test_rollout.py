@@ -1,19 +1,14 @@
 """The engine: batches of episodes, ids in and out, and what goes wrong becomes memory."""
 
+from itertools import chain, pairwise
+
 import pytest
 import torch
 
 from grpo_kit.flow import Toolkit, agent_system, play, score_episodes, turn_rows
 from grpo_kit.flow.rollout import continuation_ids
 from grpo_kit.generation import completion_logps
-from grpo_kit.models import load_policy
-from grpo_kit.paths import data_dir
 from grpo_kit.rewards import accuracy_reward
-
-
-@pytest.fixture(scope="module")
-def base():
-    return load_policy(data_dir() / "tiny-base")
 
 
 def test_a_flawless_planner_takes_the_steps_of_the_plan_and_leaves(scripted, world):
@@ -21,16 +16,11 @@ def test_a_flawless_planner_takes_the_steps_of_the_plan_and_leaves(scripted, wor
     episodes = play(scripted(), rows, 2)
     assert [e.group_id for e in episodes] == [0, 0, 1, 1]
     for episode in episodes:
-        question = questions[episode.group_id]
-        assert [step.call for step in episode.memory.steps] == [
-            f"{t}({a})" for t, a in question.plan
-        ]
-        assert [step.result for step in episode.memory.steps] == [
-            question.run(*step) for step in question.plan
-        ]
-        verdicts = [step.verdict for step in episode.memory.steps]
-        assert verdicts == ["CONTINUE"] * (len(question.plan) - 1) + ["STOP"]
-        assert len(episode.turns) == len(question.plan) and episode.stopped == "verifier"
+        question, steps = questions[episode.group_id], episode.memory.steps
+        done = [(f"{t}({a})", question.run(t, a)) for t, a in question.plan]
+        assert [(step.call, step.result) for step in steps] == done
+        assert [step.verdict for step in steps] == ["CONTINUE"] * (len(done) - 1) + ["STOP"]
+        assert len(episode.turns) == len(done) and episode.stopped == "verifier"
         assert episode.output == f"<answer>{question.answer}</answer>"
 
 
@@ -41,14 +31,11 @@ def test_the_turn_limit_ends_an_episode_that_still_gets_its_output(scripted, wor
 
 
 def test_memory_is_new_for_every_query(scripted, world):
-    _, rows, _ = world
-    system = scripted()
-    first, second = play(system, [rows[1]])[0], play(system, [rows[1]])[0]
+    system, row = scripted(), world[1][1]
+    (first,), (second,) = play(system, [row]), play(system, [row])
     assert first.memory == second.memory and len(second.memory.steps) == 4
-    prompts = [
-        system.planner.policy.tokenizer.decode(e.turns[0].prompt_ids) for e in (first, second)
-    ]
-    assert all("Memory: empty" in prompt for prompt in prompts)
+    read = system.planner.policy.tokenizer.decode
+    assert all("Memory: empty" in read(e.turns[0].prompt_ids) for e in (first, second))
 
 
 @pytest.mark.parametrize(
@@ -157,10 +144,9 @@ def test_the_sampled_ids_are_kept_and_scored_as_they_were_sampled(
         )
     assert torch.allclose(logps, rollouts.logps, atol=2e-4)
     if context == "append":
-        for episode in episodes:
-            for before, after in zip(episode.turns, episode.turns[1:], strict=False):
-                ids = before.prompt_ids + before.completion_ids
-                assert after.prompt_ids[: len(ids)] == ids
+        for before, after in chain.from_iterable(pairwise(e.turns) for e in episodes):
+            ids = before.prompt_ids + before.completion_ids
+            assert after.prompt_ids[: len(ids)] == ids
 
 
 def test_what_stands_between_two_actions_is_what_the_chat_template_writes(base):

@@ -268,7 +268,7 @@ def test_a_killed_warm_up_goes_on_where_it_stopped(tmp_path, small):
         killing.setattr(torch.nn.utils, "clip_grad_norm_", deadly)
         with pytest.raises(KeyboardInterrupt):
             warm_up.pretrain(broken, **options)
-    with pytest.raises(ValueError, match="warm-up of seed 0, steps 5, processes 1, not .*delete"):
+    with pytest.raises(ValueError, match="'seed': 0, .* not of .*'seed': 1, .*delete"):
         warm_up.pretrain(broken, seed=1, **options)
     with pytest.raises(ValueError, match="processes is 99; choose 1 to 2,"):
         warm_up.pretrain(broken, processes=99)

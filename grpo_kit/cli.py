@@ -23,6 +23,7 @@ from grpo_kit.profiles import PROFILES, Profile
 VARIANTS = {  # of `train`: the arm of the experiment `variants` that has its rewards
     "basic": "plain", "diversity": "diversity", "judge": "judge", "meta": "P(Yes), no labels"
 }  # fmt: skip
+EXPECTED = (typer.BadParameter, ValueError, TypeError, RuntimeError, OSError, ImportError)
 
 
 class _Sentences(TyperGroup):
@@ -33,7 +34,7 @@ class _Sentences(TyperGroup):
             return super().invoke(ctx)
         except (typer.Exit, typer.Abort):  # these are RuntimeErrors too
             raise
-        except (typer.BadParameter, ValueError, TypeError, RuntimeError, OSError) as error:
+        except EXPECTED as error:
             if os.environ.get("GRPO_KIT_DEBUG") == "1":
                 raise
             usage = isinstance(error, typer.BadParameter)
@@ -75,8 +76,7 @@ def _chosen(name: str, policy: Path | str | None = None, steps: int | None = Non
     """The profile of that name, with another policy and number of steps where they are given."""
     chosen = PROFILES[name]
     if policy is not None:
-        folder = Path(policy).resolve()
-        policy = str(folder if folder.is_dir() else policy)
+        policy = str(Path(policy).resolve() if Path(policy).is_dir() else policy)
         chosen = replace(chosen, policy=policy, revision=None)
     if steps is not None:
         chosen = replace(chosen, config=replace(chosen.config, max_steps=steps))
@@ -190,7 +190,9 @@ def train(
     else:
         from grpo_kit import trl_bridge as trainer
 
-        options |= trainer.vllm_options(vllm, vllm_share) if vllm else {}
+        if vllm:
+            options |= {"use_vllm": True, "vllm_mode": vllm}
+            options |= {"vllm_gpu_memory_utilization": vllm_share}  # of colocate only
         processes, sharded = trainer.join(chosen.device), trainer.is_sharded()
     if chosen.device == "cuda":
         sampler = {None: engine, "colocate": "trl+vllm", "server": "trl+vllm-server"}[vllm]

@@ -10,12 +10,10 @@ from __future__ import annotations
 import inspect
 import json
 import math
-import os
 import shutil
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
@@ -25,14 +23,13 @@ from unittest import mock
 import torch
 import trl
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list, gather_object, parse_flag_from_env
 from anyio.from_thread import start_blocking_portal
 from transformers import PrinterCallback, TrainerCallback
-from trl.import_utils import is_vllm_available
 
 from grpo_kit.config import GRPOConfig
 from grpo_kit.models import Policy, frozen_copy
-from grpo_kit.paths import make_output_dir, write_atomic
+from grpo_kit.paths import write_atomic
 from grpo_kit.rewards.scoring import finite_values, is_coroutine, reward_name
 from grpo_kit.runs import RUN, Run, RunFiles
 from grpo_kit.tasks import Task
@@ -116,19 +113,7 @@ def join(device: str = "cpu") -> int:
 
 def is_sharded() -> bool:
     """Whether accelerate has launched this process with FSDP or DeepSpeed."""
-    names = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
-    return any(os.environ.get(name, "").lower() == "true" for name in names)
-
-
-def vllm_options(mode: str, share: float) -> dict[str, Any]:
-    """Fields of TRL's config for sampling by vLLM: "colocate" on the trainer's GPUs, or "server".
-
-    `share`: of each GPU, what vLLM takes there (colocate). RuntimeError where vLLM is missing.
-    """
-    if not is_vllm_available():  # which warns of a version that TRL does not know
-        raise RuntimeError("vLLM is not installed: pip install 'trl[vllm]', or leave out --vllm.")
-    shared = {"vllm_gpu_memory_utilization": share} if mode == "colocate" else {}
-    return {"use_vllm": True, "vllm_mode": mode, **shared}
+    return any(parse_flag_from_env(f"ACCELERATE_USE_{kind}") for kind in ("FSDP", "DEEPSPEED"))
 
 
 def grpo_trainer(
@@ -188,47 +173,20 @@ def train(
     output_dir: str | Path,
     seed: int,
     resume: bool = False,
-    measure: Callable[[Policy], dict[str, float]] | None = None,
-    **overrides: Any,
+    **options: Any,
 ) -> Run:
-    """`training.train`, done by TRL; arguments, files and what is returned are the same.
+    """`training.train`, done by TRL; files and what is returned are the same.
 
-    There is no `batch_source`: TRL has its own. Without `resume` the checkpoints of an earlier run,
-    `checkpoint-N` in `output_dir`, go. Raises as `grpo_trainer` and `training.train`, RuntimeError
-    also where another process of the run has ended.
+    There is no `batch_source`: TRL has its own. `options` are those of `grpo_trainer`. Without
+    `resume` the checkpoints of an earlier run, `checkpoint-N` in `output_dir`, go. Raises as
+    `grpo_trainer` and `training.train`.
     """
-    output_dir = make_output_dir(output_dir)
-    trainer = grpo_trainer(
-        policy, task, rewards, config, measure=measure,
-        **{"output_dir": str(output_dir), "seed": seed, **overrides},
-    )  # fmt: skip
-    with _say_when_another_ends(output_dir) if PartialState().num_processes > 1 else nullcontext():
-        trainer.train(resume_from_checkpoint=resume)
+    options |= {"output_dir": str(output_dir), "seed": seed}
+    trainer = grpo_trainer(policy, task, rewards, config, **options)
+    trainer.train(resume_from_checkpoint=resume)
     PartialState().wait_for_everyone()  # the first process writes what all of them read
-    run = json.loads((output_dir / RUN).read_text())
-    return Run(output_dir, config, seed, run["history"], run["start"])
-
-
-@contextmanager
-def _say_when_another_ends(output_dir: Path) -> Iterator[None]:
-    """Where one process fails, its launcher ends the others: say so, and how to go on."""
-
-    def end(why: str = "") -> None:
-        last = last_checkpoint(output_dir)
-        how = f"resume, from {last.name}" if last else "start again, there is no checkpoint yet"
-        raise RuntimeError(
-            f"another process of this run has ended, so this one stops{why}: {how} in {output_dir}."
-        ) from None
-
-    before = signal.signal(signal.SIGTERM, lambda *_: end())
-    try:
-        yield
-    except RuntimeError as error:
-        if any(word in str(error) for word in ("peer", "gloo", "NCCL")):
-            end(f" ({str(error).splitlines()[0][:120]})")
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    run = json.loads(Path(output_dir, RUN).read_text())
+    return Run(Path(output_dir), config, seed, run["history"], run["start"])
 
 
 def last_checkpoint(output_dir: str | Path) -> Path | None:
@@ -298,7 +256,7 @@ def whole_groups(reward: Callable) -> Callable:
     """`reward` for one of several processes: it gets the completions of all, in their order.
 
     A group may lie in two of them. The first process computes the reward of all; each returns its
-    own part, or raises RuntimeError where the reward fails, so that none waits.
+    own part.
     """
     reward, state = finite(reward), PartialState()
     if state.num_processes == 1:
@@ -310,20 +268,13 @@ def whole_groups(reward: Callable) -> Callable:
         rest = {k: v for k, v in columns.items() if k not in own}
         sizes = gather_object([len(prompts)])
         everyone = {name: gather_object(values) for name, values in own.items()}
-        outcome, failure = [None], None
-        if state.is_main_process:
-            try:
-                values = reward(**everyone, **rest)
-                if inspect.isawaitable(values):
-                    with start_blocking_portal() as portal:
-                        values = portal.call(lambda: values)
-                outcome = [values]
-            except Exception as error:  # told to the others, which would wait for ever
-                failure, outcome = error, [f"{type(error).__name__}: {error}"]
-        (values,) = broadcast_object_list(outcome)
-        if isinstance(values, str):
-            problem = f"the first process could not compute {reward.__name__}: {values}"
-            raise RuntimeError(problem) from failure
+        values = None
+        if state.is_main_process:  # where it fails, the launcher ends the processes that wait
+            values = reward(**everyone, **rest)
+            if inspect.isawaitable(values):
+                with start_blocking_portal() as portal:
+                    values = portal.call(lambda: values)
+        (values,) = broadcast_object_list([values])
         start = sum(sizes[: state.process_index])
         return values[start : start + len(prompts)]
 
@@ -343,11 +294,7 @@ class _Watcher(TrainerCallback):
         """Resume the run of a checkpoint, or put the folder in order for another."""
         folder = self.files.folder
         if checkpoint:
-            try:
-                identity = json.loads((folder / STARTED).read_text())
-            except (OSError, ValueError) as error:
-                problem = f"{folder} holds {checkpoint.name}, but its run's files not ({error})"
-                raise ValueError(f"{problem}: start again without resume.") from None
+            identity = json.loads((folder / STARTED).read_text())
             done = _state_of(checkpoint)["global_step"] // self.config.updates_per_step
             self.files.begin(identity, done, checkpoint.name)
         elif PartialState().is_main_process:

@@ -66,13 +66,10 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
     for name, (only, why) in REFUSED.items():
         if (value := getattr(config, name)) != only and name not in known:
             raise ValueError(f"{name} is {value!r}, which TRL's trainer does not have: {why}.")
-    if config.sampling_backend == "continuous" and any(
-        p.requires_grad and p.dtype == torch.float32 for p in policy.model.parameters()
-    ):
-        raise ValueError(
-            "sampling_backend is 'continuous', for which TRL trains in 16 bits, too coarse for "
-            "small updates: choose 'static' or 'auto', or sample by vLLM."
-        )
+    trained = (p.dtype for p in policy.model.parameters() if p.requires_grad)
+    if config.sampling_backend == "continuous" and torch.float32 in trained:
+        problem = "sampling_backend is 'continuous', for which TRL trains in 16 bits, too coarse"
+        raise ValueError(f"{problem}: choose 'static' or 'auto', or sample by vLLM.")
     rows, passes = config.shared_by(processes)
     cap, per_step = config.importance_sampling_cap, config.updates_per_step
     settings = {
@@ -136,27 +133,19 @@ def grpo_trainer(
     prompts = PromptBatches(policy, task, rewards, config, args.seed)  # checks what goes together
     wanted = config.generation_batch_size // config.num_generations
     if len(task.train) < wanted:
-        raise ValueError(
-            f"task {task.name!r} has {len(task.train)} rows to learn from, TRL takes {wanted} at "
-            "each step: lower generation_batch_size, or give more rows."
-        )
+        problem = f"task {task.name!r} has {len(task.train)} rows to learn from, TRL takes {wanted}"
+        raise ValueError(f"{problem} at each step: lower generation_batch_size, or add rows.")
     start = run_start(policy, f"TRL {trl.__version__}", prompts)
     rewards = [whole_groups(r) if hasattr(r, "num_generations") else finite(r) for r in rewards]
     for module in policy.model.modules():  # a number, which TRL's `disable_dropout` does not reach
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0
 
-    def reference(*_, **__):  # TRL would load it by name: what the policy once was
-        return frozen_copy(policy).model
-
-    with mock.patch("trl.trainer.grpo_trainer.create_model_from_path", reference):
-        trainer = _Trainer(
-            model=policy.model,
-            reward_funcs=rewards,
-            args=args,
-            train_dataset=task.train,
-            processing_class=policy.tokenizer,
-        )
+    # TRL would load the reference by name: what the policy once was
+    load = "trl.trainer.grpo_trainer.create_model_from_path"
+    with mock.patch(load, lambda *_, **__: frozen_copy(policy).model):
+        tokenizer = policy.tokenizer
+        trainer = _Trainer(policy.model, rewards, args, task.train, processing_class=tokenizer)
     trainer.remove_callback(PrinterCallback)
     files = RunFiles(args.output_dir, config, args.seed, start)
     trainer.watcher = _Watcher(files, policy, task, measure)

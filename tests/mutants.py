@@ -22,6 +22,8 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
 
+import pytest
+
 CHECKOUT = Path(__file__).resolve().parents[1]
 RESULTS = CHECKOUT / "data" / "results" / "mutants.json"
 TIMEOUT = 600  # seconds that a run of tests may take
@@ -353,8 +355,6 @@ def run_tests(folder: str, nodes: list[str], mutant: Mutant | None) -> None:
     os.chdir(CHECKOUT)
     sys.path.insert(0, str(CHECKOUT))
     assert not any(name.split(".")[0] == "grpo_kit" for name in sys.modules)
-    import pytest
-
     finder = mutant and BrokenModule(mutant)
     if finder:
         sys.meta_path.insert(0, finder)

@@ -97,22 +97,19 @@ def reproduce(
     The executed copies and the reports go to a folder; exit code 1 if a notebook fails, a number
     lies outside the band of the reported seeds, or one cannot be compared.
     """
-    from grpo_kit.course.runner import Result, execute, find_notebooks
+    from grpo_kit.course.runner import execute, find_notebooks
     from grpo_kit.lab import bands
     from grpo_kit.lab.report import write_report
 
-    paths = find_notebooks(notebooks, names or ())
-
-    def compare_one(result: Result) -> None:
+    paths, results = find_notebooks(notebooks, names or ()), []
+    for result in execute(paths, output, profile, None if seed is None else {"SEED": seed}):
+        results.append(result)
         rows, _ = bands.compare(output, [path.stem for path in paths], profile)
         rows = [row for row in rows if row.notebook == result.notebook]
         inside = sum(row.inside for row in rows)
         typer.echo(f"      compared: {inside} of {len(rows)} numbers inside their bands")
         for row in (row for row in rows if not row.inside):
             typer.echo(f"      outside: {row}")
-
-    parameters = None if seed is None else {"SEED": seed}
-    results = execute(paths, output, profile, parameters, on_done=compare_one)
     executed = {r.notebook: r.seconds for r in results if not r.error}
     if store:
         for path in bands.store(output, executed, results_dir()):
@@ -134,7 +131,7 @@ def notebooks_in_place(
     """Execute the notebooks in place, with outputs fit to be committed."""
     from grpo_kit.course.runner import execute, find_notebooks
 
-    results = execute(find_notebooks(notebooks, names or ()), output, in_place=True)
+    results = [*execute(find_notebooks(notebooks, names or ()), output, in_place=True)]
     raise typer.Exit(int(any(result.error for result in results)))
 
 

@@ -23,6 +23,7 @@ from grpo_kit.profiles import PROFILES, Profile
 VARIANTS = {  # of `train`: the arm of the experiment `variants` that has its rewards
     "basic": "plain", "diversity": "diversity", "judge": "judge", "meta": "P(Yes), no labels"
 }  # fmt: skip
+EXPECTED = (typer.BadParameter, ValueError, TypeError, RuntimeError, OSError, ImportError)
 
 
 class _Sentences(TyperGroup):
@@ -33,7 +34,7 @@ class _Sentences(TyperGroup):
             return super().invoke(ctx)
         except (typer.Exit, typer.Abort):  # these are RuntimeErrors too
             raise
-        except (typer.BadParameter, ValueError, TypeError, RuntimeError, OSError) as error:
+        except EXPECTED as error:
             if os.environ.get("GRPO_KIT_DEBUG") == "1":
                 raise
             usage = isinstance(error, typer.BadParameter)
@@ -77,8 +78,7 @@ def _chosen(name: str, policy: Path | str | None = None, steps: int | None = Non
     """The profile of that name, with another policy and number of steps where they are given."""
     chosen = PROFILES[name]
     if policy is not None:
-        folder = Path(policy).resolve()
-        policy = str(folder if folder.is_dir() else policy)
+        policy = str(Path(policy).resolve() if Path(policy).is_dir() else policy)
         chosen = replace(chosen, policy=policy, revision=None)
     if steps is not None:
         chosen = replace(chosen, config=replace(chosen.config, max_steps=steps))
@@ -99,22 +99,19 @@ def reproduce(
     The executed copies and the reports go to a folder; exit code 1 if a notebook fails, a number
     lies outside the band of the reported seeds, or one cannot be compared.
     """
-    from grpo_kit.course.runner import Result, execute, find_notebooks
+    from grpo_kit.course.runner import execute, find_notebooks
     from grpo_kit.lab import bands
     from grpo_kit.lab.report import write_report
 
-    paths = find_notebooks(notebooks, names or ())
-
-    def compare_one(result: Result) -> None:
+    paths, results = find_notebooks(notebooks, names or ()), []
+    for result in execute(paths, output, profile, None if seed is None else {"SEED": seed}):
+        results.append(result)
         rows, _ = bands.compare(output, [path.stem for path in paths], profile)
         rows = [row for row in rows if row.notebook == result.notebook]
         inside = sum(row.inside for row in rows)
         typer.echo(f"      compared: {inside} of {len(rows)} numbers inside their bands")
         for row in (row for row in rows if not row.inside):
             typer.echo(f"      outside: {row}")
-
-    parameters = None if seed is None else {"SEED": seed}
-    results = execute(paths, output, profile, parameters, on_done=compare_one)
     executed = {r.notebook: r.seconds for r in results if not r.error}
     if store:
         for path in bands.store(output, executed, results_dir()):
@@ -136,7 +133,7 @@ def notebooks_in_place(
     """Execute the notebooks in place, with outputs fit to be committed."""
     from grpo_kit.course.runner import execute, find_notebooks
 
-    results = execute(find_notebooks(notebooks, names or ()), output, in_place=True)
+    results = [*execute(find_notebooks(notebooks, names or ()), output, in_place=True)]
     raise typer.Exit(int(any(result.error for result in results)))
 
 
@@ -192,7 +189,9 @@ def train(
     else:
         from grpo_kit import trl_bridge as trainer
 
-        options |= trainer.vllm_options(vllm, vllm_share) if vllm else {}
+        if vllm:
+            options |= {"use_vllm": True, "vllm_mode": vllm}
+            options |= {"vllm_gpu_memory_utilization": vllm_share}  # of colocate only
         processes, sharded = trainer.join(chosen.device), trainer.is_sharded()
     if chosen.device == "cuda":
         sampler = {None: engine, "colocate": "trl+vllm", "server": "trl+vllm-server"}[vllm]

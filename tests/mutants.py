@@ -4,30 +4,32 @@
                                write the table to data/results/mutants.json
 
 `test_mutants.py` does the same as tests. Where a snippet that a mutant replaces changes, the list
-here has to follow. One process imports what is heavy and is forked for each mutant.
+here has to follow. A fork server imports what is heavy and is forked for each mutant.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
+import multiprocessing
 import os
 import re
 import signal
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.machinery import SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
 
+import pytest
+
 CHECKOUT = Path(__file__).resolve().parents[1]
 RESULTS = CHECKOUT / "data" / "results" / "mutants.json"
 TIMEOUT = 600  # seconds that a run of tests may take
 HEAVY = "torch transformers datasets pandas scipy.stats pydantic anyio hypothesis pytest".split()
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(HEAVY)  # and nothing of the kit
 
 
 @dataclass(frozen=True)
@@ -331,48 +333,46 @@ class BrokenModule(SourceFileLoader):
         self.source = broken(mutant)
 
     def find_spec(self, name, path=None, target=None):
-        if name == self.name:
-            return spec_from_file_location(name, self.path, loader=self)
-        return None
+        return spec_from_file_location(name, self.path, loader=self) if name == self.name else None
 
     def get_code(self, fullname):
         return compile(self.source, self.path, "exec", dont_inherit=True)
 
 
-def forked(run: Callable[[], int]) -> tuple[int, str]:
-    """Exit status (minus the signal, if one ended it) and output of `run`, in a child process."""
-    with tempfile.TemporaryFile() as output:
-        if (child := os.fork()) == 0:
-            status = 99
-            try:
-                os.dup2(output.fileno(), 1)
-                os.dup2(output.fileno(), 2)
-                signal.alarm(TIMEOUT)
-                status = run()
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                os._exit(status)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        output.seek(0)
-        return status, output.read().decode(errors="replace")
+def run_tests(folder: str, nodes: list[str], mutant: Mutant | None) -> None:
+    """In a process of its own: pytest on some tests, with the package broken by `mutant`, if any.
 
-
-def run_tests(*nodes: str, mutant: Mutant | None = None) -> int:
-    """pytest on some tests of the checkout, with the package broken if a mutant is given."""
-    import pytest
-
+    The output goes to a file in `folder`; the exit status is pytest's.
+    """
+    output = os.open(f"{folder}/output", os.O_CREAT | os.O_WRONLY)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    signal.alarm(TIMEOUT)
+    for name in [name for name in os.environ if name.startswith("PYTEST_")]:
+        del os.environ[name]
+    os.environ["COLUMNS"] = "400"  # no line of the summary is cut
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # nbval's imports take longer than torch's
+    os.chdir(CHECKOUT)
+    sys.path.insert(0, str(CHECKOUT))
+    assert not any(name.split(".")[0] == "grpo_kit" for name in sys.modules)
     finder = mutant and BrokenModule(mutant)
     if finder:
         sys.meta_path.insert(0, finder)
     options = "-x -q -rA --tb=short --color=no -p no:cacheprovider".split()
-    with tempfile.TemporaryDirectory() as folder:
-        status = pytest.main([*nodes, *options, f"--basetemp={folder}/t", f"--rootdir={CHECKOUT}"])
+    status = pytest.main([*nodes, *options, f"--basetemp={folder}/t", f"--rootdir={CHECKOUT}"])
     loaded = finder and sys.modules.get(finder.name)
     if loaded and loaded.__spec__.loader is not finder:
         raise RuntimeError(f"{finder.name} was imported from {loaded.__file__}, unbroken")
-    return status
+    sys.exit(status)
+
+
+def outcome(nodes: list[str], mutant: Mutant | None = None) -> tuple[int, str]:
+    """Exit status (minus the signal, if one ended it) and output of `run_tests`."""
+    with tempfile.TemporaryDirectory() as folder:
+        child = FORKS.Process(target=run_tests, args=(folder, nodes, mutant))
+        child.start()
+        child.join()
+        return child.exitcode, Path(folder, "output").read_text(errors="replace")
 
 
 def survived(mutant: Mutant) -> str:
@@ -380,40 +380,11 @@ def survived(mutant: Mutant) -> str:
 
     It has to fail in an assertion. An exception would say that the mutant cannot run at all.
     """
-    status, output = forked(lambda: run_tests(mutant.killed_by, mutant=mutant))
+    status, output = outcome([mutant.killed_by], mutant)
     failed = re.escape(f"FAILED {mutant.killed_by} - ") + "(assert |AssertionError)"
     if status == 1 and re.search(f"^{failed}", output, re.MULTILINE):
         return ""
     return f"mutant {mutant.name} lives: pytest ended with {status}, no assertion failed\n{output}"
-
-
-def unbroken() -> str:
-    """Run what kills mutants on the package as it is: "" if all passes, else the output."""
-    nodes = sorted({mutant.killed_by for mutant in MUTANTS})
-    status, output = forked(lambda: run_tests(*nodes))
-    passed = {line.removeprefix("PASSED ") for line in output.splitlines()} & set(nodes)
-    return "" if status == 0 and passed == set(nodes) else output
-
-
-def warm_up() -> None:
-    """Import what every fork needs, and nothing of the kit."""
-    os.chdir(CHECKOUT)
-    sys.path.insert(0, str(CHECKOUT))
-    for name in [name for name in os.environ if name.startswith("PYTEST_")]:
-        del os.environ[name]
-    os.environ["COLUMNS"] = "400"  # no line of the summary is cut
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # nbval's imports take longer than torch's
-    for name in HEAVY:
-        importlib.import_module(name)
-    assert not any(name.split(".")[0] == "grpo_kit" for name in sys.modules)
-
-
-def serve() -> None:
-    """Answer each line of stdin, a mutant's name or "unbroken", with a line of JSON."""
-    named = {mutant.name: mutant for mutant in MUTANTS}
-    for line in sys.stdin:
-        name = line.strip()
-        print(json.dumps(unbroken() if name == "unbroken" else survived(named[name])), flush=True)
 
 
 def main() -> int:
@@ -433,5 +404,4 @@ def main() -> int:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a thread pool would not live through a fork
-    warm_up()
-    sys.exit(serve() if "--serve" in sys.argv else main())
+    sys.exit(main())

@@ -111,7 +111,6 @@ def test_what_vllm_samples_is_corrected_for(tmp_path, monkeypatch):
         seen.update(options, cap=config.importance_sampling_cap)
 
     monkeypatch.setattr(trl_bridge, "train", instead)
-    monkeypatch.setattr(trl_bridge, "is_vllm_available", lambda: True)
     command = ["train", "--engine", "trl", "--profile", "smoke", "--output", tmp_path]
     for options, cap in (([], None), (["--vllm", "colocate", "--vllm-share", "0.2"], 2.0)):
         done = invoke(*command, *options)
@@ -143,12 +142,9 @@ def executed(tmp_path, monkeypatch):
     """`reproduce` in a folder with two notebooks that take no time, and what reached them."""
     seen = SimpleNamespace(calls=[], error="", rows=[], problems=[], reports=[])
 
-    def execute(paths, output, profile, parameters, on_done):
+    def execute(paths, output, profile, parameters):
         seen.calls.append(([path.name for path in paths], str(output), profile, parameters))
-        results = [runner.Result(path.stem, 2.0, seen.error) for path in paths]
-        for result in results:
-            on_done(result)
-        return results
+        return [runner.Result(path.stem, 2.0, seen.error) for path in paths]
 
     def write_report(output, notebooks, problems):
         seen.reports.append((list(notebooks), problems))

@@ -9,7 +9,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,15 +71,13 @@ def execute(
     profile: str = "tiny",
     parameters: Mapping[str, Any] | None = None,
     in_place: bool = False,
-    on_done: Callable[[Result], None] = lambda result: None,
-) -> list[Result]:
-    """Execute `notebooks` one after the other; a failure does not stop the rest.
+) -> Iterator[Result]:
+    """Execute `notebooks` one after the other, as results are asked for; a failure stops no other.
 
     Copies are executed into `output_dir/<name>.ipynb`, with `profile` and `parameters` injected;
     their own files go to `output_dir/<name>/`. With `in_place` nothing is injected, and a notebook
-    that succeeded is replaced by what `scrub` leaves. After each one `on_done` gets its result.
-    Raises ValueError or RuntimeError before anything runs, if a notebook or the folder cannot be
-    used.
+    that succeeded is replaced by what `scrub` leaves. Raises ValueError or RuntimeError before
+    anything runs, if a notebook or the folder cannot be used.
     """
     if find_spec("papermill") is None:
         raise RuntimeError('papermill is not installed: pip install "grpo-kit[notebooks]"')
@@ -87,7 +85,6 @@ def execute(
 
     sources = {path: _read(path) for path in (Path(path).resolve() for path in notebooks)}
     output_dir = make_output_dir(output_dir).resolve()
-    results = []
     for number, (path, source) in enumerate(sources.items(), 1):
         progress = f"[{number}/{len(sources)}] {path.stem}"
         print(f"{progress} ...", flush=True)
@@ -101,11 +98,9 @@ def execute(
                 write_atomic(path, nbformat.writes(scrub(executed, path.parents[1])) + "\n")
         except Exception as error:  # a failed cell, a full disk: the next one gets its turn
             problem = _one_line(error)
-        results.append(Result(path.stem, round(time.perf_counter() - start, 1), problem))
-        status = "failed" if problem else "ok"
-        print(f"{progress} {status}, {results[-1].seconds} s", problem, flush=True)
-        on_done(results[-1])
-    return results
+        seconds, status = round(time.perf_counter() - start, 1), "failed" if problem else "ok"
+        print(f"{progress} {status}, {seconds} s", problem, flush=True)
+        yield Result(path.stem, seconds, problem)
 
 
 def _read(path: Path) -> Any:

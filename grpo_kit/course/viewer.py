@@ -22,8 +22,7 @@ def group_html(prompt: str, tokens: Sequence, rewards: Sequence, advantages: Seq
     rows = []
     for texts, reward, advantage, colour in sorted(group, key=lambda row: -row[2]):
         earned = "not scored" if reward is None else f"{reward:.2f}"
-        background = f'<span style="background:{colour}">'
-        spans = "".join(f"{background}{_visible(text)}</span>" for text in texts)
+        spans = "".join(f'<span style="background:{colour}">{_visible(t)}</span>' for t in texts)
         rows.append(
             f'<tr><td style="{CELL}text-align:right">{earned}</td>'
             f'<td style="{CELL}text-align:right">{advantage:+.2f}</td>'

@@ -53,12 +53,6 @@ def markdown(name: str) -> str:
     return "\n\n".join(cell.source for cell in read(name).cells if cell.cell_type == "markdown")
 
 
-def statements(name: str) -> list[ast.stmt]:
-    """All of a notebook's code, without magics and shell commands."""
-    source = "\n".join(cell.source for cell in code_cells(name))
-    return ast.parse(re.sub(r"(?m)^( *)[%!].*", r"\1pass", source)).body
-
-
 def links(text: str, folder: str = "") -> list[str]:
     """Names of the notebooks that a text links to, in its order."""
     return re.findall(rf"\]\({folder}(\d\d_\w+)\.ipynb\)", text)
@@ -156,8 +150,9 @@ def test_each_claim_that_was_judged_has_its_essay_in_07_with_the_verdict_of_toda
 def defined_in(number: str) -> SimpleNamespace:
     """The functions and classes of a notebook, with its imports; no other line of it is run."""
     (name,) = (name for name in NOTEBOOKS if name.startswith(number))
+    source = "\n".join(cell.source for cell in code_cells(name))
     namespace: dict = {}
-    for statement in statements(name):
+    for statement in ast.parse(re.sub(r"(?m)^( *)[%!].*", r"\1pass", source)).body:
         if isinstance(statement, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)):
             with contextlib.suppress(NameError):  # a default that takes a variable of the notebook
                 exec(compile(ast.Module([statement], []), name, "exec"), namespace)

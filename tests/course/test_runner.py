@@ -71,7 +71,7 @@ def test_in_place_leaves_nothing_of_the_machine_and_does_not_change_when_repeate
     assert [cell["id"] for cell in notebook.cells] == ids
     assert notebook.cells[1].metadata == {"tags": ["parameters"]}
     assert [cell.get("execution_count") for cell in notebook.cells] == [None, 1, 2, 3, 4, 5]
-    execute([path], tmp_path / "runs", in_place=True)
+    list(execute([path], tmp_path / "runs", in_place=True))
     assert path.read_text(encoding="utf-8") == first
 
 
@@ -91,7 +91,7 @@ def test_a_run_that_is_ended_leaves_the_old_notebook_whole(ending, tmp_path):
     before = path.read_bytes()
     code = (  # a shell's background ignores SIGINT, and its children inherit that
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        f"from {runner.__name__} import execute; execute([{str(path)!r}], 'runs', in_place=True)"
+        f"from {runner.__name__} import execute; [*execute([{str(path)!r}], 'runs', in_place=True)]"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
     while not (tmp_path / "begun").exists():
@@ -182,7 +182,7 @@ def test_bad_input_is_refused_before_anything_runs(kind, options, match, tmp_pat
     elif kind:  # another tag instead of `parameters`
         path.write_text(path.read_text().replace('"parameters"', f'"{kind}"'))
     with pytest.raises((ValueError, RuntimeError), match=match):
-        execute([path], **{"output_dir": tmp_path / "runs", **options})
+        next(execute([path], **{"output_dir": tmp_path / "runs", **options}))
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):

@@ -118,8 +118,6 @@ def test_bands_have_a_panel_a_metric_and_a_line_an_arm(crossed):
     late = {"kl": {"diversity": {"steps": [1], "values": [[2]]}}}
     first, second = arm_bands({"reward": crossed["curves"]["reward"]} | late).axes
     assert second.lines[0].get_color() == first.lines[1].get_color() != first.lines[0].get_color()
-    with pytest.raises(ValueError, match="no metric"):
-        arm_bands({})
 
 
 def test_what_is_stored_is_found_and_what_is_not_or_is_broken_is_said(make_record, tmp_path):

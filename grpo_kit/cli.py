@@ -189,9 +189,7 @@ def train(
     else:
         from grpo_kit import trl_bridge as trainer
 
-        if vllm:
-            options |= {"use_vllm": True, "vllm_mode": vllm}
-            options |= {"vllm_gpu_memory_utilization": vllm_share}  # of colocate only
+        options |= trainer.vllm_options(vllm, vllm_share) if vllm else {}
         processes, sharded = trainer.join(chosen.device), trainer.is_sharded()
     if chosen.device == "cuda":
         sampler = {None: engine, "colocate": "trl+vllm", "server": "trl+vllm-server"}[vllm]

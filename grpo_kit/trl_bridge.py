@@ -10,10 +10,12 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import os
 import shutil
+import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
@@ -23,13 +25,14 @@ from unittest import mock
 import torch
 import trl
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object, parse_flag_from_env
+from accelerate.utils import broadcast_object_list, gather_object
 from anyio.from_thread import start_blocking_portal
 from transformers import PrinterCallback, TrainerCallback
+from trl.import_utils import is_vllm_available
 
 from grpo_kit.config import GRPOConfig
 from grpo_kit.models import Policy, frozen_copy
-from grpo_kit.paths import write_atomic
+from grpo_kit.paths import make_output_dir, write_atomic
 from grpo_kit.rewards.scoring import finite_values, is_coroutine, reward_name
 from grpo_kit.runs import RUN, Run, RunFiles
 from grpo_kit.tasks import Task
@@ -66,10 +69,13 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
     for name, (only, why) in REFUSED.items():
         if (value := getattr(config, name)) != only and name not in known:
             raise ValueError(f"{name} is {value!r}, which TRL's trainer does not have: {why}.")
-    trained = (p.dtype for p in policy.model.parameters() if p.requires_grad)
-    if config.sampling_backend == "continuous" and torch.float32 in trained:
-        problem = "sampling_backend is 'continuous', for which TRL trains in 16 bits, too coarse"
-        raise ValueError(f"{problem}: choose 'static' or 'auto', or sample by vLLM.")
+    if config.sampling_backend == "continuous" and any(
+        p.requires_grad and p.dtype == torch.float32 for p in policy.model.parameters()
+    ):
+        raise ValueError(
+            "sampling_backend is 'continuous', for which TRL trains in 16 bits, too coarse for "
+            "small updates: choose 'static' or 'auto', or sample by vLLM."
+        )
     rows, passes = config.shared_by(processes)
     cap, per_step = config.importance_sampling_cap, config.updates_per_step
     settings = {
@@ -110,7 +116,19 @@ def join(device: str = "cpu") -> int:
 
 def is_sharded() -> bool:
     """Whether accelerate has launched this process with FSDP or DeepSpeed."""
-    return any(parse_flag_from_env(f"ACCELERATE_USE_{kind}") for kind in ("FSDP", "DEEPSPEED"))
+    names = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
+    return any(os.environ.get(name, "").lower() == "true" for name in names)
+
+
+def vllm_options(mode: str, share: float) -> dict[str, Any]:
+    """Fields of TRL's config for sampling by vLLM: "colocate" on the trainer's GPUs, or "server".
+
+    `share`: of each GPU, what vLLM takes there (colocate). RuntimeError where vLLM is missing.
+    """
+    if not is_vllm_available():  # which warns of a version that TRL does not know
+        raise RuntimeError("vLLM is not installed: pip install 'trl[vllm]', or leave out --vllm.")
+    shared = {"vllm_gpu_memory_utilization": share} if mode == "colocate" else {}
+    return {"use_vllm": True, "vllm_mode": mode, **shared}
 
 
 def grpo_trainer(
@@ -133,19 +151,27 @@ def grpo_trainer(
     prompts = PromptBatches(policy, task, rewards, config, args.seed)  # checks what goes together
     wanted = config.generation_batch_size // config.num_generations
     if len(task.train) < wanted:
-        problem = f"task {task.name!r} has {len(task.train)} rows to learn from, TRL takes {wanted}"
-        raise ValueError(f"{problem} at each step: lower generation_batch_size, or add rows.")
+        raise ValueError(
+            f"task {task.name!r} has {len(task.train)} rows to learn from, TRL takes {wanted} at "
+            "each step: lower generation_batch_size, or give more rows."
+        )
     start = run_start(policy, f"TRL {trl.__version__}", prompts)
     rewards = [whole_groups(r) if hasattr(r, "num_generations") else finite(r) for r in rewards]
     for module in policy.model.modules():  # a number, which TRL's `disable_dropout` does not reach
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0
 
-    # TRL would load the reference by name: what the policy once was
-    load = "trl.trainer.grpo_trainer.create_model_from_path"
-    with mock.patch(load, lambda *_, **__: frozen_copy(policy).model):
-        tokenizer = policy.tokenizer
-        trainer = _Trainer(policy.model, rewards, args, task.train, processing_class=tokenizer)
+    def reference(*_, **__):  # TRL would load it by name: what the policy once was
+        return frozen_copy(policy).model
+
+    with mock.patch("trl.trainer.grpo_trainer.create_model_from_path", reference):
+        trainer = _Trainer(
+            model=policy.model,
+            reward_funcs=rewards,
+            args=args,
+            train_dataset=task.train,
+            processing_class=policy.tokenizer,
+        )
     trainer.remove_callback(PrinterCallback)
     files = RunFiles(args.output_dir, config, args.seed, start)
     trainer.watcher = _Watcher(files, policy, task, measure)
@@ -162,20 +188,47 @@ def train(
     output_dir: str | Path,
     seed: int,
     resume: bool = False,
-    **options: Any,
+    measure: Callable[[Policy], dict[str, float]] | None = None,
+    **overrides: Any,
 ) -> Run:
-    """`training.train`, done by TRL; files and what is returned are the same.
+    """`training.train`, done by TRL; arguments, files and what is returned are the same.
 
-    There is no `batch_source`: TRL has its own. `options` are those of `grpo_trainer`. Without
-    `resume` the checkpoints of an earlier run, `checkpoint-N` in `output_dir`, go. Raises as
-    `grpo_trainer` and `training.train`.
+    There is no `batch_source`: TRL has its own. Without `resume` the checkpoints of an earlier run,
+    `checkpoint-N` in `output_dir`, go. Raises as `grpo_trainer` and `training.train`, RuntimeError
+    also where another process of the run has ended.
     """
-    options |= {"output_dir": str(output_dir), "seed": seed}
-    trainer = grpo_trainer(policy, task, rewards, config, **options)
-    trainer.train(resume_from_checkpoint=resume)
+    output_dir = make_output_dir(output_dir)
+    trainer = grpo_trainer(
+        policy, task, rewards, config, measure=measure,
+        **{"output_dir": str(output_dir), "seed": seed, **overrides},
+    )  # fmt: skip
+    with _say_when_another_ends(output_dir) if PartialState().num_processes > 1 else nullcontext():
+        trainer.train(resume_from_checkpoint=resume)
     PartialState().wait_for_everyone()  # the first process writes what all of them read
-    run = json.loads(Path(output_dir, RUN).read_text())
-    return Run(Path(output_dir), config, seed, run["history"], run["start"])
+    run = json.loads((output_dir / RUN).read_text())
+    return Run(output_dir, config, seed, run["history"], run["start"])
+
+
+@contextmanager
+def _say_when_another_ends(output_dir: Path) -> Iterator[None]:
+    """Where one process fails, its launcher ends the others: say so, and how to go on."""
+
+    def end(why: str = "") -> None:
+        last = last_checkpoint(output_dir)
+        how = f"resume, from {last.name}" if last else "start again, there is no checkpoint yet"
+        raise RuntimeError(
+            f"another process of this run has ended, so this one stops{why}: {how} in {output_dir}."
+        ) from None
+
+    before = signal.signal(signal.SIGTERM, lambda *_: end())
+    try:
+        yield
+    except RuntimeError as error:
+        if any(word in str(error) for word in ("peer", "gloo", "NCCL")):
+            end(f" ({str(error).splitlines()[0][:120]})")
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def last_checkpoint(output_dir: str | Path) -> Path | None:
@@ -245,7 +298,7 @@ def whole_groups(reward: Callable) -> Callable:
     """`reward` for one of several processes: it gets the completions of all, in their order.
 
     A group may lie in two of them. The first process computes the reward of all; each returns its
-    own part.
+    own part, or raises RuntimeError where the reward fails, so that none waits.
     """
     reward, state = finite(reward), PartialState()
     if state.num_processes == 1:
@@ -257,13 +310,20 @@ def whole_groups(reward: Callable) -> Callable:
         rest = {k: v for k, v in columns.items() if k not in own}
         sizes = gather_object([len(prompts)])
         everyone = {name: gather_object(values) for name, values in own.items()}
-        values = None
-        if state.is_main_process:  # where it fails, the launcher ends the processes that wait
-            values = reward(**everyone, **rest)
-            if inspect.isawaitable(values):
-                with start_blocking_portal() as portal:
-                    values = portal.call(lambda: values)
-        (values,) = broadcast_object_list([values])
+        outcome, failure = [None], None
+        if state.is_main_process:
+            try:
+                values = reward(**everyone, **rest)
+                if inspect.isawaitable(values):
+                    with start_blocking_portal() as portal:
+                        values = portal.call(lambda: values)
+                outcome = [values]
+            except Exception as error:  # told to the others, which would wait for ever
+                failure, outcome = error, [f"{type(error).__name__}: {error}"]
+        (values,) = broadcast_object_list(outcome)
+        if isinstance(values, str):
+            problem = f"the first process could not compute {reward.__name__}: {values}"
+            raise RuntimeError(problem) from failure
         start = sum(sizes[: state.process_index])
         return values[start : start + len(prompts)]
 
@@ -283,7 +343,11 @@ class _Watcher(TrainerCallback):
         """Resume the run of a checkpoint, or put the folder in order for another."""
         folder = self.files.folder
         if checkpoint:
-            identity = json.loads((folder / STARTED).read_text())
+            try:
+                identity = json.loads((folder / STARTED).read_text())
+            except (OSError, ValueError) as error:
+                problem = f"{folder} holds {checkpoint.name}, but its run's files not ({error})"
+                raise ValueError(f"{problem}: start again without resume.") from None
             done = _state_of(checkpoint)["global_step"] // self.config.updates_per_step
             self.files.begin(identity, done, checkpoint.name)
         elif PartialState().is_main_process:

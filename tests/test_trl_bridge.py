@@ -192,9 +192,15 @@ def test_another_run_is_not_resumed_and_a_new_one_begins_with_an_empty_folder(ne
     assert trl_bridge.last_checkpoint(tmp_path).name == "checkpoint-3"
     with pytest.raises(ValueError, match="another configuration .*learning_rate 0.001 there"):
         four_epochs(new_policy(), tmp_path, resume=True, learning_rate=0.002)
-    (tmp_path / HISTORY).unlink()
-    with pytest.raises(ValueError, match="of step 3, but its history.jsonl is missing"):
-        four_epochs(new_policy(), tmp_path, resume=True)
+    for name, message in (
+        (HISTORY, "holds a checkpoint of step 3, but its history.jsonl is missing"),
+        (trl_bridge.STARTED, "checkpoint-3, but its run's files not"),
+    ):
+        kept = (tmp_path / name).read_text()
+        (tmp_path / name).unlink()
+        with pytest.raises(ValueError, match=message):
+            four_epochs(new_policy(), tmp_path, resume=True)
+        (tmp_path / name).write_text(kept)
     with pytest.raises(KeyboardInterrupt):
         four_epochs(new_policy(), tmp_path, breaks=1)
     assert trl_bridge.last_checkpoint(tmp_path) is None
@@ -221,6 +227,14 @@ def test_rewards_are_held_to_the_protocol_and_may_be_coroutines(policy, tmp_path
     assert run.history[-1]["rewards/slow/mean"] == 0.5
     with pytest.raises(ValueError, match="the reward odd returned inf for completion 1"):
         trained(policy, tmp_path, odd)
+
+
+def test_nothing_is_dropped_out(policy, tmp_path):
+    """The kit trains without dropout, since with it the policy is another at every pass."""
+    attention = policy.model.model.layers[0].self_attn
+    attention.attention_dropout = 0.5
+    trainer_of(policy, tmp_path)
+    assert attention.attention_dropout == 0.0
 
 
 def test_what_one_reward_cannot_score_is_out_of_its_group(policy, tmp_path):
@@ -253,16 +267,14 @@ def test_a_run_that_nothing_can_be_scored_of_stops_with_a_sentence(policy, tmp_p
         trained(policy, tmp_path, unable, max_steps=5, max_unscored_steps=2)
 
 
-def test_the_reference_is_the_policy_as_it_is_now_and_nothing_is_dropped_out(policy, tmp_path):
-    """TRL loads one by name, which is what the policy once was. Dropout would change every pass."""
-    attention = policy.model.model.layers[0].self_attn
-    attention.attention_dropout = 0.5
+def test_the_reference_is_the_policy_as_it_is_now(policy, tmp_path):
+    """TRL loads one by name, which is what the policy once was."""
     with torch.no_grad():
         policy.model.get_input_embeddings().weight += 0.1
     trainer = trainer_of(policy, tmp_path, beta=0.1)
     ours, theirs = policy.model.state_dict(), trainer.ref_model.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert trainer.ref_model is not policy.model and attention.attention_dropout == 0.0
+    assert trainer.ref_model is not policy.model
 
 
 def test_policy_task_rewards_and_config_are_checked_first(policy, tmp_path):
@@ -326,16 +338,23 @@ def test_rewards_of_two_processes_equal_those_of_one_though_a_group_lies_in_both
 
 
 @pytest.mark.slow
-def test_where_one_process_is_killed_the_run_ends_and_can_be_resumed(tmp_path):
+@pytest.mark.parametrize("killed", [1, 0])
+def test_where_one_process_is_killed_the_other_says_so_and_the_run_can_be_resumed(killed, tmp_path):
     process = launch("train", tmp_path)
     checkpoint = tmp_path / "run" / "checkpoint-2" / "trainer_state.json"
     started = time.monotonic()
     while not checkpoint.exists() and time.monotonic() - started < 240:
         assert process.poll() is None, process.communicate()[0][-2000:]
         time.sleep(0.2)
-    os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGKILL)
+    os.kill(int((tmp_path / f"pid-{killed}").read_text()), signal.SIGKILL)
     process.communicate(timeout=120)
     assert process.returncode != 0
+    message = (tmp_path / f"error-{1 - killed}").read_text()
+    last = trl_bridge.last_checkpoint(tmp_path / "run")
+    assert "another process of this run has ended" in message
+    assert f"resume, from {last.name} " in message and int(last.name.split("-")[1]) >= 2
+    if killed == 0:
+        return  # once is enough
     process = launch("train", tmp_path, "resume")
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output[-2000:]
@@ -361,3 +380,17 @@ def test_the_launch_configs_are_what_accelerate_reads(name, kind, written):
     known = {action.dest for action in launch_command_parser()._actions}
     assert set(options) <= known, "a key that accelerate would pass over"
     assert written.items() <= options.items()
+
+
+def test_sharded_runs_are_known_by_what_accelerate_sets(monkeypatch):
+    assert not trl_bridge.is_sharded()
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    assert trl_bridge.is_sharded()
+
+
+def test_vllm_is_asked_for_in_trls_fields_and_refused_where_it_is_missing(monkeypatch):
+    monkeypatch.setattr(trl_bridge, "is_vllm_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"vLLM is not installed: pip install .trl\[vllm"):
+        trl_bridge.vllm_options("colocate", 0.3)
+    monkeypatch.setattr(trl_bridge, "is_vllm_available", lambda: True)
+    assert trl_bridge.vllm_options("server", 0.3) == {"use_vllm": True, "vllm_mode": "server"}

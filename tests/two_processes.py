@@ -62,10 +62,15 @@ def main(what: str, folder: Path, resume: bool) -> None:
         diversity = DiversityReward(8, Letters(), weight_start=0.5, weight_end=0.1)
         rewards, options = [accuracy_reward, diversity], {"output_dir": str(folder), "seed": 0}
         record_rewards(trl_bridge.grpo_trainer(policy, task, rewards, config, **options), folder)
-    else:
-        (folder / f"pid-{PartialState().process_index}").write_text(str(os.getpid()))
-        options = {"output_dir": folder / "run", "seed": 0, "resume": resume}
+        return
+    rank = PartialState().process_index
+    (folder / f"pid-{rank}").write_text(str(os.getpid()))
+    options = {"output_dir": folder / "run", "seed": 0, "resume": resume}
+    try:
         trl_bridge.train(policy, task, [accuracy_reward, slow], config, **options)
+    except RuntimeError as error:
+        (folder / f"error-{rank}").write_text(str(error))
+        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

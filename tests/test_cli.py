@@ -111,6 +111,7 @@ def test_what_vllm_samples_is_corrected_for(tmp_path, monkeypatch):
         seen.update(options, cap=config.importance_sampling_cap)
 
     monkeypatch.setattr(trl_bridge, "train", instead)
+    monkeypatch.setattr(trl_bridge, "is_vllm_available", lambda: True)
     command = ["train", "--engine", "trl", "--profile", "smoke", "--output", tmp_path]
     for options, cap in (([], None), (["--vllm", "colocate", "--vllm-share", "0.2"], 2.0)):
         done = invoke(*command, *options)

@@ -121,7 +121,7 @@ def test_math500_of_the_hub_is_pinned_and_what_is_learnt_from_is_held_to_be_anot
     assert asked[1:] == [MATH_500, MATH_TRAIN]
     assert task.train[0]["prompt"][-1]["content"] == "Another?" and task.name == "competition_math"
     rows["train"].append(ROW)
-    with pytest.raises(ValueError, match="1 of the 1 test problems are among those to learn from"):
+    with pytest.raises(ValueError, match="1 train problems are test problems too"):
         competition_math()
 
 

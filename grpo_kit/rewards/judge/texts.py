@@ -153,7 +153,8 @@ def parse_judgement(reply: str, kind: type[BaseModel] = Judgement) -> Any:
         reply = reply.partition("</think>")[2]
     start = _CODE_FENCE.match(reply).end()
     if not reply.startswith("{", start):
-        raise ValueError(f"the reply begins with {reply[start : start + 40]!r}, not a JSON object")
+        beginning = reply[start : start + 40]
+        raise ValueError(f"the reply begins with {beginning!r} where a JSON object was expected")
     try:
         value, stop = _DECODER.raw_decode(reply, start)
         judgement = kind.model_validate(value)

@@ -83,9 +83,9 @@ class RunFiles:
         except (OSError, ValueError):  # the last line of a run that was killed may be half written
             pass
         if not rows or rows[-1]["step"] != step:
-            found = f"a checkpoint of step {step}, but its {HISTORY} is missing or cut"
+            problem = f"a checkpoint of step {step}, but its {HISTORY} is missing or cut"
             remedy = "start again without resume or in another folder"
-            raise ValueError(f"{self.folder} holds {found}: {remedy}.")
+            raise ValueError(f"{self.folder} holds {problem}: {remedy}.")
         return rows
 
     @property

@@ -147,8 +147,8 @@ class Lookup:
             return NOT_FOUND
         with closing(self._connect()) as connection:  # its own, as it belongs to one thread
             values = {"words": words, "catalogue": catalogue}
-            found = connection.execute(_SEARCH, values).fetchone()
-        return found[0] if found else NOT_FOUND
+            fact = connection.execute(_SEARCH, values).fetchone()
+        return fact[0] if fact else NOT_FOUND
 
 
 def wikipedia_search(query: str) -> str:

@@ -285,12 +285,12 @@ def _real(model: str, lora_rank: int = 0, task: str = "gsm8k", **changes: object
     return dataclasses.replace(arm, profile={**policy, "task": task})
 
 
-def examined(t: Trained, *, max_new_tokens: int = 2048) -> dict[str, float]:
-    """`evaluate_test_set` at the end, as `exam/…`, and what was gained since the base."""
-    exam = partial(evaluate_test_set, rows=t.task.test, grade=GRADES[t.task.name])
-    before, after = (exam(p, max_new_tokens=max_new_tokens) for p in (t.base, t.policy))
+def on_test_set(t: Trained, *, max_new_tokens: int = 2048) -> dict[str, float]:
+    """`evaluate_test_set` at the end, as `test_set/…`, and what was gained since the base."""
+    accuracy = partial(evaluate_test_set, rows=t.task.test, grade=GRADES[t.task.name])
+    before, after = (accuracy(p, max_new_tokens=max_new_tokens) for p in (t.base, t.policy))
     gained = {f"gained/{name}": after[name] - before[name] for name in ("strict", "lenient")}
-    return {f"exam/{name}": value for name, value in after.items()} | gained
+    return {f"test_set/{name}": value for name, value in after.items()} | gained
 
 
 NORMALISED = {"multi_objective_aggregation": "normalize_then_sum"}
@@ -410,7 +410,7 @@ EXPERIMENTS = {
          "0.5B, LoRA": _real("Qwen2.5-0.5B-Instruct", 32, **TWO_EPOCHS),
          "1.5B, LoRA": _real("Qwen2.5-1.5B-Instruct", 32, **TWO_EPOCHS),
          "Qwen3 0.6B, MATH": _real("Qwen3-0.6B-Base", task="competition_math", **ONE_PROBLEM)},
-        examined, changes={"lr_scheduler_type": "constant", "eval_prompts": 200}, evaluations=4,
+        on_test_set, changes={"lr_scheduler_type": "constant", "eval_prompts": 200}, evaluations=4,
     ),
     "flow": _experiment(
         "Does training a planner in the flow raise success, and does it need the advantage of "

@@ -169,12 +169,14 @@ def test_arms_of_real_models_name_the_model_a_commit_and_the_gpu_that_they_want(
         experiment.setting(PROFILES["tiny"], name)
 
 
-def test_a_policy_is_examined_before_and_after(policy, tiny_base, task):
+def test_accuracy_on_the_test_set_before_and_after(policy, tiny_base, task):
     after, before = (
-        experiments.examined(trained(one, tiny_base, task, 6), max_new_tokens=32)
+        experiments.on_test_set(trained(one, tiny_base, task, 6), max_new_tokens=32)
         for one in (policy, tiny_base)
     )
-    assert after["exam/n"] == 6 and 0 <= after["exam/strict"] <= after["exam/lenient"] <= 1
+    assert (
+        after["test_set/n"] == 6 and 0 <= after["test_set/strict"] <= after["test_set/lenient"] <= 1
+    )
     assert before["gained/lenient"] == 0
-    lost = after["exam/lenient"] - before["exam/lenient"]
+    lost = lenient - before["test_set/lenient"]
     assert after["gained/lenient"] == pytest.approx(lost)

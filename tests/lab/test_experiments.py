@@ -174,9 +174,7 @@ def test_accuracy_on_the_test_set_before_and_after(policy, tiny_base, task):
         experiments.on_test_set(trained(one, tiny_base, task, 6), max_new_tokens=32)
         for one in (policy, tiny_base)
     )
-    assert (
-        after["test_set/n"] == 6 and 0 <= after["test_set/strict"] <= after["test_set/lenient"] <= 1
-    )
-    assert before["gained/lenient"] == 0
-    lost = lenient - before["test_set/lenient"]
-    assert after["gained/lenient"] == pytest.approx(lost)
+    strict, lenient = after["test_set/strict"], after["test_set/lenient"]
+    assert after["test_set/n"] == 6 and 0 <= strict <= lenient <= 1
+    gained = lenient - before["test_set/lenient"]
+    assert before["gained/lenient"] == 0 and after["gained/lenient"] == pytest.approx(gained)

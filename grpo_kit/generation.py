@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
+from grpo_kit.decoder import GroupedDecoding, can_read, packed_states
+
 if TYPE_CHECKING:
     from grpo_kit.models import Policy
 
@@ -114,28 +116,34 @@ def generate(
     finished = torch.zeros(n, dtype=torch.bool, device=device)
     eos = torch.tensor(list(eos_token_ids), device=device)
     with _evaluating(model):  # no dropout in what is meant to be the policy's own distribution
-        decoding = _Decoding(model, prompt_ids, prompt_index, max_new_tokens, pad_token_id)
+        arguments = prompt_ids, prompt_index, max_new_tokens
+        if can_read(model):
+            decoding = GroupedDecoding(model, arithmetic(model), *arguments)
+        else:
+            decoding = _Decoding(model, *arguments, pad_token_id)
         for t in range(max_new_tokens):
             scores = decoding.logits.float() / temperature
-            log_probs = torch.log_softmax(scores, dim=-1)
-            probs = log_probs.exp()
+            scores -= scores.amax(dim=1, keepdim=True)
+            weights = scores.exp()  # the probabilities times their total
+            cumulative = weights.cumsum(dim=1)
+            total = cumulative[:, -1]
             if do_sample:  # by inverting the distribution function
-                cumulative = probs.cumsum(dim=-1)
                 # drawn for all rows, so that a row's number does not depend on who has left
                 source = generator.device if generator else device
                 uniform = torch.rand(n, generator=generator, device=source).to(device)[rows]
-                threshold = uniform[:, None] * cumulative[:, -1:]
+                threshold = (uniform * total)[:, None]
                 # right=True steps over tokens of probability 0
                 tokens = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
-                tokens = tokens.clamp(max=probs.shape[1] - 1)
+                tokens = tokens.clamp(max=weights.shape[1] - 1)
             else:
                 tokens = scores.argmax(dim=-1)
             completion_ids[rows, t] = tokens
             mask[rows, t] = True
-            logps[rows, t] = log_probs.gather(1, tokens[:, None])[:, 0]
+            logps[rows, t] = scores.gather(1, tokens[:, None])[:, 0] - total.log()
             # a token that cannot come adds nothing: 0 times a finite number
-            lowest = torch.finfo(torch.float32).min
-            entropies[rows, t] = -(probs * log_probs.clamp(min=lowest)).sum(dim=-1)
+            scores.clamp_(min=torch.finfo(torch.float32).min)
+            mean = torch.bmm(weights[:, None], scores[:, :, None])[:, 0, 0] / total
+            entropies[rows, t] = total.log() - mean
 
             ended = torch.isin(tokens, eos)
             if ended.any():
@@ -262,10 +270,26 @@ def completion_logps(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the completions under `model`, with gradient, and entropies, without.
 
-    (N, T) float32, nats, at `temperature`; 0 where masked. Each prompt runs once and its cache
-    serves its completions, in parts of similar length.
+    (N, T) float32, nats, at `temperature`; 0 where masked. Each prompt runs once for its group.
     """
     decoder, head = _decoder_and_head(model)
+    mask = rollouts.mask
+    if can_read(model):
+        states, place = packed_states(model, arithmetic(model), rollouts)
+    else:
+        states, place = _cached_states(decoder, rollouts, pad_token_id)
+    targets = rollouts.completion_ids.flatten()[place]
+    scores = token_logps(head, states, targets, temperature)
+    empty = torch.zeros(mask.numel(), device=mask.device)
+    logps, entropies = (empty.index_put((place,), score).view(mask.shape) for score in scores)
+    return logps, entropies
+
+
+def _cached_states(decoder, rollouts: Rollouts, pad_token_id: int) -> tuple[Tensor, Tensor]:
+    """The states (M, H) that predict the unmasked tokens, and the tokens' places in the flat mask.
+
+    By transformers' own cache, for models that `decoder` cannot read.
+    """
     mask, width = rollouts.mask, rollouts.mask.shape[1]
     prompts, prompt_attention = _prefill(decoder, rollouts.prompt_ids, pad_token_id, mask.device)
     hidden, places = [], []  # of the unmasked tokens: (M, H), and index into the flat (N, T)
@@ -288,12 +312,15 @@ def completion_logps(
         hidden.append(states[part_mask])
         row, column = part_mask.nonzero(as_tuple=True)
         places.append(rows[row] * width + column)
-    place = torch.cat(places)
-    targets = rollouts.completion_ids.flatten()[place]
-    scores = token_logps(head, torch.cat(hidden), targets, temperature)
-    empty = torch.zeros(mask.numel(), device=mask.device)
-    logps, entropies = (empty.index_put((place,), score).view(mask.shape) for score in scores)
-    return logps, entropies
+    return torch.cat(hidden), torch.cat(places)
+
+
+def arithmetic(model) -> torch.dtype:
+    """The type of products: autocast's where it is on, else that of the weights."""
+    parameter = next(model.parameters())
+    device = parameter.device.type
+    on = torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if on else parameter.dtype
 
 
 def _length_parts(lengths: Tensor) -> tuple[Tensor, ...]:

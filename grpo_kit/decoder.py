@@ -1,0 +1,296 @@
+"""The forward pass of a Llama-like model written out, for CPUs.
+
+With a small model, or one token a row, a CPU spends as long on what transformers does around the
+arithmetic as on the arithmetic. Here all tokens lie packed in one row, so no linear layer sees
+padding, and while sampling a group's prompt is kept once. Gradients reach the weights, LoRA's too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from grpo_kit.generation import Rollouts
+
+FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ROTATIONS = ("default", "linear", "llama3", "yarn")  # those that do not change with the length
+# (layer, q, k, v), each (M, heads, D) -> (M, heads of q, D): mixes values of what a token may see
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+def can_read(model) -> bool:
+    """Whether `Decoder` computes what this model does: on a CPU, of a known family, unpatched."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config = inner.config
+    if type(inner).__name__ not in FAMILIES or next(model.parameters()).device.type != "cpu":
+        return False
+    rotation = inner.model.rotary_emb.rope_type
+    full = set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
+    linears = [m for layer in inner.model.layers for m in _linears(layer)]
+    return (
+        full and config.hidden_act == "silu" and rotation in ROTATIONS and all(map(_plain, linears))
+    )
+
+
+def _linears(layer) -> list:
+    attention, mlp = layer.self_attn, layer.mlp
+    return [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj,
+            mlp.gate_proj, mlp.up_proj, mlp.down_proj]  # fmt: skip
+
+
+def _plain(linear) -> bool:
+    """A linear layer, or one with one LoRA adapter that is not merged."""
+    if not hasattr(linear, "lora_A"):
+        return type(linear) is torch.nn.Linear
+    plain = type(linear.get_base_layer()) is torch.nn.Linear and not linear.merged
+    return plain and len(linear.active_adapters) == 1 and not any(linear.use_dora.values())
+
+
+def _weight(linear) -> Tensor:
+    """The weight, with what LoRA adds to it."""
+    if not hasattr(linear, "lora_A") or linear.disable_adapters:
+        return linear.weight
+    (name,) = linear.active_adapters
+    added = linear.lora_B[name].weight @ linear.lora_A[name].weight
+    return linear.weight + linear.scaling[name] * added
+
+
+class _Block(NamedTuple):
+    """Weights of one layer, those that read the same input as one matrix."""
+
+    attention_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    query_norm: Tensor | None  # Qwen3's
+    key_norm: Tensor | None
+    out: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+class Decoder:
+    """The layers of `model` with its weights as they are now; its products are made in `dtype`."""
+
+    def __init__(self, model, dtype: torch.dtype) -> None:
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        config, decoder = inner.config, inner.model
+        self.dtype, self.eps = dtype, config.rms_norm_eps
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = decoder.layers[0].self_attn.head_dim
+        self.embedding, self.norm = decoder.embed_tokens.weight, decoder.norm.weight
+        self.rotation = decoder.rotary_emb
+        self.blocks = [self._block(layer) for layer in decoder.layers]
+
+    def _block(self, layer) -> _Block:
+        q, k, v, out, gate, up, down = _linears(layer)
+        norms = [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
+        return _Block(
+            layer.input_layernorm.weight,
+            self._matrix(q, k, v),
+            None if q.bias is None else torch.cat([q.bias, k.bias, v.bias]).to(self.dtype),
+            *(norm and norm.weight for norm in norms),
+            self._matrix(out),
+            layer.post_attention_layernorm.weight,
+            self._matrix(gate, up),
+            self._matrix(down),
+        )
+
+    def _matrix(self, *linears) -> Tensor:
+        parts = [_weight(linear).to(self.dtype) for linear in linears]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Hidden states (M, H) of M tokens (long) at their positions (long)."""
+        cos, sin = (t[0, :, None] for t in self.rotation(self.embedding, positions[None]))
+        half, rotated = self.head_dim // 2, self.heads + self.kv_heads
+        sin = torch.cat((-sin[..., :half], sin[..., half:]), -1).to(self.dtype)
+        cos, x = cos.to(self.dtype), F.embedding(ids, self.embedding)
+        for i, block in enumerate(self.blocks):
+            inputs = self._normed(x, block.attention_norm)
+            heads = F.linear(inputs, block.qkv, block.qkv_bias).view(len(x), -1, self.head_dim)
+            qk, v = heads[:, :rotated], heads[:, rotated:]
+            if block.query_norm is not None:
+                q, k = qk[:, : self.heads], qk[:, self.heads :]
+                q, k = self._normed(q, block.query_norm), self._normed(k, block.key_norm)
+                qk = torch.cat((q, k), dim=1)
+            qk = qk * cos + qk.roll(half, -1) * sin
+            mixed = attend(i, qk[:, : self.heads], qk[:, self.heads :], v)
+            x = x + F.linear(mixed.flatten(1), block.out)
+            gate, up = F.linear(self._normed(x, block.mlp_norm), block.gate_up).chunk(2, dim=-1)
+            x = x + F.linear(F.silu(gate) * up, block.down)
+        return self._normed(x, self.norm)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), x.shape[-1:], weight.float(), self.eps).to(self.dtype)
+
+
+def _filled(lengths: Tensor, width: int) -> Tensor:
+    """(B, width) bool: the first `lengths` places of each row."""
+    return torch.arange(width) < lengths[:, None]
+
+
+def _padded(packed: Tensor, filled: Tensor) -> Tensor:
+    """(M, heads, D), in the places that are filled of (B, heads, width, D)."""
+    rows = packed.new_zeros(filled.numel(), *packed.shape[1:])
+    rows = rows.index_copy(0, filled.flatten().nonzero()[:, 0], packed)
+    return rows.view(*filled.shape, *packed.shape[1:]).transpose(1, 2)
+
+
+def _packed(padded: Tensor, filled: Tensor) -> Tensor:
+    """The reverse of `_padded`."""
+    rows = padded.transpose(1, 2).flatten(0, 1)
+    return rows.index_select(0, filled.flatten().nonzero()[:, 0])
+
+
+def _flat(prompt_ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """All prompts' ids in one row, and their lengths."""
+    ids = torch.tensor([i for ids in prompt_ids for i in ids])
+    return ids, torch.tensor([len(ids) for ids in prompt_ids])
+
+
+class PackedCompletions:
+    """Prompts and the completions of their groups in one row: each prompt is run once.
+
+    `states` (N, T): which of the row's hidden states predicts each token of a completion.
+    """
+
+    def __init__(self, prompt_ids, prompt_index: Tensor, completion_ids: Tensor, lengths: Tensor):
+        prompts, sizes = _flat(prompt_ids)
+        run = (lengths - 1).clamp(min=0)  # the last token predicts nothing
+        width = max(int(run.max()), 1)
+        self.prompts, self.rows = _filled(sizes, int(sizes.max())), _filled(run, width)
+        self.prompt_index, self.n = prompt_index, len(prompts)
+        self.ids = torch.cat([prompts, completion_ids[:, :width][self.rows]])
+        starts = sizes[prompt_index][:, None] + torch.arange(width)
+        places = torch.arange(self.prompts.shape[1]).expand(self.prompts.shape)
+        self.positions = torch.cat([places[self.prompts], starts[self.rows]])
+        seen = self.prompts[prompt_index][:, None].expand(-1, width, -1)
+        causal = torch.ones(width, width, dtype=torch.bool).tril().expand(len(run), -1, -1)
+        self.mask = torch.cat([seen, causal], dim=2)[:, None]
+        own = torch.zeros(self.rows.shape, dtype=torch.long)
+        own[self.rows] = torch.arange(self.n, len(self.ids))
+        self.states = torch.cat([(sizes.cumsum(0) - 1)[prompt_index][:, None], own], dim=1)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        # in float32: the gradient of 16-bit attention takes a CPU ten times as long
+        wide, grouped = [t.float() for t in (q, k, v)], q.shape[1] != k.shape[1]
+        prompts = [_padded(t[: self.n], self.prompts) for t in wide]
+        query, *rows = (_padded(t[self.n :], self.rows) for t in wide)
+        of_prompts = F.scaled_dot_product_attention(*prompts, is_causal=True, enable_gqa=grouped)
+        pairs = zip(prompts[1:], rows, strict=True)
+        key, value = (torch.cat([prompt[self.prompt_index], row], dim=2) for prompt, row in pairs)
+        of_rows = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=self.mask, enable_gqa=grouped
+        )
+        parts = [_packed(of_prompts, self.prompts), _packed(of_rows, self.rows)]
+        return torch.cat(parts).to(q.dtype)
+
+
+def packed_states(model, dtype: torch.dtype, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
+    """The states (M, H) that predict the unmasked tokens, and their places in the flat mask."""
+    mask = rollouts.mask
+    packed = PackedCompletions(
+        rollouts.prompt_ids, rollouts.prompt_index, rollouts.completion_ids, mask.sum(dim=1)
+    )
+    with torch.autocast("cpu", enabled=False):
+        states = Decoder(model, dtype)(packed.ids, packed.positions, packed.attend)
+    real = mask[:, : packed.states.shape[1]]
+    return states.index_select(0, packed.states[real]), mask.flatten().nonzero()[:, 0]
+
+
+class GroupedDecoding:
+    """The rows being sampled: `logits` (B, V) of the token that comes next.
+
+    The cache holds each prompt once, and a slot for each row of its group: a step's attention to a
+    prompt is one product for the whole group. Slots of rows that have left are taken out when half
+    are empty.
+    """
+
+    def __init__(self, model, dtype, prompt_ids, prompt_index: Tensor, room: int) -> None:
+        self.decoder, head = Decoder(model, dtype), model.get_output_embeddings()
+        self.head, self.bias = head.weight.to(dtype), head.bias
+        ids, lengths = _flat(prompt_ids)
+        filled = _filled(lengths, int(lengths.max()))
+        self.hidden = torch.zeros(filled.shape).masked_fill(~filled, -torch.inf)
+        self.prompts: list[tuple[Tensor, Tensor]] = []  # of each layer, keys and values
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (_padded(t, filled) for t in (q, k, v))
+            self.prompts.append((k.transpose(2, 3).contiguous(), v))
+            return _packed(
+                F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), filled
+            )
+
+        places = torch.arange(filled.shape[1]).expand(filled.shape)[filled]
+        with torch.autocast("cpu", enabled=False):
+            states = self.decoder(ids, places, attend)[lengths.cumsum(0) - 1]
+        self.logits = self._logits(states)[prompt_index]
+        self.positions, self.length = lengths[prompt_index], 0
+        self.size, self.slots = _slots(prompt_index, len(lengths))
+        layers, rows = len(self.prompts), len(lengths) * self.size
+        heads, width = self.decoder.kv_heads, self.decoder.head_dim
+        self.keys = torch.empty(layers, rows, heads, width, room, dtype=dtype)
+        self.values = torch.empty(layers, rows, heads, room, width, dtype=dtype)
+
+    def _logits(self, states: Tensor) -> Tensor:
+        return F.linear(states, self.head, self.bias).float()
+
+    def step(self, tokens: Tensor) -> None:
+        """Run the newest token of each row, (B,)."""
+        self.length += 1
+        with torch.autocast("cpu", enabled=False):
+            self.logits = self._logits(self.decoder(tokens, self.positions, self._attend))
+        self.positions = self.positions + 1
+
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        n, keys, values = self.length, self.keys[layer], self.values[layer]
+        keys[self.slots, :, :, n - 1], values[self.slots, :, n - 1] = k, v
+        prompt_keys, prompt_values = self.prompts[layer]
+        (rows, heads, width, _), (prompts, *_, longest) = keys.shape, prompt_keys.shape
+        shared = q.shape[1] // heads  # queries that read the same key
+        q = q * width**-0.5
+        q = q.new_zeros(rows, *q.shape[1:]).index_copy_(0, self.slots, q)
+        by_group = (prompts, self.size, heads, shared)  # slots of a group, beside (rows, heads, …)
+        own = torch.bmm(q.view(rows * heads, shared, width), keys.flatten(0, 1)[:, :, :n])
+        q = q.view(*by_group, width).transpose(1, 2).reshape(prompts * heads, -1, width)
+        seen = torch.bmm(q, prompt_keys.flatten(0, 1)).view(prompts, heads, -1, longest)
+        seen = (seen + self.hidden[:, None, None]).view(prompts, heads, self.size, shared, longest)
+        seen = seen.transpose(1, 2).reshape(rows * heads, shared, longest)
+        weights = torch.cat((seen, own.float()), -1).softmax(-1).to(q.dtype)
+        seen = weights[..., :longest].reshape(*by_group, longest).transpose(1, 2)
+        mixed = torch.bmm(seen.reshape(prompts * heads, -1, longest), prompt_values.flatten(0, 1))
+        mixed = mixed.view(prompts, heads, self.size, shared, width).transpose(1, 2)
+        mixed = mixed.reshape(rows * heads, shared, width)
+        mixed = mixed + torch.bmm(weights[..., longest:], values.flatten(0, 1)[:, :n])
+        return mixed.view(rows, heads * shared, width).index_select(0, self.slots)
+
+    def keep(self, rows: Tensor) -> None:
+        self.slots, self.positions = self.slots[rows], self.positions[rows]
+        if 2 * len(rows) > self.keys.shape[1]:
+            return
+        used, index = (self.slots // self.size).unique(return_inverse=True)
+        before, (self.size, self.slots) = self.slots, _slots(index, len(used))
+        shape = (len(self.prompts), len(used) * self.size)
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = old.new_empty(*shape, *old.shape[2:])
+            new[:, self.slots] = old[:, before]
+            setattr(self, name, new)
+        self.prompts = [(keys[used], values[used]) for keys, values in self.prompts]
+        self.hidden = self.hidden[used]
+
+
+def _slots(prompt_index: Tensor, prompts: int) -> tuple[int, Tensor]:
+    """The rows of the largest group, and a slot for each row when all groups have so many."""
+    counts = prompt_index.bincount(minlength=prompts)
+    order = prompt_index.argsort(stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order)) - (counts.cumsum(0) - counts)[prompt_index[order]]
+    size = int(counts.max())
+    return size, prompt_index * size + rank

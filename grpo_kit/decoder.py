@@ -232,11 +232,12 @@ class GroupedDecoding:
             states = self.decoder(ids, places, attend)[lengths.cumsum(0) - 1]
         self.logits = self._logits(states)[prompt_index]
         self.positions, self.length = lengths[prompt_index], 0
-        self.size, self.slots = _slots(prompt_index, len(lengths))
-        layers, rows = len(self.prompts), len(lengths) * self.size
+        self.slots = prompt_index, _rank(prompt_index)
+        self.rows = int(self.slots[1].max()) + 1
         heads, width = self.decoder.kv_heads, self.decoder.head_dim
-        self.keys = torch.empty(layers, rows, heads, width, room, dtype=dtype)
-        self.values = torch.empty(layers, rows, heads, room, width, dtype=dtype)
+        slots = (len(self.prompts), len(lengths), heads, self.rows)
+        self.keys = torch.empty(*slots, width, room, dtype=dtype)
+        self.values = torch.empty(*slots, room, width, dtype=dtype)
 
     def _logits(self, states: Tensor) -> Tensor:
         return F.linear(states, self.head, self.bias).float()
@@ -250,47 +251,45 @@ class GroupedDecoding:
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         n, keys, values = self.length, self.keys[layer], self.values[layer]
-        keys[self.slots, :, :, n - 1], values[self.slots, :, n - 1] = k, v
+        prompt, row = self.slots
+        keys[prompt, :, row, :, n - 1], values[prompt, :, row, n - 1] = k, v
         prompt_keys, prompt_values = self.prompts[layer]
-        (rows, heads, width, _), (prompts, *_, longest) = keys.shape, prompt_keys.shape
+        (prompts, heads, size, width, _), longest = keys.shape, prompt_keys.shape[-1]
         shared = q.shape[1] // heads  # queries that read the same key
-        q = q * width**-0.5
-        q = q.new_zeros(rows, *q.shape[1:]).index_copy_(0, self.slots, q)
-        by_group = (prompts, self.size, heads, shared)  # slots of a group, beside (rows, heads, …)
-        own = torch.bmm(q.view(rows * heads, shared, width), keys.flatten(0, 1)[:, :, :n])
-        q = q.view(*by_group, width).transpose(1, 2).reshape(prompts * heads, -1, width)
-        seen = torch.bmm(q, prompt_keys.flatten(0, 1)).view(prompts, heads, -1, longest)
-        seen = (seen + self.hidden[:, None, None]).view(prompts, heads, self.size, shared, longest)
-        seen = seen.transpose(1, 2).reshape(rows * heads, shared, longest)
-        weights = torch.cat((seen, own.float()), -1).softmax(-1).to(q.dtype)
-        seen = weights[..., :longest].reshape(*by_group, longest).transpose(1, 2)
-        mixed = torch.bmm(seen.reshape(prompts * heads, -1, longest), prompt_values.flatten(0, 1))
-        mixed = mixed.view(prompts, heads, self.size, shared, width).transpose(1, 2)
-        mixed = mixed.reshape(rows * heads, shared, width)
-        mixed = mixed + torch.bmm(weights[..., longest:], values.flatten(0, 1)[:, :n])
-        return mixed.view(rows, heads * shared, width).index_select(0, self.slots)
+        queries = q.new_zeros(prompts, heads, size, shared, width)
+        queries[prompt, :, row] = q.view(-1, heads, shared, width) * width**-0.5
+        by_group = queries.view(prompts * heads, size * shared, width)
+        seen = torch.bmm(by_group, prompt_keys.flatten(0, 1)).view(prompts, heads, -1, longest)
+        own = torch.bmm(queries.flatten(0, 2), keys.flatten(0, 2)[..., :n])
+        seen = (seen + self.hidden[:, None, None]).view(*by_group.shape[:2], longest)
+        scores = torch.cat((seen, own.view(*by_group.shape[:2], n)), -1)
+        seen, own = scores.softmax(-1).to(q.dtype).split((longest, n), -1)
+        own = own.reshape(-1, shared, n)
+        mixed = torch.bmm(seen, prompt_values.flatten(0, 1)).view_as(queries)
+        mixed = mixed + torch.bmm(own, values.flatten(0, 2)[:, :n]).view_as(queries)
+        return mixed[prompt, :, row].view_as(q)
 
     def keep(self, rows: Tensor) -> None:
-        self.slots, self.positions = self.slots[rows], self.positions[rows]
-        if 2 * len(rows) > self.keys.shape[1]:
+        self.slots = tuple(index[rows] for index in self.slots)
+        self.positions = self.positions[rows]
+        if 2 * len(rows) > self.keys.shape[1] * self.rows:
             return
-        used, index = (self.slots // self.size).unique(return_inverse=True)
-        before, (self.size, self.slots) = self.slots, _slots(index, len(used))
-        shape = (len(self.prompts), len(used) * self.size)
+        (prompt, row), (used, index) = self.slots, self.slots[0].unique(return_inverse=True)
+        self.slots = index, _rank(index)
+        self.rows = int(self.slots[1].max()) + 1
         for name in ("keys", "values"):
             old = getattr(self, name)
-            new = old.new_empty(*shape, *old.shape[2:])
-            new[:, self.slots] = old[:, before]
+            new = old.new_empty(len(old), len(used), old.shape[2], self.rows, *old.shape[4:])
+            new[:, index, :, self.slots[1]] = old[:, prompt, :, row]
             setattr(self, name, new)
         self.prompts = [(keys[used], values[used]) for keys, values in self.prompts]
         self.hidden = self.hidden[used]
 
 
-def _slots(prompt_index: Tensor, prompts: int) -> tuple[int, Tensor]:
-    """The rows of the largest group, and a slot for each row when all groups have so many."""
-    counts = prompt_index.bincount(minlength=prompts)
+def _rank(prompt_index: Tensor) -> Tensor:
+    """The place of each row among those of its prompt."""
+    counts = prompt_index.bincount()
     order = prompt_index.argsort(stable=True)
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order)) - (counts.cumsum(0) - counts)[prompt_index[order]]
-    size = int(counts.max())
-    return size, prompt_index * size + rank
+    return rank

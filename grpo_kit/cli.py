@@ -392,5 +392,22 @@ def bench(
         typer.echo(bench.report(bench.run(output, policy, steps=steps, quick=quick)))
 
 
+@app.command()
+def speedrun(
+    entry: Annotated[list[str] | None, Option(help="Only this entry; may be given again.")] = None,
+    seeds: Annotated[str, Option(help="Seeds: 100-102, or 100,105.")] = "100-102",
+    output: Output = Path("runs/speedrun"),
+) -> None:
+    """Seconds from the start of a process to 90 % of the tiny world's test problems right."""
+    from grpo_kit.lab import speedrun as race
+    from grpo_kit.lab.grid import parse_seeds
+
+    names = entry or list(race.ENTRIES)
+    if unknown := [name for name in names if name not in race.ENTRIES]:
+        known = ", ".join(race.ENTRIES)
+        raise ValueError(f"there is no entry {unknown[0]!r}: choose among {known}")
+    typer.echo(race.report(race.run(output, names, parse_seeds(seeds))))
+
+
 if __name__ == "__main__":
     app()

@@ -62,6 +62,8 @@ class GRPOConfig:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     max_grad_norm: float = 1.0  # 0 = no clipping
+    # products in bfloat16 on a CPU, weights stay as they are; "auto": where one product is faster
+    bf16: Literal["auto", True, False] = False  # a GPU always computes in 16 bits
 
     num_generations: Annotated[int, Field(ge=2)] = 8  # one has nothing to be compared with
     generation_batch_size: AtLeast1 = 128

@@ -44,7 +44,9 @@ class Profile:
             raise RuntimeError(f"{path}, which profile {self.name!r} trains, is missing: {remedy}.")
         options = {"revision": self.revision, "device": self.device}
         options |= {"dtype": self.dtype, "lora_rank": self.lora_rank}
-        return load_policy(path if path.is_dir() else self.policy, **options)
+        policy = load_policy(path if path.is_dir() else self.policy, **options)
+        policy.compute_in(self.config.bf16)
+        return policy
 
     def load_judge(self, policy: Policy) -> Any:
         """The judge: a frozen copy of `policy`, or the model behind an endpoint (`_endpoint`)."""

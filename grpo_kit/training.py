@@ -246,6 +246,7 @@ class PromptBatches:
     ) -> None:
         check_task(task, rewards, config)
         policy.check_template(task.train[0]["prompt"])
+        policy.compute_in(config.bf16)
         if config.eval_prompts:
             tested = policy.encode(task.test["prompt"][: config.eval_prompts])
             check_lengths(policy.model, tested, config.max_completion_length, "test prompt")

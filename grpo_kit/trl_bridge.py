@@ -50,7 +50,7 @@ REFUSED = {  # field -> the value that TRL's trainer has, and why there is no ot
 # (TRL samples a batch at once), the others are read by the callback below.
 OURS = ("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "reward_weights",
         "rollout_chunks", "sampling_backend", "eval_steps", "eval_on_start", "eval_prompts",
-        "num_generations_eval", "save_steps", "max_unscored_steps")  # fmt: skip
+        "num_generations_eval", "save_steps", "max_unscored_steps", "bf16")  # fmt: skip
 _NAMES = tuple(field.name for field in fields(GRPOConfig))
 SAME = tuple(name for name in _NAMES if name not in (*REFUSED, *OURS))  # called as in TRL
 STARTED = "started.json"  # what a run is, for the one that would resume it
@@ -76,6 +76,7 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
             "sampling_backend is 'continuous', for which TRL trains in 16 bits, too coarse for "
             "small updates: choose 'static' or 'auto', or sample by vLLM."
         )
+    policy.compute_in(config.bf16)
     rows, passes = config.shared_by(processes)
     cap, per_step = config.importance_sampling_cap, config.updates_per_step
     settings = {

@@ -1,0 +1,175 @@
+"""How fast can the tiny base be taught? `grpo-kit speedrun`.
+
+The clock runs from the start of a process, imports and evaluations included, to the first
+evaluation whose lower 95 % bound of pass@1 is above `TARGET`: on all test problems, with eight
+samples each. An entry is a config with its reason; three seeds, the median counts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+
+# What draws and reports is imported where it is used: imports count.
+from grpo_kit.paths import make_output_dir, write_atomic
+
+TARGET = 0.90
+SAMPLES = 8
+GLANCE = 128  # test problems of the first look; only a promising policy sees all of them
+SEEDS = (100, 101, 102)
+SETTING = {"max_steps": 200, "eval_steps": 5, "eval_prompts": 0, "eval_on_start": False,
+           "save_steps": 0}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What an entry changes in the config of profile `tiny`, and why; `engine`: "kit" or "trl"."""
+
+    reason: str
+    changes: Mapping[str, object] = field(default_factory=dict)
+    engine: str = "kit"
+
+
+ENTRIES = {
+    "kit": Entry("the profile as it is"),
+    "TRL": Entry("the same config by TRL's trainer", engine="trl"),
+    "bfloat16": Entry("products in bfloat16 where this CPU is faster in it", {"bf16": "auto"}),
+    "small steps": Entry(
+        "half as many answers a step: twice the updates from as many answers",
+        {"bf16": "auto", "generation_batch_size": 64, "eval_steps": 10},
+    ),
+}
+
+
+class _Reached(Exception):
+    """The target is reached; ends a run."""
+
+
+def run_entry(name: str, seed: int, started: float) -> dict:
+    """One run in this process, which began at `started` (seconds since 1970): its time and curve.
+
+    A point of the curve: seconds, step, test problems, pass@1, lower and upper bound.
+    """
+    import torch
+    from scipy.stats import ttest_1samp
+
+    from grpo_kit.generation import reply
+    from grpo_kit.profiles import PROFILES
+    from grpo_kit.rewards import accuracy_reward, format_reward
+    from grpo_kit.training import score
+
+    entry, profile = ENTRIES[name], PROFILES["tiny"]
+    torch.set_num_threads(1)
+    if entry.engine == "kit":
+        from grpo_kit.training import train
+    else:
+        from grpo_kit.trl_bridge import train
+    config = replace(profile.config, **(SETTING | dict(entry.changes)))
+    task, curve = profile.load_task(), []
+
+    def look(policy, problems: int) -> tuple[float, float]:
+        """pass@1 on the first test problems, and its lower bound (Student's t over problems)."""
+        rows = task.test.select(range(problems))
+        generator = torch.Generator().manual_seed(len(curve))
+        options = {"max_new_tokens": config.max_completion_length, "batch_size": 256}
+        rollouts = reply(policy, rows["prompt"], SAMPLES, generator=generator, **options)
+        examples = [row for row in rows for _ in range(SAMPLES)]
+        right = score(policy, rollouts, examples, [accuracy_reward]).view(-1, SAMPLES).mean(1)
+        low, high = ttest_1samp(right.numpy(), 0).confidence_interval(0.95)
+        curve.append([time.time() - started, problems, right.mean().item(), low, high])
+        return right.mean().item(), low
+
+    def measure(policy) -> dict[str, float]:
+        if look(policy, GLANCE)[0] > TARGET and look(policy, len(task.test))[1] > TARGET:
+            raise _Reached
+        return {}
+
+    seconds = None
+    with tempfile.TemporaryDirectory() as folder, suppress(_Reached):
+        options = {"output_dir": folder, "seed": seed, "measure": measure}
+        policy = replace(profile, config=config).load_policy()
+        train(policy, task, [accuracy_reward, format_reward], config, **options)
+    if curve[-1][1] > GLANCE and curve[-1][3] > TARGET:
+        seconds = curve[-1][0]
+    return {"seed": seed, "seconds": seconds, "curve": curve}
+
+
+def run(output_dir: Path, names: Sequence[str], seeds: Sequence[int]) -> dict:
+    """Run entries, each seed in a fresh process, seed by seed in turn; write `speedrun.json`.
+
+    Entries that are in the file already and not named stay. Also draws `speedrun.png`.
+    """
+    from grpo_kit.lab.records import where_it_ran
+
+    path = make_output_dir(output_dir) / "speedrun.json"
+    result = json.loads(path.read_text()) if path.exists() else {"entries": {}}
+    result |= {"target": TARGET, "samples": SAMPLES, "machine": where_it_ran()["machine"]}
+    runs: dict[str, list] = {name: [] for name in names}
+    for seed in seeds:
+        for name in names:
+            print(f"{name}, seed {seed} ...", flush=True)
+            command = [sys.executable, "-m", __name__, name, str(seed), str(time.time())]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            runs[name].append(json.loads(done.stdout.splitlines()[-1]))
+            print(f"  {runs[name][-1]['seconds']} s", flush=True)
+    for name, of in runs.items():
+        seconds = [one["seconds"] or math.inf for one in of]
+        middle = median(seconds)
+        entry = asdict(ENTRIES[name])
+        result["entries"][name] = entry | {
+            "seconds": middle if math.isfinite(middle) else None, "runs": of,
+        }  # fmt: skip
+    write_atomic(path, json.dumps(result, indent=1))
+    figure(result).savefig(path.with_suffix(".png"), dpi=120)
+    return result
+
+
+def report(result: dict) -> str:
+    """The entries as a Markdown table, the fastest first."""
+    from grpo_kit.lab.summary import markdown_table, number
+
+    entries = sorted(result["entries"].items(), key=lambda item: item[1]["seconds"] or math.inf)
+    rows = []
+    for name, entry in entries:
+        each = " / ".join(number(one["seconds"]) for one in entry["runs"])
+        changes = ", ".join(f"`{k}={v}`" for k, v in entry["changes"].items())
+        rows.append([name, number(entry["seconds"]), each, entry["reason"], changes or "–"])
+    return markdown_table(["entry", "seconds (median)", "by seed", "why", "changes"], *rows)
+
+
+def figure(result: dict):
+    """pass@1 over seconds, a line a seed, an entry a colour: a matplotlib figure."""
+    from matplotlib.figure import Figure
+
+    from grpo_kit.course.plots import COLOUR_BLIND_SAFE
+
+    drawing = Figure(figsize=(8, 4), layout="constrained")
+    axes = drawing.subplots()
+    for colour, (name, entry) in zip(COLOUR_BLIND_SAFE, result["entries"].items(), strict=False):
+        for one in entry["runs"]:
+            seconds, problems, means, *_ = zip(*one["curve"], strict=True)
+            axes.plot(seconds, means, color=colour, alpha=0.7, marker="o", markersize=3)
+        axes.annotate(
+            name, (seconds[-1], means[-1]), xytext=(6, 0), textcoords="offset points",
+            color=colour, va="center",
+        )  # fmt: skip
+    axes.axhline(result["target"], color="grey", linestyle=":")
+    axes.set(xlabel="seconds since the process began", ylabel="held-out pass@1", ylim=(0, 1))
+    axes.spines[["top", "right"]].set_visible(False)
+    return drawing
+
+
+if __name__ == "__main__":
+    entry_name, seed_text, started_text = sys.argv[1:]
+    with redirect_stdout(sys.stderr):
+        outcome = run_entry(entry_name, int(seed_text), float(started_text))
+    print(json.dumps(outcome))

@@ -84,7 +84,7 @@ def run_entry(name: str, seed: int, started: float) -> dict:
         rollouts = reply(policy, rows["prompt"], SAMPLES, generator=generator, **options)
         examples = [row for row in rows for _ in range(SAMPLES)]
         right = score(policy, rollouts, examples, [accuracy_reward]).view(-1, SAMPLES).mean(1)
-        low, high = ttest_1samp(right.numpy(), 0).confidence_interval(0.95)
+        low, high = ttest_1samp(right.tolist(), 0).confidence_interval(0.95)
         curve.append([time.time() - started, problems, right.mean().item(), low, high])
         return right.mean().item(), low
 

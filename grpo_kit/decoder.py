@@ -130,22 +130,23 @@ class Decoder:
         return F.rms_norm(x.float(), x.shape[-1:], weight.float(), self.eps).to(self.dtype)
 
 
-def _filled(lengths: Tensor, width: int) -> Tensor:
-    """(B, width) bool: the first `lengths` places of each row."""
-    return torch.arange(width) < lengths[:, None]
+class _Padding:
+    """Rows of some lengths, packed in one row of tokens or padded to one width."""
 
+    def __init__(self, lengths: Tensor, width: int) -> None:
+        self.mask = torch.arange(width) < lengths[:, None]
+        self.places = self.mask.flatten().nonzero()[:, 0]
+        self.columns = self.places % width
 
-def _padded(packed: Tensor, filled: Tensor) -> Tensor:
-    """(M, heads, D), in the places that are filled of (B, heads, width, D)."""
-    rows = packed.new_zeros(filled.numel(), *packed.shape[1:])
-    rows = rows.index_copy(0, filled.flatten().nonzero()[:, 0], packed)
-    return rows.view(*filled.shape, *packed.shape[1:]).transpose(1, 2)
+    def pad(self, packed: Tensor) -> Tensor:
+        """(M, heads, D) as (B, heads, width, D), 0 where there is no token."""
+        rows = packed.new_zeros(self.mask.numel(), *packed.shape[1:])
+        rows = rows.index_copy(0, self.places, packed)
+        return rows.view(*self.mask.shape, *packed.shape[1:]).transpose(1, 2)
 
-
-def _packed(padded: Tensor, filled: Tensor) -> Tensor:
-    """The reverse of `_padded`."""
-    rows = padded.transpose(1, 2).flatten(0, 1)
-    return rows.index_select(0, filled.flatten().nonzero()[:, 0])
+    def pack(self, padded: Tensor) -> Tensor:
+        """The reverse of `pad`."""
+        return padded.transpose(1, 2).flatten(0, 1).index_select(0, self.places)
 
 
 def _flat(prompt_ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -161,35 +162,34 @@ class PackedCompletions:
     """
 
     def __init__(self, prompt_ids, prompt_index: Tensor, completion_ids: Tensor, lengths: Tensor):
-        prompts, sizes = _flat(prompt_ids)
+        ids, sizes = _flat(prompt_ids)
         run = (lengths - 1).clamp(min=0)  # the last token predicts nothing
         width = max(int(run.max()), 1)
-        self.prompts, self.rows = _filled(sizes, int(sizes.max())), _filled(run, width)
-        self.prompt_index, self.n = prompt_index, len(prompts)
-        self.ids = torch.cat([prompts, completion_ids[:, :width][self.rows]])
-        starts = sizes[prompt_index][:, None] + torch.arange(width)
-        places = torch.arange(self.prompts.shape[1]).expand(self.prompts.shape)
-        self.positions = torch.cat([places[self.prompts], starts[self.rows]])
-        seen = self.prompts[prompt_index][:, None].expand(-1, width, -1)
+        self.prompts, self.rows = _Padding(sizes, int(sizes.max())), _Padding(run, width)
+        self.prompt_index, self.n = prompt_index, len(ids)
+        own = self.rows.mask
+        self.ids = torch.cat([ids, completion_ids[:, :width][own]])
+        starts = sizes[prompt_index][:, None].expand(own.shape)[own]
+        self.positions = torch.cat([self.prompts.columns, starts + self.rows.columns])
+        seen = self.prompts.mask[prompt_index][:, None].expand(-1, width, -1)
         causal = torch.ones(width, width, dtype=torch.bool).tril().expand(len(run), -1, -1)
         self.mask = torch.cat([seen, causal], dim=2)[:, None]
-        own = torch.zeros(self.rows.shape, dtype=torch.long)
-        own[self.rows] = torch.arange(self.n, len(self.ids))
-        self.states = torch.cat([(sizes.cumsum(0) - 1)[prompt_index][:, None], own], dim=1)
+        states = torch.zeros(own.shape, dtype=torch.long)
+        states[own] = torch.arange(self.n, len(self.ids))
+        self.states = torch.cat([(sizes.cumsum(0) - 1)[prompt_index][:, None], states], dim=1)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         # in float32: the gradient of 16-bit attention takes a CPU ten times as long
         wide, grouped = [t.float() for t in (q, k, v)], q.shape[1] != k.shape[1]
-        prompts = [_padded(t[: self.n], self.prompts) for t in wide]
-        query, *rows = (_padded(t[self.n :], self.rows) for t in wide)
+        prompts = [self.prompts.pad(t[: self.n]) for t in wide]
+        query, *rows = (self.rows.pad(t[self.n :]) for t in wide)
         of_prompts = F.scaled_dot_product_attention(*prompts, is_causal=True, enable_gqa=grouped)
         pairs = zip(prompts[1:], rows, strict=True)
         key, value = (torch.cat([prompt[self.prompt_index], row], dim=2) for prompt, row in pairs)
         of_rows = F.scaled_dot_product_attention(
             query, key, value, attn_mask=self.mask, enable_gqa=grouped
         )
-        parts = [_packed(of_prompts, self.prompts), _packed(of_rows, self.rows)]
-        return torch.cat(parts).to(q.dtype)
+        return torch.cat([self.prompts.pack(of_prompts), self.rows.pack(of_rows)]).to(q.dtype)
 
 
 def packed_states(model, dtype: torch.dtype, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
@@ -216,20 +216,18 @@ class GroupedDecoding:
         self.decoder, head = Decoder(model, dtype), model.get_output_embeddings()
         self.head, self.bias = head.weight.to(dtype), head.bias
         ids, lengths = _flat(prompt_ids)
-        filled = _filled(lengths, int(lengths.max()))
-        self.hidden = torch.zeros(filled.shape).masked_fill(~filled, -torch.inf)
+        padding = _Padding(lengths, int(lengths.max()))
+        self.hidden = torch.zeros(padding.mask.shape).masked_fill(~padding.mask, -torch.inf)
         self.prompts: list[tuple[Tensor, Tensor]] = []  # of each layer, keys and values
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k, v = (_padded(t, filled) for t in (q, k, v))
-            self.prompts.append((k.transpose(2, 3).contiguous(), v))
-            return _packed(
-                F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), filled
-            )
+            q, k, v = (padding.pad(t) for t in (q, k, v))
+            self.prompts.append((k.transpose(2, 3).contiguous(), v.contiguous()))
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            return padding.pack(mixed)
 
-        places = torch.arange(filled.shape[1]).expand(filled.shape)[filled]
         with torch.autocast("cpu", enabled=False):
-            states = self.decoder(ids, places, attend)[lengths.cumsum(0) - 1]
+            states = self.decoder(ids, padding.columns, attend)[lengths.cumsum(0) - 1]
         self.logits = self._logits(states)[prompt_index]
         self.positions, self.length = lengths[prompt_index], 0
         self.slots = prompt_index, _rank(prompt_index)

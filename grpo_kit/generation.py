@@ -341,7 +341,7 @@ def token_logps(head, hidden: Tensor, targets: Tensor, temperature: float) -> tu
     """Log-probabilities (M,) of `targets` (M,) and entropies (M,), in nats, from hidden (M, H).
 
     float32 whatever the model's type; the entropies carry no gradient. Never more than twice
-    `LOGITS_BUDGET` logits are held: the backward pass computes each chunk again.
+    `LOGITS_BUDGET` logits are held: the backward pass computes each of several chunks again.
 
     Raises ValueError for a head that is not a plain linear layer.
     """
@@ -369,22 +369,29 @@ class _TokenLogps(torch.autograd.Function):
                 logps[rows] = logits.gather(1, targets[rows, None])[:, 0] - total.log()
                 entropies[rows] = total.log() - mean
                 normalisers[rows] = total.log() + highest
-        ctx.save_for_backward(hidden, weight, bias, targets, normalisers)
+        # where one chunk was enough on a CPU, its probabilities are kept
+        whole = device == "cpu" and len(targets) and rows == slice(0, len(targets))
+        kept = probs.div_(total[:, None]) if whole else None
+        ctx.save_for_backward(hidden, weight, bias, targets, normalisers, kept)
         ctx.mark_non_differentiable(entropies)
         return logps, entropies
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_logps, _):
-        hidden, weight, bias, targets, normalisers = ctx.saved_tensors
+        hidden, weight, bias, targets, normalisers, kept = ctx.saved_tensors
         _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if needs_weight else None
         grad_bias = torch.zeros_like(bias) if needs_bias else None
-        for rows, logits, _ in _logit_chunks(hidden, weight, bias, ctx.temperature, ctx.dtype):
+        if kept is None:
+            chunks = _logit_chunks(hidden, weight, bias, ctx.temperature, ctx.dtype)
+        else:
+            chunks = [(slice(0, len(targets)), None, None)]
+        for rows, logits, _ in chunks:
             grad = grad_logps[rows, None] / ctx.temperature
-            probs = logits.sub_(normalisers[rows, None]).exp_()
-            grad_logits = probs.mul_(-grad).scatter_add_(1, targets[rows, None], grad)
+            probs = kept if logits is None else logits.sub_(normalisers[rows, None]).exp_()
+            grad_logits = (probs * -grad).scatter_add_(1, targets[rows, None], grad)
             if needs_bias:
                 grad_bias += grad_logits.sum(dim=0)
             grad_logits = grad_logits.to(ctx.dtype)

@@ -8,14 +8,11 @@ padding, and while sampling a group's prompt is kept once. Gradients reach the w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from grpo_kit.generation import Rollouts
 
 FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROTATIONS = ("default", "linear", "llama3", "yarn")  # those that do not change with the length
@@ -192,7 +189,7 @@ class PackedCompletions:
         return torch.cat([self.prompts.pack(of_prompts), self.rows.pack(of_rows)]).to(q.dtype)
 
 
-def packed_states(model, dtype: torch.dtype, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
+def packed_states(model, dtype: torch.dtype, rollouts) -> tuple[Tensor, Tensor]:
     """The states (M, H) that predict the unmasked tokens, and their places in the flat mask."""
     mask = rollouts.mask
     packed = PackedCompletions(

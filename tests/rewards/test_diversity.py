@@ -14,6 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_in_both_trainers import TEXTS, scores_in_ours, scores_in_trl
 
+from grpo_kit import models
 from grpo_kit.rewards import DiversityReward, group_similarities, linear_weight, load_embedder
 
 
@@ -315,15 +316,14 @@ def test_minilm_pays_the_one_that_is_unlike_the_others(minilm):
     assert [right, right_again, alike, other] == pytest.approx(by_hand, abs=2e-3)  # bfloat16
 
 
-@pytest.mark.parametrize("units", [{"amx_bf16": True}, {"amx_bf16": False}, {}])
-def test_bfloat16_is_used_where_the_cpu_has_units_for_it_and_moves_little(units, monkeypatch):
+@pytest.mark.parametrize("faster", [True, False])
+def test_bfloat16_is_used_where_the_cpu_is_faster_in_it_and_moves_little(faster, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
+    monkeypatch.setattr(models, "faster_in_bfloat16", lambda: False)
     exact = load_embedder()
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: units)
+    monkeypatch.setattr(models, "faster_in_bfloat16", lambda: faster)
     chosen = load_embedder()
-    expected = torch.bfloat16 if units.get("amx_bf16") else torch.float32
-    assert {p.dtype for p in chosen.parameters()} == {expected}
+    assert {p.dtype for p in chosen.parameters()} == {torch.bfloat16 if faster else torch.float32}
     texts = [RIGHT, ALIKE, OTHER, "<think>Maybe 7.</think><answer>7</answer>"]
     similarities = [group_similarities(model.encode(texts), 4) for model in (exact, chosen)]
     torch.testing.assert_close(*similarities, rtol=0, atol=5e-3)

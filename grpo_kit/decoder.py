@@ -28,10 +28,10 @@ def can_read(model) -> bool:
         return False
     rotation = inner.model.rotary_emb.rope_type
     full = set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
-    linears = [m for layer in inner.model.layers for m in _linears(layer)]
-    return (
-        full and config.hidden_act == "silu" and rotation in ROTATIONS and all(map(_plain, linears))
-    )
+    layers = [_linears(layer) for layer in inner.model.layers]
+    plain = all(map(_plain, sum(layers, [])))
+    plain &= all(linear.bias is None for layer in layers for linear in layer[3:])
+    return full and plain and config.hidden_act == "silu" and rotation in ROTATIONS
 
 
 def _linears(layer) -> list:

@@ -9,6 +9,7 @@ from grpo_kit import generation
 from grpo_kit.decoder import can_read
 from grpo_kit.generation import completion_logps, generate
 from grpo_kit.models import faster_in_bfloat16
+from grpo_kit.profiles import PROFILES
 
 SIZES = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -112,9 +113,10 @@ def test_what_it_does_not_know_is_left_to_transformers():
     assert not can_read(merged)
 
 
-def test_bfloat16_moves_little(tiny_base, task):
+def test_bfloat16_moves_little():
     """Log-probabilities by 0.01 in the mean, and hardly a greedy answer."""
-    policy, prompts = tiny_base, tiny_base.encode(task.test["prompt"][:16])
+    policy, task = PROFILES["tiny"].load_policy(), PROFILES["tiny"].load_task()
+    prompts = policy.encode(task.test["prompt"][:16])
     options = {"max_new_tokens": 40, "eos_token_ids": policy.eos_token_ids, "pad_token_id": 0}
 
     def answers() -> list:

@@ -70,6 +70,7 @@ def test_the_command_line_imports_nothing_heavy():
         ("run verification --profile colab", "profile 'colab' sets no max_generated_tokens"),
         ("evaluate --task mmlu", "unknown task 'mmlu': choose one of word_problems, gsm8k"),
         ("evaluate --task gsm8k --data nowhere", "there is no file 'nowhere/train.jsonl'"),
+        ("speedrun --entry bike", "there is no entry 'bike': choose among kit"),
         ("plan --gpu Z80", "'Z80' is not one of 'T4', 'L4'"),
         ("plan --mean-share 0", "--mean-share"),
     ],

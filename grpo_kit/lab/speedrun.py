@@ -24,7 +24,7 @@ from grpo_kit.paths import make_output_dir, write_atomic
 
 TARGET = 0.90
 SAMPLES = 8
-GLANCE = 128  # test problems of the first look; only a promising policy sees all of them
+GLANCE = (128, 2)  # test problems and samples of a first look; only a promising policy sees all
 SEEDS = (100, 101, 102)
 SETTING = {"max_steps": 200, "eval_steps": 5, "eval_prompts": 0, "eval_on_start": False,
            "save_steps": 0}  # fmt: skip
@@ -57,7 +57,7 @@ class _Reached(Exception):
 def run_entry(name: str, seed: int, started: float) -> dict:
     """One run in this process, which began at `started` (seconds since 1970): its time and curve.
 
-    A point of the curve: seconds, step, test problems, pass@1, lower and upper bound.
+    A point of the curve: seconds, test problems, pass@1, lower and upper bound.
     """
     import torch
     from scipy.stats import ttest_1samp
@@ -76,20 +76,21 @@ def run_entry(name: str, seed: int, started: float) -> dict:
     config = replace(profile.config, **(SETTING | dict(entry.changes)))
     task, curve = profile.load_task(), []
 
-    def look(policy, problems: int) -> tuple[float, float]:
+    def look(policy, problems: int, samples: int) -> tuple[float, float]:
         """pass@1 on the first test problems, and its lower bound (Student's t over problems)."""
         rows = task.test.select(range(problems))
         generator = torch.Generator().manual_seed(len(curve))
         options = {"max_new_tokens": config.max_completion_length, "batch_size": 256}
-        rollouts = reply(policy, rows["prompt"], SAMPLES, generator=generator, **options)
-        examples = [row for row in rows for _ in range(SAMPLES)]
-        right = score(policy, rollouts, examples, [accuracy_reward]).view(-1, SAMPLES).mean(1)
+        rollouts = reply(policy, rows["prompt"], samples, generator=generator, **options)
+        examples = [row for row in rows for _ in range(samples)]
+        right = score(policy, rollouts, examples, [accuracy_reward]).view(-1, samples).mean(1)
         low, high = ttest_1samp(right.tolist(), 0).confidence_interval(0.95)
         curve.append([time.time() - started, problems, right.mean().item(), low, high])
         return right.mean().item(), low
 
     def measure(policy) -> dict[str, float]:
-        if look(policy, GLANCE)[0] > TARGET and look(policy, len(task.test))[1] > TARGET:
+        promising = look(policy, *GLANCE)[0] > TARGET
+        if promising and look(policy, len(task.test), SAMPLES)[1] > TARGET:
             raise _Reached
         return {}
 
@@ -98,7 +99,7 @@ def run_entry(name: str, seed: int, started: float) -> dict:
         options = {"output_dir": folder, "seed": seed, "measure": measure}
         policy = replace(profile, config=config).load_policy()
         train(policy, task, [accuracy_reward, format_reward], config, **options)
-    if curve[-1][1] > GLANCE and curve[-1][3] > TARGET:
+    if curve[-1][1] == len(task.test) and curve[-1][3] > TARGET:
         seconds = curve[-1][0]
     return {"seed": seed, "seconds": seconds, "curve": curve}
 

@@ -1,0 +1,46 @@
+"""The speedrun's table and picture; how fast it is, is never a test."""
+
+import json
+
+import pytest
+
+from grpo_kit.lab import speedrun
+
+
+def outcome(seed, seconds):
+    return {"seed": seed, "seconds": seconds, "curve": [[9.0, 128, 0.5, 0.4, 0.6],
+                                                        [20.0, 500, 0.93, 0.91, 0.95]]}  # fmt: skip
+
+
+def test_entries_stand_by_their_median_and_stay_when_others_are_run(tmp_path, monkeypatch):
+    seconds = {"TRL": [90.0, 80.0, None], "kit": [31.0, 29.0, 35.0]}
+
+    class Done:
+        def __init__(self, name, seed):
+            text = json.dumps(outcome(seed, seconds[name][seed - 100]))
+            self.stdout = f"a line before\n{text}\n"
+
+    def run(command, **options):
+        return Done(command[3], int(command[4]))
+
+    monkeypatch.setattr(speedrun.subprocess, "run", run)
+    speedrun.run(tmp_path, ["TRL"], [100, 101, 102])
+    result = speedrun.run(tmp_path, ["kit"], [100, 101, 102])
+    assert {name: entry["seconds"] for name, entry in result["entries"].items()} == {
+        "TRL": 90.0, "kit": 31.0,
+    }  # fmt: skip
+    assert json.loads((tmp_path / "speedrun.json").read_text()) == result
+    head, _, first, second = speedrun.report(result).splitlines()
+    assert "seconds" in head and first.startswith("| kit | 31 | 31 / 29 / 35 |")
+    assert second.startswith("| TRL | 90 | 90 / 80 / – |")
+    lines = speedrun.figure(result).axes[0].lines
+    assert len(lines) == 7 and list(lines[0].get_xdata()) == [9.0, 20.0]
+
+
+@pytest.mark.slow
+def test_a_run_is_timed_from_the_start_of_its_process(monkeypatch):
+    monkeypatch.setattr(speedrun, "TARGET", 0.1)  # the untrained base reaches it
+    monkeypatch.setattr(speedrun, "SETTING", speedrun.SETTING | {"max_steps": 1, "eval_steps": 1})
+    reached = speedrun.run_entry("kit", 100, started=0.0)
+    assert reached["seconds"] > 1e9 and [point[1] for point in reached["curve"]] == [128, 500]
+    assert reached["curve"][-1][3] > 0.1

@@ -43,10 +43,6 @@ ENTRIES = {
     "kit": Entry("the profile as it is"),
     "TRL": Entry("the same config by TRL's trainer", engine="trl"),
     "bfloat16": Entry("products in bfloat16 where this CPU is faster in it", {"bf16": "auto"}),
-    "small steps": Entry(
-        "half as many answers a step: twice the updates from as many answers",
-        {"bf16": "auto", "generation_batch_size": 64, "eval_steps": 10},
-    ),
 }
 
 

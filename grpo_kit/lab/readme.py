@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from grpo_kit.course.plots import labelled_curves
-from grpo_kit.lab import bench
+from grpo_kit.lab import bench, speedrun
 from grpo_kit.lab.claims import claims_text, reported_claims
 from grpo_kit.lab.records import CHECKOUT
 from grpo_kit.lab.report import VERDICTS, write_report
@@ -76,6 +76,7 @@ def measured(results: Path) -> dict[str, str]:
         "verdicts": markdown_table(VERDICTS, map(verdicts.count, VERDICTS)),
         "power": markdown_table(["true difference", "five seeds", "ten seeds"], *chances),
         "skills": skills_text(json.loads((results / "skills" / "skills.json").read_bytes())),
+        "speedrun": speedrun.report(json.loads((results / "speedrun.json").read_bytes())),
         "step": bench.report(json.loads((results / "bench" / "bench.json").read_bytes())),
     }
     for name in ("basic", "engines"):

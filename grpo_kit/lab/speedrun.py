@@ -159,6 +159,7 @@ def figure(result: dict):
             name, (seconds[-1], means[-1]), xytext=(6, 0), textcoords="offset points",
             color=colour, va="center",
         )  # fmt: skip
+    axes.margins(x=0.08)
     axes.axhline(result["target"], color="grey", linestyle=":")
     axes.set(xlabel="seconds since the process began", ylabel="held-out pass@1", ylim=(0, 1))
     axes.spines[["top", "right"]].set_visible(False)

@@ -21,17 +21,22 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 def can_read(model) -> bool:
-    """Whether `Decoder` computes what this model does: on a CPU, of a known family, unpatched."""
+    """Whether `Decoder` computes what this model does: transformers' own code, on a CPU."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    config = inner.config
-    if type(inner).__name__ not in FAMILIES or next(model.parameters()).device.type != "cpu":
+    known = type(inner).__name__ in FAMILIES and type(inner).__module__.startswith("transformers.")
+    if not known or next(model.parameters()).device.type != "cpu":
         return False
-    rotation = inner.model.rotary_emb.rope_type
-    full = set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
+    config, rotation = inner.config, inner.model.rotary_emb.rope_type
+    ends = (type(inner.model.embed_tokens), type(inner.get_output_embeddings()))
     layers = [_linears(layer) for layer in inner.model.layers]
-    plain = all(map(_plain, sum(layers, [])))
-    plain &= all(linear.bias is None for layer in layers for linear in layer[3:])
-    return full and plain and config.hidden_act == "silu" and rotation in ROTATIONS
+    return (
+        ends == (torch.nn.Embedding, torch.nn.Linear)
+        and all(_plain(linear) for layer in layers for linear in layer)
+        and all(linear.bias is None for layer in layers for linear in layer[3:])
+        and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
+        and config.hidden_act == "silu"
+        and rotation in ROTATIONS
+    )
 
 
 def _linears(layer) -> list:
@@ -44,8 +49,10 @@ def _plain(linear) -> bool:
     """A linear layer, or one with one LoRA adapter that is not merged."""
     if not hasattr(linear, "lora_A"):
         return type(linear) is torch.nn.Linear
-    plain = type(linear.get_base_layer()) is torch.nn.Linear and not linear.merged
-    return plain and len(linear.active_adapters) == 1 and not any(linear.use_dora.values())
+    if linear.merged or len(linear.active_adapters) != 1 or linear.lora_variant:  # DoRA, say
+        return False
+    (name,) = linear.active_adapters
+    return type(linear.get_base_layer()) is torch.nn.Linear and linear.lora_B[name].bias is None
 
 
 def _weight(linear) -> Tensor:
@@ -80,7 +87,7 @@ class Decoder:
         self.dtype, self.eps = dtype, config.rms_norm_eps
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = decoder.layers[0].self_attn.head_dim
-        self.embedding, self.norm = decoder.embed_tokens.weight, decoder.norm.weight
+        self.embedding, self.norm = decoder.embed_tokens, decoder.norm.weight
         self.rotation = decoder.rotary_emb
         self.blocks = [self._block(layer) for layer in decoder.layers]
 
@@ -104,10 +111,10 @@ class Decoder:
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states (M, H) of M tokens (long) at their positions (long)."""
-        cos, sin = (t[0, :, None] for t in self.rotation(self.embedding, positions[None]))
+        cos, sin = (t[0, :, None] for t in self.rotation(self.embedding.weight, positions[None]))
         half, rotated = self.head_dim // 2, self.heads + self.kv_heads
         sin = torch.cat((-sin[..., :half], sin[..., half:]), -1).to(self.dtype)
-        cos, x = cos.to(self.dtype), F.embedding(ids, self.embedding)
+        cos, x = cos.to(self.dtype), self.embedding(ids)
         for i, block in enumerate(self.blocks):
             inputs = self._normed(x, block.attention_norm)
             heads = F.linear(inputs, block.qkv, block.qkv_bias).view(len(x), -1, self.head_dim)

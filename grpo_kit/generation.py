@@ -118,7 +118,9 @@ def generate(
     with _evaluating(model):  # no dropout in what is meant to be the policy's own distribution
         arguments = prompt_ids, prompt_index, max_new_tokens
         if can_read(model):
-            decoding = GroupedDecoding(model, arithmetic(model), *arguments)
+            decoding = GroupedDecoding(
+                model, arithmetic(model.get_output_embeddings().weight), *arguments
+            )
         else:
             decoding = _Decoding(model, *arguments, pad_token_id)
         for t in range(max_new_tokens):
@@ -275,7 +277,7 @@ def completion_logps(
     decoder, head = _decoder_and_head(model)
     mask = rollouts.mask
     if can_read(model):
-        states, place = packed_states(model, arithmetic(model), rollouts)
+        states, place = packed_states(model, arithmetic(head.weight), rollouts)
     else:
         states, place = _cached_states(decoder, rollouts, pad_token_id)
     targets = rollouts.completion_ids.flatten()[place]
@@ -315,12 +317,11 @@ def _cached_states(decoder, rollouts: Rollouts, pad_token_id: int) -> tuple[Tens
     return torch.cat(hidden), torch.cat(places)
 
 
-def arithmetic(model) -> torch.dtype:
-    """The type of products: autocast's where it is on, else that of the weights."""
-    parameter = next(model.parameters())
-    device = parameter.device.type
+def arithmetic(weight: Tensor) -> torch.dtype:
+    """The type of products with a weight: autocast's where it is on, else the weight's own."""
+    device = weight.device.type
     on = torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if on else parameter.dtype
+    return torch.get_autocast_dtype(device) if on else weight.dtype
 
 
 def _length_parts(lengths: Tensor) -> tuple[Tensor, ...]:
@@ -356,9 +357,7 @@ class _TokenLogps(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, targets, temperature):
-        device, ctx.temperature, ctx.dtype = hidden.device.type, temperature, weight.dtype
-        if torch.is_autocast_enabled(device):
-            ctx.dtype = torch.get_autocast_dtype(device)
+        device, ctx.temperature, ctx.dtype = hidden.device.type, temperature, arithmetic(weight)
         logps, entropies, normalisers = hidden.new_empty((3, len(targets)), dtype=torch.float32)
         with torch.autocast(device, enabled=False):
             for rows, logits, probs in _logit_chunks(hidden, weight, bias, temperature, ctx.dtype):

@@ -28,6 +28,7 @@ KINDS = {
         },
     ),
     "lora": ("qwen2", {}),
+    "pad": ("llama", {"pad_token_id": 4, "tie_word_embeddings": True}),  # it stands in a prompt
 }
 PROMPTS = [[3, 4, 5], [6, 7, 8, 9, 10, 11], [12]]
 
@@ -111,6 +112,22 @@ def test_what_it_does_not_know_is_left_to_transformers():
     merged = make("lora")
     merged.merge_adapter()
     assert not can_read(merged)
+    for options in (
+        {"use_dora": True},
+        {"lora_bias": True},
+        {"target_modules": ["q_proj", "lm_head"]},
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        {"modules_to_save": ["lm_head"]},
+    ):
+        options = {"target_modules": ["q_proj"], **options}
+        adapted = get_peft_model(make("llama"), LoraConfig(r=2, **options))
+        assert not can_read(adapted), options
+    copied = make("llama")
+    type(copied).__module__, module = "somebody.elses", type(copied).__module__
+    try:
+        assert not can_read(copied)
+    finally:
+        type(copied).__module__ = module
 
 
 def test_bfloat16_moves_little():

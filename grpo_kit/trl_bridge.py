@@ -76,7 +76,6 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
             "sampling_backend is 'continuous', for which TRL trains in 16 bits, too coarse for "
             "small updates: choose 'static' or 'auto', or sample by vLLM."
         )
-    policy.compute_in(config.bf16)
     rows, passes = config.shared_by(processes)
     cap, per_step = config.importance_sampling_cap, config.updates_per_step
     settings = {
@@ -148,8 +147,9 @@ def grpo_trainer(
     fit together or TRL lacks a field.
     """
     processes = join(policy.device.type)
+    # checks what goes together, and sets the arithmetic, which TRL's config takes from the policy
+    prompts = PromptBatches(policy, task, rewards, config, seed=0)
     args = trl_config(config, policy, processes, **overrides)
-    prompts = PromptBatches(policy, task, rewards, config, args.seed)  # checks what goes together
     wanted = config.generation_batch_size // config.num_generations
     if len(task.train) < wanted:
         raise ValueError(

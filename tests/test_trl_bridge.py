@@ -51,6 +51,11 @@ def trained(policy, folder, reward, **changes):
     return trl_bridge.train(*given, output_dir=folder, seed=0)
 
 
+def test_bfloat16_on_a_cpu_reaches_trl(policy, tmp_path):
+    assert not trainer_of(policy, tmp_path, bf16=False).args.bf16
+    assert trainer_of(policy, tmp_path, bf16=True).args.bf16
+
+
 OTHER = {
     "learning_rate": 3e-4, "lr_scheduler_type": "cosine", "warmup_steps": 3, "weight_decay": 0.1,
     "adam_beta1": 0.8, "adam_beta2": 0.99, "max_grad_norm": 0.5, "num_generations": 2,

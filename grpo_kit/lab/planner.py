@@ -12,7 +12,7 @@ import math
 import os
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from rich.table import Column, Table
@@ -142,6 +142,9 @@ def plan(
         mean_share: mean length of a completion, as a share of `max_completion_length`.
         reached: share of the hardware's limits.
     """
+    for name, known in ((gpu, GPUS), (engine, get_args(Engine))):
+        if isinstance(name, str) and name not in known:
+            raise ValueError(f"{name!r} cannot be planned: choose among {', '.join(known)}.")
     if engine == "kit" and (gpus > 1 or sharded):
         raise ValueError("the kit's own trainer runs on one GPU, unsharded: choose engine 'trl'.")
     machine = GPUS[gpu] if isinstance(gpu, str) else gpu

@@ -131,7 +131,8 @@ def group_similarities(
     embeddings = torch.as_tensor(embeddings)
     n, d = embeddings.shape
     if num_generations < 2 or n % num_generations:
-        raise ValueError(f"{n} embeddings make no groups of {num_generations=}: give the trainer's")
+        problem = f"{n} embeddings make no groups of {num_generations=}"
+        raise ValueError(f"{problem}: give complete groups, and the trainer's num_generations.")
     groups = embeddings.reshape(n // num_generations, num_generations, d)
     means = groups.mean(1, keepdim=True)
     if leave_one_out:

@@ -206,8 +206,8 @@ def pretrain(output_dir: str | Path, *, seed=0, steps=None, processes=None, thre
     state, file = {}, make_output_dir(output_dir) / STATE_FILE
     if file.exists():
         state = torch.load(file, weights_only=True)
-        if state["recipe"] != recipe:
-            raise ValueError(f"{file} is of {state['recipe']}, not of {recipe}: delete it.")
+        if state.get("recipe") != recipe:
+            raise ValueError(f"{file} is of {state.get('recipe')}, not of {recipe}: delete it.")
     if recipe["processes"] == 1:
         return _warm_up(0, file, recipe, state, threads)
     results = torch.multiprocessing.get_context("spawn").SimpleQueue()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROTATIONS = ("default", "linear", "llama3", "yarn")  # those that do not change with the length
+PART_TOKENS = 640  # least padded tokens of a part that is scored by itself
 # (layer, q, k, v), each (M, heads, D) -> (M, heads of q, D): mixes values of what a token may see
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
@@ -79,7 +80,11 @@ class _Block(NamedTuple):
 
 
 class Decoder:
-    """The layers of `model` with its weights as they are now; its products are made in `dtype`."""
+    """The layers of `model` with its weights as they are now.
+
+    Products with weights are made in `dtype`, attention in float32: in 16 bits its gradient takes a
+    CPU ten times as long.
+    """
 
     def __init__(self, model, dtype: torch.dtype) -> None:
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -111,27 +116,37 @@ class Decoder:
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states (M, H) of M tokens (long) at their positions (long)."""
+        m, rest = len(ids), filler(len(ids), self.dtype)
+        ids, positions = F.pad(ids, (0, rest)), F.pad(positions, (0, rest))
         cos, sin = (t[0, :, None] for t in self.rotation(self.embedding.weight, positions[None]))
         half, rotated = self.head_dim // 2, self.heads + self.kv_heads
         sin = torch.cat((-sin[..., :half], sin[..., half:]), -1).to(self.dtype)
         cos, x = cos.to(self.dtype), self.embedding(ids)
         for i, block in enumerate(self.blocks):
             inputs = self._normed(x, block.attention_norm)
-            heads = F.linear(inputs, block.qkv, block.qkv_bias).view(len(x), -1, self.head_dim)
+            heads = F.linear(inputs, block.qkv, block.qkv_bias).view(m + rest, -1, self.head_dim)
             qk, v = heads[:, :rotated], heads[:, rotated:]
             if block.query_norm is not None:
                 q, k = qk[:, : self.heads], qk[:, self.heads :]
                 q, k = self._normed(q, block.query_norm), self._normed(k, block.key_norm)
                 qk = torch.cat((q, k), dim=1)
             qk = qk * cos + qk.roll(half, -1) * sin
-            mixed = attend(i, qk[:, : self.heads], qk[:, self.heads :], v)
-            x = x + F.linear(mixed.flatten(1), block.out)
+            qk, v = qk[:m].float(), v[:m].float()
+            mixed = attend(i, qk[:, : self.heads], qk[:, self.heads :], v).flatten(1)
+            x = x + F.linear(F.pad(mixed, (0, 0, 0, rest)).to(self.dtype), block.out)
             gate, up = F.linear(self._normed(x, block.mlp_norm), block.gate_up).chunk(2, dim=-1)
             x = x + F.linear(F.silu(gate) * up, block.down)
-        return self._normed(x, self.norm)
+        return self._normed(x, self.norm)[:m]
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x.float(), x.shape[-1:], weight.float(), self.eps).to(self.dtype)
+
+
+def filler(rows: int, dtype: torch.dtype) -> int:
+    """Rows to add to a 16-bit product: for each new shape a CPU writes code and keeps it."""
+    if dtype == torch.float32:
+        return 0
+    return -rows % (16 if rows <= 256 else 128)
 
 
 class _Padding:
@@ -168,32 +183,48 @@ class PackedCompletions:
     def __init__(self, prompt_ids, prompt_index: Tensor, completion_ids: Tensor, lengths: Tensor):
         ids, sizes = _flat(prompt_ids)
         run = (lengths - 1).clamp(min=0)  # the last token predicts nothing
-        width = max(int(run.max()), 1)
-        self.prompts, self.rows = _Padding(sizes, int(sizes.max())), _Padding(run, width)
-        self.prompt_index, self.n = prompt_index, len(ids)
-        own = self.rows.mask
-        self.ids = torch.cat([ids, completion_ids[:, :width][own]])
-        starts = sizes[prompt_index][:, None].expand(own.shape)[own]
-        self.positions = torch.cat([self.prompts.columns, starts + self.rows.columns])
-        seen = self.prompts.mask[prompt_index][:, None].expand(-1, width, -1)
-        causal = torch.ones(width, width, dtype=torch.bool).tril().expand(len(run), -1, -1)
-        self.mask = torch.cat([seen, causal], dim=2)[:, None]
-        states = torch.zeros(own.shape, dtype=torch.long)
-        states[own] = torch.arange(self.n, len(self.ids))
-        self.states = torch.cat([(sizes.cumsum(0) - 1)[prompt_index][:, None], states], dim=1)
+        self.prompts = _Padding(sizes, int(sizes.max()))
+        self.parts: list[tuple] = []  # of rows alike in length: padding, prompts, mask
+        self.states = torch.zeros(len(run), max(int(lengths.max()), 1), dtype=torch.long)
+        self.states[:, 0] = (sizes.cumsum(0) - 1)[prompt_index]
+        tokens, positions, n = [ids], [self.prompts.columns], len(ids)
+        for rows in length_parts(run):
+            width, index = max(int(run[rows].max()), 1), prompt_index[rows]
+            longest = int(sizes[index].max())
+            padding = _Padding(run[rows], width)
+            seen = self.prompts.mask[index, None, :longest].expand(-1, width, -1)
+            causal = torch.ones(width, width, dtype=torch.bool).tril().expand(len(rows), -1, -1)
+            self.parts.append((padding, index, longest, torch.cat([seen, causal], dim=2)[:, None]))
+            row, column = padding.mask.nonzero(as_tuple=True)
+            tokens.append(completion_ids[rows[row], column])
+            positions.append(sizes[index][row] + column)
+            self.states[rows[row], column + 1] = torch.arange(n, n + len(row))
+            n += len(row)
+        self.ids, self.positions = torch.cat(tokens), torch.cat(positions)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        # in float32: the gradient of 16-bit attention takes a CPU ten times as long
-        wide, grouped = [t.float() for t in (q, k, v)], q.shape[1] != k.shape[1]
-        prompts = [self.prompts.pad(t[: self.n]) for t in wide]
-        query, *rows = (self.rows.pad(t[self.n :]) for t in wide)
-        of_prompts = F.scaled_dot_product_attention(*prompts, is_causal=True, enable_gqa=grouped)
-        pairs = zip(prompts[1:], rows, strict=True)
-        key, value = (torch.cat([prompt[self.prompt_index], row], dim=2) for prompt, row in pairs)
-        of_rows = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=self.mask, enable_gqa=grouped
+        grouped, sizes = q.shape[1] != k.shape[1], [len(part[0].places) for part in self.parts]
+        of_prompts, *rows = zip(
+            *(x.split([len(self.prompts.places), *sizes]) for x in (q, k, v)), strict=True
         )
-        return torch.cat([self.prompts.pack(of_prompts), self.rows.pack(of_rows)]).to(q.dtype)
+        prompts = [self.prompts.pad(x) for x in of_prompts]
+        mixed = F.scaled_dot_product_attention(*prompts, is_causal=True, enable_gqa=grouped)
+        packed = [self.prompts.pack(mixed)]
+        for own, (padding, index, longest, mask) in zip(rows, self.parts, strict=True):
+            query, *own = (padding.pad(x) for x in own)
+            pairs = zip(prompts[1:], own, strict=True)
+            key, value = (torch.cat([x[index, :, :longest], y], dim=2) for x, y in pairs)
+            mixed = F.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, enable_gqa=grouped
+            )
+            packed.append(padding.pack(mixed))
+        return torch.cat(packed)
+
+
+def length_parts(lengths: Tensor) -> tuple[Tensor, ...]:
+    """Row indices by length, in one to eight parts of about `PART_TOKENS` padded tokens or more."""
+    parts = len(lengths) * int(lengths.max()) // PART_TOKENS
+    return lengths.argsort(stable=True).tensor_split(min(max(parts, 1), 8, len(lengths)))
 
 
 def packed_states(model, dtype: torch.dtype, rollouts) -> tuple[Tensor, Tensor]:
@@ -238,11 +269,12 @@ class GroupedDecoding:
         self.rows = int(self.slots[1].max()) + 1
         heads, width = self.decoder.kv_heads, self.decoder.head_dim
         slots = (len(self.prompts), len(lengths), heads, self.rows)
-        self.keys = torch.empty(*slots, width, room, dtype=dtype)
-        self.values = torch.empty(*slots, room, width, dtype=dtype)
+        self.keys = torch.empty(*slots, width, room)
+        self.values = torch.empty(*slots, room, width)
 
     def _logits(self, states: Tensor) -> Tensor:
-        return F.linear(states, self.head, self.bias).float()
+        padded = F.pad(states, (0, 0, 0, filler(len(states), states.dtype)))
+        return F.linear(padded, self.head, self.bias)[: len(states)].float()
 
     def step(self, tokens: Tensor) -> None:
         """Run the newest token of each row, (B,)."""
@@ -265,7 +297,7 @@ class GroupedDecoding:
         own = torch.bmm(queries.flatten(0, 2), keys.flatten(0, 2)[..., :n])
         seen = (seen + self.hidden[:, None, None]).view(*by_group.shape[:2], longest)
         scores = torch.cat((seen, own.view(*by_group.shape[:2], n)), -1)
-        seen, own = scores.softmax(-1).to(q.dtype).split((longest, n), -1)
+        seen, own = scores.softmax(-1).split((longest, n), -1)
         own = own.reshape(-1, shared, n)
         mixed = torch.bmm(seen, prompt_values.flatten(0, 1)).view_as(queries)
         mixed = mixed + torch.bmm(own, values.flatten(0, 2)[:, :n]).view_as(queries)

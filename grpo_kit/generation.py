@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from grpo_kit.decoder import GroupedDecoding, can_read, packed_states
+from grpo_kit.decoder import GroupedDecoding, can_read, length_parts, packed_states
 
 if TYPE_CHECKING:
     from grpo_kit.models import Policy
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 # Most logits held at a time: 32 MiB of float32 on a CPU, 512 MiB on an accelerator, where small
 # chunks would read the head's weights more often than they compute.
 LOGITS_BUDGET = (2**23, 2**27)
-PART_TOKENS = 640  # least padded tokens of a part that is scored by itself
 
 
 @dataclass(frozen=True)
@@ -295,7 +294,7 @@ def _cached_states(decoder, rollouts: Rollouts, pad_token_id: int) -> tuple[Tens
     mask, width = rollouts.mask, rollouts.mask.shape[1]
     prompts, prompt_attention = _prefill(decoder, rollouts.prompt_ids, pad_token_id, mask.device)
     hidden, places = [], []  # of the unmasked tokens: (M, H), and index into the flat (N, T)
-    for rows in _length_parts(rollouts.lengths):
+    for rows in length_parts(rollouts.lengths):
         index = rollouts.prompt_index[rows]
         part_width = max(int(rollouts.lengths[rows].max()), 1)
         part_mask = mask[rows, :part_width]
@@ -322,12 +321,6 @@ def arithmetic(weight: Tensor) -> torch.dtype:
     device = weight.device.type
     on = torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if on else weight.dtype
-
-
-def _length_parts(lengths: Tensor) -> tuple[Tensor, ...]:
-    """Row indices by length, in one to eight parts of about `PART_TOKENS` padded tokens or more."""
-    parts = len(lengths) * int(lengths.max()) // PART_TOKENS
-    return lengths.argsort(stable=True).tensor_split(min(max(parts, 1), 8, len(lengths)))
 
 
 def gathered(cache, rows: Tensor):

@@ -386,6 +386,8 @@ def score(
 
 # --- update ---------------------------------------------------------------------------------------
 
+# of the completions that a CPU takes in one pass: more take longer, and memory
+PASS_TOKENS = 2048
 LOSS_OPTIONS = ("loss_type", "epsilon", "epsilon_high", "importance_sampling_level", "beta",
                 "use_bias_correction_kl", "max_completion_length")  # fmt: skip
 
@@ -554,10 +556,13 @@ class Learner:
 
     def _micro_batches(self, rows: Tensor, batch: Batch) -> list[Tensor]:
         """`rows` in micro-batches: completions of a prompt together, short ones first."""
+        lengths, prompts = batch.rollouts.lengths.cpu(), batch.rollouts.prompt_index.cpu()
         size = self.config.per_device_train_batch_size or self.config.optimizer_batch_size
+        if self.policy.device.type == "cpu" and self.config.loss_type != "bnpo":
+            passes = math.ceil(int(lengths[rows].sum()) / PASS_TOKENS)
+            size = min(size, math.ceil(len(rows) / max(passes, 1)))
         if len(rows) <= size:
             return [rows] if len(rows) else []
-        lengths, prompts = batch.rollouts.lengths.cpu(), batch.rollouts.prompt_index.cpu()
         rows = rows[prompts[rows].argsort(stable=True)]
         longest = torch.zeros_like(lengths).scatter_reduce(0, prompts[rows], lengths[rows], "amax")
         return list(rows[longest[prompts[rows]].argsort(stable=True)].split(size))

@@ -381,15 +381,20 @@ def bench(
     steps: Annotated[int, Option(min=1, help="Measured steps of each trainer.")] = 10,
     quick: Annotated[bool, Option("--quick", help="Small batches, for a first look.")] = False,
     scaling: Annotated[bool, Option("--scaling", help="How a step's cost grows.")] = False,
+    profile: Annotated[bool, Option("--profile", help="Where a step's time goes.")] = False,
 ) -> None:
     """Measure the time and the memory of the kit's step beside TRL's."""
     from grpo_kit.lab import bench
 
+    policy = policy or data_dir() / "tiny-base"
+    if profile:
+        typer.echo(bench.profile_report(bench.run_profile(output, policy)))
+        return
     if scaling:
         typer.echo(bench.scaling_report(bench.run_scaling(output, quick)))
     else:
-        policy = policy or data_dir() / "tiny-base"
         typer.echo(bench.report(bench.run(output, policy, steps=steps, quick=quick)))
+    typer.echo(bench.goals(output))
 
 
 @app.command()

@@ -1,9 +1,10 @@
 """Benchmarks as a command, never as tests: the kit's step beside TRL's, and how both grow.
 
 `grpo-kit bench` makes a kit step after every TRL step, in one process, with the same weights,
-prompts and update: on a shared machine their ratio says more than seconds. A peak of memory cannot
-be reset, so each is measured in a process of its own. `--scaling` repeats this with larger models,
-whose weights are random, so that completions are long, beside the limit that `plan` computes.
+prompts and update: on a shared machine their ratio says more than seconds. Both compute in 16 bits
+where this CPU is faster in them. A peak of memory cannot be reset, so each is measured in a process
+of its own. `--scaling` repeats this with larger models, whose weights are random, so that
+completions are long, beside the limit that `plan` computes. `--profile` tells where time goes.
 """
 
 from __future__ import annotations
@@ -14,31 +15,26 @@ import resource
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
-import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from tqdm import tqdm
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 
+# A process whose memory is measured imports what a run needs, the rest is imported where used.
 from grpo_kit import training
 from grpo_kit.config import GRPOConfig
-from grpo_kit.flow import play
 from grpo_kit.generation import token_logps
-from grpo_kit.lab.planner import FIELDS, GPU, plan, shape_of
-from grpo_kit.lab.records import where_it_ran
-from grpo_kit.models import Policy, half_of, load_policy
+from grpo_kit.models import Policy, faster_in_bfloat16, load_policy
 from grpo_kit.paths import data_dir, make_output_dir, write_atomic
-from grpo_kit.profiles import PROFILES, Profile
-from grpo_kit.rewards import DiversityReward, LocalJudge, QualityJudgeReward
-from grpo_kit.tasks.tool_questions import tool_questions
+from grpo_kit.tasks import Task
 from grpo_kit.tasks.word_problems import word_problems
 
 TRAINERS = ("trl", "kit")
@@ -51,7 +47,10 @@ SIZES = {  # as planner.FIELDS: hidden size, layers, heads, heads of keys and va
     "3 M": (256, 4, 4, 2, 768),
     "10 M": (384, 6, 6, 2, 1152),
     "30 M": (512, 10, 8, 2, 1536),
+    "135 M": (576, 30, 9, 3, 1536),  # SmolLM2's, with its vocabulary
 }
+SMOL, SMOL_VOCABULARY, SMOL_WORDS = "135 M", 49_152, 56
+PARTS = ("sample", "forward", "backward", "optimiser")  # of a step, where it is profiled
 AXES = {
     "parameters": "parameters of the model",
     "num_generations": "completions a group, 128 in all",
@@ -69,6 +68,7 @@ def run(output_dir: Path, policy_dir: Path, *, steps: int = 10, quick: bool = Fa
     result = {
         "machine": machine(),
         "step": compare_steps(policy_dir, output_dir, config),
+        "float32": compare_steps(policy_dir, output_dir, replace(config, bf16=False)),
         "reward_seconds": time_rewards(policy_dir, config),
         "episodes": time_episodes(policy_dir, steps, *((16, 2) if quick else (64, 4))),
         "loss_memory": compare_loss_memory(tokens=128 if quick else 1024),
@@ -79,24 +79,35 @@ def run(output_dir: Path, policy_dir: Path, *, steps: int = 10, quick: bool = Fa
 
 def run_scaling(output_dir: Path, quick: bool = False) -> dict:
     """Measure every point; write `scaling.json` and `scaling.png`, and return the numbers."""
+    from grpo_kit.lab.planner import shape_of
+
     output_dir, rows = make_output_dir(output_dir), []
-    result = {"machine": machine(), "limits": measure_limits(), "rows": rows}
+    result, threads = {"machine": machine(), "rows": rows}, torch.get_num_threads()
     for axis, size, config in points(quick):
         print(f"{axis}: {size}, {config.num_generations} a group", flush=True)
+        torch.set_num_threads(2 if size == SMOL else threads)
         with tempfile.TemporaryDirectory() as folder:
-            model = make_model(Path(folder), size)
-            step = compare_steps(model, output_dir, config)
+            model, limits = make_model(Path(folder), size), measure_limits()
+            step = compare_steps(model, output_dir, config, size)
             about = {"parameters": shape_of(folder).parameters, "size": size, "axis": axis}
-            limit = limit_of(model, config, result["limits"], step)
-        rows.append(about | {"num_generations": config.num_generations, "limit": limit} | step)
+            about |= {"num_generations": config.num_generations, "limits": limits}
+            rows.append(about | {"limit": limit_of(model, config, limits, step)} | step)
         write_atomic(output_dir / "scaling.json", json.dumps(result, indent=1))
+    torch.set_num_threads(threads)
     figure(rows).savefig(output_dir / "scaling.png", dpi=120)
     return result
 
 
 def machine() -> dict[str, Any]:
+    from grpo_kit.lab.records import where_it_ran
+
     where = where_it_ran(DEVICE)
     return where["machine"] | where["versions"]
+
+
+def arithmetic() -> str:
+    """The type of the products of a step: 16 bits on a GPU, and on a CPU that is faster in them."""
+    return "bfloat16" if DEVICE == "cuda" or faster_in_bfloat16() else "float32"
 
 
 def now() -> float:
@@ -140,13 +151,28 @@ def step_config(steps: int, group: int, rows: int, length: int) -> GRPOConfig:
     return GRPOConfig(
         max_steps=steps + 1, learning_rate=1e-4, lr_scheduler_type="constant",
         num_generations=group, generation_batch_size=rows, max_completion_length=length,
-        eval_on_start=False, eval_prompts=0,
+        eval_on_start=False, eval_prompts=0, bf16="auto",
     )  # fmt: skip
 
 
-def kit_steps(policy: Policy, config: GRPOConfig) -> Iterator[tuple[float, float, training.Batch]]:
+def prompts_of(size: str) -> Task:
+    """Word problems; for `SMOL` each is told more than once, until it has about 80 tokens."""
+    task = word_problems()
+    if size != SMOL:
+        return task
+
+    def longer(row: dict) -> dict:
+        words = row["prompt"][0]["content"].split()
+        return {"prompt": [{"role": "user", "content": " ".join((9 * words)[:SMOL_WORDS])}]}
+
+    return replace(task, train=task.train.map(longer))
+
+
+def kit_steps(
+    policy: Policy, config: GRPOConfig, size: str = BASE
+) -> Iterator[tuple[float, float, training.Batch]]:
     """Train by the kit; yields each step's seconds until it is scored, those in all, its batch."""
-    prompts = training.PromptBatches(policy, word_problems(), [even_share], config, seed=0)
+    prompts = training.PromptBatches(policy, prompts_of(size), [even_share], config, seed=0)
     learner = training.Learner(policy, config)
     generator = torch.Generator().manual_seed(0)
     for _ in range(config.max_steps):
@@ -158,13 +184,15 @@ def kit_steps(policy: Policy, config: GRPOConfig) -> Iterator[tuple[float, float
 
 
 def trl_steps(
-    policy: Policy, config: GRPOConfig, output_dir: Path, after_step: Callable[[], Any]
+    policy: Policy, config: GRPOConfig, output_dir: Path, after_step: Callable, size: str = BASE
 ) -> list[tuple[float, float]]:
     """Train by TRL; returns each step's seconds until it is scored, and those in all."""
+    from transformers import TrainerCallback
+
     from grpo_kit import trl_bridge
 
     trainer = trl_bridge.grpo_trainer(
-        policy, word_problems(), [even_share], config,
+        policy, prompts_of(size), [even_share], config,
         output_dir=str(output_dir / "trl"), seed=0, save_strategy="no",
     )  # fmt: skip
     generate, scored, seconds = trainer._generate_and_score_completions, [], []
@@ -189,10 +217,10 @@ def trl_steps(
     return seconds
 
 
-def compare_steps(policy_dir: Path, output_dir: Path, config: GRPOConfig) -> dict:
+def compare_steps(policy_dir: Path, output_dir: Path, config: GRPOConfig, size=BASE) -> dict:
     """Median seconds of both trainers, in turn, and the MiB that a process with each one takes."""
     policy, other = (load_policy(policy_dir, device=DEVICE) for _ in TRAINERS)
-    steps, kit, lengths = kit_steps(policy, config), [], []
+    steps, kit, lengths = kit_steps(policy, config, size), [], []
 
     def kit_step() -> None:
         *seconds, batch = next(steps)
@@ -200,11 +228,12 @@ def compare_steps(policy_dir: Path, output_dir: Path, config: GRPOConfig) -> dic
         lengths.append(batch.rollouts.lengths.float().mean().item())
 
     median = {}
-    for name, pairs in (("trl", trl_steps(other, config, output_dir, kit_step)), ("kit", kit)):
+    trl = trl_steps(other, config, output_dir, kit_step, size)
+    for name, pairs in (("trl", trl), ("kit", kit)):
         scored, step = np.array(pairs).T
         median[name] = medians({"generation": scored, "step": step, "update": step - scored})
-    prompt_ids = policy.encode(word_problems().train["prompt"])
-    few = (policy_dir, output_dir, replace(config, max_steps=3))
+    prompt_ids = policy.encode(prompts_of(size).train["prompt"])
+    few = (policy_dir, output_dir, replace(config, max_steps=3), size)
     return {
         "completions": config.generation_batch_size,
         "max_completion_length": config.max_completion_length,
@@ -212,24 +241,28 @@ def compare_steps(policy_dir: Path, output_dir: Path, config: GRPOConfig) -> dic
         "prompt_length": float(np.mean([len(ids) for ids in prompt_ids])),
         "steps": config.max_steps - 1,
         "threads": torch.get_num_threads(),
+        "arithmetic": arithmetic() if config.bf16 else "float32",
         "median_seconds": median,
         "trl_over_kit": {part: median["trl"][part] / median["kit"][part] for part in median["kit"]},
         "peak_mib": {name: peak_of(step_peak, name, *few) for name in TRAINERS},
     }
 
 
-def step_peak(trainer: str, policy_dir: Path, output_dir: Path, config: GRPOConfig) -> float:
+def step_peak(trainer: str, policy_dir: Path, output_dir: Path, config, size: str) -> float:
     """The most MiB of the accelerator, or else of this process, after the steps of a trainer."""
     policy = load_policy(policy_dir, device=DEVICE)
     if trainer == "trl":
-        trl_steps(policy, config, output_dir, after_step=lambda: None)
+        trl_steps(policy, config, output_dir, after_step=lambda: None, size=size)
     else:
-        list(kit_steps(policy, config))
+        for _ in kit_steps(policy, config, size):  # a list would keep every batch
+            pass
     return peak_mib()
 
 
 def time_rewards(policy_dir: Path, config: GRPOConfig) -> dict[str, float]:
     """Median seconds a batch of the diversity reward and of a judge, and of a step without them."""
+    from grpo_kit.rewards import DiversityReward, LocalJudge, QualityJudgeReward
+
     policy = load_policy(policy_dir, device=DEVICE)
     rewards = {
         "diversity": DiversityReward(config.num_generations),
@@ -248,7 +281,12 @@ def time_rewards(policy_dir: Path, config: GRPOConfig) -> dict[str, float]:
 
 def time_episodes(policy_dir: Path, steps: int, batch: int, singles: int) -> dict:
     """Seconds an episode of tool questions, played in a batch and one at a time, in turn."""
+    from grpo_kit.flow import play
+    from grpo_kit.profiles import PROFILES
+    from grpo_kit.tasks.tool_questions import tool_questions
+
     policy, group = load_policy(policy_dir), 8
+    policy.compute_in("auto")
     rows = list(tool_questions(n_train=batch * (steps + 1), n_test=1).train)
 
     def seconds(rows: list[dict], group: int, seed: int) -> float:
@@ -341,32 +379,38 @@ def points(quick: bool = False) -> list[tuple[str, str, GRPOConfig]]:
     """(axis, size of the model, config) of every measurement."""
     if quick:
         return [("parameters", size, step_config(3, 4, 8, 16)) for size in [*SIZES][:3]]
-    sizes = [("parameters", size, step_config(3, 8, 64, 64)) for size in SIZES]
+    sizes = [("parameters", size, step_config(3, 8, 64, 64)) for size in SIZES if size != SMOL]
     groups = [("num_generations", BASE, step_config(3, 2**i, 128, 64)) for i in range(2, 7)]
     lengths = [("max_completion_length", BASE, step_config(3, 8, 16, 2**i)) for i in range(6, 11)]
-    return sizes + groups + lengths
+    return sizes + groups + lengths + [("a real shape", SMOL, step_config(3, 8, 64, 25))]
 
 
 def make_model(folder: Path, size: str) -> Path:
     """A model of that size with random weights and the tiny base's tokenizer, saved."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from grpo_kit.lab.planner import FIELDS
+
     tokenizer = AutoTokenizer.from_pretrained(data_dir() / "tiny-base")
-    config = Qwen2Config(
-        vocab_size=len(tokenizer), tie_word_embeddings=True, max_position_embeddings=2048,
+    smol = size == SMOL
+    config = AutoConfig.for_model(
+        "llama" if smol else "qwen2", vocab_size=SMOL_VOCABULARY if smol else len(tokenizer),
+        tie_word_embeddings=True, max_position_embeddings=2048, bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None, **dict(zip(FIELDS, SIZES[size], strict=False)),
+        **dict(zip(FIELDS, SIZES[size], strict=False)),
     )  # fmt: skip
     torch.manual_seed(0)
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
 def measure_limits() -> dict[str, float]:
-    """This machine's bytes read and floating-point operations per second, in training's type."""
+    """This machine's bytes read and floating-point operations per second, in a step's type."""
     cuda = DEVICE == "cuda"
-    n, dtype = (8192, half_of(DEVICE)) if cuda else (1536, torch.float32)
+    n, dtype = 8192 if cuda else 1536, getattr(torch, arithmetic())
     source = torch.ones(2**28 if cuda else 2**26, device=DEVICE)  # more than a cache holds
-    a, b = torch.randn(2, n, n, device=DEVICE, dtype=dtype)
+    a, b = torch.randn(2, n, n, device=DEVICE).to(dtype)
 
     def seconds(function) -> float:
         started = now()
@@ -381,6 +425,9 @@ def measure_limits() -> dict[str, float]:
 
 def limit_of(policy_dir: Path, config: GRPOConfig, limits: dict, step: dict) -> dict[str, float]:
     """The least seconds that generation and update of a step can take here, by `plan`."""
+    from grpo_kit.lab.planner import GPU, plan
+    from grpo_kit.profiles import Profile
+
     bandwidth, tflops = limits["bytes_per_second"] / 1e9, limits["flops_per_second"] / 1e12
     least = plan(
         Profile("bench", "this machine", config, policy=str(policy_dir), device=DEVICE),
@@ -394,6 +441,8 @@ def limit_of(policy_dir: Path, config: GRPOConfig, limits: dict, step: dict) -> 
 
 def scaling_report(result: dict) -> str:
     """A line of text a measurement: TRL's and the kit's step, and what the kit reaches."""
+    import pandas as pd
+
     rows = pd.json_normalize(result["rows"])
     trl, kit = (rows[f"median_seconds.{trainer}.step"] for trainer in TRAINERS)
     table = rows[["size", "num_generations", "completions", "mean_length"]].assign(**{
@@ -405,8 +454,142 @@ def scaling_report(result: dict) -> str:
     return f"{result['machine']['processor']}\n{table.round(2).to_string(index=False)}"
 
 
-def figure(rows: list[dict]) -> Figure:
-    """Seconds of a step over each axis, both trainers and the limit, on logarithmic scales."""
+# --- what it should reach -------------------------------------------------------------------------
+
+
+def goals(folder: Path) -> str:
+    """A Markdown table: which goals hold in the `bench.json` and `scaling.json` of a folder."""
+    from grpo_kit.lab.summary import markdown_table
+
+    checks: list[tuple[str, float, str, float]] = []  # what, measured, "≥" or "≤", goal
+    if (path := folder / "bench.json").exists():
+        bench = json.loads(path.read_text())
+        step, rewards = bench["step"], bench["reward_seconds"]
+        memory = step["peak_mib"]["kit"] / step["peak_mib"]["trl"]
+        share = rewards["diversity"] / (rewards["step"] + rewards["diversity"])
+        checks += [
+            ("a step of the tiny base, TRL / kit", step["trl_over_kit"]["step"], "≥", 4),
+            ("its memory, kit / TRL", memory, "≤", 0.6),
+            ("share of the embedding in a step", share, "≤", 0.2),
+            ("one episode at a time / 64 together", bench["episodes"]["single_over_batched"],
+             "≥", 20),
+        ]  # fmt: skip
+    if (path := folder / "scaling.json").exists():
+        rows = json.loads(path.read_text())["rows"]
+        grid = [row for row in rows if row["size"] != SMOL]
+        memory = max(row["peak_mib"]["kit"] / row["peak_mib"]["trl"] for row in grid)
+        checks += [
+            ("every point of the grid, TRL / kit", min(map(_ratio, grid)), "≥", 2),
+            ("its memory, kit / TRL", memory, "≤", 0.6),
+        ]
+        for row in rows:
+            if row["size"] in ("30 M", SMOL):
+                reached = row["limit"]["step"] / row["median_seconds"]["kit"]["step"]
+                checks.append((f"share of the limit at {row['size']}", reached, "≥", 0.6))
+            if row["size"] == SMOL:
+                gib = row["peak_mib"]["kit"] / 1024
+                checks += [("135 M, TRL / kit", _ratio(row), "≥", 6), ("its GiB", gib, "≤", 5)]
+    holds = {"≥": lambda a, b: a >= b, "≤": lambda a, b: a <= b}
+    rows = [
+        [what, f"{value:.2f}", f"{sign} {goal}", "yes" if holds[sign](value, goal) else "no"]
+        for what, value, sign, goal in checks
+    ]
+    return markdown_table(["", "measured", "goal", "holds"], *rows)
+
+
+def _ratio(row: dict) -> float:
+    return row["trl_over_kit"]["step"]
+
+
+# --- where a step's time goes ---------------------------------------------------------------------
+
+
+def profile_step(policy_dir: Path, config: GRPOConfig) -> list[dict]:
+    """By part and operator: calls and milliseconds a step, by torch.profiler.
+
+    "outside operators" is Python and what calls the operators; the profiler makes both longer.
+    """
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    def label(owner: Any, name: str, part: str):
+        function = getattr(owner, name)
+
+        def labelled(*args, **kwargs):
+            with record_function(part):
+                return function(*args, **kwargs)
+
+        return mock.patch.object(owner, name, labelled)
+
+    steps = kit_steps(load_policy(policy_dir, device=DEVICE), config)
+    next(steps)  # the warm-up
+    with (
+        label(training.backends, "generate", "sample"),
+        label(training, "completion_logps", "forward"),
+        label(torch.Tensor, "backward", "backward"),
+        profile(activities=[ProfilerActivity.CPU]) as profiler,
+    ):
+        count = sum(1 for _ in steps)
+    events, parts = profiler.events(), {"Optimizer.step#AdamW.step": "optimiser"}
+    parts |= {part: part for part in PARTS}
+    spans = [(e.time_range, parts[e.name]) for e in events if e.name in parts]
+    rows: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
+    for event in events:
+        start = event.time_range.start
+        for span, part in spans:
+            if span.start <= start < span.end:
+                operator = "outside operators" if event.name in parts else event.name
+                row = rows[part, operator]
+                row[0] += 1 / count
+                row[1] += event.self_cpu_time_total / 1e3 / count
+                break
+    return [
+        {"part": part, "operator": operator, "calls": calls, "milliseconds": ms}
+        for (part, operator), (calls, ms) in sorted(rows.items(), key=lambda item: -item[1][1])
+    ]
+
+
+def run_profile(output_dir: Path, policy_dir: Path) -> dict:
+    """Profile three steps in both arithmetics; add them to `profile.json` under their commit."""
+    from grpo_kit.lab.records import where_it_ran
+
+    path = make_output_dir(output_dir) / "profile.json"
+    result = json.loads(path.read_text()) if path.exists() else {}
+    for name, bf16 in (("float32", False), (arithmetic(), "auto")):
+        config = replace(step_config(3, 8, 128, 64), bf16=bf16)
+        where = where_it_ran(DEVICE)
+        commit = where["commit"]
+        result[f"{commit} {name}"] = {**where, "rows": profile_step(policy_dir, config)}
+    write_atomic(path, json.dumps(result, indent=1))
+    return result
+
+
+def profile_report(result: dict, most: int = 4) -> str:
+    """Milliseconds a step by part, and by the `most` operators of each, a column a profile."""
+    import pandas as pd
+
+    from grpo_kit.lab.summary import markdown_table
+
+    frames = {name: pd.DataFrame(of["rows"]) for name, of in result.items()}
+    table = pd.concat(
+        {name: of.groupby(["part", "operator"]).milliseconds.sum() for name, of in frames.items()},
+        axis=1,
+    ).fillna(0.0)
+    lines = []
+    for part in PARTS:
+        own = table.loc[part].sort_values(table.columns[0], ascending=False)
+        lines.append([f"**{part}**", *(f"**{value:.0f}**" for value in own.sum())])
+        for operator, values in [*own.head(most).iterrows()]:
+            lines.append([operator.removeprefix("aten::"), *(f"{value:.0f}" for value in values)])
+        lines.append(["the rest", *(f"{value:.0f}" for value in own.iloc[most:].sum())])
+    return markdown_table(["milliseconds a step", *table.columns], *lines)
+
+
+def figure(rows: list[dict]):
+    """Seconds of a step over each axis, both trainers and the limit: a matplotlib figure."""
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    rows = [row for row in rows if row["axis"] in AXES]
     columns = {**{f"median_seconds.{kind}.step": kind for kind in TRAINERS}, "limit.step": "limit"}
     groups = pd.json_normalize(rows).groupby("axis", sort=False)
     drawing = Figure(figsize=(4 * len(groups), 3.2), layout="constrained")

@@ -6,10 +6,12 @@ form `weight * (1 - similarity)`, and that the weight falls linearly.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +53,7 @@ class DiversityReward:
             raise ValueError(f"part={self.part!r}; choose 'response' or 'reasoning'")
         if isinstance(self.embedder, (str, Path)):
             self.embedder = load_embedder(self.embedder)
-        self._warned = False
+        self._warned, self._twin = False, _twin_of(self.embedder)
 
     def __call__(
         self, prompts: list, completions: list, completion_ids: list, trainer_state: Any = None,
@@ -100,13 +102,26 @@ class DiversityReward:
             return torch.zeros(len(texts), 1)
         self._warn_of_truncation(distinct)
         # float64: rounding would tell apart what is alike, and a group's std would magnify that
-        vectors = torch.as_tensor(self.embedder.encode(distinct), dtype=torch.float64, device="cpu")
+        vectors = torch.as_tensor(self._encode(distinct), dtype=torch.float64, device="cpu")
         shape, n = tuple(vectors.shape), len(distinct)
         if len(shape) != 2 or shape[0] != n or not vectors.isfinite().all():
             raise ValueError(f"the embedder returned shape {shape} or NaN, not ({n}, d) numbers")
         row_of = dict(zip(distinct, vectors, strict=True))
         empty = torch.zeros_like(vectors[0])
         return torch.stack([row_of.get(text, empty) for text in texts])
+
+    def _encode(self, texts: list[str]) -> Any:
+        """(n, d) embeddings; on a CPU by two threads, so that two cores work and none waits."""
+        if self._twin is None or len(texts) == 1:
+            return self.embedder.encode(texts)
+        import torch
+
+        halves = texts[::2], texts[1::2]
+        with ThreadPoolExecutor(2) as pool:
+            even, odd = pool.map(lambda e, t: e.encode(t), (self.embedder, self._twin), halves)
+        vectors = torch.empty(len(texts), even.shape[1])
+        vectors[::2], vectors[1::2] = torch.as_tensor(even), torch.as_tensor(odd)
+        return vectors
 
     def _warn_of_truncation(self, texts: list[str]) -> None:
         window = getattr(self.embedder, "max_seq_length", None)
@@ -117,6 +132,14 @@ class DiversityReward:
             self._warned = True
             problem = f"{longer} of {len(texts)} texts are longer than the embedder's window of"
             warnings.warn(f"{problem} {window} tokens; the rest does not count.", stacklevel=2)
+
+
+def _twin_of(embedder: Any) -> Any:
+    """The same weights on a CPU with a tokenizer of its own, which only one thread may use."""
+    device = getattr(embedder, "device", None)
+    if getattr(device, "type", None) != "cpu" or not hasattr(embedder, "parameters"):
+        return None
+    return copy.deepcopy(embedder, {id(p): p for p in embedder.parameters()})
 
 
 def group_similarities(

@@ -329,6 +329,15 @@ def test_bfloat16_is_used_where_the_cpu_is_faster_in_it_and_moves_little(faster,
     torch.testing.assert_close(*similarities, rtol=0, atol=5e-3)
 
 
+def test_two_threads_embed_as_one_does_with_the_same_weights(minilm):
+    reward = DiversityReward(2, minilm)
+    assert next(reward._twin.parameters()) is next(minilm.parameters())
+    texts = [RIGHT, ALIKE, OTHER, "Maybe 7.", "8"]
+    torch.testing.assert_close(
+        reward._encode(texts), torch.tensor(minilm.encode(texts)), rtol=0, atol=5e-3
+    )
+
+
 def test_what_lies_beyond_the_window_does_not_count_and_is_told_once(minilm):
     assert minilm.max_seq_length == 256
     reward = DiversityReward(2, minilm)

@@ -265,12 +265,17 @@ class GroupedDecoding:
             states = self.decoder(ids, padding.columns, attend)[lengths.cumsum(0) - 1]
         self.logits = self._logits(states)[prompt_index]
         self.positions, self.length = lengths[prompt_index], 0
-        self.slots = prompt_index, _rank(prompt_index)
-        self.rows = int(self.slots[1].max()) + 1
+        self._place(prompt_index)
         heads, width = self.decoder.kv_heads, self.decoder.head_dim
-        slots = (len(self.prompts), len(lengths), heads, self.rows)
-        self.keys = torch.empty(*slots, width, room)
-        self.values = torch.empty(*slots, room, width)
+        # keys and values of each layer by time, so that a step writes them in one place
+        shape = len(self.prompts), 2, room, len(lengths), heads, self.rows, width
+        self.cache = torch.empty(shape)
+
+    def _place(self, prompt_index: Tensor) -> None:
+        """Give each row a slot: the next one of its prompt."""
+        rank = _rank(prompt_index)
+        self.rows = int(rank.max()) + 1
+        self.slots = prompt_index * self.rows + rank
 
     def _logits(self, states: Tensor) -> Tensor:
         padded = F.pad(states, (0, 0, 0, filler(len(states), states.dtype)))
@@ -284,38 +289,45 @@ class GroupedDecoding:
         self.positions = self.positions + 1
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        n, keys, values = self.length, self.keys[layer], self.values[layer]
-        prompt, row = self.slots
-        keys[prompt, :, row, :, n - 1], values[prompt, :, row, n - 1] = k, v
-        prompt_keys, prompt_values = self.prompts[layer]
-        (prompts, heads, size, width, _), longest = keys.shape, prompt_keys.shape[-1]
+        keys, values = self.cache[layer]
+        prompt_keys, prompt_values = (x.flatten(0, 1) for x in self.prompts[layer])
+        _, prompts, heads, rows, width = keys.shape
         shared = q.shape[1] // heads  # queries that read the same key
-        queries = q.new_zeros(prompts, heads, size, shared, width)
-        queries[prompt, :, row] = q.view(-1, heads, shared, width) * width**-0.5
-        by_group = queries.view(prompts * heads, size * shared, width)
-        seen = torch.bmm(by_group, prompt_keys.flatten(0, 1)).view(prompts, heads, -1, longest)
-        own = torch.bmm(queries.flatten(0, 2), keys.flatten(0, 2)[..., :n])
-        seen = (seen + self.hidden[:, None, None]).view(*by_group.shape[:2], longest)
-        scores = torch.cat((seen, own.view(*by_group.shape[:2], n)), -1)
-        seen, own = scores.softmax(-1).split((longest, n), -1)
-        own = own.reshape(-1, shared, n)
-        mixed = torch.bmm(seen, prompt_values.flatten(0, 1)).view_as(queries)
-        mixed = mixed + torch.bmm(own, values.flatten(0, 2)[:, :n]).view_as(queries)
-        return mixed[prompt, :, row].view_as(q)
+
+        def by_slot(x: Tensor) -> Tensor:
+            """(B, heads, D) as (P, heads of keys, R, shared, D)."""
+            dense = x.new_zeros(prompts * rows, *x.shape[1:]).index_copy_(0, self.slots, x)
+            return dense.view(prompts, rows, heads, -1, width).transpose(1, 2)
+
+        keys[self.length - 1], values[self.length - 1] = (by_slot(x)[:, :, :, 0] for x in (k, v))
+        own_keys, own_values = (x[: self.length].flatten(1, 3) for x in (keys, values))
+        queries = (by_slot(q) * width**-0.5).reshape(prompts * heads, rows * shared, width)
+        seen = torch.bmm(queries, prompt_keys).view(prompts, heads, rows * shared, -1)
+        seen = (seen + self.hidden[:, None, None]).flatten(0, 1)
+        own = torch.bmm(queries.view(-1, shared, width), own_keys.permute(1, 2, 0))
+        scores = torch.cat((seen, own.view(*seen.shape[:2], -1)), -1).softmax(-1)
+        seen, own = scores.split((seen.shape[-1], self.length), -1)
+        mixed = torch.bmm(seen, prompt_values).view(-1, shared, width)
+        own = own.unflatten(1, (rows, shared)).flatten(0, 1)
+        mixed = torch.baddbmm(mixed, own, own_values.transpose(0, 1))
+        mixed = mixed.view(prompts, heads, rows, -1).transpose(1, 2).reshape(prompts * rows, -1)
+        return mixed.index_select(0, self.slots).view_as(q)
 
     def keep(self, rows: Tensor) -> None:
-        self.slots = tuple(index[rows] for index in self.slots)
-        self.positions = self.positions[rows]
-        if 2 * len(rows) > self.keys.shape[1] * self.rows:
+        self.slots, self.positions = self.slots[rows], self.positions[rows]
+        prompts, heads = self.cache.shape[3:5]
+        if 2 * len(rows) > prompts * self.rows:
             return
-        (prompt, row), (used, index) = self.slots, self.slots[0].unique(return_inverse=True)
-        self.slots = index, _rank(index)
-        self.rows = int(self.slots[1].max()) + 1
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = old.new_empty(len(old), len(used), old.shape[2], self.rows, *old.shape[4:])
-            new[:, index, :, self.slots[1]] = old[:, prompt, :, row]
-            setattr(self, name, new)
+        before, size = self.slots, self.rows
+        used, index = (before // size).unique(return_inverse=True)
+        self._place(index)
+        source = torch.zeros(len(used) * self.rows, dtype=torch.long)  # an empty slot: anything
+        source[self.slots] = before
+        prompt, row = source.view(len(used), 1, -1) // size, source.view(len(used), 1, -1) % size
+        place = ((prompt * heads + torch.arange(heads)[:, None]) * size + row).flatten()
+        old, n = self.cache.flatten(3, 5), self.length
+        self.cache = old.new_empty(*old.shape[:3], len(used), heads, self.rows, old.shape[-1])
+        self.cache.flatten(3, 5)[:, :, :n] = old[:, :, :n].index_select(3, place)
         self.prompts = [(keys[used], values[used]) for keys, values in self.prompts]
         self.hidden = self.hidden[used]
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.cache_utils import DynamicLayer
 
-from grpo_kit import generation
+from grpo_kit import decoder, generation
 from grpo_kit.generation import Rollouts, completion_logps, generate
 
 PROMPTS = [[7, 8, 9], [10, 11, 12, 13, 14, 15], [20]]
@@ -181,7 +181,7 @@ def test_sampler_and_scorer_agree_with_a_plain_log_softmax(policy, temperature):
 
 @pytest.mark.parametrize("part_tokens", [1, 40, 1024])
 def test_shared_prompt_gradients_equal_unshared_ones(policy, monkeypatch, part_tokens):
-    monkeypatch.setattr(generation, "PART_TOKENS", part_tokens)
+    monkeypatch.setattr(decoder, "PART_TOKENS", part_tokens)
     rollouts = sample(policy, PROMPTS, 3)
     weights = torch.randn(rollouts.mask.shape)
     logps, _ = completion_logps(policy.model, rollouts, pad_token_id=policy.pad_token_id)

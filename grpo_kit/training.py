@@ -89,37 +89,40 @@ def train(
     if not files.run.history and config.eval_on_start:
         files.log({"step": 0, "num_generated_tokens": 0, **evaluated()})
     progress = progress_bar(config, step, backends.choose(policy, config.sampling_backend))
-    while (spent := _spent(config, step, files.tokens)) < 1:
-        started = time.perf_counter()
-        state = SimpleNamespace(global_step=step, max_steps=config.max_steps, progress=spent)
-        metrics, stats, names = {}, {}, {}  # of the sampling, of the update, of rewards
+    try:
+        while (spent := _spent(config, step, files.tokens)) < 1:
+            started = time.perf_counter()
+            state = SimpleNamespace(global_step=step, max_steps=config.max_steps, progress=spent)
+            metrics, stats, names = {}, {}, {}  # of the sampling, of the update, of rewards
 
-        for batch in source(generator, state, metrics):  # sample, score, compare
-            names |= dict.fromkeys(batch.names)
-            if batch.rewards.isnan().all():
-                continue
-            try:
-                # the first update of a step moves the schedule on, and is the one in the log
-                update = learner.update(batch, scheduled=not stats)
-            except FloatingPointError as error:
-                raise RuntimeError(f"{error} at step {step + 1}; {files.remedy}.") from None
-            stats = stats or update
+            for batch in source(generator, state, metrics):  # sample, score, compare
+                names |= dict.fromkeys(batch.names)
+                if batch.rewards.isnan().all():
+                    continue
+                try:
+                    # the first update of a step moves the schedule on, and is the one in the log
+                    update = learner.update(batch, scheduled=not stats)
+                except FloatingPointError as error:
+                    raise RuntimeError(f"{error} at step {step + 1}; {files.remedy}.") from None
+                stats = stats or update
 
-        step += 1
-        tokens = files.tokens + int(metrics.pop("generated_tokens"))
-        row = {"step": step, "num_generated_tokens": tokens, **metrics, **stats}
-        files.count_unscored(row, scored=bool(stats) or not names, names=list(names))
-        row["step_time"] = time.perf_counter() - started
-        last = _spent(config, step, tokens) == 1
-        if last or (config.eval_steps and step % config.eval_steps == 0):
-            row |= evaluated()
-        files.log(row)
-        if last or (config.save_steps and step % config.save_steps == 0):
-            sources = {"batch_source": source.state_dict(), "generator": generator.get_state()}
-            files.save_checkpoint(step, learner=learner.state_dict(), **sources)
-        show_progress(progress, row)
-    progress.close()
-    return files.finish()
+            step += 1
+            tokens = files.tokens + int(metrics.pop("generated_tokens"))
+            row = {"step": step, "num_generated_tokens": tokens, **metrics, **stats}
+            files.count_unscored(row, scored=bool(stats) or not names, names=list(names))
+            row["step_time"] = time.perf_counter() - started
+            last = _spent(config, step, tokens) == 1
+            if last or (config.eval_steps and step % config.eval_steps == 0):
+                row |= evaluated()
+            files.log(row)
+            if last or (config.save_steps and step % config.save_steps == 0):
+                sources = {"batch_source": source.state_dict(), "generator": generator.get_state()}
+                files.save_checkpoint(step, learner=learner.state_dict(), **sources)
+            show_progress(progress, row)
+        return files.finish()
+    finally:
+        progress.close()
+        del source  # it may hold a process, which a traceback of this frame would keep
 
 
 # --- before the first step ------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
+from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import Rollouts, check_lengths, completion_logps, generate, left_pad
 from grpo_kit.models import Policy, save_policy
 
@@ -79,6 +80,17 @@ def sample(
     options["eos_token_ids"] = policy.eos_token_ids
     with policy.autocast():
         return generate(policy.model, prompt_ids, num_generations, **options)
+
+
+def sample_groups(
+    policy: Policy, prompt_ids: Sequence, config: GRPOConfig, generator: torch.Generator
+) -> Rollouts:
+    """A group of completions of every prompt (token ids), by the config's backend."""
+    return sample(
+        policy, prompt_ids, config.num_generations,
+        backend=choose(policy, config.sampling_backend), generator=generator,
+        max_new_tokens=config.max_completion_length, temperature=config.temperature,
+    )  # fmt: skip
 
 
 def _by_transformers(

@@ -69,6 +69,8 @@ Seed = Annotated[int, Option(help="Seed of sampling, weights and the order of da
 _share = Option(min=0.01, max=0.99, help="Of a GPU, what vLLM takes beside the trainer.")
 VllmShare = Annotated[float, _share]
 Vllm = Annotated[Literal["colocate", "server"] | None, Option(help="Where vLLM samples for TRL.")]
+_ahead = Option("--sampling-ahead", help="Sample the next batch in a second process.")
+Ahead = Annotated[bool, _ahead]
 Gpu = Literal["T4", "L4", "A100-40", "A100-80", "H100", "H200"]
 Engine = Literal["kit", "trl", "trl+vllm", "trl+vllm-server"]
 Processes = Annotated[int | None, Option(min=1, help="Processes at a time.")]
@@ -158,6 +160,7 @@ def train(
     resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False,
     variant: Annotated[Literal[tuple(VARIANTS)], Option(help="The rewards.")] = "basic",
     engine: Annotated[Literal["kit", "trl"], Option(help="Whose trainer.")] = "kit",
+    sampling_ahead: Ahead = False,
     vllm: Vllm = None,
     vllm_share: VllmShare = 0.3,
 ) -> None:
@@ -170,6 +173,8 @@ def train(
     chosen = _chosen(profile, policy, steps)
     if vllm and engine == "kit":
         raise ValueError("--vllm is for TRL's trainer: add --engine trl, or leave it out.")
+    if sampling_ahead and engine == "trl":
+        raise ValueError("--sampling-ahead is for the kit's trainer: leave out --engine trl.")
     if engine == "kit" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("the kit's trainer runs in one process: add --engine trl for several.")
     from grpo_kit.lab.experiments import EXPERIMENTS
@@ -178,7 +183,8 @@ def train(
 
     arm = EXPERIMENTS["variants"].arms[VARIANTS[variant]]
     config = replace(chosen.config, **arm.changes)
-    if vllm and config.importance_sampling_cap is None:  # TRL scores what vLLM samples otherwise
+    # what vLLM samples is scored otherwise by TRL, what is sampled ahead is of older weights
+    if (vllm or sampling_ahead) and config.importance_sampling_cap is None:
         config = replace(config, importance_sampling_cap=2.0)
     chosen = replace(chosen, data=data and str(data), config=config)
     task = chosen.load_task()  # before the model: a missing folder is told at once
@@ -186,6 +192,14 @@ def train(
     processes, sharded = 1, False
     if engine == "kit":
         from grpo_kit import training as trainer
+
+        if sampling_ahead:
+            import torch
+
+            from grpo_kit.sampling_ahead import SamplingAhead
+
+            torch.set_num_threads(max(1, torch.get_num_threads() - 1))  # a core for the sampler
+            options["batch_source"] = SamplingAhead
     else:
         from grpo_kit import trl_bridge as trainer
 
@@ -275,7 +289,7 @@ def plan_run(
 @app.command()
 def run(
     name: Annotated[str, Argument(help="basic, variants, diversity, judge, verification, meta, "
-                                       "flow, engines, or published (real models).")],
+                                       "flow, engines, ahead, or published (real models).")],
     seeds: Annotated[str, Option(help="Seeds: 0-4, or 0,2,5-7.")] = "0-4",
     profile: ProfileName = "tiny",
     arm: Annotated[list[str] | None, Option(help="Only this arm; may be given again.")] = None,

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,37 +89,40 @@ def train(
     if not files.run.history and config.eval_on_start:
         files.log({"step": 0, "num_generated_tokens": 0, **evaluated()})
     progress = progress_bar(config, step, backends.choose(policy, config.sampling_backend))
-    while (spent := _spent(config, step, files.tokens)) < 1:
-        started = time.perf_counter()
-        state = SimpleNamespace(global_step=step, max_steps=config.max_steps, progress=spent)
-        metrics, stats, names = {}, {}, {}  # of the sampling, of the update, of rewards
+    try:
+        while (spent := _spent(config, step, files.tokens)) < 1:
+            started = time.perf_counter()
+            state = SimpleNamespace(global_step=step, max_steps=config.max_steps, progress=spent)
+            metrics, stats, names = {}, {}, {}  # of the sampling, of the update, of rewards
 
-        for batch in source(generator, state, metrics):  # sample, score, compare
-            names |= dict.fromkeys(batch.names)
-            if batch.rewards.isnan().all():
-                continue
-            try:
-                # the first update of a step moves the schedule on, and is the one in the log
-                update = learner.update(batch, scheduled=not stats)
-            except FloatingPointError as error:
-                raise RuntimeError(f"{error} at step {step + 1}; {files.remedy}.") from None
-            stats = stats or update
+            for batch in source(generator, state, metrics):  # sample, score, compare
+                names |= dict.fromkeys(batch.names)
+                if batch.rewards.isnan().all():
+                    continue
+                try:
+                    # the first update of a step moves the schedule on, and is the one in the log
+                    update = learner.update(batch, scheduled=not stats)
+                except FloatingPointError as error:
+                    raise RuntimeError(f"{error} at step {step + 1}; {files.remedy}.") from None
+                stats = stats or update
 
-        step += 1
-        tokens = files.tokens + int(metrics.pop("generated_tokens"))
-        row = {"step": step, "num_generated_tokens": tokens, **metrics, **stats}
-        files.count_unscored(row, scored=bool(stats) or not names, names=list(names))
-        row["step_time"] = time.perf_counter() - started
-        last = _spent(config, step, tokens) == 1
-        if last or (config.eval_steps and step % config.eval_steps == 0):
-            row |= evaluated()
-        files.log(row)
-        if last or (config.save_steps and step % config.save_steps == 0):
-            sources = {"batch_source": source.state_dict(), "generator": generator.get_state()}
-            files.save_checkpoint(step, learner=learner.state_dict(), **sources)
-        show_progress(progress, row)
-    progress.close()
-    return files.finish()
+            step += 1
+            tokens = files.tokens + int(metrics.pop("generated_tokens"))
+            row = {"step": step, "num_generated_tokens": tokens, **metrics, **stats}
+            files.count_unscored(row, scored=bool(stats) or not names, names=list(names))
+            row["step_time"] = time.perf_counter() - started
+            last = _spent(config, step, tokens) == 1
+            if last or (config.eval_steps and step % config.eval_steps == 0):
+                row |= evaluated()
+            files.log(row)
+            if last or (config.save_steps and step % config.save_steps == 0):
+                sources = {"batch_source": source.state_dict(), "generator": generator.get_state()}
+                files.save_checkpoint(step, learner=learner.state_dict(), **sources)
+            show_progress(progress, row)
+        return files.finish()
+    finally:
+        progress.close()
+        del source  # it may hold a process, which a traceback of this frame would keep
 
 
 # --- before the first step ------------------------------------------------------------------------
@@ -276,23 +280,27 @@ class PromptBatches:
         return rows
 
     def __call__(
-        self, generator: torch.Generator, state: Any, metrics: dict, **changes
+        self, generator: torch.Generator, state: Any, metrics: dict, sample=None, **changes
     ) -> Iterator[Batch]:
         """Yield one generation batch of the next prompts, with `changes` to the config.
 
         It is sampled in `rollout_chunks` parts; coroutine rewards of a part are under way while the
         next is sampled. With `dynamic_sampling_rounds` (DAPO, arXiv 2503.14476, eq. 11), groups
         without spread are replaced by groups of further prompts, for at most that many rounds.
+        `sample` takes the place of `backends.sample_groups`; it gets lists of prompt ids.
         """
         config = dataclasses.replace(self.config, **changes)
         size, rounds = config.num_generations, config.dynamic_sampling_rounds
         missing = config.generation_batch_size // size  # groups
+        sample = sample or partial(
+            backends.sample_groups, self.policy, config=config, generator=generator
+        )
         kept: list[Scored] = []
         logged: dict[str, list[float]] = {}
         generated_tokens = 0
         while missing:
             places = self.take(missing)
-            scored = self._sample_and_score(places, config, generator, state, logged)
+            scored = self._sample_and_score(places, config, sample, state, logged)
             generated_tokens += int(scored[0].mask.sum())
             kept.append(_with_spread(scored, config) if rounds else scored)
             missing -= len(kept[-1][2]) // size
@@ -312,23 +320,18 @@ class PromptBatches:
         metrics |= batch.metrics() | {"generated_tokens": generated_tokens}
         yield batch
 
-    def _sample_and_score(self, places, config: GRPOConfig, generator, state, logged) -> Scored:
+    def _sample_and_score(self, places, config: GRPOConfig, sample, state, logged) -> Scored:
         """A group of completions of each place's row; coroutine rewards run beside sampling."""
-        policy, size, parts = self.policy, config.num_generations, []
-        backend = backends.choose(policy, config.sampling_backend)
-        limits = dict(max_new_tokens=config.max_completion_length, temperature=config.temperature)
+        size, parts = config.num_generations, []
         per_chunk = math.ceil(len(places) / config.rollout_chunks)
         with start_blocking_portal() as portal:
             for start in range(0, len(places), per_chunk):
                 chunk = places[start : start + per_chunk]
-                prompts = [self.prompt_ids[row] for row in chunk]
-                rollouts = backends.sample(
-                    policy, prompts, size, backend=backend, generator=generator, **limits
-                )
+                rollouts = sample([self.prompt_ids[row] for row in chunk])
                 ids = rollouts.completion_lists()
                 examples = [example for row in chunk for example in [self.rows[row]] * size]
                 scores = start_scoring(
-                    portal, policy.decode(ids), ids, examples, self.rewards, state, logged
+                    portal, self.policy.decode(ids), ids, examples, self.rewards, state, logged
                 )
                 parts.append((rollouts, scores, examples))
             return _joined([(rollouts, scores(), rows) for rollouts, scores, rows in parts])
@@ -434,13 +437,20 @@ class Learner:
 
         Raises FloatingPointError, and leaves the weights alone, where the loss is not finite.
         """
-        given = self._loss_inputs(batch)
+        given, cap = self._loss_inputs(batch), self.config.importance_sampling_cap
         stats: dict[str, float] = {}
+        apart: list[Tensor] = []  # how far the sampler's log-probabilities are from the policy's
         for micro_batches, divisors in self._optimizer_batches(batch, given["mask"]):
             loss = 0.0
             for rows in micro_batches:
                 logps = self._logps(self.policy.model, batch, rows)
                 inputs = {name: _cut(values, rows, logps) for name, values in given.items()}
+                if cap is not None:
+                    old = logps.detach() if inputs["old_logps"] is None else inputs["old_logps"]
+                    sampled = _cut(batch.rollouts.logps, rows, logps)
+                    weights = objective.truncated_importance_weights(old, sampled, cap)
+                    inputs["truncated_importance_weights"] = weights
+                    apart.append((old - sampled)[inputs["mask"]].abs())
                 part = objective.policy_loss(logps, **inputs, **self.loss_options, **divisors)
                 if self.config.loss_type == "bnpo":  # local by definition: the mean of its parts
                     part = part / len(micro_batches)
@@ -451,6 +461,8 @@ class Learner:
                 for name, value in clipped.items():
                     stats[name] = stats.get(name, 0.0) + value * share
             step = self._optimizer_step(batch, loss, bool(micro_batches), scheduled)
+        if apart:
+            stats["sampling/sampling_logp_difference/mean"] = torch.cat(apart).nanmean().item()
         return {**step, **stats}
 
     def _optimizer_batches(self, batch: Batch, mask: Tensor) -> Iterator[tuple[list[Tensor], dict]]:
@@ -499,18 +511,16 @@ class Learner:
 
     def _loss_inputs(self, batch: Batch) -> dict[str, Tensor | None]:
         """Arguments of `policy_loss` for all N rows, None for those that the config leaves out."""
-        config, mask, cap = self.config, batch.rollouts.mask, self.config.importance_sampling_cap
+        config, mask = self.config, batch.rollouts.mask
         if config.mask_truncated_completions:
             mask = mask & batch.rollouts.finished[:, None]
-        ref_logps = old_logps = weights = turn_weights = None
+        ref_logps = old_logps = turn_weights = None
         if self.reference is not None:
             model, context = self.reference
             with context():
                 ref_logps = self._all_logps(model, batch)
-        if config.updates_per_step > 1 or cap is not None:
+        if config.updates_per_step > 1:
             old_logps = self._all_logps(self.policy.model, batch)
-        if cap is not None:
-            weights = objective.truncated_importance_weights(old_logps, batch.rollouts.logps, cap)
         if batch.episode_index is not None and config.loss_type == "grpo":
             episode = _episodes(batch)
             turn_weights = (1 / episode.bincount()[episode]).to(mask.device)
@@ -519,7 +529,6 @@ class Learner:
             "advantages": batch.advantages.to(mask.device),
             "mask": mask,
             "ref_logps": ref_logps,
-            "truncated_importance_weights": weights,
             "turn_weights": turn_weights,
         }
 

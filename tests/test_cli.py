@@ -121,6 +121,21 @@ def test_what_vllm_samples_is_corrected_for(tmp_path, monkeypatch):
     assert seen["use_vllm"] and seen["vllm_gpu_memory_utilization"] == 0.2
 
 
+def test_what_is_sampled_ahead_is_corrected_for(tmp_path, monkeypatch):
+    seen = {}
+
+    def instead(policy, task, rewards, config, **options):
+        seen.update(options, cap=config.importance_sampling_cap)
+
+    monkeypatch.setattr(training, "train", instead)
+    command = ["train", "--sampling-ahead", "--profile", "smoke", "--output", tmp_path]
+    done = invoke(*command)
+    assert done.exit_code == 0, done.output[-1000:]
+    assert seen["cap"] == 2.0 and seen["batch_source"].name == "sampling ahead"
+    refused = invoke(*command, "--engine", "trl")
+    assert refused.exit_code == 2 and "leave out --engine trl" in refused.output
+
+
 @pytest.mark.slow
 def test_a_variant_is_trained_by_trl_and_its_policy_can_be_trained_on(saved_policy, tmp_path):
     first = ["train", "--engine", "trl", "--variant", "meta", "--profile", "smoke", "--steps", "1"]

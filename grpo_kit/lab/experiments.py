@@ -41,6 +41,7 @@ from grpo_kit.rewards import (
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION
 from grpo_kit.rewards.scoring import score_texts
 from grpo_kit.runs import Run
+from grpo_kit.sampling_ahead import SamplingAhead
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.tiny.card import texts_of
@@ -238,6 +239,12 @@ def self_verified(t: Trained) -> dict[str, float]:
     }
 
 
+def _ahead(**changes: object) -> Arm:
+    options = {**PLAIN.options, "batch source": SamplingAhead.name}
+    arm = _arm("plain", changes)
+    return dataclasses.replace(arm, options=options, batch_source=lambda profile: SamplingAhead)
+
+
 def _played(source: Callable = FlowGRPO, **options) -> Arm:
     """Episodes of tool questions, rewarded by their outcome."""
 
@@ -403,6 +410,15 @@ EXPERIMENTS = {
         {"kit": PLAIN,
          "TRL": dataclasses.replace(_arm("plain", engine="TRL"), train=_trained_by_trl)},
         sizes=_small(max_steps=40), evaluations=4,
+    ),
+    # an arm takes both cores, so its seconds count only with --processes 1
+    "ahead": _experiment(
+        "What does sampling the next batch in a second process gain in seconds, and what does it "
+        "cost in accuracy, with and without the correction?",
+        {"on-policy": PLAIN,
+         "ahead": _ahead(importance_sampling_cap=2.0),
+         "ahead-uncorrected": _ahead()},
+        sizes={"tiny": {"max_steps": 80}}, evaluations=4,
     ),
     "published": _experiment(
         "Does plain GRPO do for a real model what other codes print of it?",

@@ -33,9 +33,12 @@ VERDICTS = ("reproduced", "contradicted", "inconclusive", "not run here")
 HEADINGS = {
     "basic": "Plain GRPO", "variants": "Variants side by side", "diversity": "Diversity reward",
     "judge": "LLM judge", "verification": "Self-verification", "meta": 'P("Yes") as reward',
-    "flow": "Flow-GRPO", "engines": "The kit and TRL", "published": "Real models",
+    "flow": "Flow-GRPO", "engines": "The kit and TRL",
+    "ahead": "Sampling ahead", "published": "Real models",
 }  # fmt: skip
-AXES = {"variants": ("step", "num_generated_tokens", "seconds")}  # others: the experiment's own
+AXES = {  # others: the experiment's own
+    "variants": ("step", "num_generated_tokens", "seconds"), "ahead": ("step", "seconds")
+}  # fmt: skip
 STYLE = {
     "axes.facecolor": "none", "savefig.facecolor": "none", "axes.spines.top": False,
     "axes.spines.right": False, "legend.frameon": False, "svg.fonttype": "none",

@@ -85,6 +85,7 @@ def generate(
     eos_token_ids: Sequence[int],
     pad_token_id: int,
     do_sample: bool = True,
+    greedy_first: bool = False,
     temperature: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> Rollouts:
@@ -96,6 +97,7 @@ def generate(
         eos_token_ids: any of these ends a row.
         pad_token_id: fills what is left of a row; may be an EOS, masks do not depend on it.
         do_sample: False takes the most likely token.
+        greedy_first: so does the first row of every prompt, the others are sampled.
         temperature: divides the logits; `logps` are of the same distribution.
         generator: source of the random numbers, on the model's device or on the CPU.
 
@@ -114,6 +116,11 @@ def generate(
     logps, entropies = torch.zeros((2, n, max_new_tokens), device=device)
     finished = torch.zeros(n, dtype=torch.bool, device=device)
     eos = torch.tensor(list(eos_token_ids), device=device)
+    drawn = torch.full((n,), do_sample, device=device)  # not the likeliest token
+    if greedy_first:
+        drawn[1:] &= prompt_index[1:] == prompt_index[:-1]
+        drawn[0] = False
+    draws, uniform = int(drawn.sum()), torch.zeros(n, device=device)
     with _evaluating(model):  # no dropout in what is meant to be the policy's own distribution
         arguments = prompt_ids, prompt_index, max_new_tokens
         if can_read(model):
@@ -128,16 +135,15 @@ def generate(
             weights = scores.exp()  # the probabilities times their total
             cumulative = weights.cumsum(dim=1)
             total = cumulative[:, -1]
-            if do_sample:  # by inverting the distribution function
+            tokens = scores.argmax(dim=-1)
+            if draws:  # by inverting the distribution function
                 # drawn for all rows, so that a row's number does not depend on who has left
                 source = generator.device if generator else device
-                uniform = torch.rand(n, generator=generator, device=source).to(device)[rows]
-                threshold = (uniform * total)[:, None]
+                uniform[drawn] = torch.rand(draws, generator=generator, device=source).to(device)
+                threshold = (uniform[rows] * total)[:, None]
                 # right=True steps over tokens of probability 0
-                tokens = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
-                tokens = tokens.clamp(max=weights.shape[1] - 1)
-            else:
-                tokens = scores.argmax(dim=-1)
+                found = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+                tokens = torch.where(drawn[rows], found.clamp(max=weights.shape[1] - 1), tokens)
             completion_ids[rows, t] = tokens
             mask[rows, t] = True
             logps[rows, t] = scores.gather(1, tokens[:, None])[:, 0] - total.log()

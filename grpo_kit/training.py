@@ -636,19 +636,20 @@ def evaluate(
         return {}
     rows = dataset.select(range(min(config.eval_prompts, len(dataset))))
     prompts, examples, samples = rows["prompt"], list(rows), config.num_generations_eval
-    limits = {"max_new_tokens": config.max_completion_length}
-    limits["batch_size"] = config.evaluation_batch_size
-    best = reply(policy, prompts, do_sample=False, **limits)
-    settings = {"temperature": config.temperature, "generator": torch.Generator().manual_seed(seed)}
-    sampled = reply(policy, prompts, samples, **settings, **limits)
-    repeated = [example for example in examples for _ in range(samples)]
-    greedy = score(policy, best, examples, [correct])[:, 0] == 1
-    right = score(policy, sampled, repeated, [correct])[:, 0] == 1
-    counts = right.view(-1, samples).sum(1).tolist()
+    rollouts = reply(
+        policy, prompts, 1 + samples, greedy_first=True, temperature=config.temperature,
+        generator=torch.Generator().manual_seed(seed),
+        max_new_tokens=config.max_completion_length,
+        batch_size=config.evaluation_batch_size // samples * (1 + samples),
+    )  # fmt: skip
+    repeated = [example for example in examples for _ in range(1 + samples)]
+    correct_rows = score(policy, rollouts, repeated, [correct]).view(-1, 1 + samples) == 1
+    greedy, right = correct_rows[:, 0], correct_rows[:, 1:]
+    counts = right.sum(1).tolist()
     return {
         "eval/greedy": greedy.float().mean().item(),
         "eval/pass@1": sum(counts) / (samples * len(counts)),
         f"eval/pass@{samples}": sum(pass_at_k(samples, c, samples) for c in counts) / len(counts),
-        "eval/mean_length": sampled.lengths.float().mean().item(),
+        "eval/mean_length": rollouts.lengths.view(-1, 1 + samples)[:, 1:].float().mean().item(),
         "eval/n": len(greedy),
     }

@@ -414,18 +414,27 @@ def bench(
 @app.command()
 def speedrun(
     entry: Annotated[list[str] | None, Option(help="Only this entry; may be given again.")] = None,
+    change: Annotated[list[str] | None, Option(help="name=value: an entry of your own.")] = None,
+    why: Annotated[str, Option(help="Why yours should be faster.")] = "",
+    engine: Annotated[Literal["kit", "ahead", "trl"], Option(help="Of yours.")] = "kit",
     seeds: Annotated[str, Option(help="Seeds: 100-102, or 100,105.")] = "100-102",
     output: Output = Path("runs/speedrun"),
 ) -> None:
-    """Seconds from the start of a process to 90 % of the tiny world's test problems right."""
+    """Seconds from the start of a process to 90 % of the tiny world's test problems right.
+
+    With --change, or another --engine, your entry "yours" runs, and others where named.
+    """
     from grpo_kit.lab import speedrun as race
     from grpo_kit.lab.grid import parse_seeds
 
-    names = entry or list(race.ENTRIES)
-    if unknown := [name for name in names if name not in race.ENTRIES]:
+    if unknown := [name for name in entry or [] if name not in race.ENTRIES]:
         known = ", ".join(race.ENTRIES)
         raise ValueError(f"there is no entry {unknown[0]!r}: choose among {known}")
-    typer.echo(race.report(race.run(output, names, parse_seeds(seeds))))
+    own = change or engine != "kit"
+    entries = {name: race.ENTRIES[name] for name in entry or ([] if own else race.ENTRIES)}
+    if own:
+        entries["yours"] = race.own_entry(change or [], engine, why)
+    typer.echo(race.report(race.run(output, entries, parse_seeds(seeds))))
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ SIZES = {  # as planner.FIELDS: hidden size, layers, heads, heads of keys and va
     "30 M": (512, 10, 8, 2, 1536),
     "135 M": (576, 30, 9, 3, 1536),  # SmolLM2's, with its vocabulary
 }
-SMOL, SMOL_VOCABULARY, SMOL_WORDS = "135 M", 49_152, 56
+SMOL, SMOL_VOCABULARY, SMOL_WORDS = "135 M", 49_152, 63
 PARTS = ("sample", "forward", "backward", "optimiser")  # of a step, where it is profiled
 AXES = {
     "parameters": "parameters of the model",
@@ -347,8 +347,8 @@ def report(result: dict) -> str:
 
 REPORT = """\
 {step[completions]} completions a step, up to {step[max_completion_length]} tokens, {step[steps]} \
-steps of each trainer in turn, {step[threads]} thread(s), {machine[processor]}, accelerator: \
-{machine[accelerator]}.
+steps of each trainer in turn, {step[arithmetic]} arithmetic, {step[threads]} thread(s), \
+{machine[processor]}, accelerator: {machine[accelerator]}.
 
 | | generation and rewards (s) | update (s) | step (s) | peak memory (MiB) |
 |---|---:|---:|---:|---:|
@@ -357,7 +357,8 @@ steps of each trainer in turn, {step[threads]} thread(s), {machine[processor]}, 
 {step[trl_over_kit][step]:.2f} | {peak_ratio:.2f} |
 
 Memory is that of a process with this trainer alone, imports included. A TRL step takes \
-{step[trl_over_kit][step]:.2f} times as long as the kit's.
+{step[trl_over_kit][step]:.2f} times as long as the kit's, and {float32[trl_over_kit][step]:.2f} \
+times where both compute in float32.
 
 Loss step, {loss_memory[tokens]} tokens, vocabulary {loss_memory[vocabulary]:,}: peak \
 {loss_memory[peak_mib][chunked]:.0f} MiB chunked, {loss_memory[peak_mib][plain]:.0f} MiB with a \

@@ -78,8 +78,12 @@ def measured(results: Path) -> dict[str, str]:
         "skills": skills_text(json.loads((results / "skills" / "skills.json").read_bytes())),
         "speedrun": speedrun.report(json.loads((results / "speedrun.json").read_bytes())),
         "step": bench.report(json.loads((results / "bench" / "bench.json").read_bytes())),
+        "goals": bench.goals(results / "bench"),
+        "profile": bench.profile_report(
+            json.loads((results / "bench" / "profile.json").read_bytes())
+        ),
     }
-    for name in ("basic", "engines"):
+    for name in ("basic", "engines", "ahead"):
         parts[name] = summary_text(reported(name, results=results), MEASURES)
     for name in dict.fromkeys(one.claim.experiment for one in judged):
         ids = [j.claim.id for j in judged if j.claim.experiment == name and j.judgement]

@@ -24,15 +24,21 @@ from grpo_kit.paths import make_output_dir, write_atomic
 
 TARGET = 0.90
 SAMPLES = 8
-GLANCE = (128, 2)  # test problems and samples of a first look; only a promising policy sees all
+# Test problems and samples of a first look; a policy that is well above the target sees all.
+GLANCE, MARGIN = (128, 4), 0.01
 SEEDS = (100, 101, 102)
 SETTING = {"max_steps": 200, "eval_steps": 5, "eval_prompts": 0, "eval_on_start": False,
            "save_steps": 0}  # fmt: skip
+SCHEDULE = {"bf16": "auto", "learning_rate": 6e-4, "lr_scheduler_type": "linear",
+            "warmup_steps": 0, "max_steps": 45, "max_completion_length": 48}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What an entry changes in the config of profile `tiny`, and why; `engine`: "kit" or "trl"."""
+    """What an entry changes in the config of profile `tiny`, and why.
+
+    `engine`: "kit", "ahead" (a second process samples, see `sampling_ahead`) or "trl".
+    """
 
     reason: str
     changes: Mapping[str, object] = field(default_factory=dict)
@@ -43,14 +49,38 @@ ENTRIES = {
     "kit": Entry("the profile as it is"),
     "TRL": Entry("the same config by TRL's trainer", engine="trl"),
     "bfloat16": Entry("products in bfloat16 where this CPU is faster in it", {"bf16": "auto"}),
-}
+    "schedule": Entry(
+        "large steps at first, small ones at the end: half as many; no answer needs 64 tokens",
+        SCHEDULE,
+    ),
+    "two processes": Entry(
+        "and a second process samples while the first updates",
+        {**SCHEDULE, "importance_sampling_cap": 2.0}, engine="ahead",
+    ),
+}  # fmt: skip
+
+
+def own_entry(changes: Sequence[str], engine: str, reason: str) -> Entry:
+    """An entry from changes "name=value". Raises ValueError for what a config does not take."""
+    import yaml
+
+    from grpo_kit.profiles import PROFILES
+
+    given = {}
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise ValueError(f"--change {change!r} is not name=value, as in learning_rate=3e-4")
+        given[name] = yaml.safe_load(value)
+    config = replace(PROFILES["tiny"].config, **SETTING | given)
+    return Entry(reason, {name: getattr(config, name) for name in given}, engine)
 
 
 class _Reached(Exception):
     """The target is reached; ends a run."""
 
 
-def run_entry(name: str, seed: int, started: float) -> dict:
+def run_entry(entry: Entry, seed: int, started: float) -> dict:
     """One run in this process, which began at `started` (seconds since 1970): its time and curve.
 
     A point of the curve: seconds, test problems, pass@1, lower and upper bound.
@@ -63,21 +93,28 @@ def run_entry(name: str, seed: int, started: float) -> dict:
     from grpo_kit.rewards import accuracy_reward, format_reward
     from grpo_kit.training import score
 
-    entry, profile = ENTRIES[name], PROFILES["tiny"]
+    profile, options = PROFILES["tiny"], {}
     torch.set_num_threads(1)
-    if entry.engine == "kit":
-        from grpo_kit.training import train
-    else:
+    if entry.engine == "trl":
         from grpo_kit.trl_bridge import train
+    else:
+        from grpo_kit.training import train
+    if entry.engine == "ahead":
+        from grpo_kit.sampling_ahead import SamplingAhead
+
+        options["batch_source"] = SamplingAhead
     config = replace(profile.config, **(SETTING | dict(entry.changes)))
     task, curve = profile.load_task(), []
 
     def look(policy, problems: int, samples: int) -> tuple[float, float]:
         """pass@1 on the first test problems, and its lower bound (Student's t over problems)."""
         rows = task.test.select(range(problems))
-        generator = torch.Generator().manual_seed(len(curve))
-        options = {"max_new_tokens": config.max_completion_length, "batch_size": 256}
-        rollouts = reply(policy, rows["prompt"], samples, generator=generator, **options)
+        torch.set_num_threads(2)  # a long batch gains from the second core, a step hardly
+        rollouts = reply(
+            policy, rows["prompt"], samples, generator=torch.Generator().manual_seed(len(curve)),
+            max_new_tokens=config.max_completion_length, batch_size=1024,
+        )  # fmt: skip
+        torch.set_num_threads(1)
         examples = [row for row in rows for _ in range(samples)]
         right = score(policy, rollouts, examples, [accuracy_reward]).view(-1, samples).mean(1)
         low, high = ttest_1samp(right.tolist(), 0).confidence_interval(0.95)
@@ -85,47 +122,48 @@ def run_entry(name: str, seed: int, started: float) -> dict:
         return right.mean().item(), low
 
     def measure(policy) -> dict[str, float]:
-        promising = look(policy, *GLANCE)[0] > TARGET
+        promising = look(policy, *GLANCE)[0] > TARGET + MARGIN
         if promising and look(policy, len(task.test), SAMPLES)[1] > TARGET:
             raise _Reached
         return {}
 
     seconds = None
     with tempfile.TemporaryDirectory() as folder, suppress(_Reached):
-        options = {"output_dir": folder, "seed": seed, "measure": measure}
-        policy = replace(profile, config=config).load_policy()
-        train(policy, task, [accuracy_reward, format_reward], config, **options)
+        options |= {"output_dir": folder, "seed": seed, "measure": measure}
+        train(profile.load_policy(), task, [accuracy_reward, format_reward], config, **options)
     if curve[-1][1] == len(task.test) and curve[-1][3] > TARGET:
         seconds = curve[-1][0]
     return {"seed": seed, "seconds": seconds, "curve": curve}
 
 
-def run(output_dir: Path, names: Sequence[str], seeds: Sequence[int]) -> dict:
+def run(output_dir: Path, entries: Mapping[str, Entry], seeds: Sequence[int]) -> dict:
     """Run entries, each seed in a fresh process, seed by seed in turn; write `speedrun.json`.
 
-    Entries that are in the file already and not named stay. Also draws `speedrun.png`.
+    It is written after each run, so that none is lost; entries that are in the file already and not
+    given stay. Also draws `speedrun.png`. Raises RuntimeError where a run fails.
     """
     from grpo_kit.lab.records import where_it_ran
 
     path = make_output_dir(output_dir) / "speedrun.json"
     result = json.loads(path.read_text()) if path.exists() else {"entries": {}}
-    result |= {"target": TARGET, "samples": SAMPLES, "machine": where_it_ran()["machine"]}
-    runs: dict[str, list] = {name: [] for name in names}
+    result |= {"target": TARGET, "samples": SAMPLES}
+    for name, entry in entries.items():
+        result["entries"][name] = asdict(entry) | where_it_ran() | {"runs": []}
     for seed in seeds:
-        for name in names:
+        for name, entry in entries.items():
             print(f"{name}, seed {seed} ...", flush=True)
-            command = [sys.executable, "-m", __name__, name, str(seed), str(time.time())]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            runs[name].append(json.loads(done.stdout.splitlines()[-1]))
-            print(f"  {runs[name][-1]['seconds']} s", flush=True)
-    for name, of in runs.items():
-        seconds = [one["seconds"] or math.inf for one in of]
-        middle = median(seconds)
-        entry = asdict(ENTRIES[name])
-        result["entries"][name] = entry | {
-            "seconds": middle if math.isfinite(middle) else None, "runs": of,
-        }  # fmt: skip
-    write_atomic(path, json.dumps(result, indent=1))
+            arguments = [json.dumps(asdict(entry)), str(seed), str(time.time())]
+            command = [sys.executable, "-m", __name__, *arguments]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+            if done.returncode:
+                problem = f"entry {name!r}, seed {seed}, ended with exit code {done.returncode}"
+                raise RuntimeError(f"{problem}: its error is above; the runs before are in {path}.")
+            of = result["entries"][name]
+            of["runs"].append(json.loads(done.stdout.splitlines()[-1]))
+            seconds = median(one["seconds"] or math.inf for one in of["runs"])
+            of["seconds"] = seconds if math.isfinite(seconds) else None
+            print(f"  {of['runs'][-1]['seconds']} s", flush=True)
+            write_atomic(path, json.dumps(result, indent=1))
     figure(result).savefig(path.with_suffix(".png"), dpi=120)
     return result
 
@@ -140,7 +178,9 @@ def report(result: dict) -> str:
         each = " / ".join(number(one["seconds"]) for one in entry["runs"])
         changes = ", ".join(f"`{k}={v}`" for k, v in entry["changes"].items())
         rows.append([name, number(entry["seconds"]), each, entry["reason"], changes or "–"])
-    return markdown_table(["entry", "seconds (median)", "by seed", "why", "changes"], *rows)
+    table = markdown_table(["entry", "seconds (median)", "by seed", "why", "changes"], *rows)
+    machines = sorted({of["machine"]["processor"] for _, of in entries})
+    return f"{table}\nOn {' and '.join(machines)}.\n"
 
 
 def figure(result: dict):
@@ -167,7 +207,8 @@ def figure(result: dict):
 
 
 if __name__ == "__main__":
-    entry_name, seed_text, started_text = sys.argv[1:]
+    entry_text, seed_text, started_text = sys.argv[1:]
     with redirect_stdout(sys.stderr):
-        outcome = run_entry(entry_name, int(seed_text), float(started_text))
+        entered = Entry(**json.loads(entry_text))
+        outcome = run_entry(entered, int(seed_text), float(started_text))
     print(json.dumps(outcome))

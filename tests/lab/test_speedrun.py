@@ -1,6 +1,7 @@
 """The speedrun's table and picture; how fast it is, is never a test."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,38 +14,55 @@ def outcome(seed, seconds):
 
 
 def test_entries_stand_by_their_median_and_stay_when_others_are_run(tmp_path, monkeypatch):
-    seconds = {"TRL": [90.0, 80.0, None], "kit": [31.0, 29.0, 35.0]}
-
-    class Done:
-        def __init__(self, name, seed):
-            text = json.dumps(outcome(seed, seconds[name][seed - 100]))
-            self.stdout = f"a line before\n{text}\n"
-
+    seconds = {"trl": [90.0, 80.0, None], "kit": [31.0, 29.0, 35.0]}
     really = speedrun.subprocess.run
 
     def run(command, **options):
         if command[0] == "git":  # of the record's commit
             return really(command, **options)
-        return Done(command[3], int(command[4]))
+        entry, seed = json.loads(command[3]), int(command[4])
+        if seed == 103:
+            return SimpleNamespace(returncode=1)
+        text = json.dumps(outcome(seed, seconds[entry["engine"]][seed - 100]))
+        return SimpleNamespace(stdout=f"a line before\n{text}\n", returncode=0)
 
     monkeypatch.setattr(speedrun.subprocess, "run", run)
-    speedrun.run(tmp_path, ["TRL"], [100, 101, 102])
-    result = speedrun.run(tmp_path, ["kit"], [100, 101, 102])
+    entries = speedrun.ENTRIES
+    speedrun.run(tmp_path, {"TRL": entries["TRL"]}, [100, 101, 102])
+    result = speedrun.run(tmp_path, {"kit": entries["kit"]}, [100, 101, 102])
     assert {name: entry["seconds"] for name, entry in result["entries"].items()} == {
         "TRL": 90.0, "kit": 31.0,
     }  # fmt: skip
     assert json.loads((tmp_path / "speedrun.json").read_text()) == result
-    head, _, first, second = speedrun.report(result).splitlines()
+    head, _, first, second, *_, where = speedrun.report(result).splitlines()
     assert "seconds" in head and first.startswith("| kit | 31 | 31 / 29 / 35 |")
     assert second.startswith("| TRL | 90 | 90 / 80 / – |")
+    assert where == f"On {result['entries']['kit']['machine']['processor']}."
     lines = speedrun.figure(result).axes[0].lines
     assert len(lines) == 7 and list(lines[0].get_xdata()) == [9.0, 20.0]
+
+    with pytest.raises(RuntimeError, match="entry 'kit', seed 103, ended with exit code 1"):
+        speedrun.run(tmp_path, {"kit": entries["kit"]}, [100, 103])
+    stored = json.loads((tmp_path / "speedrun.json").read_text())["entries"]
+    assert [len(stored[name]["runs"]) for name in ("TRL", "kit")] == [3, 1]  # nothing is lost
+
+
+def test_an_entry_of_ones_own_is_a_config():
+    entry = speedrun.own_entry(["learning_rate=3e-4", "bf16=true"], "ahead", "larger steps")
+    assert entry == speedrun.Entry("larger steps", {"learning_rate": 3e-4, "bf16": True}, "ahead")
+    for change, problem in (
+        ("learning_rate", "is not name=value"),
+        ("speed=9", "GRPOConfig has no such field"),
+        ("num_generations=5", "give a multiple of num_generations"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            speedrun.own_entry([change], "kit", "")
 
 
 @pytest.mark.slow
 def test_a_run_is_timed_from_the_start_of_its_process(monkeypatch):
     monkeypatch.setattr(speedrun, "TARGET", 0.1)  # the untrained base reaches it
     monkeypatch.setattr(speedrun, "SETTING", speedrun.SETTING | {"max_steps": 1, "eval_steps": 1})
-    reached = speedrun.run_entry("kit", 100, started=0.0)
+    reached = speedrun.run_entry(speedrun.ENTRIES["kit"], 100, started=0.0)
     assert reached["seconds"] > 1e9 and [point[1] for point in reached["curve"]] == [128, 500]
     assert reached["curve"][-1][3] > 0.1

@@ -135,7 +135,8 @@ def generate(
             weights = scores.exp()  # the probabilities times their total
             cumulative = weights.cumsum(dim=1)
             total = cumulative[:, -1]
-            tokens = scores.argmax(dim=-1)
+            if draws < n:
+                tokens = scores.argmax(dim=-1)
             if draws:  # by inverting the distribution function
                 # drawn for all rows, so that a row's number does not depend on who has left
                 source = generator.device if generator else device
@@ -143,7 +144,8 @@ def generate(
                 threshold = (uniform[rows] * total)[:, None]
                 # right=True steps over tokens of probability 0
                 found = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
-                tokens = torch.where(drawn[rows], found.clamp(max=weights.shape[1] - 1), tokens)
+                found = found.clamp(max=weights.shape[1] - 1)
+                tokens = torch.where(drawn[rows], found, tokens) if draws < n else found
             completion_ids[rows, t] = tokens
             mask[rows, t] = True
             logps[rows, t] = scores.gather(1, tokens[:, None])[:, 0] - total.log()

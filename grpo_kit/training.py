@@ -390,7 +390,7 @@ def score(
 # --- update ---------------------------------------------------------------------------------------
 
 # of the completions that a CPU takes in one pass: more take longer, and memory
-PASS_TOKENS = 1024
+PASS_TOKENS = 1536
 LOSS_OPTIONS = ("loss_type", "epsilon", "epsilon_high", "importance_sampling_level", "beta",
                 "use_bias_correction_kl", "max_completion_length")  # fmt: skip
 

@@ -19,7 +19,7 @@ RESULT = {
         "trl_over_kit": {"generation": 2.67, "update": 4.0, "step": 3.0},
         "peak_mib": {"trl": 400.0, "kit": 100.0},
     },
-    "float32": {"trl_over_kit": {"step": 2.5}},
+    "float32": {"trl_over_kit": {"step": 2.5}, "peak_mib": {"trl": 400.0, "kit": 300.0}},
     "reward_seconds": {"diversity": 0.25, "judge": 3.0, "step": 1.0},
     "episodes": {"batch": 64, "median_seconds": {"batched": 0.05, "single": 0.5},
                  "single_over_batched": 10.0},
@@ -57,7 +57,10 @@ def test_every_point_is_measured_and_told(quick, tmp_path, monkeypatch):
         return {
             "completions": config.generation_batch_size, "steps": 3, "threads": 1,
             "max_completion_length": most, "mean_length": most / 2, "prompt_length": 30.0,
-            "median_seconds": {"trl": {"step": 4e-3 * most}, "kit": {"step": 2e-3 * most}},
+            "median_seconds": {
+                "trl": {"step": 4e-3 * most},
+                "kit": {"step": 2e-3 * most, "generation": 1e-3 * most, "update": 1e-3 * most},
+            },
             "trl_over_kit": {"step": 2.0},
             "peak_mib": {"trl": 300.0, "kit": 200.0},
         }  # fmt: skip
@@ -101,7 +104,8 @@ def test_goals_are_judged_by_what_was_measured(tmp_path):
 
     def row(size, ratio, seconds, kit):
         return {
-            "size": size, "trl_over_kit": {"step": ratio}, "limit": {"step": 1.0},
+            "size": size, "axis": "" if size == bench.SMOL else "parameters",
+            "trl_over_kit": {"step": ratio}, "limit": {"step": 1.0},
             "median_seconds": {"kit": {"step": seconds}}, "peak_mib": {"trl": 8192, "kit": kit},
         }  # fmt: skip
 
@@ -110,6 +114,7 @@ def test_goals_are_judged_by_what_was_measured(tmp_path):
     text = bench.goals(tmp_path)
     assert "| every point of the grid, TRL / kit | 1.90 | ≥ 2 | no |" in text
     assert text.count("| its memory, kit / TRL |") == 2 and "| 0.50 | ≤ 0.6 | yes |" in text
+    assert text.count("| the same in float32 |") == 2 and "| 0.75 | ≤ 0.6 | no |" in text
     assert "| share of the limit at 30 M | 0.80 | ≥ 0.6 | yes |" in text
     assert "| share of the limit at 135 M | 0.50 | ≥ 0.6 | no |" in text
     assert "| 135 M, TRL / kit | 7.00 | ≥ 6 | yes |" in text and "| its GiB | 4.50 |" in text

@@ -69,8 +69,8 @@ def run(output_dir: Path, policy_dir: Path, *, steps: int = 10, quick: bool = Fa
     config = step_config(steps, *((4, 16, 16) if quick else (8, 128, 64)))
     result = {
         "machine": machine(),
-        "step": compare_steps(policy_dir, output_dir, config),
-        "float32": compare_steps(policy_dir, output_dir, replace(config, bf16=False)),
+        "step": compare_steps(policy_dir, config),
+        "float32": compare_steps(policy_dir, replace(config, bf16=False)),
         "reward_seconds": time_rewards(policy_dir, config),
         "episodes": time_episodes(policy_dir, steps, *((16, 2) if quick else (64, 4))),
         "loss_memory": compare_loss_memory(tokens=128 if quick else 1024),
@@ -90,7 +90,7 @@ def run_scaling(output_dir: Path, quick: bool = False) -> dict:
         torch.set_num_threads(2 if size == SMOL else threads)
         with tempfile.TemporaryDirectory() as folder:
             model, limits = make_model(Path(folder), size), measure_limits()
-            step = compare_steps(model, output_dir, config, size)
+            step = compare_steps(model, config, size)
             about = {"parameters": shape_of(folder).parameters, "size": size, "axis": axis}
             about |= {"num_generations": config.num_generations, "limits": limits}
             rows.append(about | {"limit": limit_of(model, config, limits, step)} | step)
@@ -186,16 +186,17 @@ def kit_steps(
 
 
 def trl_steps(
-    policy: Policy, config: GRPOConfig, output_dir: Path, after_step: Callable, size: str = BASE
+    policy: Policy, config: GRPOConfig, after_step: Callable, size: str = BASE
 ) -> list[tuple[float, float]]:
     """Train by TRL; returns each step's seconds until it is scored, and those in all."""
     from transformers import TrainerCallback
 
     from grpo_kit import trl_bridge
 
+    folder = tempfile.TemporaryDirectory()
     trainer = trl_bridge.grpo_trainer(
         policy, prompts_of(size), [even_share], config,
-        output_dir=str(output_dir / "trl"), seed=0, save_strategy="no",
+        output_dir=folder.name, seed=0, save_strategy="no",
     )  # fmt: skip
     generate, scored, seconds = trainer._generate_and_score_completions, [], []
 
@@ -215,11 +216,12 @@ def trl_steps(
 
     trainer._generate_and_score_completions = timed_generate  # private, but nothing else times it
     trainer.add_callback(Timer())
-    trainer.train()
+    with folder:
+        trainer.train()
     return seconds
 
 
-def compare_steps(policy_dir: Path, output_dir: Path, config: GRPOConfig, size=BASE) -> dict:
+def compare_steps(policy_dir: Path, config: GRPOConfig, size: str = BASE) -> dict:
     """Median seconds of both trainers, in turn, and the MiB that a process with each one takes."""
     policy, other = (load_policy(policy_dir, device=DEVICE) for _ in TRAINERS)
     steps, kit, lengths = kit_steps(policy, config, size), [], []
@@ -230,12 +232,12 @@ def compare_steps(policy_dir: Path, output_dir: Path, config: GRPOConfig, size=B
         lengths.append(batch.rollouts.lengths.float().mean().item())
 
     median = {}
-    trl = trl_steps(other, config, output_dir, kit_step, size)
+    trl = trl_steps(other, config, kit_step, size)
     for name, pairs in (("trl", trl), ("kit", kit)):
         scored, step = np.array(pairs).T
         median[name] = medians({"generation": scored, "step": step, "update": step - scored})
     prompt_ids = policy.encode(prompts_of(size).train["prompt"])
-    few = (policy_dir, output_dir, replace(config, max_steps=3), size)
+    few = (policy_dir, replace(config, max_steps=3), size)
     return {
         "completions": config.generation_batch_size,
         "max_completion_length": config.max_completion_length,
@@ -250,11 +252,11 @@ def compare_steps(policy_dir: Path, output_dir: Path, config: GRPOConfig, size=B
     }
 
 
-def step_peak(trainer: str, policy_dir: Path, output_dir: Path, config, size: str) -> float:
+def step_peak(trainer: str, policy_dir: Path, config: GRPOConfig, size: str) -> float:
     """The most MiB of the accelerator, or else of this process, after the steps of a trainer."""
     policy = load_policy(policy_dir, device=DEVICE)
     if trainer == "trl":
-        trl_steps(policy, config, output_dir, after_step=lambda: None, size=size)
+        trl_steps(policy, config, after_step=lambda: None, size=size)
     else:
         for _ in kit_steps(policy, config, size):  # a list would keep every batch
             pass

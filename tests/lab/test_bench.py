@@ -40,8 +40,8 @@ def test_the_report_tells_generation_and_update_apart():
 
 
 @pytest.mark.slow
-def test_both_trainers_make_their_steps_in_turn(tmp_path):
-    step = bench.compare_steps(data_dir() / "tiny-base", tmp_path, bench.step_config(2, 4, 8, 8))
+def test_both_trainers_make_their_steps_in_turn():
+    step = bench.compare_steps(data_dir() / "tiny-base", bench.step_config(2, 4, 8, 8))
     assert step["steps"] == 2 and 0 < step["mean_length"] <= 8
     assert set(step["peak_mib"]) == set(bench.TRAINERS)
     for name in bench.TRAINERS:
@@ -51,7 +51,7 @@ def test_both_trainers_make_their_steps_in_turn(tmp_path):
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_every_point_is_measured_and_told(quick, tmp_path, monkeypatch):
-    def measured(policy_dir, output_dir, config, size):
+    def measured(policy_dir, config, size):
         """In place of a measurement: TRL takes twice the kit's seconds."""
         most = config.max_completion_length
         return {
@@ -120,7 +120,7 @@ def test_goals_are_judged_by_what_was_measured(tmp_path):
     assert "| 135 M, TRL / kit | 7.00 | ≥ 6 | yes |" in text and "| its GiB | 4.50 |" in text
 
 
-def test_a_profile_tells_parts_and_operators_apart(tmp_path):
+def test_a_profile_tells_parts_and_operators_apart():
     rows = bench.profile_step(data_dir() / "tiny-base", bench.step_config(1, 4, 8, 8))
     assert {row["part"] for row in rows} == set(bench.PARTS)
     products = {row["part"]: row["calls"] for row in rows if row["operator"] == "aten::mm"}

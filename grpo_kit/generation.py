@@ -396,8 +396,11 @@ class _TokenLogps(torch.autograd.Function):
             chunks = [(slice(0, len(targets)), None, None)]
         for rows, logits, _ in chunks:
             grad = grad_logps[rows, None] / ctx.temperature
-            probs = kept if logits is None else logits.sub_(normalisers[rows, None]).exp_()
-            grad_logits = (probs * -grad).scatter_add_(1, targets[rows, None], grad)
+            if logits is None:
+                grad_logits = kept * -grad
+            else:
+                grad_logits = logits.sub_(normalisers[rows, None]).exp_().mul_(-grad)
+            grad_logits.scatter_add_(1, targets[rows, None], grad)
             if needs_bias:
                 grad_bias += grad_logits.sum(dim=0)
             grad_logits = grad_logits.to(ctx.dtype)

@@ -90,6 +90,7 @@ def run_scaling(output_dir: Path, quick: bool = False, only: str | None = None) 
     if only and path.exists():
         rows += [row for row in json.loads(path.read_text())["rows"] if row["size"] != only]
     result, threads = {"machine": machine(), "rows": rows}, torch.get_num_threads()
+    order = [_point({"axis": axis, "size": size} | vars(of)) for axis, size, of in points(quick)]
     for axis, size, config in points(quick):
         if only not in (None, size):
             continue
@@ -101,10 +102,15 @@ def run_scaling(output_dir: Path, quick: bool = False, only: str | None = None) 
             about = {"parameters": shape_of(folder).parameters, "size": size, "axis": axis}
             about |= {"num_generations": config.num_generations, "limits": limits}
             rows.append(about | {"limit": limit_of(model, config, limits, step)} | step)
+        rows.sort(key=lambda row: order.index(_point(row)))
         write_atomic(path, json.dumps(result, indent=1))
     torch.set_num_threads(threads)
     figure(rows).savefig(path.with_suffix(".png"), dpi=120)
     return result
+
+
+def _point(row: dict) -> tuple:
+    return tuple(row[k] for k in ("axis", "size", "num_generations", "max_completion_length"))
 
 
 def machine() -> dict[str, Any]:

@@ -395,6 +395,7 @@ def bench(
     steps: Annotated[int, Option(min=1, help="Measured steps of each trainer.")] = 10,
     quick: Annotated[bool, Option("--quick", help="Small batches, for a first look.")] = False,
     scaling: Annotated[bool, Option("--scaling", help="How a step's cost grows.")] = False,
+    size: Annotated[str | None, Option(help="Of --scaling only this one, as '135 M'.")] = None,
     profile: Annotated[bool, Option("--profile", help="Where a step's time goes.")] = False,
 ) -> None:
     """Measure the time and the memory of the kit's step beside TRL's."""
@@ -404,8 +405,10 @@ def bench(
     if profile:
         typer.echo(bench.profile_report(bench.run_profile(output, policy)))
         return
+    if size and (not scaling or size not in bench.SIZES):
+        raise ValueError(f"--size is for --scaling, and one of {', '.join(bench.SIZES)}")
     if scaling:
-        typer.echo(bench.scaling_report(bench.run_scaling(output, quick)))
+        typer.echo(bench.scaling_report(bench.run_scaling(output, quick, size)))
     else:
         typer.echo(bench.report(bench.run(output, policy, steps=steps, quick=quick)))
     typer.echo(bench.goals(output))

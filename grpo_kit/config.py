@@ -67,7 +67,8 @@ class GRPOConfig:
 
     num_generations: Annotated[int, Field(ge=2)] = 8  # one has nothing to be compared with
     generation_batch_size: AtLeast1 = 128
-    per_device_train_batch_size: AtLeast1 | None = None  # None = the generation batch
+    # None = the generation batch; a CPU takes a large one in passes, for the same gradient
+    per_device_train_batch_size: AtLeast1 | None = None
     gradient_accumulation_steps: AtLeast1 = 1
     num_iterations: AtLeast1 = 1
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from grpo_kit.decoder import GroupedDecoding, can_read, length_parts, packed_states
+from grpo_kit.decoder import GroupedDecoding, can_read, filler, length_parts, packed_states
 
 if TYPE_CHECKING:
     from grpo_kit.models import Policy
@@ -350,7 +350,13 @@ def token_logps(head, hidden: Tensor, targets: Tensor, temperature: float) -> tu
     if type(head) is not torch.nn.Linear:
         problem = f"the model's head is a {type(head).__name__}, not a plain Linear"
         raise ValueError(f"{problem}: train without an adapter on the head.")
-    return _TokenLogps.apply(hidden, head.weight, head.bias, targets, temperature)
+    m, rest = len(targets), 0
+    if hidden.device.type == "cpu":
+        rest = filler(m, arithmetic(head.weight))
+    hidden = torch.nn.functional.pad(hidden, (0, 0, 0, rest))
+    targets = torch.nn.functional.pad(targets, (0, rest))
+    logps, entropies = _TokenLogps.apply(hidden, head.weight, head.bias, targets, temperature)
+    return logps[:m], entropies[:m]
 
 
 class _TokenLogps(torch.autograd.Function):
@@ -390,8 +396,11 @@ class _TokenLogps(torch.autograd.Function):
             chunks = [(slice(0, len(targets)), None, None)]
         for rows, logits, _ in chunks:
             grad = grad_logps[rows, None] / ctx.temperature
-            probs = kept if logits is None else logits.sub_(normalisers[rows, None]).exp_()
-            grad_logits = (probs * -grad).scatter_add_(1, targets[rows, None], grad)
+            if logits is None:
+                grad_logits = kept * -grad
+            else:
+                grad_logits = logits.sub_(normalisers[rows, None]).exp_().mul_(-grad)
+            grad_logits.scatter_add_(1, targets[rows, None], grad)
             if needs_bias:
                 grad_bias += grad_logits.sum(dim=0)
             grad_logits = grad_logits.to(ctx.dtype)

@@ -70,6 +70,8 @@ def test_the_command_line_imports_nothing_heavy():
         ("run verification --profile colab", "profile 'colab' sets no max_generated_tokens"),
         ("evaluate --task mmlu", "unknown task 'mmlu': choose one of word_problems, gsm8k"),
         ("evaluate --task gsm8k --data nowhere", "there is no file 'nowhere/train.jsonl'"),
+        ("bench --size 7", "--size is for --scaling, and one of 0.3 M, 0.8 M"),
+        ("speedrun --change speed=9", "speed is 9; GRPOConfig has no such field"),
         ("speedrun --entry bike", "there is no entry 'bike': choose among kit"),
         ("plan --gpu Z80", "'Z80' is not one of 'T4', 'L4'"),
         ("plan --mean-share 0", "--mean-share"),

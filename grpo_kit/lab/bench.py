@@ -79,13 +79,21 @@ def run(output_dir: Path, policy_dir: Path, *, steps: int = 10, quick: bool = Fa
     return result
 
 
-def run_scaling(output_dir: Path, quick: bool = False) -> dict:
-    """Measure every point; write `scaling.json` and `scaling.png`, and return the numbers."""
+def run_scaling(output_dir: Path, quick: bool = False, only: str | None = None) -> dict:
+    """Measure every point; write `scaling.json` and `scaling.png`, and return the numbers.
+
+    `only`: the points of this size; the others stay as they are in the file.
+    """
     from grpo_kit.lab.planner import shape_of
 
-    output_dir, rows = make_output_dir(output_dir), []
+    path, rows = make_output_dir(output_dir) / "scaling.json", []
+    if only and path.exists():
+        rows += [row for row in json.loads(path.read_text())["rows"] if row["size"] != only]
     result, threads = {"machine": machine(), "rows": rows}, torch.get_num_threads()
+    order = [_point({"axis": axis, "size": size} | vars(of)) for axis, size, of in points(quick)]
     for axis, size, config in points(quick):
+        if only not in (None, size):
+            continue
         print(f"{axis}: {size}, {config.num_generations} a group", flush=True)
         torch.set_num_threads(2 if size == SMOL else threads)
         with tempfile.TemporaryDirectory() as folder:
@@ -94,10 +102,15 @@ def run_scaling(output_dir: Path, quick: bool = False) -> dict:
             about = {"parameters": shape_of(folder).parameters, "size": size, "axis": axis}
             about |= {"num_generations": config.num_generations, "limits": limits}
             rows.append(about | {"limit": limit_of(model, config, limits, step)} | step)
-        write_atomic(output_dir / "scaling.json", json.dumps(result, indent=1))
+        rows.sort(key=lambda row: order.index(_point(row)))
+        write_atomic(path, json.dumps(result, indent=1))
     torch.set_num_threads(threads)
-    figure(rows).savefig(output_dir / "scaling.png", dpi=120)
+    figure(rows).savefig(path.with_suffix(".png"), dpi=120)
     return result
+
+
+def _point(row: dict) -> tuple:
+    return tuple(row[k] for k in ("axis", "size", "num_generations", "max_completion_length"))
 
 
 def machine() -> dict[str, Any]:

@@ -70,6 +70,8 @@ def test_every_point_is_measured_and_told(quick, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "measure_limits", lambda: limits)
     result = bench.run_scaling(tmp_path, quick)
     assert json.loads((tmp_path / "scaling.json").read_text()) == result
+    again = bench.run_scaling(tmp_path, quick, only="0.3 M")  # the others stay
+    assert again["rows"] == result["rows"]
     assert len(result["rows"]) == len(bench.points(quick))
     assert (tmp_path / "scaling.png").stat().st_size > 5_000
     if not quick:

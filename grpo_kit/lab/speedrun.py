@@ -172,8 +172,7 @@ def report(result: dict) -> str:
     """The entries as a Markdown table, the fastest first."""
     from grpo_kit.lab.summary import markdown_table, number
 
-    entries = sorted(result["entries"].items(), key=lambda item: item[1]["seconds"] or math.inf)
-    rows = []
+    entries, rows = _fastest_first(result), []
     for name, entry in entries:
         each = " / ".join(number(one["seconds"]) for one in entry["runs"])
         changes = ", ".join(f"`{k}={v}`" for k, v in entry["changes"].items())
@@ -183,23 +182,29 @@ def report(result: dict) -> str:
     return f"{table}\nOn {' and '.join(machines)}.\n"
 
 
+def _fastest_first(result: dict) -> list[tuple[str, dict]]:
+    return sorted(result["entries"].items(), key=lambda item: item[1]["seconds"] or math.inf)
+
+
 def figure(result: dict):
     """pass@1 over seconds, a line a seed, an entry a colour: a matplotlib figure."""
     from matplotlib.figure import Figure
 
     from grpo_kit.course.plots import COLOUR_BLIND_SAFE
+    from grpo_kit.lab.summary import number
 
     drawing = Figure(figsize=(8, 4), layout="constrained")
     axes = drawing.subplots()
-    for colour, (name, entry) in zip(COLOUR_BLIND_SAFE, result["entries"].items(), strict=False):
+    named = _fastest_first(result)
+    for colour, (name, entry) in zip(COLOUR_BLIND_SAFE[1:], named, strict=False):
+        label = f"{name}: {number(entry['seconds'])} s"
         for one in entry["runs"]:
             seconds, problems, means, *_ = zip(*one["curve"], strict=True)
-            axes.plot(seconds, means, color=colour, alpha=0.7, marker="o", markersize=3)
-        axes.annotate(
-            name, (seconds[-1], means[-1]), xytext=(6, 0), textcoords="offset points",
-            color=colour, va="center",
-        )  # fmt: skip
-    axes.margins(x=0.08)
+            axes.plot(
+                seconds, means, color=colour, alpha=0.7, marker="o", markersize=3, label=label
+            )
+            label = None
+    axes.legend(loc="lower right", title="median", frameon=False)
     axes.axhline(result["target"], color="grey", linestyle=":")
     axes.set(xlabel="seconds since the process began", ylabel="held-out pass@1", ylim=(0, 1))
     axes.spines[["top", "right"]].set_visible(False)

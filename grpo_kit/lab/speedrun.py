@@ -147,8 +147,7 @@ def run(output_dir: Path, entries: Mapping[str, Entry], seeds: Sequence[int]) ->
     path = make_output_dir(output_dir) / "speedrun.json"
     result = json.loads(path.read_text()) if path.exists() else {"entries": {}}
     result |= {"target": TARGET, "samples": SAMPLES}
-    for name, entry in entries.items():
-        result["entries"][name] = asdict(entry) | where_it_ran() | {"runs": []}
+    fresh: dict[str, dict] = {}  # an entry in the file is replaced when its first run has ended
     for seed in seeds:
         for name, entry in entries.items():
             print(f"{name}, seed {seed} ...", flush=True)
@@ -158,7 +157,8 @@ def run(output_dir: Path, entries: Mapping[str, Entry], seeds: Sequence[int]) ->
             if done.returncode:
                 problem = f"entry {name!r}, seed {seed}, ended with exit code {done.returncode}"
                 raise RuntimeError(f"{problem}: its error is above; the runs before are in {path}.")
-            of = result["entries"][name]
+            of = fresh.setdefault(name, asdict(entry) | where_it_ran() | {"runs": []})
+            result["entries"][name] = of
             of["runs"].append(json.loads(done.stdout.splitlines()[-1]))
             seconds = median(one["seconds"] or math.inf for one in of["runs"])
             of["seconds"] = seconds if math.isfinite(seconds) else None

@@ -112,7 +112,8 @@ def test_goals_are_judged_by_what_was_measured(tmp_path):
         }  # fmt: skip
 
     rows = [row("3 M", 1.9, 9, 4096), row("30 M", 3, 1.25, 1024), row(bench.SMOL, 7, 2, 4608)]
-    (tmp_path / "scaling.json").write_text(json.dumps({"rows": rows}))
+    scaling = {"rows": rows, "machine": RESULT["machine"]}
+    (tmp_path / "scaling.json").write_text(json.dumps(scaling))
     text = bench.goals(tmp_path)
     assert "| every point of the grid, TRL / kit | 1.90 | ≥ 2 | no |" in text
     assert text.count("| its memory, kit / TRL |") == 2 and "| 0.50 | ≤ 0.6 | yes |" in text
@@ -120,6 +121,14 @@ def test_goals_are_judged_by_what_was_measured(tmp_path):
     assert "| share of the limit at 30 M | 0.80 | ≥ 0.6 | yes |" in text
     assert "| share of the limit at 135 M | 0.50 | ≥ 0.6 | no |" in text
     assert "| 135 M, TRL / kit | 7.00 | ≥ 6 | yes |" in text and "| its GiB | 4.50 |" in text
+    for row in rows:
+        row["limit"] |= {"generation": 0.4, "update": 0.4}
+        row["median_seconds"]["kit"] |= {"generation": 1.0, "update": 0.8}
+    scaling["machine"] = RESULT["machine"] | {"accelerator": "a GPU"}
+    (tmp_path / "scaling.json").write_text(json.dumps(scaling))
+    text = bench.goals(tmp_path)
+    assert "| 135 M, generation, share of the limit | 0.40 | ≥ 0.5 | no |" in text
+    assert "| 135 M, update, share of the limit | 0.50 | ≥ 0.45 | yes |" in text
 
 
 def test_a_profile_tells_parts_and_operators_apart():

@@ -399,16 +399,17 @@ def bench(
     profile: Annotated[bool, Option("--profile", help="Where a step's time goes.")] = False,
 ) -> None:
     """Measure the time and the memory of the kit's step beside TRL's."""
-    from grpo_kit.lab import bench
+    from grpo_kit.lab import bench, step_profile
+    from grpo_kit.lab import scaling as growth
 
     policy = policy or data_dir() / "tiny-base"
     if profile:
-        typer.echo(bench.profile_report(bench.run_profile(output, policy)))
+        typer.echo(step_profile.report(step_profile.run(output, policy)))
         return
     if size and (not scaling or size not in bench.SIZES):
         raise ValueError(f"--size is for --scaling, and one of {', '.join(bench.SIZES)}")
     if scaling:
-        typer.echo(bench.scaling_report(bench.run_scaling(output, quick, size)))
+        typer.echo(growth.report(growth.run(output, quick, size)))
     else:
         typer.echo(bench.report(bench.run(output, policy, steps=steps, quick=quick)))
     typer.echo(bench.goals(output))

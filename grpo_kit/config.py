@@ -17,6 +17,7 @@ AtLeast0 = Annotated[int, Field(ge=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 LossType = Literal["grpo", "bnpo", "dapo", "dr_grpo", "cispo"]
 Level = Literal["token", "sequence"]
+Scale = Literal["group", "batch", "none", "mean"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 
 
@@ -84,7 +85,7 @@ class GRPOConfig:
     beta: NotNegative = 0.0
     use_bias_correction_kl: bool = True
     importance_sampling_level: Level = "token"
-    scale_rewards: Literal["group", "batch", "none", True, False] = "group"
+    scale_rewards: Scale | Literal[True, False] = "group"
     reward_weights: tuple[float, ...] | None = None
     multi_objective_aggregation: Aggregation = "sum_then_normalize"
     mask_truncated_completions: bool = False

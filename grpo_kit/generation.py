@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicLayer
 
 from grpo_kit.decoder import GroupedDecoding, can_read, filler, length_parts, packed_states
@@ -58,6 +59,28 @@ class Rollouts:
         cut = (tensor[rows, :width] for tensor in by_token)
         prompt_ids = [self.prompt_ids[i] for i in used.tolist()]
         return Rollouts(prompt_ids, prompt_index, *cut, self.finished[rows])
+
+    @staticmethod
+    def given(
+        prompt_ids: Sequence[Sequence[int]],
+        completions: Sequence[Sequence[int]],
+        policy: Policy,
+        num_generations: int = 1,
+    ) -> Rollouts:
+        """Completions that come from elsewhere, `num_generations` a prompt; their values are 0."""
+        device, ends = policy.device, {*policy.eos_token_ids}
+        lengths = torch.tensor([len(ids) for ids in completions], device=device)
+        padded = pad_sequence(
+            [torch.tensor(ids, device=device) for ids in completions],
+            batch_first=True, padding_value=policy.pad_token_id,
+        )  # fmt: skip
+        unknown = torch.zeros(padded.shape, device=device)
+        return Rollouts(
+            [list(ids) for ids in prompt_ids],
+            torch.arange(len(prompt_ids), device=device).repeat_interleave(num_generations),
+            padded, torch.arange(padded.shape[1], device=device) < lengths[:, None],
+            unknown, unknown, torch.tensor([ids[-1] in ends for ids in completions], device=device),
+        )  # fmt: skip
 
     @staticmethod
     def concatenate(parts: Sequence[Rollouts]) -> Rollouts:

@@ -19,6 +19,8 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import cached_file
 
+from grpo_kit import smollm2
+
 
 @dataclass
 class Policy:
@@ -38,11 +40,11 @@ class Policy:
         template's end of turn, which is neither of the others in Qwen2.5's base models."""
         ids = getattr(self.model.generation_config, "eos_token_id", None)
         ids = list(ids) if isinstance(ids, Sequence) else [ids]
-        ids += [self.tokenizer.eos_token_id, self._end_of_turn]
+        ids += [self.tokenizer.eos_token_id, self.end_of_turn]
         return sorted({token for token in ids if token is not None})
 
     @cached_property
-    def _end_of_turn(self) -> int | None:
+    def end_of_turn(self) -> int | None:
         """The special token that the chat template puts after an answer; None without one."""
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "said"}]
         try:
@@ -135,6 +137,7 @@ def load_policy(
     name_or_path: str | Path,
     *,
     revision: str | None = None,
+    adapter: str | Path | None = None,
     device: str = "cpu",
     dtype: str = "float32",
     lora_rank: int = 0,
@@ -142,19 +145,26 @@ def load_policy(
 ) -> Policy:
     """Load a policy from a local folder or the Hub; weights are safetensors only.
 
+    "smollm2" is SmolLM2-135M-Instruct from its package, see `smollm2`.
+
     Args:
         revision: commit on the Hub; ignored for a folder.
+        adapter: folder with LoRA weights of a warm-up, which are merged into the model's.
         dtype: of the weights, "float32" or "bfloat16", or "half", the device's 16-bit type. Train
             whole models in float32 (small updates vanish in 16 bits), LoRA bases in 16.
         lora_rank: rank of LoRA weights on all linear layers; 0 trains the model itself.
 
-    Raises RuntimeError where CUDA or the model is missing, ValueError for a tokenizer that does not
-    fit or has no chat template.
+    Raises RuntimeError where CUDA or the model is missing, ValueError for a tokenizer or an adapter
+    that does not fit or no chat template.
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         remedy = "take a machine with one, or the profile 'tiny', which runs on a CPU."
         raise RuntimeError(f"torch sees no CUDA GPU here to run {name_or_path} on: {remedy}")
     dtype = half_of(device) if dtype == "half" else getattr(torch, dtype)
+    if name_or_path == smollm2.NAME:
+        name_or_path = smollm2.converted()
+    elif name_or_path == smollm2.ON_HUB and revision is None:
+        revision = smollm2.REVISION
     model, tokenizer = _pretrained(name_or_path, revision, dtype, trust_remote_code)
     if tokenizer.chat_template is None:
         raise ValueError(f"the tokenizer of {name_or_path} has no chat template: set one, save it.")
@@ -162,6 +172,8 @@ def load_policy(
     if ids > rows:
         problem = f"the tokenizer of {name_or_path} has {ids} tokens and the model {rows}"
         raise ValueError(f"{problem}: they are of different revisions; fetch both of one commit.")
+    if adapter:
+        model = _merged(model, adapter)
     if lora_rank:
         model = _with_lora(model, lora_rank)
     return Policy(model.to(device), tokenizer)
@@ -189,6 +201,17 @@ def _pretrained(name_or_path: str | Path, revision, dtype, trust_remote_code) ->
         if is_folder:
             reason = f"{error} (weights are taken as safetensors only)"
         raise RuntimeError(f"cannot load {name_or_path}: {reason}") from error
+
+
+def _merged(model: Any, adapter: str | Path) -> Any:
+    """The model with an adapter's LoRA weights added to its own."""
+    from peft import PeftModel
+
+    try:
+        return PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    except (ValueError, OSError, RuntimeError, SafetensorError) as error:
+        problem = f"the adapter in {adapter} cannot be added to this model"
+        raise ValueError(f"{problem} ({str(error).splitlines()[0]:.200}).") from error
 
 
 def _with_lora(model: Any, rank: int) -> Any:

@@ -14,10 +14,11 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from grpo_kit.config import Level, LossType
+from grpo_kit.config import Level, LossType, Scale
 
 LOSS_TYPES = get_args(LossType)
 IMPORTANCE_SAMPLING_LEVELS = get_args(Level)
+SCALES = get_args(Scale)
 
 # --- 1. rewards -----------------------------------------------------------------------------------
 
@@ -59,13 +60,16 @@ def group_advantages(
         num_generations: G; the completions of one prompt stand together.
         scale_rewards: "group" divides by the std of the group, "batch" by that of all N rewards
             (arXiv 2508.08221), "none" by nothing (Dr. GRPO, arXiv 2503.20783: the std overweights
-            questions that are too easy or too hard). True and False mean "group" and "none".
+            questions that are too easy or too hard), "mean" by the group's mean (MaxRL, arXiv
+            2602.02710: of rewards 0 and 1 the gradient is that of log(pass rate), expanded to order
+            G - 1: a rarely solved question counts more). True and False mean "group" and "none".
 
     Returns (N,) float, finite. Raises ValueError for what does not fit or is infinite.
     """
     scale_rewards = {True: "group", False: "none"}.get(scale_rewards, scale_rewards)
-    if scale_rewards not in ("group", "batch", "none"):
-        raise ValueError(f"scale_rewards is {scale_rewards!r}; choose 'group', 'batch' or 'none'.")
+    if scale_rewards not in SCALES:
+        known = ", ".join(map(repr, SCALES))
+        raise ValueError(f"scale_rewards is {scale_rewards!r}; choose among {known}.")
     if rewards.ndim != 1 or not rewards.is_floating_point():
         given = f"{rewards.dtype} of shape {tuple(rewards.shape)}"
         raise ValueError(f"rewards is {given}; give one float a completion, shape (N,).")
@@ -74,6 +78,9 @@ def group_advantages(
         raise ValueError(f"{len(rewards)} rewards cannot be cut into {groups}; give complete ones.")
     if torch.isinf(rewards).any():
         raise ValueError("rewards holds an infinity; give finite values, or NaN for 'not scored'.")
+
+    if scale_rewards == "mean" and (rewards < 0).any():
+        raise ValueError("scale_rewards='mean' divides by a mean reward: give none below 0.")
 
     groups = rewards.view(-1, num_generations)
     scored = ~groups.isnan()
@@ -84,6 +91,8 @@ def group_advantages(
         centred = centred / (_nanstd(groups, dim=1) + eps)
     elif scale_rewards == "batch":
         centred = centred / (_nanstd(rewards, dim=0) + eps)
+    elif scale_rewards == "mean":
+        centred = centred / (groups.nanmean(dim=1, keepdim=True) + eps)
     return torch.where(scored & (highest > lowest), centred, 0.0).view(-1)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from grpo_kit import tasks
@@ -22,7 +23,7 @@ class Profile:
     name: str
     machine: str
     config: GRPOConfig
-    policy: str  # a folder of the kit's data, or a Hub name
+    policy: str  # a folder of the kit's data, "smollm2", or a Hub name
     revision: str | None = None
     device: str = "cpu"
     dtype: str = "float32"
@@ -33,17 +34,34 @@ class Profile:
     judge: str = "tiny"  # a frozen tiny base, "self" (any frozen policy), or a model's name
     roles: str = "tiny"  # of Flow-GRPO, the frozen ones: as for the judge
     threads: int | None = None  # torch threads that the notebooks set
+    # task -> the kit's folder with the LoRA weights of its warm-up; without any, none is needed
+    adapters: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def adapter(self) -> str | None:
+        """The folder of the task's warm-up. ValueError where there are others but not this one."""
+        if self.adapters and self.task not in self.adapters:
+            known = f"profile {self.name!r} is warmed up for {', '.join(self.adapters)}"
+            raise ValueError(f"{known}, not for {self.task}: choose one of them.")
+        return self.adapters.get(self.task)
+
+    def with_skills(self) -> Profile:
+        """This profile on the task whose warm-up taught to judge, verify and plan too."""
+        return replace(self, task="word_problems") if self.adapters else self
 
     def load_policy(self) -> Policy:
         """The policy, ready to train. Raises RuntimeError if the machine lacks what it needs."""
         from grpo_kit.models import load_policy
+        from grpo_kit.smollm2 import NAME
 
         path = data_dir() / self.policy
-        if "/" not in self.policy and not path.is_dir():  # a folder of the kit's, not a Hub name
+        if "/" not in self.policy and self.policy != NAME and not path.is_dir():
             remedy = "build it with `grpo-kit pretrain` and give its folder, `--policy runs/base`"
             raise RuntimeError(f"{path}, which profile {self.name!r} trains, is missing: {remedy}.")
         options = {"revision": self.revision, "device": self.device}
         options |= {"dtype": self.dtype, "lora_rank": self.lora_rank}
+        if self.adapter:
+            options["adapter"] = data_dir() / self.adapter
         policy = load_policy(path if path.is_dir() else self.policy, **options)
         policy.compute_in(self.config.bf16)
         return policy
@@ -109,6 +127,14 @@ _PROFILES = (
         config=GRPOConfig(
             learning_rate=2e-4, lr_scheduler_type="constant_with_warmup", warmup_steps=5,
             max_completion_length=64,
+        ),
+    ),
+    Profile(
+        "smol", "2 CPU cores, a real model", policy="smollm2", threads=2, task="svamp",
+        adapters={"svamp": "smol-svamp", "word_problems": "smol-skills"},
+        config=GRPOConfig(
+            learning_rate=1e-5, lr_scheduler_type="constant_with_warmup", warmup_steps=3,
+            generation_batch_size=64, max_completion_length=48, bf16="auto", eval_prompts=300,
         ),
     ),
     Profile(

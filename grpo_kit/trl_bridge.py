@@ -69,6 +69,9 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
     for name, (only, why) in REFUSED.items():
         if (value := getattr(config, name)) != only and name not in known:
             raise ValueError(f"{name} is {value!r}, which TRL's trainer does not have: {why}.")
+    if config.scale_rewards == "mean":
+        remedy = "choose 'group', 'batch' or 'none', or the kit's trainer"
+        raise ValueError(f"scale_rewards is 'mean', which TRL's trainer does not have: {remedy}.")
     if config.sampling_backend == "continuous" and any(
         p.requires_grad and p.dtype == torch.float32 for p in policy.model.parameters()
     ):

@@ -1,5 +1,6 @@
 """What every test may rely on: one thread, no network, no window, a fixed seed."""
 
+import gzip
 import os
 import socket
 import subprocess
@@ -17,6 +18,8 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import pytest
 from hypothesis import settings
+
+from grpo_kit.paths import data_dir
 
 # on a busy machine a deadline fails tests for their timing, not their outcome
 settings.register_profile("no_deadline", deadline=None)
@@ -118,10 +121,9 @@ def served(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def gsm8k_folder() -> Path:
-    """Real GSM8K rows, which the project does not carry."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "gsm8k"
-    path = Path(os.environ.get("GRPO_KIT_GSM8K") or beside)
-    if not (path / "test.jsonl").is_file():
-        pytest.skip("no real GSM8K rows: set GRPO_KIT_GSM8K to a folder of train and test.jsonl")
-    return path
+def gsm8k_folder(tmp_path_factory) -> Path:
+    """The shipped GSM8K rows, unpacked."""
+    folder = tmp_path_factory.mktemp("gsm8k")
+    for packed in (data_dir() / "gsm8k").glob("*.gz"):
+        (folder / packed.stem).write_bytes(gzip.decompress(packed.read_bytes()))
+    return folder

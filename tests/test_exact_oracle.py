@@ -138,6 +138,16 @@ def test_std_rescales_the_gradient_of_a_binary_reward_but_keeps_its_direction(si
     assert_same(got, -factor / STEPS * gradient(expected(BINARY)))
 
 
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_groups_mean_as_divisor_climbs_the_log_of_the_pass_rate(size):
+    # MaxRL: the sum over k < G of (1 - p)^(k - 1) grad p, grad log p for G without end. The
+    # mean contains the completion's own reward; without that the sum would go to G.
+    p = expected(BINARY)
+    orders = sum((1 - p.item()) ** k for k in range(size - 1))
+    got = mean_over_all_groups(size, "mean", BINARY, "dr_grpo")
+    assert_same(got, -orders / STEPS * gradient(p))
+
+
 def test_std_in_groups_of_two_maximises_the_probability_of_winning():
     # (R1 - R2) / 2 / std = sign(R1 - R2) / sqrt(2): only the order counts. For a graded reward this
     # is the gradient of P(R1 > R2) - P(R1 < R2) against a frozen opponent, no longer that of E[R].

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from grpo_kit.objective import (
     IMPORTANCE_SAMPLING_LEVELS,
     LOSS_TYPES,
+    SCALES,
     aggregate,
     combine_rewards,
     decoupled_advantages,
@@ -27,7 +28,7 @@ from grpo_kit.objective import (
 NAN = math.nan
 of_each_loss = pytest.mark.parametrize("loss_type", LOSS_TYPES)
 of_each_level = pytest.mark.parametrize("level", IMPORTANCE_SAMPLING_LEVELS)
-of_each_scale = pytest.mark.parametrize("scale", ["group", "batch", "none"])
+of_each_scale = pytest.mark.parametrize("scale", SCALES)
 EXTRA = {"dr_grpo": {"max_completion_length": 7}, "cispo": {"epsilon_high": 1.1}}  # needed there
 
 
@@ -130,6 +131,7 @@ def test_advantages_are_finite_centred_and_blind_to_an_offset(batch, offset):
 @given(st.lists(reward, min_size=2, max_size=6))
 def test_unscored_completions_might_as_well_not_be_there(scale, group):
     rewards = torch.tensor(group, dtype=torch.float64)
+    rewards = rewards.abs() if scale == "mean" else rewards
     scored = rewards[~rewards.isnan()]
     if len(scored):
         got = group_advantages(rewards, len(group), scale)[~rewards.isnan()]
@@ -304,7 +306,8 @@ def test_importance_weights_are_truncated_from_above_only():
         (group_advantages, {"num_generations": 3}, "4 rewards cannot be cut.*num_generations=3"),
         (group_advantages, {"rewards": torch.ones(2, 2)}, r"shape \(2, 2\)"),
         (group_advantages, {"rewards": torch.tensor([1.0, math.inf])}, "infinity"),
-        (group_advantages, {"scale_rewards": "std"}, "scale_rewards is 'std'; choose 'group'"),
+        (group_advantages, {"scale_rewards": "std"}, "choose among 'group'"),
+        (group_advantages, {"scale_rewards": "mean", "rewards": -torch.ones(4)}, "none below 0"),
         (kl_estimate, {"ref_logps": torch.zeros(4, 1)}, "score the same tokens"),
         (kl_estimate, {"kind": "k4"}, "kind is 'k4'; choose 'k1'"),
         (policy_loss, {"loss_type": "ppo"}, "loss_type is 'ppo'; choose one of grpo, bnpo"),

@@ -130,7 +130,7 @@ def episode_advantages(
     """
     if per not in PER or scale_rewards == "batch":
         given = f"per is {per!r} and scale_rewards {scale_rewards!r}"
-        raise ValueError(f"{given}; choose 'trajectory' or 'turn', and 'group' or 'none'.")
+        raise ValueError(f"{given}; choose 'trajectory' or 'turn', and 'group', 'none' or 'mean'.")
     groups = defaultdict(list)
     for i, episode in enumerate(episodes):
         groups[episode.group_id].append(i)

@@ -32,7 +32,7 @@ def grade_maths(text: str, gold: str) -> tuple[bool, bool]:
 
 
 # By task or test set; the test set of competition_math is math500.
-GRADES = {"word_problems": grade_number, "gsm8k": grade_number,
+GRADES = {"word_problems": grade_number, "svamp": grade_number, "gsm8k": grade_number,
           "competition_math": grade_maths, "math500": grade_maths}  # fmt: skip
 
 

@@ -71,6 +71,7 @@ class Experiment:
     evaluations: int = 6  # in equal steps, besides the first
     x: str = "step"  # of curves; "num_generated_tokens" where arms have equal budgets of tokens
     task: Callable[[], Task] | None = None  # in place of the profile's
+    skills: bool = False  # wants a policy that can judge, verify or plan, see `with_skills`
     show: Callable[[Trained], list[dict]] = lambda trained: []  # a few held-out answers to read
 
     def setting(self, profile: Profile, arm: str) -> tuple[Profile, GRPOConfig]:
@@ -81,6 +82,7 @@ class Experiment:
         changes = self.arms[arm].profile
         if "policy" in changes and profile.device == "cpu":
             raise ValueError(f"arm {arm!r} wants a GPU: choose --profile colab or paper.")
+        profile = profile.with_skills() if self.skills else profile
         config = dataclasses.replace(profile.config, **self.sizes.get(profile.name, {}))
         if self.x == "num_generated_tokens" and config.max_generated_tokens is None:
             lacks = f"profile {profile.name!r} sets no max_generated_tokens"
@@ -94,11 +96,16 @@ class Experiment:
         chosen, config = map(dataclasses.asdict, self.setting(profile, arm))
         for name in ("name", "machine", "config", "threads", "data"):
             del chosen[name]
+        if adapters := chosen.pop("adapters"):
+            chosen["adapter"] = shipped_files(adapters[chosen["task"]])
         del config["save_steps"]  # when a checkpoint is saved decides nothing
         task = self.task.__name__ if self.task else chosen["task"]
         shipped = {"base": shipped_files(chosen["policy"]), "data": shipped_files(task)}
         options = self.arms[arm].options
         return rounded({**chosen, "task": task, **shipped, "options": options, **config})
+
+
+SHIPPED = (".safetensors", ".jsonl", ".gz", ".sqlite")
 
 
 @functools.cache
@@ -107,7 +114,7 @@ def shipped_files(folder: str) -> str | None:
     path = data_dir() / folder
     if "/" in folder or not path.is_dir():
         return None
-    files = sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".jsonl", ".sqlite"))
+    files = sorted(p for p in path.iterdir() if p.suffix in SHIPPED)
     return fingerprint([hashlib.sha256(file.read_bytes()).hexdigest() for file in files])
 
 

@@ -26,6 +26,7 @@ from pydantic.dataclasses import dataclass
 from grpo_kit.paths import results_dir, write_atomic
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+BASES = ("data/tiny-base", "data/smol-svamp", "data/smol-skills")
 NOTEBOOKS = "notebooks"  # the "experiment" of what notebooks measured, see `bands`
 PACKAGES = ("grpo-kit", "torch", "transformers", "numpy", "sentence-transformers", "trl")
 
@@ -131,7 +132,7 @@ def commit(checkout: str | Path = CHECKOUT) -> str:
 
     try:
         git("ls-files", "--error-unmatch", "grpo_kit/lab/records.py")
-        changed = git("status", "--porcelain", "--", "grpo_kit", "data/tiny-base")
+        changed = git("status", "--porcelain", "--", "grpo_kit", *BASES)
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return ""

@@ -28,18 +28,21 @@ class Task:
 
 
 def load(name: str, folder: str | os.PathLike | None = None) -> Task:
-    """A task by name: word_problems, or gsm8k or competition_math from `folder` or the Hub.
+    """A task by name: word_problems, svamp, gsm8k (all shipped), or competition_math (the Hub's).
 
-    Raises ValueError for another name or for a `folder` of word problems.
+    The last two can be read from a `folder`. Raises ValueError for another name, or for a `folder`
+    of a task that has none.
     """
     from grpo_kit.tasks.published import competition_math, gsm8k
+    from grpo_kit.tasks.svamp import svamp
     from grpo_kit.tasks.word_problems import word_problems
 
-    if name == "word_problems" and folder:
-        raise ValueError(f"the word problems come with the kit: leave out --data {folder}.")
-    tasks = {"word_problems": word_problems, "gsm8k": gsm8k, "competition_math": competition_math}
+    shipped = {"word_problems": word_problems, "svamp": svamp}
+    tasks = {**shipped, "gsm8k": gsm8k, "competition_math": competition_math}
     if name not in tasks:
         raise ValueError(f"unknown task {name!r}: choose one of {', '.join(tasks)}.")
+    if name in shipped and folder:
+        raise ValueError(f"{name} comes with the kit: leave out --data {folder}.")
     return tasks[name](folder) if folder else tasks[name]()
 
 

@@ -1,19 +1,22 @@
-"""Published tasks, from the Hub or from a folder with `train.jsonl` and `test.jsonl`.
+"""Published tasks, shipped, from the Hub, or from a folder with `train.jsonl` and `test.jsonl`.
 
-GSM8K: 7,473 train and 1,319 test grade-school problems with worked solutions; the gold answer
-follows `####` (Cobbe et al. 2021, arXiv 2110.14168, MIT licence). MATH: 12,000 competition problems
-to learn from (Hendrycks et al. 2021, arXiv 2103.03874, MIT licence) and MATH-500 to evaluate on,
-the 500 that Lightman et al. 2023 (arXiv 2305.20050) held out; answers in LaTeX.
+GSM8K (shipped): 7,473 train and 1,319 test grade-school problems with worked solutions; the gold
+answer follows `####` (Cobbe et al. 2021, arXiv 2110.14168, MIT licence). MATH (Hub): 12,000
+competition problems to learn from (Hendrycks et al. 2021, arXiv 2103.03874, MIT licence) and
+MATH-500 to evaluate on, the 500 that Lightman et al. 2023 (arXiv 2305.20050) held out; answers in
+LaTeX.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from grpo_kit.paths import data_dir
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.answers import parse_number
 
@@ -21,7 +24,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # On the Hub: name, configuration, commit.
-GSM8K = ("openai/gsm8k", "main", "740312add88f781978c0658806c59bc2815b9866")
 MATH_500 = ("HuggingFaceH4/MATH-500", None, "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be")
 # Not pinned: instead, `competition_math` checks that no test problem is among the rows.
 MATH_TRAIN = ("rasbt/math_full_minus_math500", None, None)
@@ -35,13 +37,15 @@ SYSTEM_PROMPT = (
 
 
 def gsm8k(folder: str | os.PathLike | None = None) -> Task:
-    """GSM8K from `folder`, as github.com/openai/grade-school-math has it, or from the Hub.
+    """GSM8K as it is shipped, or from `folder`, as github.com/openai/grade-school-math has it.
 
     Columns: `prompt`, `answer` (the gold number), `question`, and `solution` (as published, up to
-    `####`). Raises FileNotFoundError for a missing file, RuntimeError where the Hub does not give
-    the rows, ValueError for no row or a bad one, by its number.
+    `####`). Raises FileNotFoundError for a missing file, ValueError for no row or a bad one, by its
+    number.
     """
-    return Task("gsm8k", *(_read(folder, split, GSM8K, _gsm8k_row) for split in ("train", "test")))
+    folder = folder or data_dir() / "gsm8k"
+    splits = ("train", "test")
+    return Task("gsm8k", *(_read(folder, split, ("gsm8k",), _gsm8k_row) for split in splits))
 
 
 def competition_math(folder: str | os.PathLike | None = None) -> Task:
@@ -54,7 +58,10 @@ def competition_math(folder: str | os.PathLike | None = None) -> Task:
 
 
 def math500(folder: str | os.PathLike | None = None) -> Dataset:
-    """MATH-500: `prompt`, `answer` (LaTeX), `subject`, `level`. Raises as `gsm8k`."""
+    """MATH-500: `prompt`, `answer` (LaTeX), `subject`, `level`.
+
+    Raises as `gsm8k`, and RuntimeError where the Hub does not give the rows.
+    """
     return _read(folder, "test", MATH_500, _math_row)
 
 
@@ -94,11 +101,12 @@ def _read(folder, split: str, on_hub: tuple, convert: Callable[[dict], dict]) ->
         published = _from_hub(split, *on_hub)
     else:
         file = Path(folder).expanduser() / f"{split}.jsonl"
-        if not file.is_file():
+        packed = file.with_name(f"{file.name}.gz")
+        if not file.is_file() and not packed.is_file():
             remedy = f"put the rows of {on_hub[0]} there, one a line"
             raise FileNotFoundError(f"there is no file {str(file)!r}: {remedy}.")
-        lines = file.read_text(encoding="utf-8").split("\n")
-        published = [line for line in lines if line.strip()]
+        content = file.read_bytes() if file.is_file() else gzip.decompress(packed.read_bytes())
+        published = [line for line in content.decode().split("\n") if line.strip()]
     rows = []
     for i, row in enumerate(published, start=1):
         try:

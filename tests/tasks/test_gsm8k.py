@@ -1,4 +1,4 @@
-"""GSM8K: every published row, the folder and the Hub, and the error for whatever is amiss."""
+"""GSM8K: every published row; folders and the Hub, and the error for whatever is amiss."""
 
 import json
 import os
@@ -13,15 +13,15 @@ import huggingface_hub
 import pytest
 
 from grpo_kit.rewards import accuracy_reward, format_reward, parse_number
-from grpo_kit.tasks.published import GSM8K, gsm8k
+from grpo_kit.tasks.published import MATH_500, gsm8k, math500
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = {"question": "What is 40 + 8?", "answer": "40+8=<<40+8=48>>48\n#### 48"}
 
 
 @pytest.fixture(scope="session")
-def task(gsm8k_folder):
-    return gsm8k(gsm8k_folder)
+def task():
+    return gsm8k()
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_bad_row_is_named(make_folder, row, message):
 
 def test_empty_split_is_named_and_a_blank_last_line_is_no_row(make_folder):
     assert len(gsm8k(make_folder(ROW, "")).train) == 1
-    with pytest.raises(ValueError, match="the test split of openai/gsm8k is empty"):
+    with pytest.raises(ValueError, match="the test split of gsm8k is empty"):
         gsm8k(make_folder(ROW, test=()))
 
 
@@ -121,7 +121,7 @@ def hub(monkeypatch):
 
     def load_dataset(*args, **kwargs):
         hub.calls.append((args, kwargs))
-        return datasets.Dataset.from_list([ROW])
+        return datasets.Dataset.from_list([{"problem": "What is 40 + 8?", "answer": "48"}])
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
@@ -130,30 +130,30 @@ def hub(monkeypatch):
 
 
 def test_hub_is_asked_for_the_pinned_revision(hub):
-    assert gsm8k().test[0]["answer"] == "48"
-    assert [kwargs["revision"] for _, kwargs in hub.calls] == [GSM8K[2]] * 4
-    assert hub.calls[1][0] == GSM8K[:2]
+    assert math500()[0]["answer"] == "48"
+    assert [kwargs["revision"] for _, kwargs in hub.calls] == [MATH_500[2]] * 2
+    assert hub.calls[1][0] == MATH_500[:2]
 
 
 def test_unreachable_hub_is_told_at_once_and_with_a_way_out(hub):
     hub.error = ConnectionError("[Errno -2] Name or service not known")
     with pytest.raises(RuntimeError, match="ConnectionError.*local folder.*HF_HUB_OFFLINE=1"):
-        gsm8k()
+        math500()
     assert len(hub.calls) == 1, "load_dataset would retry for 30 s"
 
 
 OFFLINE = """
 import datasets
-from grpo_kit.tasks.published import GSM8K, gsm8k
+from grpo_kit.tasks.published import MATH_500, math500
 
 try:
-    gsm8k()
+    math500()
 except RuntimeError as error:
     print("first:", error)
 
 
 class Download(datasets.GeneratorBasedBuilder):
-    '''Leaves in the cache what a download of GSM8K leaves there.'''
+    '''Leaves in the cache what a download of MATH-500 leaves there.'''
 
     def _info(self):
         return datasets.DatasetInfo()
@@ -162,13 +162,13 @@ class Download(datasets.GeneratorBasedBuilder):
         return [datasets.SplitGenerator(name=split) for split in ("train", "test")]
 
     def _generate_examples(self):
-        yield 0, {"question": "?", "answer": "#### 1,080"}
+        yield 0, {"problem": "?", "answer": "1080"}
 
 
 Download(
-    dataset_name="gsm8k", config_name="main", repo_id=GSM8K[0], hash=GSM8K[2]
+    dataset_name="MATH-500", repo_id=MATH_500[0], hash=MATH_500[2]
 ).download_and_prepare()
-print("then:", gsm8k().test[0]["answer"])
+print("then:", math500()[0]["answer"])
 """
 
 
@@ -184,7 +184,7 @@ def run_python(code: str, **environment) -> str:
 
 def test_offline_mode_uses_the_cache_or_says_what_to_do(tmp_path):
     output = run_python(OFFLINE, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
-    assert "first: the Hub did not give the dataset 'openai/gsm8k'" in output
+    assert "first: the Hub did not give the dataset 'HuggingFaceH4/MATH-500'" in output
     assert "pass a local folder with train.jsonl and test.jsonl" in output
     assert "then: 1080" in output
 

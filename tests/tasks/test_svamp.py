@@ -1,0 +1,73 @@
+"""SVAMP as it is shipped: whole, split by bodies, its equations worked out."""
+
+import gzip
+import hashlib
+import json
+
+import pytest
+
+from grpo_kit.paths import data_dir
+from grpo_kit.tasks import load
+from grpo_kit.tasks.answers import is_correct
+from grpo_kit.tasks.svamp import masked_body, split_by_body, svamp, worked_out
+
+PUBLISHED = "5be77703a6d891ae476d7c082787ad361392aa02453b132516cdd5f4e7934e3e"
+
+
+@pytest.fixture(scope="module")
+def published() -> bytes:
+    return gzip.decompress((data_dir() / "svamp" / "SVAMP.json.gz").read_bytes())
+
+
+def test_the_shipped_file_is_the_published_one(published):
+    assert hashlib.sha256(published).hexdigest() == PUBLISHED
+
+
+def test_no_body_is_on_both_sides(published):
+    problems = json.loads(published)
+    splits = split_by_body(problems)
+    train, test = ({masked_body(p) for p in splits[name]} for name in ("train", "test"))
+    assert not train & test and len(train | test) > 500
+    assert sorted(p["ID"] for own in splits.values() for p in own) == sorted(
+        p["ID"] for p in problems
+    )
+    again = split_by_body(problems[::-1])  # the order of the file decides nothing
+    assert {p["ID"] for p in again["test"]} == {p["ID"] for p in splits["test"]}
+
+
+def test_bodies_are_alike_whatever_their_numbers():
+    one, other = ({"Body": text} for text in ("Tom had 1,200 pens. ", "Tom had 3.5 pens"))
+    assert masked_body(one) == masked_body(other) == "tom had # pens"
+
+
+def test_rows_have_what_rewards_and_the_warm_up_read():
+    task = svamp()
+    assert (len(task.train), len(task.test)) == (700, 300)
+    rows = [*task.train, *task.test]
+    assert all(
+        r["prompt"][-1]["content"] == r["question"] and r["answer"].isdecimal() for r in rows
+    )
+    wrong = [r["id"] for r in rows if not is_correct(r["solution"].split()[-1], r["answer"])]
+    assert wrong == ["chal-680"]  # as it was published
+    assert {r["kind"] for r in rows} == {
+        "Addition", "Subtraction", "Multiplication", "Common-Division"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("equation", "steps"),
+    [
+        ("( 76.0 - 25.0 )", "76 - 25 = 51"),
+        ("( ( 3.0 + 4.0 ) * 2.0 )", "3 + 4 = 7, 7 * 2 = 14"),
+        ("( 9.0 / ( 1.0 + 2.0 ) )", "1 + 2 = 3, 9 / 3 = 3"),
+        ("( 3.0 / 2.0 )", "3 / 2 = 1.5"),
+        ("8.0", "8"),
+    ],
+)
+def test_an_equation_is_worked_out_step_by_step(equation, steps):
+    assert worked_out(equation) == steps
+
+
+def test_it_comes_with_the_kit(tmp_path):
+    with pytest.raises(ValueError, match="svamp comes with the kit: leave out --data"):
+        load("svamp", tmp_path)

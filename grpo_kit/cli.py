@@ -205,7 +205,7 @@ def train(
 
         options |= trainer.vllm_options(vllm, vllm_share) if vllm else {}
         processes, sharded = trainer.join(chosen.device), trainer.is_sharded()
-    if chosen.device == "cuda":
+    if engine == "kit" or chosen.device == "cuda":
         sampler = {None: engine, "colocate": "trl+vllm", "server": "trl+vllm-server"}[vllm]
         check_room(chosen, gpus=processes, sharded=sharded, vllm_share=vllm_share, engine=sampler)
     trained = chosen.load_policy()

@@ -98,6 +98,7 @@ class GRPOConfig:
     # not in TRL's config
     max_generated_tokens: AtLeast1 | None = None  # stop after the step that reaches this many
     eval_prompts: AtLeast0 = 128  # the first rows of task.test
+    eval_prompts_between: AtLeast0 | None = None  # in the midst of a run; None = as many
     dynamic_sampling_rounds: AtLeast0 = 0  # DAPO: how often groups without spread are resampled
     importance_sampling_cap: float | None = None  # truncated importance sampling, C
     rollout_chunks: AtLeast1 = 1  # parts of a batch; a part is judged while the next is sampled

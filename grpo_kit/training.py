@@ -50,6 +50,7 @@ def train(
     resume: bool = False,
     batch_source: Callable[[PromptBatches], Any] | None = None,
     measure: Callable[[Policy], dict[str, float]] | None = None,
+    first: dict[str, float] | None = None,
 ) -> Run:
     """Train `policy` in place by GRPO and return its history.
 
@@ -63,6 +64,7 @@ def train(
         batch_source: builds the training batches. Gets the default `PromptBatches`, whose interface
             it must match, e.g. `partial(SelfVerification, strategy="mixed")`.
         measure: numbers of the policy to log wherever it is evaluated.
+        first: what the policy measures before its first step, where that is known.
 
     Raises:
         ValueError: something does not fit together; said before any compute where possible.
@@ -82,12 +84,14 @@ def train(
         generator.set_state(checkpoint["generator"].cpu())
     step = checkpoint["step"] if checkpoint else 0
 
-    def evaluated() -> dict[str, float]:
+    def evaluated(between: bool = False) -> dict[str, float]:
         measured = measure(policy) if measure else {}
-        return evaluate(policy, task.test, config, seed=seed) | measured
+        rows = eval_rows(task, config, between)
+        return evaluate(policy, rows, config, seed=seed) | measured
 
     if not files.run.history and config.eval_on_start:
-        files.log({"step": 0, "num_generated_tokens": 0, **evaluated()})
+        first = evaluated() if first is None else first
+        files.log({"step": 0, "num_generated_tokens": 0, **first})
     progress = progress_bar(config, step, backends.choose(policy, config.sampling_backend))
     try:
         while (spent := _spent(config, step, files.tokens)) < 1:
@@ -113,7 +117,7 @@ def train(
             row["step_time"] = time.perf_counter() - started
             last = _spent(config, step, tokens) == 1
             if last or (config.eval_steps and step % config.eval_steps == 0):
-                row |= evaluated()
+                row |= evaluated(between=not last)
             files.log(row)
             if last or (config.save_steps and step % config.save_steps == 0):
                 sources = {"batch_source": source.state_dict(), "generator": generator.get_state()}
@@ -608,6 +612,12 @@ def _cut(values: Tensor | None, rows: Tensor, logps: Tensor) -> Tensor | None:
 # --- evaluate -------------------------------------------------------------------------------------
 
 
+def eval_rows(task: Task, config: GRPOConfig, between: bool) -> Any:
+    """The test rows of an evaluation, `between` a run's ends or at one of them."""
+    fewer = config.eval_prompts_between if between else None
+    return task.test if fewer is None else task.test.select(range(min(fewer, len(task.test))))
+
+
 def pass_at_k(n: int, correct: int, k: int) -> float:
     """Unbiased estimate of the chance that one of k samples is right, from `correct` of n.
 
@@ -630,9 +640,9 @@ def evaluate(
 
     A completion is right if the reward `correct` is 1. Samples are drawn at `config.temperature`,
     `config.num_generations_eval` a prompt (k is that number), with a generator of their own, so
-    that evaluating changes nothing of the training. {} for a dataset without the column `answer`.
+    that evaluating changes nothing of the training. {} without rows or the column `answer`.
     """
-    if "answer" not in dataset.column_names or not config.eval_prompts:
+    if "answer" not in dataset.column_names or not config.eval_prompts or not len(dataset):
         return {}
     rows = dataset.select(range(min(config.eval_prompts, len(dataset))))
     prompts, examples, samples = rows["prompt"], list(rows), config.num_generations_eval

@@ -36,7 +36,14 @@ from grpo_kit.paths import make_output_dir, write_atomic
 from grpo_kit.rewards.scoring import finite_values, is_coroutine, reward_name
 from grpo_kit.runs import RUN, Run, RunFiles
 from grpo_kit.tasks import Task
-from grpo_kit.training import PromptBatches, evaluate, progress_bar, run_start, show_progress
+from grpo_kit.training import (
+    PromptBatches,
+    eval_rows,
+    evaluate,
+    progress_bar,
+    run_start,
+    show_progress,
+)
 
 REFUSED = {  # field -> the value that TRL's trainer has, and why there is no other
     "max_generated_tokens": (None, "TRL counts steps only: give max_steps"),
@@ -50,7 +57,8 @@ REFUSED = {  # field -> the value that TRL's trainer has, and why there is no ot
 # (TRL samples a batch at once), the others are read by the callback below.
 OURS = ("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "reward_weights",
         "rollout_chunks", "sampling_backend", "eval_steps", "eval_on_start", "eval_prompts",
-        "num_generations_eval", "save_steps", "max_unscored_steps", "bf16")  # fmt: skip
+        "eval_prompts_between", "num_generations_eval", "save_steps", "max_unscored_steps",
+        "bf16")  # fmt: skip
 _NAMES = tuple(field.name for field in fields(GRPOConfig))
 SAME = tuple(name for name in _NAMES if name not in (*REFUSED, *OURS))  # called as in TRL
 STARTED = "started.json"  # what a run is, for the one that would resume it
@@ -366,12 +374,12 @@ class _Watcher(TrainerCallback):
         if PartialState().is_main_process:
             self.files.finish()
 
-    def _evaluated(self) -> dict[str, float]:
+    def _evaluated(self, between: bool = False) -> dict[str, float]:
         if is_sharded():  # no process has all weights, so none can sample alone
             return {}
         measured = self.measure(self.policy) if self.measure else {}
-        seed = self.files.run.seed
-        return evaluate(self.policy, self.task.test, self.config, seed=seed) | measured
+        rows, seed = eval_rows(self.task, self.config, between), self.files.run.seed
+        return evaluate(self.policy, rows, self.config, seed=seed) | measured
 
     def on_train_begin(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:
@@ -403,7 +411,7 @@ class _Watcher(TrainerCallback):
         scored = any(logs.get(f"rewards/{name}/mean") is not None for name in names)
         self.files.count_unscored(row, scored, names)
         if step == config.max_steps or (config.eval_steps and step % config.eval_steps == 0):
-            row |= self._evaluated()
+            row |= self._evaluated(between=step < config.max_steps)
         self.files.log(row)
         show_progress(self.progress, row)
 

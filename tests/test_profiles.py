@@ -53,3 +53,18 @@ def test_each_profile_has_agents_around_its_planner(policy, monkeypatch):
     monkeypatch.setenv("ROLES_KEY", "secret")
     role = PROFILES["paper"].load_agents(policy).verifier.model
     assert (role.model, role.base_url) == ("Qwen/Qwen2.5-7B-Instruct", "http://127.0.0.1:8000/v1")
+
+
+def test_a_real_model_is_warmed_up_for_the_task_at_hand():
+    smol = PROFILES["smol"]
+    assert smol.adapter == "smol-svamp" and smol.with_skills().adapter == "smol-skills"
+    assert PROFILES["tiny"].with_skills() is PROFILES["tiny"] and PROFILES["tiny"].adapter is None
+    with pytest.raises(ValueError, match="warmed up for svamp, word_problems, not for gsm8k"):
+        dataclasses.replace(smol, task="gsm8k").load_policy()
+
+
+def test_an_adapter_that_does_not_fit_is_named(saved_policy):
+    wrong = {"word_problems": "smol-skills"}
+    profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy), adapters=wrong)
+    with pytest.raises(ValueError, match="smol-skills cannot be added to this model"):
+        profile.load_policy()

@@ -116,7 +116,8 @@ def diversity_of(policy: Policy, task: Task, embedder, config: GRPOConfig) -> di
     """How different eight sampled answers to a held-out prompt are, the mean over 32 prompts.
 
     `distinct`: share of different texts; `styles`: effective number of the tiny world's styles, the
-    exponential of their entropy; `distance`: mean of 1 - cosine over the pairs of a group.
+    exponential of their entropy, 1 in another world; `distance`: mean of 1 - cosine over the pairs
+    of a group.
     """
     _, texts = _answers(policy, task, config)
     groups = [texts[i : i + 8] for i in range(0, len(texts), 8)]
@@ -332,10 +333,15 @@ ONE_PROBLEM = {
 }  # fmt: skip
 
 
-def _small(**changes: object) -> dict[str, dict]:
-    """Sizes of the reported runs: steps of 64 answers, which two cores make in a second."""
-    return {"tiny": {"generation_batch_size": 64, **changes}}
+def _small(smol: Mapping[str, object] | None = None, **changes: object) -> dict[str, dict]:
+    """Sizes of the reported runs: steps of 64 answers, which two cores make in a second.
 
+    `smol`: changes to what a run of the real model has, about eight minutes on one core.
+    """
+    return {"tiny": {"generation_batch_size": 64, **changes}, "smol": SMOL | (smol or {})}
+
+
+SMOL = {"max_steps": 12, "eval_steps": 0, "save_steps": 6}
 
 _experiment = partial(Experiment, show=answers_to_read)
 
@@ -343,7 +349,20 @@ EXPERIMENTS = {
     "basic": _experiment(
         "What does plain GRPO make of the base?",
         {"plain": PLAIN},
-        sizes={"tiny": {"max_steps": 50}}, evaluations=2,
+        sizes={"tiny": {"max_steps": 50}, "smol": SMOL | {"max_steps": 40}},
+        evaluations=2,
+    ),
+    "rare": _experiment(
+        "Where few answers are right, what do MaxRL's advantage, groups sampled again until they "
+        "differ, and larger groups bring, for as many tokens?",
+        {"plain": PLAIN,
+         "MaxRL": _arm("plain", {"scale_rewards": "mean"}),
+         "dynamic sampling": _arm("plain", {"dynamic_sampling_rounds": 2}),
+         "groups of 16": _arm("plain", {"num_generations": 16})},
+        x="num_generated_tokens", changes={"reward_weights": (1, 0)}, evaluations=4,
+        sizes={"smoke": {"max_generated_tokens": 2_000},
+               **_small({"max_steps": 200, "max_generated_tokens": 24_000},
+                        max_steps=200, max_generated_tokens=60_000)},
     ),
     "variants": _experiment(
         "From one base, on the same prompts: what does each variant make of it, at what cost?",
@@ -352,7 +371,7 @@ EXPERIMENTS = {
          "judge": _judged(1, 1, 1),
          "self-verification": _verified("mixed"),
          "P(Yes), no labels": _asked(changes=PAPER)},
-        sizes=_small(max_steps=80), evaluations=8,
+        sizes=_small(max_steps=80), evaluations=8, skills=True,
         curves=("eval/pass@1", "eval/pass@8", "entropy", "eval/mean_length"),
     ),
     "diversity": _experiment(
@@ -374,7 +393,7 @@ EXPERIMENTS = {
          "only correct": _judged(0, 0, 1, only_correct=True),
          "two judges": _arm("plain, judge, P(Yes)", {"reward_weights": (0, 0, 1, 1)}),
          "KL": _judged(0, 0, 1, beta=1.0)},
-        quality_of, sizes={**_small(max_steps=80), "paper": TRINITY},
+        quality_of, sizes={**_small(max_steps=80), "paper": TRINITY}, skills=True,
         curves=("rewards/quality_judge_reward/mean", "rewards/accuracy_reward/mean",
                 "eval/pass@1", "completions/mean_length"),
     ),
@@ -386,9 +405,10 @@ EXPERIMENTS = {
          "mixed, unfiltered": _verified("mixed", unfiltered),
          "mixed, undiversified": _verified("mixed", undiversified),
          "mixed, unbalanced": _verified("mixed", unbalanced)},
-        self_verified, watch=watch_verdicts, x="num_generated_tokens",
+        self_verified, watch=watch_verdicts, x="num_generated_tokens", skills=True,
         sizes={"smoke": {"max_generated_tokens": 2_000}, "paper": SELF_VERIFICATION,
-               **_small(max_steps=200, max_generated_tokens=130_000)},
+               **_small({"max_steps": 200, "max_generated_tokens": 20_000},
+                        max_steps=200, max_generated_tokens=130_000)},
         changes={"num_generations_eval": 4}, evaluations=20,
         curves=("eval/pass@1", "verdicts/accuracy", "verdicts/yes_rate", "eval/mean_length"),
     ),
@@ -401,15 +421,16 @@ EXPERIMENTS = {
          "truth 10 %": _asked(truth_fraction=0.1),
          "ensemble": _asked(evaluators="_ensemble"),
          "other question": _asked(STEPS_QUESTION)},
-        lambda t: overrated(t) | without_labels(t.run), watch=few_labels,
-        sizes=_small(max_steps=120), changes={"num_generations_eval": 4}, evaluations=10,
+        lambda t: overrated(t) | without_labels(t.run), watch=few_labels, skills=True,
+        sizes=_small({"eval_steps": 3}, max_steps=120),
+        changes={"num_generations_eval": 4}, evaluations=10,
         curves=("meta/p_yes", "eval/pass@1"),
     ),
     "engines": _experiment(
         "Does TRL's trainer, given the same config, learn as much as the kit's?",
         {"kit": PLAIN,
          "TRL": dataclasses.replace(_arm("plain", engine="TRL"), train=_trained_by_trl)},
-        sizes=_small(max_steps=40), evaluations=4,
+        sizes=_small({"max_steps": 6, "generation_batch_size": 32}, max_steps=40), evaluations=4,
     ),
     # an arm takes both cores, so its seconds count only with --processes 1
     "ahead": _experiment(
@@ -438,8 +459,9 @@ EXPERIMENTS = {
         partial(_gained, success="eval/pass@1", turns="eval/turns", tool_errors="eval/tool_errors"),
         watch=watch_episodes, show=episodes_to_read, task=tool_questions,
         sizes={"smoke": {"max_completion_length": 48}, "paper": AGENTFLOW,
-               **_small(max_steps=24, learning_rate=3e-4, max_completion_length=48)},
-        changes={"loss_type": "grpo", "eval_prompts": 0}, evaluations=3,
+               **_small({"max_steps": 4}, max_steps=24, learning_rate=3e-4,
+                        max_completion_length=48)},
+        changes={"loss_type": "grpo", "eval_prompts": 0}, evaluations=3, skills=True,
         curves=("reward", "eval/pass@1", "eval/turns", "eval/tool_errors"),
     ),
 }  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -24,13 +25,27 @@ from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from grpo_kit.config import GRPOConfig
-from grpo_kit.lab.records import Record, fingerprint, path_of, read, rounded, slug, where_it_ran
+from grpo_kit.lab.records import (
+    Record,
+    commit,
+    fingerprint,
+    path_of,
+    read,
+    rounded,
+    slug,
+    where_it_ran,
+)
 from grpo_kit.models import Policy
 from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
 from grpo_kit.profiles import Profile
 from grpo_kit.runs import CHECKPOINT, Run
 from grpo_kit.tasks import Task
 from grpo_kit.training import train
+
+TOKENS = "num_generated_tokens"
+# the settings that decide what an evaluation measures, besides policy, task and seed
+EVALUATION = ("eval_prompts", "num_generations_eval", "evaluation_batch_size", "temperature",
+              "max_completion_length", "bf16")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,11 +98,12 @@ class Experiment:
         if "policy" in changes and profile.device == "cpu":
             raise ValueError(f"arm {arm!r} wants a GPU: choose --profile colab or paper.")
         profile = profile.with_skills() if self.skills else profile
-        config = dataclasses.replace(profile.config, **self.sizes.get(profile.name, {}))
+        size = self.sizes.get(profile.name, {})
+        config = dataclasses.replace(profile.config, **size)
         if self.x == "num_generated_tokens" and config.max_generated_tokens is None:
             lacks = f"profile {profile.name!r} sets no max_generated_tokens"
             raise ValueError(f"{lacks}, and arms are compared at that: choose another profile.")
-        every = max(1, config.max_steps // self.evaluations)
+        every = size.get("eval_steps", max(1, config.max_steps // self.evaluations))
         rest = {"eval_steps": every, **self.changes, **self.arms[arm].changes}
         return dataclasses.replace(profile, **changes), dataclasses.replace(config, **rest)
 
@@ -206,8 +222,22 @@ class Job:
             options["measure"] = experiment.watch(profile, base, task, config)
         if arm.batch_source:
             options["batch_source"] = arm.batch_source(profile)
+        start = self._start_file(profile, config)
+        if arm.train is train and start.exists():
+            options["first"] = json.loads(start.read_text())
         run = arm.train(policy, task, rewards, config, **options)
+        first = {k: v for k, v in run.history[0].items() if k not in ("step", TOKENS)}
+        if arm.train is train and config.eval_on_start and not start.exists():
+            write_atomic(start, json.dumps(first))
         return Trained(run, policy, base, task, profile, config)
+
+    def _start_file(self, profile: Profile, config: GRPOConfig) -> Path:
+        """Where an arm keeps what it measured before its first step, for the others of its seed."""
+        decides = {name: getattr(config, name) for name in EVALUATION}
+        decides |= {"watch": self.experiment.watch and self.name, "task": self.experiment.task}
+        decides |= {"policy": profile.policy, "adapter": profile.adapter, "commit": commit()}
+        key = fingerprint({name: str(value) for name, value in decides.items()})
+        return make_output_dir(self.work / self.profile.name / "starts") / f"{key}-{self.seed}.json"
 
 
 def _commits(file: Path, now: str) -> str:

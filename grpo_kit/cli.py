@@ -288,8 +288,8 @@ def plan_run(
 
 @app.command()
 def run(
-    name: Annotated[str, Argument(help="basic, variants, diversity, judge, verification, meta, "
-                                       "flow, engines, ahead, or published (real models).")],
+    name: Annotated[str, Argument(help="basic, rare, variants, diversity, judge, verification, "
+                                       "meta, flow, engines, ahead, or published (real models).")],
     seeds: Annotated[str, Option(help="Seeds: 0-4, or 0,2,5-7.")] = "0-4",
     profile: ProfileName = "tiny",
     arm: Annotated[list[str] | None, Option(help="Only this arm; may be given again.")] = None,

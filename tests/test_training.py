@@ -275,6 +275,18 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one(new_policy, tmp_path, k
     assert torch.equal(weights_of(policy), weights_of(whole_policy))
 
 
+def test_fewer_problems_are_asked_between_the_ends_of_a_run(policy, tmp_path):
+    config = configure(max_steps=2, eval_steps=1, eval_prompts=3, eval_prompts_between=1)
+    run = train(policy, TASK, [even_ids], config, output_dir=tmp_path, seed=0)
+    assert [row["eval/n"] for row in run.history] == [3, 1, 3]
+
+
+def test_a_known_start_is_not_measured_again(policy, tmp_path):
+    config, first = configure(max_steps=1), {"eval/pass@1": 0.5}
+    run = train(policy, TASK, [even_ids], config, output_dir=tmp_path, seed=0, first=first)
+    assert run.history[0] == {"step": 0, "num_generated_tokens": 0, "eval/pass@1": 0.5}
+
+
 def test_the_prompts_come_once_an_epoch_in_changing_order(policy):
     prompts, later = (PromptBatches(policy, TASK, [even_ids], CONFIG, seed=0) for _ in range(2))
     epochs = [prompts.take(6) for _ in range(3)]

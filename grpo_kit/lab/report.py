@@ -31,9 +31,9 @@ from grpo_kit.paths import make_output_dir, results_dir, write_atomic
 
 VERDICTS = ("reproduced", "contradicted", "inconclusive", "not run here")
 HEADINGS = {
-    "basic": "Plain GRPO", "variants": "Variants side by side", "diversity": "Diversity reward",
-    "judge": "LLM judge", "verification": "Self-verification", "meta": 'P("Yes") as reward',
-    "flow": "Flow-GRPO", "engines": "The kit and TRL",
+    "basic": "Plain GRPO", "rare": "Few right answers", "variants": "Variants side by side",
+    "diversity": "Diversity reward", "judge": "LLM judge", "verification": "Self-verification",
+    "meta": 'P("Yes") as reward', "flow": "Flow-GRPO", "engines": "The kit and TRL",
     "ahead": "Sampling ahead", "published": "Real models",
 }  # fmt: skip
 AXES = {  # others: the experiment's own

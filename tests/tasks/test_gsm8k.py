@@ -83,7 +83,7 @@ def test_a_missing_file_or_folder_is_named_and_the_hub_is_not_asked(make_folder,
     folder = make_folder(ROW)
     (folder / "test.jsonl").unlink()
     file = "/test" if name == "{}" else f"{name[-5:]}/train"
-    with pytest.raises(FileNotFoundError, match=f"no file .*{file}.jsonl': put the rows of openai"):
+    with pytest.raises(FileNotFoundError, match=f"no file .*{file}.jsonl': put the rows of gsm8k"):
         gsm8k(name.format(folder))
 
 

@@ -37,7 +37,7 @@ OMP_NUM_THREADS ?= 1
 export OMP_NUM_THREADS
 
 .DEFAULT_GOAL := help
-.PHONY: help venv reproduce test test-all lab notebooks smoke experiments report results bench pretrain \
+.PHONY: help venv reproduce test test-all test-alone test-others lab notebooks smoke experiments report results bench pretrain \
   lint constraints clean
 
 help:
@@ -63,10 +63,16 @@ reproduce: $(STAMP)
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 test: $(STAMP)
-	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow and not alone" $(PYTEST_ARGS)
 
-test-all: $(STAMP)
-	$(PYTEST) $(PYTEST_ARGS)
+test-all: test-alone test-others
+
+test-others: $(STAMP)
+	$(PYTEST) -m "not alone" $(PYTEST_ARGS)
+
+# What takes both cores, a real model's training, is not run beside other tests.
+test-alone: $(STAMP)
+	$(BIN)/python -m pytest -m alone $(PYTEST_ARGS)
 
 lab: $(STAMP)
 	$(BIN)/jupyter lab --notebook-dir notebooks

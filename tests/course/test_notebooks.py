@@ -317,7 +317,7 @@ def test_every_cell_runs_by_papermill_on_smoke(name, tmp_path):
     assert (tmp_path / "runs" / name / "result.json").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_the_real_model_trains_in_notebook_01(tmp_path):
     few = {"STEPS": 2, "VARIANT_STEPS": 1, "EVALUATED": 2}
     name = "01_basic_grpo"

@@ -81,7 +81,7 @@ def _chosen(name: str, policy: Path | str | None = None, steps: int | None = Non
     chosen = PROFILES[name]
     if policy is not None:
         policy = str(Path(policy).resolve() if Path(policy).is_dir() else policy)
-        chosen = replace(chosen, policy=policy, revision=None)
+        chosen = chosen.with_policy(policy)
     if steps is not None:
         chosen = replace(chosen, config=replace(chosen.config, max_steps=steps))
     return chosen
@@ -186,6 +186,8 @@ def train(
     # what vLLM samples is scored otherwise by TRL, what is sampled ahead is of older weights
     if (vllm or sampling_ahead) and config.importance_sampling_cap is None:
         config = replace(config, importance_sampling_cap=2.0)
+    if variant in ("judge", "meta"):
+        chosen = chosen.with_skills()
     chosen = replace(chosen, data=data and str(data), config=config)
     task = chosen.load_task()  # before the model: a missing folder is told at once
     options = {"output_dir": output, "seed": seed, "resume": resume}
@@ -362,7 +364,7 @@ def skill_runs(
     """Try GRPO on each skill of a tiny base, before and after."""
     from grpo_kit.lab.skill_runs import SKILLS, run_skills, skills_text
 
-    chosen = _chosen(profile, policy, steps)
+    chosen = _chosen(profile, policy, steps).with_skills()
     typer.echo(skills_text(run_skills(chosen, output, names=skill or SKILLS)))
 
 

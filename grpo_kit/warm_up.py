@@ -155,7 +155,7 @@ def warm_up(
 def _save(policy: Policy, folder: Path, card: dict) -> None:
     model = policy.model.to(torch.bfloat16)
     model.peft_config["default"].base_model_name_or_path = smollm2.ON_HUB
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, save_embedding_layers=False)  # else peft asks the Hub
     write_atomic(folder / "card.json", json.dumps(card, indent=1) + "\n")
     write_atomic(folder / "README.md", card_text(card))  # in place of peft's
 

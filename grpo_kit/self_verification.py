@@ -280,13 +280,13 @@ def held_out_items(
 
 
 def evaluate_verdicts(
-    policy: Policy, items: Items, config: GRPOConfig, *, samples: int = 2
+    policy: Policy, items: Items, config: GRPOConfig, *, samples: int = 2, seed: int = 0
 ) -> dict[str, float]:
     """`verdict_stats` and `mean_length` (tokens) of verdicts on `items`, as `verdicts/…`."""
     if not items:
         raise ValueError("there are no items to grade: collect answers to more prompts.")
     prompts = [verification_prompt(item) for item in items]
-    texts, lengths = _replies(policy, prompts, samples, config)
+    texts, lengths = _replies(policy, prompts, samples, config, seed)
     labels = [item.correct for item in items for _ in range(samples)]
     stats = verdict_stats([parse_verdict(text) for text in texts], labels)
     stats["mean_length"] = fmean(lengths)

@@ -199,8 +199,9 @@ class OfflineTraces:
 
 
 def evaluate_episodes(
-    policy: Policy, system: AgentSystem, dataset, config: GRPOConfig, *, questions: int = 128
-) -> dict[str, float]:
+    policy: Policy, system: AgentSystem, dataset, config: GRPOConfig,
+    *, questions: int = 128, seed: int = 0,
+) -> dict[str, float]:  # fmt: skip
     """Success on the first `questions` rows, the planner sampled (twice) and greedy: for `measure`.
 
     Returns `eval/pass@1` (sampled) and `eval/greedy`, shares of episodes whose output is right;
@@ -211,7 +212,7 @@ def evaluate_episodes(
         play, system.with_planner(policy), rows, temperature=config.temperature,
         max_new_tokens=config.max_completion_length, batch_size=config.evaluation_batch_size,
     )  # fmt: skip
-    sampled = play_all(2, generator=torch.Generator().manual_seed(0))
+    sampled = play_all(2, generator=torch.Generator().manual_seed(seed))
     greedy = play_all(do_sample=False)
     right = [score_episodes(part, [accuracy_reward])[:, 0] == 1 for part in (sampled, greedy)]
     return {

@@ -148,7 +148,7 @@ def quality_of(t: Trained) -> dict[str, float]:
 FEW_LABELS = 32  # training problems with a label, for early stopping
 
 
-def few_labels(profile: Profile, base: Policy, task: Task, config: GRPOConfig) -> Callable:
+def few_labels(profile: Profile, base, task: Task, config: GRPOConfig, seed: int) -> Callable:
     """Measure `few/pass@1` on the last training problems; training does not see their labels."""
     rows = task.train.select(range(len(task.train) - FEW_LABELS, len(task.train)))
     config = dataclasses.replace(config, eval_prompts=FEW_LABELS)
@@ -194,7 +194,7 @@ def _meta_evaluation(
 ) -> MetaEvaluationReward:
     """Shown a truth, the evaluator reads it; the tiny world's needs `read_truth` to compare it."""
     tiny, chosen = profile.judge == "tiny", [frozen_copy(policy)]
-    if evaluators == "_ensemble" and tiny:
+    if evaluators == "_ensemble" and profile.policy == "tiny-base":
         chosen += [warm_up_more(profile.load_policy(), seed) for seed in (1, 2)]
     elif evaluators == "_ensemble":
         chosen.append(policy)
@@ -223,10 +223,19 @@ def _verified(strategy: str, process: Callable = verification.post_process) -> A
     return dataclasses.replace(PLAIN, options=options, batch_source=lambda profile: source)
 
 
-def watch_verdicts(profile: Profile, base: Policy, task: Task, config: GRPOConfig) -> Callable:
+def watch_verdicts(profile: Profile, base, task: Task, config: GRPOConfig, seed: int) -> Callable:
     """Measure verdicts on one balanced set of the base's answers to held-out problems."""
-    items = verification.held_out_items(base, task.test, config, prompts=config.eval_prompts)
-    return partial(verification.evaluate_verdicts, items=items, config=config, samples=1)
+    items = verification.held_out_items(base, task.test, config, prompts=_fewer(config))
+    measure, draws = verification.evaluate_verdicts, math.ceil(VERDICTS / max(len(items), 1))
+    return partial(measure, items=items, config=config, samples=draws, seed=seed)
+
+
+VERDICTS = 256  # at least as many are drawn, so that their share is known within 0.03
+
+
+def _fewer(config: GRPOConfig) -> int:
+    """Test problems for what costs more than an evaluation."""
+    return config.eval_prompts_between or config.eval_prompts
 
 
 def self_verified(t: Trained) -> dict[str, float]:
@@ -235,7 +244,7 @@ def self_verified(t: Trained) -> dict[str, float]:
     return {
         **{name: value for name, value in last.items() if name.startswith("verdicts/")},
         **_gained(t, generation="eval/pass@1", verification="verdicts/accuracy"),
-        **verification.best_of_n(t.policy, t.task.test, t.config),
+        **verification.best_of_n(t.policy, t.task.test, t.config, prompts=_fewer(t.config)),
         "steps": float(last["step"]),
     }
 
@@ -261,10 +270,12 @@ def _gained(t: Trained, **metrics: str) -> dict[str, float]:
     return {f"gained/{name}": last[metric] - first[metric] for name, metric in metrics.items()}
 
 
-def watch_episodes(profile: Profile, base: Policy, task: Task, config: GRPOConfig) -> Callable:
+def watch_episodes(profile: Profile, base, task: Task, config: GRPOConfig, seed: int) -> Callable:
     """Measure episodes of held-out questions; the frozen roles are the base's."""
     system = profile.load_agents(base)
-    return lambda policy: evaluate_episodes(policy, system, task.test, config, questions=64)
+    return partial(
+        evaluate_episodes, system=system, dataset=task.test, config=config, questions=64, seed=seed
+    )
 
 
 def episodes_to_read(t: Trained) -> list[dict]:
@@ -381,7 +392,7 @@ EXPERIMENTS = {
          "only correct": _arm("plain and diversity", only_correct=True),
          "normalised first": _arm("plain and diversity", NORMALISED)},
         lambda t: diversity_of(t.policy, t.task, load_embedder(t.profile.embedder), t.config),
-        sizes={**_small(max_steps=80), "paper": TRINITY},
+        sizes={**_small(max_steps=80), "paper": TRINITY}, skills=True,
     ),
     "judge": _experiment(
         "Does a judge's score help, what does a policy do to a judge that it is left alone with, "
@@ -393,7 +404,8 @@ EXPERIMENTS = {
          "only correct": _judged(0, 0, 1, only_correct=True),
          "two judges": _arm("plain, judge, P(Yes)", {"reward_weights": (0, 0, 1, 1)}),
          "KL": _judged(0, 0, 1, beta=1.0)},
-        quality_of, sizes={**_small(max_steps=80), "paper": TRINITY}, skills=True,
+        quality_of, skills=True,
+        sizes={**_small({"max_steps": 8}, max_steps=80), "paper": TRINITY},
         curves=("rewards/quality_judge_reward/mean", "rewards/accuracy_reward/mean",
                 "eval/pass@1", "completions/mean_length"),
     ),
@@ -407,7 +419,8 @@ EXPERIMENTS = {
          "mixed, unbalanced": _verified("mixed", unbalanced)},
         self_verified, watch=watch_verdicts, x="num_generated_tokens", skills=True,
         sizes={"smoke": {"max_generated_tokens": 2_000}, "paper": SELF_VERIFICATION,
-               **_small({"max_steps": 200, "max_generated_tokens": 20_000},
+               **_small({"max_steps": 200, "max_generated_tokens": 24_000,
+                         "eval_prompts_between": 48},
                         max_steps=200, max_generated_tokens=130_000)},
         changes={"num_generations_eval": 4}, evaluations=20,
         curves=("eval/pass@1", "verdicts/accuracy", "verdicts/yes_rate", "eval/mean_length"),
@@ -416,13 +429,14 @@ EXPERIMENTS = {
         "Can P(Yes) stand in for labels, what becomes of that in a long run, and what prevents it?",
         {"labels": PLAIN,
          "paper": _asked(changes=PAPER),
+         "P(Yes) alone": _asked(changes=PAPER | {"reward_weights": (0, 0, 1)}),
          "our defaults": _asked(),
          "truth 1 %": _asked(truth_fraction=0.01),
          "truth 10 %": _asked(truth_fraction=0.1),
          "ensemble": _asked(evaluators="_ensemble"),
          "other question": _asked(STEPS_QUESTION)},
         lambda t: overrated(t) | without_labels(t.run), watch=few_labels, skills=True,
-        sizes=_small({"eval_steps": 3}, max_steps=120),
+        sizes=_small({"eval_steps": 4}, max_steps=120),
         changes={"num_generations_eval": 4}, evaluations=10,
         curves=("meta/p_yes", "eval/pass@1"),
     ),
@@ -430,7 +444,7 @@ EXPERIMENTS = {
         "Does TRL's trainer, given the same config, learn as much as the kit's?",
         {"kit": PLAIN,
          "TRL": dataclasses.replace(_arm("plain", engine="TRL"), train=_trained_by_trl)},
-        sizes=_small({"max_steps": 6, "generation_batch_size": 32}, max_steps=40), evaluations=4,
+        sizes=_small({"max_steps": 6}, max_steps=40), evaluations=4, skills=True,
     ),
     # an arm takes both cores, so its seconds count only with --processes 1
     "ahead": _experiment(

@@ -80,9 +80,10 @@ class Experiment:
     arms: Mapping[str, Arm]
     measure: Callable[[Trained], dict[str, float]] = lambda trained: {}  # besides an evaluation
     sizes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # profile -> changes
-    changes: Mapping[str, object] = field(default_factory=dict)  # to every config, before an arm's
+    changes: Mapping[str, object] = field(default_factory=dict)  # to every config, before a size's
     curves: Sequence[str] = ("reward", "eval/pass@1", "entropy", "completions/mean_length")
-    watch: Callable[[Profile, Policy, Task, GRPOConfig], Callable] | None = None  # makes `measure`
+    # makes the `measure` of a run by its profile, base, task, config and seed
+    watch: Callable[[Profile, Policy, Task, GRPOConfig, int], Callable] | None = None
     evaluations: int = 6  # in equal steps, besides the first
     x: str = "step"  # of curves; "num_generated_tokens" where arms have equal budgets of tokens
     task: Callable[[], Task] | None = None  # in place of the profile's
@@ -99,12 +100,12 @@ class Experiment:
             raise ValueError(f"arm {arm!r} wants a GPU: choose --profile colab or paper.")
         profile = profile.with_skills() if self.skills else profile
         size = self.sizes.get(profile.name, {})
-        config = dataclasses.replace(profile.config, **size)
+        config = dataclasses.replace(profile.config, **{**self.changes, **size})
         if self.x == "num_generated_tokens" and config.max_generated_tokens is None:
             lacks = f"profile {profile.name!r} sets no max_generated_tokens"
             raise ValueError(f"{lacks}, and arms are compared at that: choose another profile.")
         every = size.get("eval_steps", max(1, config.max_steps // self.evaluations))
-        rest = {"eval_steps": every, **self.changes, **self.arms[arm].changes}
+        rest = {"eval_steps": every, **self.arms[arm].changes}
         return dataclasses.replace(profile, **changes), dataclasses.replace(config, **rest)
 
     def identity(self, profile: Profile, arm: str) -> dict:
@@ -219,7 +220,7 @@ class Job:
         rewards = arm.rewards(profile, config, policy)
         options = {"output_dir": self.folder, "seed": self.seed, "resume": True}
         if experiment.watch:
-            options["measure"] = experiment.watch(profile, base, task, config)
+            options["measure"] = experiment.watch(profile, base, task, config, self.seed)
         if arm.batch_source:
             options["batch_source"] = arm.batch_source(profile)
         start = self._start_file(profile, config)

@@ -96,6 +96,14 @@ def replies_of(policy: Policy, messages: Conversation) -> Iterator[tuple[list[in
             yield policy.encode([messages[:i]])[0], [*ids, policy.end_of_turn]
 
 
+def take_replies(policy: Policy, texts: Iterator[Conversation], count: int) -> list:
+    """At least `count` replies as `GivenTexts` takes them, of the next conversations."""
+    replies: list = []
+    while len(replies) < count:
+        replies += replies_of(policy, next(texts))
+    return replies
+
+
 @torch.no_grad()
 def loss_on(replies: Sequence[tuple[list[int], list[int]]], policy: Policy) -> dict[str, float]:
     """`eval/loss`: nats a token of given replies."""
@@ -122,11 +130,8 @@ def warm_up(
     policy = load_policy(
         base, device="cuda" if torch.cuda.is_available() else "cpu", lora_rank=recipe.lora_rank
     )
-    rng, count = random.Random(f"{name}-{seed}"), recipe.steps * recipe.batch
-    texts = recipe.texts(rng, "train")
-    replies: list = []
-    while len(replies) < count:
-        replies += replies_of(policy, next(texts))
+    texts = recipe.texts(random.Random(f"{name}-{seed}"), "train")
+    replies = take_replies(policy, texts, recipe.steps * recipe.batch)
     held = recipe.texts(random.Random(f"{name}-{seed}-held-out"), "test")
     held_out = [pair for _ in range(HELD_OUT) for pair in replies_of(policy, next(held))]
     config = GRPOConfig(

@@ -1,14 +1,15 @@
 """Published claims, `data/claims.yaml`, judged by the records of the runs that test them.
 
 All claims of one profile are judged together (`statistics.judge`), so that many claims together
-have no more false verdicts than one.
+have no more false verdicts than one. A claim of the tiny world is judged in a second one too, by
+runs of a real model.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -29,6 +30,7 @@ EVIDENCE = {
     "S": "a second-hand summary", "I": "inferred",
 }  # fmt: skip
 OWN = "yours"  # the source of a claim that names none
+DECIDED = {"reproduced", "contradicted"}
 
 
 class Claim(BaseModel):
@@ -46,6 +48,7 @@ class Claim(BaseModel):
     source: str = OWN
     evidence: Literal["P", "F", "C", "S", "I"] = "I"
     profile: str = "tiny"
+    also: str | None = "smol"  # a second profile, where the first is "tiny"
     of: Literal["end", "change"] = "end"
     minus: str | None = None
     against: str | None = None
@@ -54,6 +57,11 @@ class Claim(BaseModel):
     @property
     def arms(self) -> list[str]:
         return [arm for arm in (self.against, self.arm) if arm]
+
+    @property
+    def twice(self) -> bool:
+        """Whether it is judged in a second world."""
+        return self.profile == "tiny" and self.also is not None
 
     @property
     def command(self) -> str:
@@ -106,10 +114,21 @@ class Judged:
     verdict: str = "not run here"
     judgement: Judgement | None = None
     hardware: str = ""  # the runs' accelerator or processor
+    second: Judged | None = None  # in the second world
 
     @property
     def here(self) -> str:
         return cell(vars(self.judgement), "+") if self.judgement else f"`{self.claim.command}`"
+
+    @property
+    def agreement(self) -> str:
+        """Whether both worlds say the same; empty where there is one."""
+        if self.second is None:
+            return ""
+        verdicts = {self.verdict, self.second.verdict}
+        if not verdicts <= DECIDED:
+            return "open"
+        return "the worlds agree" if len(verdicts) == 1 else "the worlds differ"
 
     @property
     def statistics(self) -> str:
@@ -147,6 +166,7 @@ def _check(claim: Claim, others: Iterable[str]) -> None:
     """ValueError for an unknown name or region, a repeated id, an arm that is its own baseline."""
     region(claim.expects)
     names = [("experiment", claim.experiment, EXPERIMENTS), ("profile", claim.profile, PROFILES)]
+    names += [("profile", claim.also, PROFILES)] if claim.also else []
     if claim.experiment in EXPERIMENTS:
         names += [("arm", arm, EXPERIMENTS[claim.experiment].arms) for arm in claim.arms]
     for kind, name, known in names:
@@ -177,21 +197,27 @@ def judge_claims(
     for record in records:
         runs[record.profile, record.experiment].append(record)
     problems, judged = [], {}
-    for claim in claims:
+    seconds = [claim.model_copy(update={"profile": claim.also}) for claim in claims if claim.twice]
+    for claim in [*claims, *seconds]:
         try:
             values = claim.values(runs[claim.profile, claim.experiment])
         except ValueError as error:
             problems.append(str(error))
             continue
-        judged[claim.id] = Judged(claim)
+        judged[claim.id, claim.profile] = Judged(claim)
         if values:
             families[claim.profile, claim.source == OWN].append((claim, values))
     for family in families.values():
         judgements = judge([(values, claim.expects) for claim, values in family])
         for (claim, _), judgement in zip(family, judgements, strict=True):
             machine = hardware(runs[claim.profile, claim.experiment])
-            judged[claim.id] = Judged(claim, judgement.verdict, judgement, machine)
-    return list(judged.values()), problems
+            one = Judged(claim, judgement.verdict, judgement, machine)
+            judged[claim.id, claim.profile] = one
+    first = [judged[c.id, c.profile] for c in claims if (c.id, c.profile) in judged]
+    return [
+        replace(one, second=judged.get((one.claim.id, one.claim.also))) if one.claim.twice else one
+        for one in first
+    ], problems
 
 
 def hardware(records: Iterable[Record]) -> str:
@@ -208,11 +234,18 @@ def reported_claims(results: str | Path | None = None) -> tuple[list[Judged], li
     return judged, wrong + broken + unjudged
 
 
-def claims_text(judged: Iterable[Judged], *only: str) -> str:
-    """Markdown table of judged claims, all or the ids `only`."""
+def claims_text(judged: Iterable[Judged], *only: str, worlds: bool = False) -> str:
+    """Markdown table of judged claims, all or the ids `only`, with the second of two `worlds`."""
     by_id = {one.claim.id: one for one in judged}
     rows = []
     for one in (by_id[name] for name in only or by_id):
         here = f"{one.claim.number}: {one.here}" if one.judgement else one.here
-        rows.append((one.claim.statement, one.claim.paper, here, f"**{one.verdict}**"))
-    return markdown_table(("claim", "printed", "here", "verdict"), *rows)
+        row = (one.claim.statement, one.claim.paper, here, f"**{one.verdict}**")
+        if worlds:
+            other = one.second and one.second.judgement
+            row += (
+                f"{one.second.here} **{one.second.verdict}**; {one.agreement}" if other else "–",
+            )
+        rows.append(row)
+    names = ("claim", "printed", "here", "verdict", "on a real model")
+    return markdown_table(names[: 4 + worlds], *rows)

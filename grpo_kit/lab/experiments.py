@@ -7,22 +7,16 @@ rename a function that the options name, makes its runs outdated.
 from __future__ import annotations
 
 import dataclasses
-import math
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import combinations
 from pathlib import Path
-from statistics import fmean
-
-import torch
 
 from grpo_kit import self_verification as verification
 from grpo_kit.config import GRPOConfig
-from grpo_kit.flow import FlowGRPO, OfflineTraces, evaluate_episodes, play, score_episodes
-from grpo_kit.lab.evaluation import GRADES, evaluate_test_set
-from grpo_kit.lab.grid import Arm, Experiment, Trained, command_of, outdated
+from grpo_kit.flow import FlowGRPO, OfflineTraces
+from grpo_kit.lab import measures
+from grpo_kit.lab.grid import Arm, Experiment, command_of, outdated
 from grpo_kit.lab.records import NOTEBOOKS, Record, load
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.profiles import PROFILES, Profile
@@ -36,44 +30,14 @@ from grpo_kit.rewards import (
     is_correct,
     load_embedder,
     maths_reward,
-    question_text,
 )
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION
-from grpo_kit.rewards.scoring import score_texts
 from grpo_kit.runs import Run
 from grpo_kit.sampling_ahead import SamplingAhead
-from grpo_kit.tasks import Task
 from grpo_kit.tasks.tool_questions import tool_questions
-from grpo_kit.tiny.card import texts_of
 from grpo_kit.tiny.pretrain import warm_up_more
-from grpo_kit.tiny.problems import solution_style
-from grpo_kit.training import evaluate
-
-
-def _answers(
-    policy: Policy, task: Task, config: GRPOConfig, prompts: int = 32, samples: int = 8, seed=0
-) -> tuple[list[dict], list[str]]:
-    """Rows of the first held-out prompts and `samples` sampled answers to each, in groups."""
-    rows = list(task.test.select(range(min(prompts, len(task.test)))))
-    texts = texts_of(
-        policy, [row["prompt"] for row in rows], torch.Generator().manual_seed(seed),
-        num_generations=samples, temperature=config.temperature,
-        limit=config.max_completion_length, batch_size=16,
-    )  # fmt: skip
-    return [row for row in rows for _ in range(samples)], texts
-
-
-def _to_read(row: dict, completion: str, right: bool) -> dict:
-    return {"prompt": question_text(row["prompt"]), "completion": completion, "right": right}
-
-
-def answers_to_read(t: Trained) -> list[dict]:
-    """One sampled answer to each of the first three held-out problems."""
-    rows, texts = _answers(t.policy, t.task, t.config, prompts=3, samples=1, seed=t.run.seed)
-    return [
-        _to_read(row, text, is_correct(extract_answer(text), row["answer"]))
-        for row, text in zip(rows, texts, strict=True)
-    ]
+from grpo_kit.training import PromptBatches
+from grpo_kit.warm_up import RECIPES, GivenTexts, take_replies
 
 
 def _rewards(
@@ -110,72 +74,6 @@ def _trained_by_trl(*arguments, **options) -> Run:
     from grpo_kit import trl_bridge  # takes seconds, and the other arms do not need it
 
     return trl_bridge.train(*arguments, **options)
-
-
-def diversity_of(policy: Policy, task: Task, embedder, config: GRPOConfig) -> dict[str, float]:
-    """How different eight sampled answers to a held-out prompt are, the mean over 32 prompts.
-
-    `distinct`: share of different texts; `styles`: effective number of the tiny world's styles, the
-    exponential of their entropy, 1 in another world; `distance`: mean of 1 - cosine over the pairs
-    of a group.
-    """
-    _, texts = _answers(policy, task, config)
-    groups = [texts[i : i + 8] for i in range(0, len(texts), 8)]
-    unique = list(dict.fromkeys(texts))
-    vectors = torch.as_tensor(embedder.encode(unique)).float()
-    vector_of = dict(zip(unique, torch.nn.functional.normalize(vectors, dim=1), strict=True))
-    pairs = [pair for group in groups for pair in combinations(group, 2)]
-    shares = [n / len(texts) for n in Counter(map(solution_style, texts)).values()]
-    return {
-        "distinct": fmean(len(set(group)) / len(group) for group in groups),
-        "styles": math.exp(-sum(share * math.log(share) for share in shares)),
-        "distance": fmean(1 - float(vector_of[a] @ vector_of[b]) for a, b in pairs),
-    }
-
-
-def quality_of(t: Trained) -> dict[str, float]:
-    """`judged`: mean score, 1 to 5, of held-out answers; `assured`: share of the assured style."""
-    rows, texts = _answers(t.policy, t.task, t.config)
-    judge = QualityJudgeReward(t.profile.load_judge(t.base))
-    rewards = score_texts(texts, [[]] * len(texts), rows, [judge])
-    scores = [4 * (reward + 0.5) + 1 for reward in rewards[~rewards.isnan()].tolist()]
-    if not scores:
-        raise RuntimeError(f"the judge scored none of {len(texts)} answers: look at its replies.")
-    assured = sum(solution_style(text) == "assured" for text in texts)
-    return {"judged": fmean(scores), "assured": assured / len(texts)}
-
-
-FEW_LABELS = 32  # training problems with a label, for early stopping
-
-
-def few_labels(profile: Profile, base, task: Task, config: GRPOConfig, seed: int) -> Callable:
-    """Measure `few/pass@1` on the last training problems; training does not see their labels."""
-    rows = task.train.select(range(len(task.train) - FEW_LABELS, len(task.train)))
-    config = dataclasses.replace(config, eval_prompts=FEW_LABELS)
-    return lambda policy: {"few/pass@1": evaluate(policy, rows, config)["eval/pass@1"]}
-
-
-def overrated(t: Trained) -> dict[str, float]:
-    """`p_yes`: the base's mean P("Yes") on sampled answers; `overrated`: minus the share right."""
-    rows, texts = _answers(t.policy, t.task, t.config)
-    prompts, golds = [row["prompt"] for row in rows], [row["answer"] for row in rows]
-    ids: list[list[int]] = [[]] * len(texts)
-    p_yes = MetaEvaluationReward(t.base, transform="p")(prompts, texts, ids)
-    right = accuracy_reward(prompts, texts, ids, answer=golds)
-    mean = fmean(p for p in p_yes if p is not None)
-    return {"p_yes": mean, "overrated": mean - fmean(value == 1 for value in right)}
-
-
-def without_labels(run: Run) -> dict[str, float]:
-    """How far held-out pass@1 `fell` below its best, and where early stopping would have ended.
-
-    `stopped early` is its value at the first evaluation that is best on the few labels.
-    """
-    accuracies = run.series("eval/pass@1")[1]
-    labelled = [row for row in run.history if "few/pass@1" in row]
-    early = max(labelled, key=lambda row: row["few/pass@1"])["eval/pass@1"]
-    fell, gained = max(accuracies) - accuracies[-1], early - accuracies[0]
-    return {"fell": fell, "stopped early": early, "gained/stopped early": gained}
 
 
 def read_truth(text: str, answer: str) -> float:
@@ -223,36 +121,26 @@ def _verified(strategy: str, process: Callable = verification.post_process) -> A
     return dataclasses.replace(PLAIN, options=options, batch_source=lambda profile: source)
 
 
-def watch_verdicts(profile: Profile, base, task: Task, config: GRPOConfig, seed: int) -> Callable:
-    """Measure verdicts on one balanced set of the base's answers to held-out problems."""
-    items = verification.held_out_items(base, task.test, config, prompts=_fewer(config))
-    measure, draws = verification.evaluate_verdicts, math.ceil(VERDICTS / max(len(items), 1))
-    return partial(measure, items=items, config=config, samples=draws, seed=seed)
-
-
-VERDICTS = 256  # at least as many are drawn, so that their share is known within 0.03
-
-
-def _fewer(config: GRPOConfig) -> int:
-    """Test problems for what costs more than an evaluation."""
-    return config.eval_prompts_between or config.eval_prompts
-
-
-def self_verified(t: Trained) -> dict[str, float]:
-    """Verdicts at the end, what the run gained in them and in answers, and the choice among n."""
-    last = t.run.history[-1]
-    return {
-        **{name: value for name, value in last.items() if name.startswith("verdicts/")},
-        **_gained(t, generation="eval/pass@1", verification="verdicts/accuracy"),
-        **verification.best_of_n(t.policy, t.task.test, t.config, prompts=_fewer(t.config)),
-        "steps": float(last["step"]),
-    }
-
-
 def _ahead(**changes: object) -> Arm:
     options = {**PLAIN.options, "batch source": SamplingAhead.name}
     arm = _arm("plain", changes)
     return dataclasses.replace(arm, options=options, batch_source=lambda profile: SamplingAhead)
+
+
+def _more_texts(profile: Profile) -> Callable:
+    """The warm-up goes on, with texts of the profile's task."""
+    texts = RECIPES["svamp" if profile.task == "svamp" else "skills"].texts
+
+    def source(prompts: PromptBatches) -> GivenTexts:
+        config, rng = prompts.config, random.Random(f"more-{prompts.seed}")
+        count = config.max_steps * config.generation_batch_size
+        return GivenTexts(prompts, take_replies(prompts.policy, texts(rng, "train"), count))
+
+    return source
+
+
+# on SmolLM2 a step takes as long as one of GRPO with 64 answers
+MORE_TEXTS = {"generation_batch_size": 32, "num_generations": 32, "learning_rate": 5e-5}
 
 
 def _played(source: Callable = FlowGRPO, **options) -> Arm:
@@ -263,30 +151,6 @@ def _played(source: Callable = FlowGRPO, **options) -> Arm:
 
     hashed = {"collector": source.__name__, **options}
     return Arm(lambda *given: [accuracy_reward], options=hashed, batch_source=of_profile)
-
-
-def _gained(t: Trained, **metrics: str) -> dict[str, float]:
-    first, last = t.run.history[0], t.run.history[-1]
-    return {f"gained/{name}": last[metric] - first[metric] for name, metric in metrics.items()}
-
-
-def watch_episodes(profile: Profile, base, task: Task, config: GRPOConfig, seed: int) -> Callable:
-    """Measure episodes of held-out questions; the frozen roles are the base's."""
-    system = profile.load_agents(base)
-    return partial(
-        evaluate_episodes, system=system, dataset=task.test, config=config, questions=64, seed=seed
-    )
-
-
-def episodes_to_read(t: Trained) -> list[dict]:
-    """One sampled episode of each of the first two held-out questions."""
-    episodes = play(
-        t.profile.load_agents(t.base).with_planner(t.policy), list(t.task.test.select(range(2))),
-        generator=torch.Generator().manual_seed(t.run.seed), temperature=t.config.temperature,
-        max_new_tokens=t.config.max_completion_length,
-    )  # fmt: skip
-    score_episodes(episodes, [accuracy_reward])
-    return [_to_read(e.row, f"{e.memory}\n{e.output}", e.reward == 1) for e in episodes]
 
 
 REVISIONS = {  # commits on the Hub
@@ -302,14 +166,6 @@ def _real(model: str, lora_rank: int = 0, task: str = "gsm8k", **changes: object
     policy = {"policy": f"Qwen/{model}", "revision": REVISIONS[model], "lora_rank": lora_rank}
     arm = _arm("plain" if task == "gsm8k" else "maths", changes)
     return dataclasses.replace(arm, profile={**policy, "task": task})
-
-
-def on_test_set(t: Trained, *, max_new_tokens: int = 2048) -> dict[str, float]:
-    """`evaluate_test_set` at the end, as `test_set/…`, and what was gained since the base."""
-    accuracy = partial(evaluate_test_set, rows=t.task.test, grade=GRADES[t.task.name])
-    before, after = (accuracy(p, max_new_tokens=max_new_tokens) for p in (t.base, t.policy))
-    gained = {f"gained/{name}": after[name] - before[name] for name in ("strict", "lenient")}
-    return {f"test_set/{name}": value for name, value in after.items()} | gained
 
 
 NORMALISED = {"multi_objective_aggregation": "normalize_then_sum"}
@@ -354,14 +210,16 @@ def _small(smol: Mapping[str, object] | None = None, **changes: object) -> dict[
 
 SMOL = {"max_steps": 12, "eval_steps": 0, "save_steps": 6}
 
-_experiment = partial(Experiment, show=answers_to_read)
+_experiment = partial(Experiment, show=measures.answers_to_read)
 
 EXPERIMENTS = {
     "basic": _experiment(
-        "What does plain GRPO make of the base?",
-        {"plain": PLAIN},
-        sizes={"tiny": {"max_steps": 50}, "smol": SMOL | {"max_steps": 40}},
-        evaluations=2,
+        "What does plain GRPO make of the base, and what as many steps of more warm-up?",
+        {"plain": PLAIN,
+         "more warm-up": dataclasses.replace(
+             _arm("plain", MORE_TEXTS, texts="warm-up"), batch_source=_more_texts)},
+        measures.knows, evaluations=2,
+        sizes={"tiny": {"max_steps": 50}, "smol": SMOL | {"max_steps": 30, "eval_steps": 10}},
     ),
     "rare": _experiment(
         "Where few answers are right, what do MaxRL's advantage, groups sampled again until they "
@@ -391,7 +249,7 @@ EXPERIMENTS = {
          "diversity": _arm("plain and diversity"),
          "only correct": _arm("plain and diversity", only_correct=True),
          "normalised first": _arm("plain and diversity", NORMALISED)},
-        lambda t: diversity_of(t.policy, t.task, load_embedder(t.profile.embedder), t.config),
+        measures.of_diversity,
         sizes={**_small(max_steps=80), "paper": TRINITY}, skills=True,
     ),
     "judge": _experiment(
@@ -404,7 +262,7 @@ EXPERIMENTS = {
          "only correct": _judged(0, 0, 1, only_correct=True),
          "two judges": _arm("plain, judge, P(Yes)", {"reward_weights": (0, 0, 1, 1)}),
          "KL": _judged(0, 0, 1, beta=1.0)},
-        quality_of, skills=True,
+        measures.quality_of, skills=True,
         sizes={**_small({"max_steps": 8}, max_steps=80), "paper": TRINITY},
         curves=("rewards/quality_judge_reward/mean", "rewards/accuracy_reward/mean",
                 "eval/pass@1", "completions/mean_length"),
@@ -417,7 +275,8 @@ EXPERIMENTS = {
          "mixed, unfiltered": _verified("mixed", unfiltered),
          "mixed, undiversified": _verified("mixed", undiversified),
          "mixed, unbalanced": _verified("mixed", unbalanced)},
-        self_verified, watch=watch_verdicts, x="num_generated_tokens", skills=True,
+        measures.self_verified, watch=measures.watch_verdicts, x="num_generated_tokens",
+        skills=True,
         sizes={"smoke": {"max_generated_tokens": 2_000}, "paper": SELF_VERIFICATION,
                **_small({"max_steps": 200, "max_generated_tokens": 24_000,
                          "eval_prompts_between": 48},
@@ -435,8 +294,8 @@ EXPERIMENTS = {
          "truth 10 %": _asked(truth_fraction=0.1),
          "ensemble": _asked(evaluators="_ensemble"),
          "other question": _asked(STEPS_QUESTION)},
-        lambda t: overrated(t) | without_labels(t.run), watch=few_labels, skills=True,
-        sizes=_small({"eval_steps": 4}, max_steps=120),
+        lambda t: measures.overrated(t) | measures.without_labels(t.run),
+        watch=measures.few_labels, skills=True, sizes=_small({"eval_steps": 4}, max_steps=120),
         changes={"num_generations_eval": 4}, evaluations=10,
         curves=("meta/p_yes", "eval/pass@1"),
     ),
@@ -461,7 +320,8 @@ EXPERIMENTS = {
          "0.5B, LoRA": _real("Qwen2.5-0.5B-Instruct", 32, **TWO_EPOCHS),
          "1.5B, LoRA": _real("Qwen2.5-1.5B-Instruct", 32, **TWO_EPOCHS),
          "Qwen3 0.6B, MATH": _real("Qwen3-0.6B-Base", task="competition_math", **ONE_PROBLEM)},
-        on_test_set, changes={"lr_scheduler_type": "constant", "eval_prompts": 200}, evaluations=4,
+        measures.on_test_set, evaluations=4,
+        changes={"lr_scheduler_type": "constant", "eval_prompts": 200},
     ),
     "flow": _experiment(
         "Does training a planner in the flow raise success, and does it need the advantage of "
@@ -470,8 +330,9 @@ EXPERIMENTS = {
          "per turn": _played(per="turn"),
          "final turn only": _played(credit="final"),
          "offline traces": _played(OfflineTraces)},
-        partial(_gained, success="eval/pass@1", turns="eval/turns", tool_errors="eval/tool_errors"),
-        watch=watch_episodes, show=episodes_to_read, task=tool_questions,
+        partial(measures.gained, success="eval/pass@1", turns="eval/turns",
+                tool_errors="eval/tool_errors"),
+        watch=measures.watch_episodes, show=measures.episodes_to_read, task=tool_questions,
         sizes={"smoke": {"max_completion_length": 48}, "paper": AGENTFLOW,
                **_small({"max_steps": 4}, max_steps=24, learning_rate=3e-4,
                         max_completion_length=48)},

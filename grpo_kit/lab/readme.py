@@ -87,7 +87,7 @@ def measured(results: Path) -> dict[str, str]:
         parts[name] = summary_text(reported(name, results=results), MEASURES)
     for name in dict.fromkeys(one.claim.experiment for one in judged):
         ids = [j.claim.id for j in judged if j.claim.experiment == name and j.judgement]
-        parts[name] = claims_text(judged, *ids) if ids else "None has been run yet.\n"
+        parts[name] = claims_text(judged, *ids, worlds=True) if ids else "None has been run yet.\n"
     return parts
 
 

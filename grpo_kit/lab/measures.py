@@ -1,0 +1,240 @@
+"""What is measured of a trained policy besides an evaluation, and what is shown of it to read."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from itertools import combinations
+from statistics import fmean
+
+import torch
+
+from grpo_kit import self_verification as verification
+from grpo_kit.config import GRPOConfig
+from grpo_kit.flow import evaluate_episodes, play, score_episodes
+from grpo_kit.generation import reply
+from grpo_kit.lab.evaluation import GRADES, evaluate_test_set
+from grpo_kit.lab.grid import Trained
+from grpo_kit.models import Policy
+from grpo_kit.profiles import Profile
+from grpo_kit.rewards import (
+    MetaEvaluationReward,
+    QualityJudgeReward,
+    accuracy_reward,
+    extract_answer,
+    is_correct,
+    load_embedder,
+    question_text,
+)
+from grpo_kit.rewards.meta_evaluation import META_QUESTION, as_turns, read_yes
+from grpo_kit.rewards.scoring import score_texts
+from grpo_kit.runs import Run
+from grpo_kit.tasks import Task
+from grpo_kit.tiny.card import auc, texts_of
+from grpo_kit.tiny.problems import solution_style
+from grpo_kit.training import evaluate, pass_at_k, score
+
+
+def _answers(
+    policy: Policy, task: Task, config: GRPOConfig, prompts: int = 32, samples: int = 8, seed=0
+) -> tuple[list[dict], list[str]]:
+    """Rows of the first held-out prompts and `samples` sampled answers to each, in groups."""
+    rows = list(task.test.select(range(min(prompts, len(task.test)))))
+    texts = texts_of(
+        policy, [row["prompt"] for row in rows], torch.Generator().manual_seed(seed),
+        num_generations=samples, temperature=config.temperature,
+        limit=config.max_completion_length, batch_size=16,
+    )  # fmt: skip
+    return [row for row in rows for _ in range(samples)], texts
+
+
+def _to_read(row: dict, completion: str, right: bool) -> dict:
+    return {"prompt": question_text(row["prompt"]), "completion": completion, "right": right}
+
+
+def answers_to_read(t: Trained) -> list[dict]:
+    """One sampled answer to each of the first three held-out problems."""
+    rows, texts = _answers(t.policy, t.task, t.config, prompts=3, samples=1, seed=t.run.seed)
+    return [
+        _to_read(row, text, is_correct(extract_answer(text), row["answer"]))
+        for row, text in zip(rows, texts, strict=True)
+    ]
+
+
+def diversity_of(policy: Policy, task: Task, embedder, config: GRPOConfig) -> dict[str, float]:
+    """How different eight sampled answers to a held-out prompt are, the mean over 32 prompts.
+
+    `distinct`: share of different texts; `styles`: effective number of the tiny world's styles, the
+    exponential of their entropy, 1 in another world; `distance`: mean of 1 - cosine over the pairs
+    of a group.
+    """
+    _, texts = _answers(policy, task, config)
+    groups = [texts[i : i + 8] for i in range(0, len(texts), 8)]
+    unique = list(dict.fromkeys(texts))
+    vectors = torch.as_tensor(embedder.encode(unique)).float()
+    vector_of = dict(zip(unique, torch.nn.functional.normalize(vectors, dim=1), strict=True))
+    pairs = [pair for group in groups for pair in combinations(group, 2)]
+    shares = [n / len(texts) for n in Counter(map(solution_style, texts)).values()]
+    return {
+        "distinct": fmean(len(set(group)) / len(group) for group in groups),
+        "styles": math.exp(-sum(share * math.log(share) for share in shares)),
+        "distance": fmean(1 - float(vector_of[a] @ vector_of[b]) for a, b in pairs),
+    }
+
+
+def of_diversity(t: Trained) -> dict[str, float]:
+    """`diversity_of` by the profile's embedder."""
+    return diversity_of(t.policy, t.task, load_embedder(t.profile.embedder), t.config)
+
+
+def quality_of(t: Trained) -> dict[str, float]:
+    """`judged`: mean score, 1 to 5, of held-out answers; `assured`: share of the assured style."""
+    rows, texts = _answers(t.policy, t.task, t.config)
+    judge = QualityJudgeReward(t.profile.load_judge(t.base))
+    rewards = score_texts(texts, [[]] * len(texts), rows, [judge])
+    scores = [4 * (reward + 0.5) + 1 for reward in rewards[~rewards.isnan()].tolist()]
+    if not scores:
+        raise RuntimeError(f"the judge scored none of {len(texts)} answers: look at its replies.")
+    assured = sum(solution_style(text) == "assured" for text in texts)
+    return {"judged": fmean(scores), "assured": assured / len(texts)}
+
+
+FEW_LABELS = 32  # training problems with a label, for early stopping
+
+
+def few_labels(profile: Profile, base, task: Task, config: GRPOConfig, seed: int) -> Callable:
+    """Measure `few/pass@1` on the last training problems; training does not see their labels."""
+    rows = task.train.select(range(len(task.train) - FEW_LABELS, len(task.train)))
+    config = dataclasses.replace(config, eval_prompts=FEW_LABELS)
+    return lambda policy: {"few/pass@1": evaluate(policy, rows, config)["eval/pass@1"]}
+
+
+def overrated(t: Trained) -> dict[str, float]:
+    """`p_yes`: the base's mean P("Yes") on sampled answers; `overrated`: minus the share right."""
+    rows, texts = _answers(t.policy, t.task, t.config)
+    prompts, golds = [row["prompt"] for row in rows], [row["answer"] for row in rows]
+    ids: list[list[int]] = [[]] * len(texts)
+    p_yes = MetaEvaluationReward(t.base, transform="p")(prompts, texts, ids)
+    right = accuracy_reward(prompts, texts, ids, answer=golds)
+    mean = fmean(p for p in p_yes if p is not None)
+    return {"p_yes": mean, "overrated": mean - fmean(value == 1 for value in right)}
+
+
+def without_labels(run: Run) -> dict[str, float]:
+    """How far held-out pass@1 `fell` below its best, and where early stopping would have ended.
+
+    `stopped early` is its value at the first evaluation that is best on the few labels.
+    """
+    accuracies = run.series("eval/pass@1")[1]
+    labelled = [row for row in run.history if "few/pass@1" in row]
+    early = max(labelled, key=lambda row: row["few/pass@1"])["eval/pass@1"]
+    fell, gained = max(accuracies) - accuracies[-1], early - accuracies[0]
+    return {"fell": fell, "stopped early": early, "gained/stopped early": gained}
+
+
+def watch_verdicts(profile: Profile, base, task: Task, config: GRPOConfig, seed: int) -> Callable:
+    """Measure verdicts on one balanced set of the base's answers to held-out problems."""
+    items = verification.held_out_items(base, task.test, config, prompts=_fewer(config))
+    measure, draws = verification.evaluate_verdicts, math.ceil(VERDICTS / max(len(items), 1))
+    return partial(measure, items=items, config=config, samples=draws, seed=seed)
+
+
+VERDICTS = 256  # at least as many are drawn, so that their share is known within 0.03
+
+
+def _fewer(config: GRPOConfig) -> int:
+    """Test problems for what costs more than an evaluation."""
+    return config.eval_prompts_between or config.eval_prompts
+
+
+def self_verified(t: Trained) -> dict[str, float]:
+    """Verdicts at the end, what the run gained in them and in answers, and the choice among n."""
+    last = t.run.history[-1]
+    return {
+        **{name: value for name, value in last.items() if name.startswith("verdicts/")},
+        **gained(t, generation="eval/pass@1", verification="verdicts/accuracy"),
+        **verification.best_of_n(t.policy, t.task.test, t.config, prompts=_fewer(t.config)),
+        "steps": float(last["step"]),
+    }
+
+
+TRIES, TRIED, READ = 64, 32, 8  # answers to each of so many problems; of these P("Yes") is read
+
+
+def knows(t: Trained) -> dict[str, float]:
+    """What a policy can do in many tries, and tells of its answers, `before/…` and `after/…`.
+
+    `pass@k`, k to 64, on 32 problems; `auc/likelihood` and `auc/p_yes`: the chance that a right
+    answer has more log-probability, or P("Yes") by the policy's own word, than a wrong one; `mass`:
+    of the next token on Yes or No; `entropy/…`: nats, at numbers, operators and other tokens.
+    """
+    before, after = (_knows(policy, t) for policy in (t.base, t.policy))
+    return {f"before/{k}": v for k, v in before.items()} | {
+        f"after/{k}": v for k, v in after.items()
+    }
+
+
+def _knows(policy: Policy, t: Trained) -> dict[str, float]:
+    rows = [row for row in t.task.test.select(range(min(TRIED, len(t.task.test))))]
+    rollouts = reply(
+        policy, [row["prompt"] for row in rows], TRIES, temperature=t.config.temperature,
+        max_new_tokens=t.config.max_completion_length, batch_size=t.config.evaluation_batch_size,
+        generator=torch.Generator().manual_seed(t.run.seed),
+    )  # fmt: skip
+    examples = [row for row in rows for _ in range(TRIES)]
+    right = score(policy, rollouts, examples, [accuracy_reward])[:, 0] == 1
+    counts, ks = right.view(-1, TRIES).sum(1).tolist(), [2**i for i in range(7)]
+    known = {f"pass@{k}": fmean(pass_at_k(TRIES, c, k) for c in counts) for k in ks}
+    known["auc/likelihood"] = auc(rollouts.logps.sum(1).tolist(), right.tolist())
+    few = [i for i in range(len(examples)) if i % TRIES < READ]
+    texts = policy.decode(rollouts.completion_lists())
+    asked = [[as_turns(examples[i]["prompt"], texts[i], META_QUESTION)] for i in few]
+    told = {i: row[0] for i, row in zip(few, read_yes(policy, asked), strict=True) if row}
+    known["auc/p_yes"] = auc([r.p_yes for r in told.values()], [bool(right[i]) for i in told])
+    known["mass"] = fmean(reading.mass for reading in told.values())
+    tokens, at = rollouts.completion_ids[rollouts.mask], rollouts.entropies[rollouts.mask]
+    kinds = list(map(_kind, policy.tokenizer.batch_decode(tokens[:, None])))
+    for kind in ("number", "operator", "other"):
+        known[f"entropy/{kind}"] = at[torch.tensor([k == kind for k in kinds])].mean().item()
+    return known
+
+
+def _kind(token: str) -> str:
+    if any(character.isdigit() for character in token):
+        return "number"
+    return "operator" if token.strip() and set(token.strip()) <= set("+-*/=×÷") else "other"
+
+
+def gained(t: Trained, **metrics: str) -> dict[str, float]:
+    first, last = t.run.history[0], t.run.history[-1]
+    return {f"gained/{name}": last[metric] - first[metric] for name, metric in metrics.items()}
+
+
+def watch_episodes(profile: Profile, base, task: Task, config: GRPOConfig, seed: int) -> Callable:
+    """Measure episodes of held-out questions; the frozen roles are the base's."""
+    system = profile.load_agents(base)
+    return partial(
+        evaluate_episodes, system=system, dataset=task.test, config=config, questions=64, seed=seed
+    )
+
+
+def episodes_to_read(t: Trained) -> list[dict]:
+    """One sampled episode of each of the first two held-out questions."""
+    episodes = play(
+        t.profile.load_agents(t.base).with_planner(t.policy), list(t.task.test.select(range(2))),
+        generator=torch.Generator().manual_seed(t.run.seed), temperature=t.config.temperature,
+        max_new_tokens=t.config.max_completion_length,
+    )  # fmt: skip
+    score_episodes(episodes, [accuracy_reward])
+    return [_to_read(e.row, f"{e.memory}\n{e.output}", e.reward == 1) for e in episodes]
+
+
+def on_test_set(t: Trained, *, max_new_tokens: int = 2048) -> dict[str, float]:
+    """`evaluate_test_set` at the end, as `test_set/…`, and what was gained since the base."""
+    accuracy = partial(evaluate_test_set, rows=t.task.test, grade=GRADES[t.task.name])
+    before, after = (accuracy(p, max_new_tokens=max_new_tokens) for p in (t.base, t.policy))
+    gained = {f"gained/{name}": after[name] - before[name] for name in ("strict", "lenient")}
+    return {f"test_set/{name}": value for name, value in after.items()} | gained

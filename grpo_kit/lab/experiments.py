@@ -278,7 +278,7 @@ EXPERIMENTS = {
         measures.self_verified, watch=measures.watch_verdicts, x="num_generated_tokens",
         skills=True,
         sizes={"smoke": {"max_generated_tokens": 2_000}, "paper": SELF_VERIFICATION,
-               **_small({"max_steps": 200, "max_generated_tokens": 24_000,
+               **_small({"max_steps": 200, "max_generated_tokens": 32_000,
                          "eval_prompts_between": 48},
                         max_steps=200, max_generated_tokens=130_000)},
         changes={"num_generations_eval": 4}, evaluations=20,

@@ -117,6 +117,7 @@ def context(results=None, claims=None, notebooks=(), problems=()) -> dict:
     return {
         "problems": problems, "groups": groups, "panels": panels, "evidence": EVIDENCE,
         "counts": {verdict: counts[verdict] for verdict in VERDICTS},
+        "worlds": Counter(one.agreement for one in judged if one.second and one.second.judgement),
         "machines": len({one.hardware for one in judged if one.hardware}),
         "origin": origin(records) if records else "", "notebooks": notebooks,
         "min_seeds": MIN_SEEDS, "margin": MARGIN,

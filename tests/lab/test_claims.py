@@ -157,6 +157,29 @@ def test_what_was_not_run_says_how_to_run_it_and_another_profile_is_judged_apart
     assert (here.hardware, there.hardware) == ("a processor", "a GPU")
 
 
+def test_a_claim_is_judged_in_a_second_world_and_the_two_are_compared(up, gained, make_record):
+    def worlds(gains, first=up):
+        runs = [
+            make_record(arm, seed, 0.3 + (arm != "plain") * gain, profile="smol")
+            for arm in ("plain", "diversity")
+            for seed, gain in enumerate(gains)
+        ]
+        return verdict_of(claim(), [*first, *runs])
+
+    agree, differ, open_ = worlds(GAINS), worlds([-g for g in GAINS]), worlds(GAINS[:4])
+    assert agree.second.verdict == agree.verdict == "reproduced"
+    assert (agree.agreement, agree.second.claim.profile) == ("the worlds agree", "smol")
+    assert differ.second.verdict == "contradicted" and differ.agreement == "the worlds differ"
+    assert (open_.second.verdict, open_.agreement) == ("inconclusive", "open")
+    row = claims_text([differ], worlds=True).splitlines()[-1]
+    assert row.endswith("-0.2 [-0.22, -0.19] **contradicted**; the worlds differ |")
+    alone = verdict_of(claim(also=None), up)
+    assert alone.second is None and alone.agreement == ""
+    assert verdict_of(claim(), up).agreement == "open"
+    other = claim(profile="paper")
+    assert not other.twice and claims_text([alone], worlds=True).endswith("| – |\n")
+
+
 def test_an_unknown_metric_and_a_missing_arm_are_named_and_the_rest_is_judged(up):
     claims = [claim(id="odd", metric="wit"), claim(id="gone", arm="only correct"), claim()]
     judged, (problem,) = judge_claims(claims, up)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grpo_kit.lab import experiments
+from grpo_kit.lab import experiments, measures
 from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.grid import Trained, run_grid
 from grpo_kit.profiles import PROFILES
@@ -37,8 +37,8 @@ def trained(policy, base, task, n):
 
 
 def say(monkeypatch, answers):
-    """Make the policy of `experiments` answer this."""
-    monkeypatch.setattr(experiments, "texts_of", lambda *a, **k: answers)
+    """Make every policy that is measured answer this."""
+    monkeypatch.setattr(measures, "texts_of", lambda *a, **k: answers)
 
 
 def test_alike_answers_have_no_diversity(task, monkeypatch):
@@ -48,7 +48,7 @@ def test_alike_answers_have_no_diversity(task, monkeypatch):
 
     def measured(answers):
         say(monkeypatch, answers)
-        return experiments.diversity_of(None, task, letters, SMOKE.config)
+        return measures.diversity_of(None, task, letters, SMOKE.config)
 
     first, second = measured([alike] * 16), measured([alike, other] * 8)
     assert first == pytest.approx({"distinct": 1 / 8, "styles": 1.0, "distance": 0.0}, abs=1e-6)
@@ -59,7 +59,7 @@ def test_alike_answers_have_no_diversity(task, monkeypatch):
 def test_the_few_labels_choose_the_first_of_the_best():
     values = [(0.2, 0.3), (0.9, 0.8), (0.9, 0.7), (0.4, 0.5)]
     history = [{"step": i, "few/pass@1": f, "eval/pass@1": e} for i, (f, e) in enumerate(values)]
-    measured = experiments.without_labels(Run(Path(), None, 0, [*history, {"step": 9}]))
+    measured = measures.without_labels(Run(Path(), None, 0, [*history, {"step": 9}]))
     expected = {"fell": 0.8 - 0.5, "stopped early": 0.8, "gained/stopped early": 0.8 - 0.3}
     assert measured == pytest.approx(expected)
 
@@ -69,7 +69,7 @@ def test_an_answer_is_overrated_by_what_the_evaluator_thinks_beyond_the_truth(
 ):
     right = f"<think>first 1 + 2 = 3.</think><answer>{task.test[0]['answer']}</answer>"
     say(monkeypatch, [right] * 8)
-    measured = experiments.overrated(trained(tiny_base, tiny_base, task, 1))
+    measured = measures.overrated(trained(tiny_base, tiny_base, task, 1))
     assert 0 < measured["p_yes"] < 1
     assert measured["overrated"] == pytest.approx(measured["p_yes"] - 1)
 
@@ -77,13 +77,17 @@ def test_an_answer_is_overrated_by_what_the_evaluator_thinks_beyond_the_truth(
 @pytest.mark.parametrize(
     ("name", "arm", "metrics"),
     [
+        ("basic", "more warm-up", ["eval/greedy", "before/pass@64", "after/entropy/operator"]),
         ("verification", "mixed", ["of_n/own_verdicts", "gained/verification"]),
         ("meta", "truth 10 %", ["p_yes", "overrated", "fell", "stopped early"]),
         pytest.param("flow", "per turn", ["gained/success", "gained/turns", "eval/tool_errors"],
                      marks=pytest.mark.slow),
     ],
 )  # fmt: skip
-def test_an_arm_is_trained_watched_and_measured_from_end_to_end(name, arm, metrics, tmp_path):
+def test_an_arm_is_trained_watched_and_measured_from_end_to_end(
+    name, arm, metrics, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(measures, "TRIED", 4)
     config = dataclasses.replace(SMOKE.config, max_steps=1, save_steps=0, eval_prompts=4)
     profile = dataclasses.replace(SMOKE, config=config)
     where = {"results": tmp_path / "results", "work": tmp_path / "work", "arms": [arm]}
@@ -91,6 +95,20 @@ def test_an_arm_is_trained_watched_and_measured_from_end_to_end(name, arm, metri
     assert all(math.isfinite(record.evaluation[metric]) for metric in metrics)
     assert {"prompt", "completion", "right"} == set(record.samples[0]) and record.seconds > 0
     assert record.history[-1]["step"] == 1
+
+
+def test_what_a_policy_knows_is_told_by_its_likelihood_and_by_its_own_word(tiny_base, task):
+    t = dataclasses.replace(trained(tiny_base, tiny_base, task, 6), run=SimpleNamespace(seed=0))
+    known = measures.knows(t)
+    before = {k.removeprefix("before/"): v for k, v in known.items() if k.startswith("before/")}
+    assert known == {f"{when}/{k}": v for when in ("before", "after") for k, v in before.items()}
+    rising = [before[f"pass@{k}"] for k in (1, 2, 4, 8, 16, 32, 64)]
+    assert rising == sorted(rising) and rising[0] < rising[-1] <= 1
+    # the tiny base was taught to say Yes or No; at numbers it wavers more than at operators
+    assert before["auc/p_yes"] > 0.6 and before["auc/likelihood"] > 0.6 and before["mass"] > 0.9
+    assert before["entropy/number"] > before["entropy/operator"] > 0
+    kinds = {" 12": "number", "+": "operator", " =": "operator", "coins": "other", " ": "other"}
+    assert {token: measures._kind(token) for token in kinds} == kinds
 
 
 def test_the_truth_is_read_by_rule_in_the_tiny_world_only(policy):
@@ -125,11 +143,11 @@ def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(
     assured = "<think>Surely 3, checked twice.</think><answer>3</answer>"
     say(monkeypatch, [assured, "<think>Maybe 3.</think><answer>3</answer>"] * 8)
     rewards = torch.tensor([0.5, -0.25] * 7 + [torch.nan] * 2)  # scores of 5 and 2
-    monkeypatch.setattr(experiments, "score_texts", lambda *given: rewards)
-    assert experiments.quality_of(two) == {"judged": pytest.approx(3.5), "assured": 0.5}
+    monkeypatch.setattr(measures, "score_texts", lambda *given: rewards)
+    assert measures.quality_of(two) == {"judged": pytest.approx(3.5), "assured": 0.5}
     rewards.fill_(torch.nan)
     with pytest.raises(RuntimeError, match="none of 16 answers"):
-        experiments.quality_of(two)
+        measures.quality_of(two)
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "published"])
@@ -171,7 +189,7 @@ def test_arms_of_real_models_name_the_model_a_commit_and_the_gpu_that_they_want(
 
 def test_accuracy_on_the_test_set_before_and_after(policy, tiny_base, task):
     after, before = (
-        experiments.on_test_set(trained(one, tiny_base, task, 6), max_new_tokens=32)
+        measures.on_test_set(trained(one, tiny_base, task, 6), max_new_tokens=32)
         for one in (policy, tiny_base)
     )
     strict, lenient = after["test_set/strict"], after["test_set/lenient"]

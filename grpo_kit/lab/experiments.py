@@ -203,12 +203,13 @@ ONE_PROBLEM = {
 def _small(smol: Mapping[str, object] | None = None, **changes: object) -> dict[str, dict]:
     """Sizes of the reported runs: steps of 64 answers, which two cores make in a second.
 
-    `smol`: changes to what a run of the real model has, about eight minutes on one core.
+    `smol`: changes to what a run of the real model has.
     """
     return {"tiny": {"generation_batch_size": 64, **changes}, "smol": SMOL | (smol or {})}
 
 
-SMOL = {"max_steps": 12, "eval_steps": 0, "save_steps": 6}
+SMOL = {"max_steps": 12, "eval_steps": 0, "save_steps": 6, "eval_prompts": 300,
+        "eval_prompts_between": 64}  # fmt: skip
 
 _experiment = partial(Experiment, show=measures.answers_to_read)
 
@@ -334,7 +335,7 @@ EXPERIMENTS = {
                 tool_errors="eval/tool_errors"),
         watch=measures.watch_episodes, show=measures.episodes_to_read, task=tool_questions,
         sizes={"smoke": {"max_completion_length": 48}, "paper": AGENTFLOW,
-               **_small({"max_steps": 4}, max_steps=24, learning_rate=3e-4,
+               **_small({"max_steps": 4, "eval_prompts": 0}, max_steps=24, learning_rate=3e-4,
                         max_completion_length=48)},
         changes={"loss_type": "grpo", "eval_prompts": 0}, evaluations=3, skills=True,
         curves=("reward", "eval/pass@1", "eval/turns", "eval/tool_errors"),

@@ -239,7 +239,8 @@ def test_what_ends_the_grid_ends_its_processes_and_the_same_command_goes_on(tmp_
     options = (
         f"--seeds 0-1 --processes 2 --output {tmp_path / 'results'} --work {tmp_path / 'work'}"
     )
-    command = f"{sys.executable} -m grpo_kit.cli run basic --profile smoke --arm plain {options}".split()
+    grid = f"{sys.executable} -m grpo_kit.cli run basic --profile smoke --arm plain"
+    command = f"{grid} {options}".split()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     began = time.monotonic()
     while not list(tmp_path.glob("work/**/history.jsonl")) and time.monotonic() - began < 200:

@@ -237,8 +237,11 @@ def evaluate(
     if policy is not None:
         chosen = replace(chosen, lora_rank=0)
     from grpo_kit.lab.evaluation import GRADES, evaluate_test_set, load_test_set
+    from grpo_kit.lab.records import where_it_ran
 
     task = task or chosen.task
+    if task in chosen.adapters:  # that task's warm-up
+        chosen = replace(chosen, task=task)
     test_set = load_test_set(task, data)  # before the model: a missing folder is told at once
     accuracy = evaluate_test_set(
         chosen.load_policy(),
@@ -247,7 +250,8 @@ def evaluate(
         max_new_tokens=max_new_tokens or chosen.config.max_completion_length,
         backend=backend,
     )
-    content = {"task": task, "policy": policy or chosen.policy, **accuracy}
+    content = {"task": task, "policy": Path(chosen.policy).name, "adapter": chosen.adapter}
+    content |= accuracy | where_it_ran(chosen.device)
     write_atomic(output, json.dumps(content, indent=1) + "\n")
     for reading in ("strict", "lenient"):
         share, low, high = (accuracy[reading + end] for end in ("", "/low", "/high"))

@@ -169,6 +169,7 @@ def test_the_command_line_takes_a_local_folder_for_model_and_data(folder, gsm8k_
     ])  # fmt: skip
     assert done.exit_code == 0, done.output
     accuracy = json.loads((tmp_path / "out.json").read_text())
+    assert accuracy["adapter"] is None and accuracy["machine"]["threads"] >= 1
     assert accuracy["n"] == 4 and accuracy["strict"] == accuracy["strict/low"] == 0
     assert 0.3 < accuracy["strict/high"] < 0.6 and 0 <= accuracy["lenient"] <= 1
     assert "strict" in done.output and "n 4" in done.output

@@ -16,7 +16,7 @@ from grpo_kit.lab.records import CHECKOUT
 from grpo_kit.lab.report import VERDICTS, write_report
 from grpo_kit.lab.skill_runs import skills_text
 from grpo_kit.lab.statistics import power
-from grpo_kit.lab.summary import markdown_table, reported, summary_text
+from grpo_kit.lab.summary import cell, markdown_table, reported, summary_text
 from grpo_kit.paths import write_atomic
 
 METHODS = {  # curve of the README's picture -> experiment and arm, each with 64 answers a step
@@ -83,12 +83,33 @@ def measured(results: Path) -> dict[str, str]:
             json.loads((results / "bench" / "profile.json").read_bytes())
         ),
     }
+    parts["test_sets"] = test_sets(results / "test_sets")
     for name in ("basic", "engines", "ahead"):
         parts[name] = summary_text(reported(name, results=results), MEASURES)
     for name in dict.fromkeys(one.claim.experiment for one in judged):
         ids = [j.claim.id for j in judged if j.claim.experiment == name and j.judgement]
         parts[name] = claims_text(judged, *ids, worlds=True) if ids else "None has been run yet.\n"
     return parts
+
+
+def test_sets(folder: Path) -> str:
+    """Markdown table of the files that `grpo-kit evaluate` wrote there."""
+    rows = []
+    for file in sorted(folder.glob("*.json")):
+        one = json.loads(file.read_bytes())
+        shares = [
+            cell(
+                {
+                    "median": one[name],
+                    "low": one[f"{name}/low"],
+                    "high": one[f"{name}/high"],
+                    "n": 2,
+                }
+            )
+            for name in ("strict", "lenient")
+        ]
+        rows.append((one["task"], one["policy"], one["adapter"] or "none", *shares, one["n"]))
+    return markdown_table(["test set", "model", "warm-up", "strict", "lenient", "n"], *rows)
 
 
 def with_parts(text: str, parts: Mapping[str, str]) -> str:

@@ -358,21 +358,6 @@ def results() -> None:
 
 
 @app.command()
-def skill_runs(
-    profile: ProfileName = "tiny",
-    policy: PolicyFolder = None,
-    steps: Annotated[int, Option(min=1, help="GRPO steps a skill.")] = 40,
-    skill: Annotated[list[str] | None, Option(help="Only this skill; may be given again.")] = None,
-    output: Output = Path("runs/skills"),
-) -> None:
-    """Try GRPO on each skill of a tiny base, before and after."""
-    from grpo_kit.lab.skill_runs import SKILLS, run_skills, skills_text
-
-    chosen = _chosen(profile, policy, steps).with_skills()
-    typer.echo(skills_text(run_skills(chosen, output, names=skill or SKILLS)))
-
-
-@app.command()
 def pretrain(
     base: Annotated[Literal["tiny", "smollm2"], Option(help="Which model.")] = "tiny",
     task: Annotated[Literal["svamp", "skills"], Option(help="What SmolLM2 learns.")] = "svamp",

@@ -141,8 +141,8 @@ _PROFILES = (
         adapters={"svamp": "smol-svamp", "word_problems": "smol-skills"},
         config=GRPOConfig(
             learning_rate=1e-5, lr_scheduler_type="constant_with_warmup", warmup_steps=3,
-            max_steps=16, generation_batch_size=64, max_completion_length=64, bf16="auto",
-            eval_prompts=100, eval_prompts_between=48,
+            max_steps=16, generation_batch_size=256, max_completion_length=64, bf16="auto",
+            eval_prompts=200, eval_prompts_between=48,
         ),
     ),
     Profile(

@@ -59,7 +59,6 @@ def test_the_command_line_imports_nothing_heavy():
         ("reproduce --notebooks nowhere", "there are no notebooks in nowhere"),
         ("pretrain --problems 1", "--problems"),
         ("pretrain --processes 0", "--processes"),
-        ("skill-runs --skill sing", "there is no skill 'sing'"),
         ("run", "Missing argument"),
         ("run sing", "there is no experiment 'sing': choose among basic, rare, variants"),
         ("run judge --seeds 4-0", "give numbers and ranges"),

@@ -14,7 +14,6 @@ from grpo_kit.lab import bench, speedrun, step_profile
 from grpo_kit.lab.claims import claims_text, reported_claims
 from grpo_kit.lab.records import CHECKOUT
 from grpo_kit.lab.report import VERDICTS, write_report
-from grpo_kit.lab.skill_runs import skills_text
 from grpo_kit.lab.statistics import power
 from grpo_kit.lab.summary import cell, markdown_table, reported, summary_text
 from grpo_kit.paths import write_atomic
@@ -75,7 +74,6 @@ def measured(results: Path) -> dict[str, str]:
     parts = {
         "verdicts": markdown_table(VERDICTS, map(verdicts.count, VERDICTS)),
         "power": markdown_table(["true difference", "five seeds", "ten seeds"], *chances),
-        "skills": skills_text(json.loads((results / "skills" / "skills.json").read_bytes())),
         "speedrun": speedrun.report(json.loads((results / "speedrun.json").read_bytes())),
         "step": bench.report(json.loads((results / "bench" / "bench.json").read_bytes())),
         "goals": bench.goals(results / "bench"),

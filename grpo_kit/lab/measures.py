@@ -262,7 +262,12 @@ def watch_episodes(profile: Profile, base, task: Task, config: GRPOConfig, seed:
     """Measure episodes of held-out questions; the frozen roles are the base's."""
     system = profile.load_agents(base)
     return partial(
-        evaluate_episodes, system=system, dataset=task.test, config=config, questions=64, seed=seed
+        evaluate_episodes,
+        system=system,
+        dataset=task.test,
+        config=config,
+        questions=_fewer(config) or 64,
+        seed=seed,
     )
 
 

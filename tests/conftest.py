@@ -76,6 +76,14 @@ def policy(new_policy):
     return new_policy()
 
 
+@pytest.fixture(scope="session")
+def base():
+    """The shipped policy; a test that trains it loads its own."""
+    from grpo_kit.profiles import PROFILES
+
+    return PROFILES["tiny"].load_policy()
+
+
 @pytest.fixture
 def saved_policy(new_policy, tmp_path):
     """Folder of an untrained policy on disk, as `load_policy` and a profile take it."""

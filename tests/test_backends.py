@@ -18,11 +18,6 @@ both = pytest.mark.parametrize("backend", ["static", "continuous"])
 
 
 @pytest.fixture(scope="module")
-def base():
-    return PROFILES["tiny"].load_policy()
-
-
-@pytest.fixture(scope="module")
 def prompts(base):
     return base.encode(PROFILES["tiny"].load_task().test["prompt"][:12])
 

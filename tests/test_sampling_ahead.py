@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from toy import TASK, configure, even_ids, weights_of, without_times
+from toy import TASK, configure, even_ids, killed_in, weights_of, without_times
 
 from grpo_kit import objective, training
 from grpo_kit.backends import sample_groups
@@ -78,19 +78,8 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one(new_policy, tmp_path):
     config = configure(max_steps=4, save_steps=2, importance_sampling_cap=2.0, eval_prompts=0)
     whole_policy, policy = new_policy(), new_policy()
     whole = run(whole_policy, tmp_path / "whole", config)
-    calls = iter(range(9))
-
-    class Killed(BaseException):
-        pass
-
-    def deadly(**arguments):
-        if next(calls) == 3:
-            raise Killed
-        return even_ids(**arguments)
-
-    deadly.__name__ = even_ids.__name__
-    with pytest.raises(Killed):
-        run(new_policy(), tmp_path / "broken", config, deadly)
+    with pytest.raises(KeyboardInterrupt):
+        run(new_policy(), tmp_path / "broken", config, killed_in(3))
     resumed = run(policy, tmp_path / "broken", config, resume=True)
     assert without_times(resumed.history) == without_times(whole.history)
     assert torch.equal(weights_of(policy), weights_of(whole_policy))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from toy import weights_of, without_times
 
 from grpo_kit.config import GRPOConfig
 from grpo_kit.flow import (
@@ -58,24 +59,16 @@ def run(base, task, system, folder, source=FlowGRPO, rewards=(accuracy_reward,),
     )  # fmt: skip
 
 
-def weights(policy):
-    return [parameter.detach().clone() for parameter in policy.model.parameters()]
-
-
-def flat(policy):
-    return torch.cat([values.flatten() for values in weights(policy)])
-
-
 def test_the_planner_learns_and_no_gradient_reaches_a_frozen_module(base, task, system, tmp_path):
     frozen = {
         id(role.model): role.model for role in (system.executor, system.verifier, system.generator)
     }
-    before, before_frozen = weights(base), [weights(model) for model in frozen.values()]
+    before, before_frozen = weights_of(base), [weights_of(model) for model in frozen.values()]
     changes = {"beta": 0.05, "generation_batch_size": 16}
     result = run(base, task, system, tmp_path, changes=changes)
-    assert any(not torch.equal(a, b) for a, b in zip(before, weights(base), strict=True))
+    assert not torch.equal(before, weights_of(base))
     for model, was in zip(frozen.values(), before_frozen, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(was, weights(model), strict=True))
+        assert torch.equal(was, weights_of(model))
         assert all(p.grad is None and not p.requires_grad for p in model.model.parameters())
     row = result.history[-1]
     assert row["kl"] > 0 and row["grad_norm"] > 0  # the policy has left its reference
@@ -155,7 +148,7 @@ def by_hand(policy, episodes, advantages, steps, level="token", cap=None, beta=0
         optimizer.zero_grad()
         loss_of_step.backward()
         optimizer.step()
-    return flat(policy)
+    return weights_of(policy)
 
 
 @pytest.mark.parametrize("micro", [1, 2])
@@ -179,11 +172,11 @@ def test_updates_weigh_whole_episodes_as_eq_10_whatever_the_micro_batches(
         importance_sampling_cap=variant.get("cap"),
     )  # fmt: skip
     policy = new_policy()
-    start = flat(policy)
+    start = weights_of(policy)
     learner = Learner(policy, config)
     learner.optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
     learner.update(batch_of(policy, episodes), scheduled=False)
-    assert (flat(policy) - expected).norm() < 1e-3 * (expected - start).norm()
+    assert (weights_of(policy) - expected).norm() < 1e-3 * (expected - start).norm()
 
 
 def test_with_credit_for_the_final_turn_the_others_get_nothing(policy):
@@ -210,7 +203,6 @@ def test_offline_traces_are_successes_of_the_first_policy_kept_for_all_steps(
 @pytest.mark.parametrize("source", [FlowGRPO, pytest.param(OfflineTraces, marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_with_the_same_numbers(base, task, tmp_path, source):
     """PITFALLS 23; nothing that frozen roles remember is needed."""
-
     again = PROFILES["tiny"].load_policy
 
     def fresh():
@@ -227,11 +219,7 @@ def test_a_killed_run_goes_on_with_the_same_numbers(base, task, tmp_path, source
     with pytest.raises(KeyboardInterrupt):
         run(again(), task, fresh(), tmp_path / "killed", Killed)
     resumed = run(again(), task, fresh(), tmp_path / "killed", source, resume=True).history
-
-    def numbers(rows):
-        return [{k: v for k, v in row.items() if k != "step_time"} for row in rows]
-
-    assert numbers(resumed) == numbers(whole)
+    assert without_times(resumed) == without_times(whole)
     other = dataclasses.replace(fresh(), max_turns=3)
     with pytest.raises(ValueError, match="another configuration.*4 turns.*3 turns"):
         run(again(), task, other, tmp_path / "killed", source, resume=True)

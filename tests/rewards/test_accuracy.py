@@ -14,12 +14,7 @@ from grpo_kit.tasks.answers import MAX_CHARS, MAX_EXPONENT
 
 
 def score(completions, answer):
-    return accuracy_reward(
-        prompts=["?"] * len(completions),
-        completions=completions,
-        completion_ids=[[0]] * len(completions),
-        answer=answer,
-    )
+    return accuracy_reward([], completions, [], answer=answer)
 
 
 # --- One number, many ways to write it ------------------------------------------------------------

@@ -50,12 +50,13 @@ def system(base):
     return PROFILES["tiny"].load_agents(base, max_turns=4)
 
 
-def run(base, task, system, folder, source=FlowGRPO, rewards=(accuracy_reward,), **options):
-    config = dataclasses.replace(CONFIG, **options.pop("changes", {}))
-    resume = options.pop("resume", False)
+def run(
+    base, task, system, folder, source=FlowGRPO, reward=accuracy_reward, resume=False, changes=(),
+    **options,
+):  # fmt: skip
     return train(
-        base, task, list(rewards), config, output_dir=folder, seed=0, resume=resume,
-        batch_source=lambda prompts: source(prompts, system, **options),
+        base, task, [reward], dataclasses.replace(CONFIG, **dict(changes)), output_dir=folder,
+        seed=0, resume=resume, batch_source=lambda prompts: source(prompts, system, **options),
     )  # fmt: skip
 
 
@@ -156,9 +157,7 @@ def by_hand(policy, episodes, advantages, steps, level="token", cap=None, beta=0
 @pytest.mark.parametrize(
     "variant", [{}, {"level": "sequence"}, {"cap": 2.0}, {"beta": 0.1}, {"loss": "dapo"}]
 )
-def test_updates_weigh_whole_episodes_as_eq_10_whatever_the_micro_batches(
-    new_policy, variant, passes, micro
-):
+def test_updates_weigh_whole_episodes_as_eq_10(new_policy, variant, passes, micro):
     """One step on all episodes, or two passes of two steps, which share one old policy."""
     episodes, size = episodes_of(), 4 // passes
     steps = [range(4)] if passes == 1 else [(0, 1), (2, 3)] * 2
@@ -184,9 +183,8 @@ def test_with_credit_for_the_final_turn_the_others_get_nothing(policy):
     assert torch.equal(got, torch.tensor([0, 0.5, -1, 0, 0, 0.7, -0.3]))
 
 
-def test_offline_traces_are_successes_of_the_first_policy_kept_for_all_steps(
-    base, task, system, tmp_path
-):
+def test_offline_traces_are_successes_of_the_first_policy(base, task, system, tmp_path):
+    """They are kept for all steps."""
     batches = []
 
     class Watched(OfflineTraces):
@@ -276,11 +274,9 @@ def test_success_is_measured_on_held_out_questions(base, task, system):
         ({"beta": 0.1}, {"source": OfflineTraces}, r"beta.* are \(1, 0.1, None"),
     ],
 )
-def test_what_episodes_do_not_have_is_refused(
-    base, task, system, tmp_path, changes, options, message
-):
+def test_what_episodes_do_not_have_is_refused(base, task, tmp_path, changes, options, message):
     with pytest.raises(ValueError, match=message):
-        run(base, task, system, tmp_path, changes=changes, **options)
+        run(base, task, None, tmp_path, changes=changes, **options)
 
 
 def test_a_reward_that_is_never_earned_leaves_no_trace(base, task, system, tmp_path):
@@ -288,7 +284,7 @@ def test_a_reward_that_is_never_earned_leaves_no_trace(base, task, system, tmp_p
         return [0.0] * len(completions)
 
     with pytest.raises(RuntimeError, match="none of 16 episodes earned a reward of 1"):
-        run(base, task, system, tmp_path, OfflineTraces, rewards=[never])
+        run(base, task, system, tmp_path, OfflineTraces, never)
 
 
 def test_a_task_lacking_a_tools_column_is_named(base, task, system, tmp_path):

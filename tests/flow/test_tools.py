@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sqlite3
-import subprocess
 import sys
 import threading
 import time
@@ -46,12 +45,6 @@ def run(given, *calls, row=None, **limits) -> list[ToolResult]:
 
 def json_call(name, **arguments) -> str:
     return json.dumps({"name": name, "arguments": arguments})
-
-
-def output_of(code) -> str:
-    """What a Python process of its own prints."""
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +239,7 @@ def test_a_hung_call_times_out_frees_its_place_and_reaches_no_later_run(
 
 
 @pytest.mark.slow
-def test_a_hung_call_does_not_keep_the_process_alive():
+def test_a_hung_call_does_not_keep_the_process_alive(run_python):
     code = """
 import threading
 from grpo_kit.flow.tools import Tool, Toolkit
@@ -261,7 +254,7 @@ def hang(text: str) -> str:
 
 print(Toolkit([Tool.of(hang, timeout=0.05)]).run([("hang(x)", {})])[0].text)
 """
-    assert output_of(code) == "error: timed out after 0.05 s\n"
+    assert run_python(code) == "error: timed out after 0.05 s\n"
 
 
 class Unprintable(Exception):
@@ -562,7 +555,7 @@ def test_python_cuts_long_output(python):
 
 @pytest.mark.slow
 @linux_only
-def test_python_does_not_outlive_the_process_that_asked():
+def test_python_does_not_outlive_the_process_that_asked(run_python):
     code = """
 import os, threading, time
 from grpo_kit.flow.sandbox import PythonTool
@@ -577,7 +570,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
     except OSError:
         pass
 """
-    (pid,) = output_of(code).split()
+    (pid,) = run_python(code).split()
     for _ in range(100):  # until init, or whoever stands for it, has taken note
         if not os.path.exists(f"/proc/{pid}") or "(zombie)" in open(f"/proc/{pid}/status").read():
             return

@@ -110,22 +110,15 @@ def set_up(trainer, rollouts, loss_type="dapo", beta=0.0, level="token", correct
 
 def our_arguments(trainer, batch, **options):
     """Those of `policy_loss` and `policy_loss_stats`."""
+    same = ("loss_type", "epsilon_high", "importance_sampling_level", "beta")
     return {
-        "logps": plain_logps(trainer, batch),
-        "old_logps": batch.get("old_per_token_logps"),
-        "ref_logps": batch["ref_per_token_logps"],
-        "advantages": batch["advantages"],
-        "mask": batch["completion_mask"],
-        "loss_type": trainer.loss_type,
-        "epsilon": trainer.epsilon_low,
-        "epsilon_high": trainer.epsilon_high,
-        "importance_sampling_level": trainer.importance_sampling_level,
-        "beta": trainer.beta,
+        "logps": plain_logps(trainer, batch), "old_logps": batch.get("old_per_token_logps"),
+        "ref_logps": batch["ref_per_token_logps"], "advantages": batch["advantages"],
+        "mask": batch["completion_mask"], "num_items_in_batch": batch["num_items_in_batch"],
+        "max_completion_length": LENGTH, "epsilon": trainer.epsilon_low,
         "use_bias_correction_kl": trainer.args.use_bias_correction_kl,
-        "max_completion_length": LENGTH,
-        "num_items_in_batch": batch["num_items_in_batch"],
-        **options,
-    }
+        **{name: getattr(trainer, name) for name in same}, **options,
+    }  # fmt: skip
 
 
 def our_loss(trainer, batch, **options):
@@ -138,12 +131,9 @@ def their_loss(trainer, batch):
 
 def assert_same(trainer, theirs, ours, atol=0.0):
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-5, abs=atol)
-    their_grad, our_grad = (
-        torch.cat(
-            [g.flatten() for g in torch.autograd.grad(loss, list(trainer.model.parameters()))]
-        )
-        for loss in (theirs, ours)
-    )
+    parameters = list(trainer.model.parameters())
+    gradients = (torch.autograd.grad(loss, parameters) for loss in (theirs, ours))
+    their_grad, our_grad = (torch.cat([g.flatten() for g in grads]) for grads in gradients)
     assert their_grad.norm() > 1e-3
     assert (our_grad - their_grad).norm() <= 1e-5 * their_grad.norm()
 

@@ -29,9 +29,7 @@ def _no_process_stays():
 
 
 @pytest.mark.parametrize("changes", [{}, {"lora": 2, "bf16": True}], ids=str)
-def test_a_batch_is_of_the_weights_from_before_the_last_update(
-    new_policy, tmp_path, monkeypatch, changes
-):
+def test_a_batch_is_one_update_old(new_policy, tmp_path, monkeypatch, changes):
     """Drawn again here: the first as without sampling ahead, others with a seed and old weights."""
     changes = dict(changes)
     policy, lora = new_policy(), changes.pop("lora", 0)

@@ -267,9 +267,7 @@ def test_verdicts_are_sampled_from_the_policy_that_learns_from_them(words, tmp_p
     assert result.history[-1]["learning_rate"] == 1e-3
 
 
-def test_items_that_are_too_long_are_left_out_and_counted_and_role_marks_broken(
-    base, words, monkeypatch
-):
+def test_too_long_items_are_left_out_and_role_marks_broken(base, words, monkeypatch):
     monkeypatch.setattr(self_verification, "extract_answer", lambda text: "7 " * 600)
     batches, metrics = step_of(batch_source(base, words, "self-verify"))
     assert batches == [] and metrics["verification/too_long"] == metrics["verification/collected"]

@@ -11,16 +11,10 @@ from grpo_kit.config import GRPOConfig
 from grpo_kit.tasks import Task
 
 CONFIG = GRPOConfig(
-    max_steps=3,
-    learning_rate=1e-3,
-    lr_scheduler_type="constant",
-    num_generations=4,
-    generation_batch_size=8,
-    max_completion_length=8,
-    eval_prompts=2,
-    num_generations_eval=2,
+    max_steps=3, learning_rate=1e-3, lr_scheduler_type="constant", num_generations=4,
+    generation_batch_size=8, max_completion_length=8, eval_prompts=2, num_generations_eval=2,
     save_steps=1,
-)
+)  # fmt: skip
 
 
 def configure(**changes) -> GRPOConfig:

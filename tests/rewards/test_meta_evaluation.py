@@ -15,13 +15,7 @@ from grpo_kit.models import frozen_copy, load_policy
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import MetaEvaluationReward, accuracy_reward, read_yes, yes_no_tokens
 from grpo_kit.rewards import meta_evaluation as module
-from grpo_kit.rewards.meta_evaluation import (
-    LEAST_P,
-    META_QUESTION,
-    STEPS_QUESTION,
-    as_turns,
-    reference_question,
-)
+from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION, as_turns
 from grpo_kit.tasks.word_problems import make_problem
 from grpo_kit.tiny.problems import equations
 
@@ -127,7 +121,7 @@ def test_weighted_logs_and_plain_p(policy):
 def test_a_sure_no_is_bounded(policy, monkeypatch):
     sure_no = [[module.Reading(0.0, 1.0)]]
     monkeypatch.setattr(module, "read_yes", lambda one, rows: sure_no * len(rows))
-    assert call(MetaEvaluationReward(policy)) == [math.log(LEAST_P)] * 4
+    assert call(MetaEvaluationReward(policy)) == [math.log(module.LEAST_P)] * 4
 
 
 def test_an_ensemble_is_the_mean_of_its_probabilities(new_policy):
@@ -187,7 +181,7 @@ def test_the_truth_is_shown_on_its_share_of_samples(policy, monkeypatch):
 
     assert set(asked_by()) == {META_QUESTION}
     asked = asked_by(truth_fraction=0.1)
-    shown = asked.count(reference_question("19"))
+    shown = asked.count(module.reference_question("19"))
     assert 20 <= shown <= 62 and logged["meta/shown"] == shown / 400
     assert asked.count(META_QUESTION) == 400 - shown
     assert asked_by(truth_fraction=0.1) == asked, "a resumed run shows the same samples"

@@ -6,13 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_kit.rewards import (
-    VerificationReward,
-    accuracy_reward,
-    format_reward,
-    parse_verdict,
-    verdict_stats,
-)
+from grpo_kit.rewards import VerificationReward, accuracy_reward, format_reward
+from grpo_kit.rewards.rules import parse_verdict, verdict_stats
 
 GOOD = [
     "<think>a</think><answer>15</answer>",

@@ -39,7 +39,9 @@ def test_the_right_plan_earns_1_and_anything_else_0():
         assert skill_runs.plan_reward(completions, [row["answer"]] * 4) == [1.0, 0.0, 0.0, 0.0]
 
 
-def test_every_skill_is_run_and_a_failing_one_leaves_the_others(saved_policy, tmp_path):
+def test_every_skill_is_run_and_reported_and_a_failing_one_leaves_the_others_results(
+    saved_policy, tmp_path
+):
     config = dataclasses.replace(
         PROFILES["smoke"].config, max_steps=1, generation_batch_size=8, max_completion_length=4,
         eval_prompts=2, num_generations_eval=2,

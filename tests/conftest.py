@@ -21,6 +21,8 @@ from hypothesis import settings
 
 from grpo_kit.paths import data_dir
 
+CHECKOUT = Path(__file__).resolve().parents[1]
+
 # on a busy machine a deadline fails tests for their timing, not their outcome
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
@@ -76,12 +78,34 @@ def policy(new_policy):
     return new_policy()
 
 
+@pytest.fixture(scope="session")
+def base():
+    """The shipped policy; a test that trains it loads its own."""
+    from grpo_kit.profiles import PROFILES
+
+    return PROFILES["tiny"].load_policy()
+
+
 @pytest.fixture
 def saved_policy(new_policy, tmp_path):
     """Folder of an untrained policy on disk, as `load_policy` and a profile take it."""
     from grpo_kit.models import save_policy
 
     return save_policy(new_policy(), tmp_path / "saved_policy")
+
+
+@pytest.fixture(scope="session")
+def run_python():
+    """Run code in a Python process of its own; what it prints."""
+
+    def run(code: str, **environment: str) -> str:
+        options = {"capture_output": True, "text": True, "timeout": 600}
+        environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), **environment}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, **options)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
 def _free_port() -> int:

@@ -18,11 +18,6 @@ both = pytest.mark.parametrize("backend", ["static", "continuous"])
 
 
 @pytest.fixture(scope="module")
-def base():
-    return PROFILES["tiny"].load_policy()
-
-
-@pytest.fixture(scope="module")
 def prompts(base):
     return base.encode(PROFILES["tiny"].load_task().test["prompt"][:12])
 
@@ -115,9 +110,7 @@ BROKEN = SimpleNamespace(error="no kernel image is available", generated_tokens=
     ("outputs", "message"),
     [({}, "0 of 3 rows were answered"), (dict.fromkeys("abc", BROKEN), "no kernel")],
 )
-def test_where_a_backend_fails_the_plain_one_takes_over_with_a_warning(
-    base, prompts, monkeypatch, outputs, message
-):
+def test_the_plain_one_replaces_one_that_fails(base, prompts, monkeypatch, outputs, message):
     monkeypatch.setattr(base.model, "generate_batch", lambda **given: outputs)
     options = {"max_new_tokens": 8, "do_sample": False}
     with pytest.warns(UserWarning, match=f"'continuous' failed .*{message}.* the plain one"):
@@ -150,9 +143,8 @@ def test_vllm_answers_with_the_policys_weights_as_they_are_now(base, prompts, mo
             return [SimpleNamespace(outputs=output) for output in outputs]
 
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=LLM, SamplingParams=dict))
-    vllm, plain = (
-        greedy(base, backend, max_new_tokens=16, context=100) for backend in ("vllm", "plain")
-    )
+    limits = {"max_new_tokens": 16, "context": 100}
+    vllm, plain = (greedy(base, backend, **limits) for backend in ("vllm", "plain"))
     assert vllm(prompts) == plain(prompts)
     expected = {"generation_config": "vllm", "dtype": "float32", "max_model_len": 100}
     expected |= {"temperature": 0.0, "stop_token_ids": base.eos_token_ids}

@@ -23,14 +23,6 @@ def invoke(*arguments: object):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    """A fresh interpreter, since this one has long imported everything."""
-    options = {"capture_output": True, "text": True, "timeout": 600}
-    return subprocess.run(
-        [sys.executable, *arguments], env={**os.environ, **environment}, **options
-    )
-
-
 def test_every_command_explains_itself():
     commands = [one.name or one.callback.__name__ for one in app.registered_commands]
     text = invoke("--help").stdout
@@ -38,10 +30,9 @@ def test_every_command_explains_itself():
         assert command in text and invoke(command, "--help").exit_code == 0
 
 
-def test_the_command_line_imports_nothing_heavy():
-    heavy = ("torch", "transformers", "datasets", "papermill", "matplotlib", "pandas", "numpy")
-    code = f"import grpo_kit.cli, sys; print([m for m in {heavy} if m in sys.modules])"
-    assert run_python("-c", code).stdout.strip() == "[]"
+def test_the_command_line_imports_nothing_heavy(run_python):
+    heavy = {"torch", "transformers", "datasets", "papermill", "matplotlib", "pandas", "numpy"}
+    assert not heavy & {*run_python("import grpo_kit.cli, sys; print(*sys.modules)").split()}
 
 
 @pytest.mark.parametrize(
@@ -93,47 +84,46 @@ def test_the_kits_trainer_in_several_processes_is_refused(tmp_path, monkeypatch)
     assert done.exit_code == 2 and "add --engine trl" in done.stderr
 
 
-def test_the_rows_of_a_folder_are_trained_on(tmp_path, monkeypatch):
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """Call `train --profile smoke` with options; what reached the engine that they choose."""
+    seen = {}
+
+    def instead(policy, task, rewards, config, **options):
+        seen.update(options, task=task, cap=config.importance_sampling_cap)
+
+    def call(engine, *options):
+        with monkeypatch.context() as patched:
+            patched.setattr(engine, "train", instead)
+            done = invoke("train", "--profile", "smoke", "--output", tmp_path / "out", *options)
+        assert done.exit_code == 0, done.output[-1000:]
+        return seen
+
+    return call
+
+
+def test_the_rows_of_a_folder_are_trained_on(train, tmp_path, monkeypatch):
     for split, n in (("train", 5), ("test", 3)):
         rows = [{"question": f"{i} and 1?", "answer": f"#### {i + 1}"} for i in range(n)]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    here = dataclasses.replace(PROFILES["smoke"], task="gsm8k")
-    monkeypatch.setitem(PROFILES, "colab", here)
-    seen = []
-    monkeypatch.setattr(training, "train", lambda policy, task, *rest, **options: seen.append(task))
-    done = invoke("train", "--profile", "colab", "--data", tmp_path, "--output", tmp_path / "out")
-    assert done.exit_code == 0, done.output[-1000:]
-    assert (len(seen[0].train), len(seen[0].test)) == (5, 3)
+    monkeypatch.setitem(PROFILES, "smoke", dataclasses.replace(PROFILES["smoke"], task="gsm8k"))
+    task = train(training, "--data", tmp_path)["task"]
+    assert (len(task.train), len(task.test)) == (5, 3)
 
 
-def test_what_vllm_samples_is_corrected_for(tmp_path, monkeypatch):
-    seen = {}
-
-    def instead(policy, task, rewards, config, **options):
-        seen.update(options, cap=config.importance_sampling_cap)
-
-    monkeypatch.setattr(trl_bridge, "train", instead)
+def test_what_vllm_samples_is_corrected_for(train, monkeypatch):
     monkeypatch.setattr(trl_bridge, "is_vllm_available", lambda: True)
-    command = ["train", "--engine", "trl", "--profile", "smoke", "--output", tmp_path]
-    for options, cap in (([], None), (["--vllm", "colocate", "--vllm-share", "0.2"], 2.0)):
-        done = invoke(*command, *options)
-        assert done.exit_code == 0, done.output[-1000:]
-        assert seen["cap"] == cap
+    assert train(trl_bridge, "--engine", "trl")["cap"] is None
+    options = ("--engine", "trl", "--vllm", "colocate", "--vllm-share", 0.2)
+    seen = train(trl_bridge, *options)
+    assert seen["cap"] == 2.0
     assert seen["use_vllm"] and seen["vllm_gpu_memory_utilization"] == 0.2
 
 
-def test_what_is_sampled_ahead_is_corrected_for(tmp_path, monkeypatch):
-    seen = {}
-
-    def instead(policy, task, rewards, config, **options):
-        seen.update(options, cap=config.importance_sampling_cap)
-
-    monkeypatch.setattr(training, "train", instead)
-    command = ["train", "--sampling-ahead", "--profile", "smoke", "--output", tmp_path]
-    done = invoke(*command)
-    assert done.exit_code == 0, done.output[-1000:]
+def test_what_is_sampled_ahead_is_corrected_for(train):
+    seen = train(training, "--sampling-ahead")
     assert seen["cap"] == 2.0 and seen["batch_source"].name == "sampling ahead"
-    refused = invoke(*command, "--engine", "trl")
+    refused = invoke("train", "--sampling-ahead", "--engine", "trl")
     assert refused.exit_code == 2 and "leave out --engine trl" in refused.output
 
 
@@ -151,8 +141,10 @@ def test_a_variant_is_trained_by_trl_and_its_policy_can_be_trained_on(saved_poli
 
 def test_debug_shows_the_traceback(tmp_path):
     (tmp_path / "a_file").touch()
-    arguments = ("-m", "grpo_kit.cli", "run", "basic", "--output", str(tmp_path / "a_file"))
-    assert "Traceback" in run_python(*arguments, GRPO_KIT_DEBUG="1").stderr
+    command = [sys.executable, "-m", "grpo_kit.cli", "run", "basic", "--output", "a_file"]
+    options = {"capture_output": True, "text": True, "timeout": 600, "cwd": tmp_path}
+    options["env"] = {**os.environ, "GRPO_KIT_DEBUG": "1"}
+    assert "Traceback" in subprocess.run(command, **options).stderr
 
 
 @pytest.fixture
@@ -188,9 +180,8 @@ def executed(tmp_path, monkeypatch):
         ("", 0.9, ["a file was edited"], 1),
     ],
 )
-def test_reproduce_fails_where_a_notebook_fails_or_a_number_is_outside_or_not_compared(
-    error, here, problems, code, executed
-):
+def test_reproduce_fails_with_a_notebook_or_a_number(error, here, problems, code, executed):
+    """The number is outside its band, missing, or could not be compared."""
     row = bands.Row("01_b", "pass@1", reported=0.9, low=0.8, high=1.0, here=here)
     executed.error, executed.rows, executed.problems = error, [row], problems
     done = invoke("reproduce", "01", "--profile", "smoke", "--output", "out")

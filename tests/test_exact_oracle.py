@@ -71,27 +71,22 @@ def expected(values, logits=POLICY):
     return (completion_logps(logits).exp() * values).sum()
 
 
-def mean_over_all_groups(size, scale_rewards, rewards, loss_type, logits=POLICY):
+def mean_over_all_groups(size, scale_rewards, rewards, loss_type):
     """Gradient of `policy_loss`, averaged over every possible group with its probability.
 
     One call holds all groups: the loss is linear in positive multiples of the advantages, so each
     group's probability goes in with them; the divisor is set to that of one group.
     """
     groups = torch.tensor(list(itertools.product(range(N), repeat=size)))
-    probability = completion_logps(logits).detach()[groups].sum(1).exp()
+    probability = completion_logps(POLICY).detach()[groups].sum(1).exp()
     assert probability.sum().item() == pytest.approx(1)
     rows = groups.view(-1)
     advantages = group_advantages(rewards[rows], size, scale_rewards, eps=0.0)
-    loss = policy_loss(
-        token_logps(logits)[rows],
-        None,
-        advantages * probability.repeat_interleave(size),
-        MASK[rows],
-        loss_type=loss_type,
-        max_completion_length=STEPS,
-        num_sequences_in_batch=size,
-    )
-    return gradient(loss, logits)
+    advantages *= probability.repeat_interleave(size)
+    options = {"max_completion_length": STEPS, "num_sequences_in_batch": size}
+    logps = token_logps(POLICY)[rows]
+    loss = policy_loss(logps, None, advantages, MASK[rows], loss_type=loss_type, **options)
+    return gradient(loss)
 
 
 def assert_same(got, want, rtol=1e-9):
@@ -176,10 +171,8 @@ def test_token_mean_over_all_pairs(loss_type):
     got, want = torch.zeros_like(POLICY), torch.zeros(())
     for a, b in itertools.product(range(N), repeat=2):
         pair = [a, b]
-        advantages = group_advantages(GRADED[pair], 2, "none")
-        loss = policy_loss(
-            token_logps(POLICY)[pair], None, advantages, MASK[pair], loss_type=loss_type
-        )
+        advantages, logps = group_advantages(GRADED[pair], 2, "none"), token_logps(POLICY)[pair]
+        loss = policy_loss(logps, None, advantages, MASK[pair], loss_type=loss_type)
         got += p[a] * p[b] * gradient(loss)
         half_gap = (GRADED[a] - GRADED[b]) / 2
         want = want - p[a] * p[b] * half_gap * (log_p[a] - log_p[b]) / (LENGTHS[a] + LENGTHS[b])
@@ -188,9 +181,8 @@ def test_token_mean_over_all_pairs(loss_type):
 
 def numpy_gradient(loss_type, level, beta, correction, advantages, eps_low=0.2, eps_high=0.3):
     """Gradient in the logits, from the chain rule written out for one token after another."""
-    log_pi, log_old, log_ref = (
-        x.detach().log_softmax(-1).numpy() for x in (POLICY, OLD, REFERENCE)
-    )
+    tables = (POLICY, OLD, REFERENCE)
+    log_pi, log_old, log_ref = (x.detach().log_softmax(-1).numpy() for x in tables)
     grad = np.zeros_like(log_pi)
     tokens_in_batch = sum(len(c) for c in COMPLETIONS)
     for i, completion in enumerate(COMPLETIONS):
@@ -232,18 +224,11 @@ def test_gradient_equals_the_chain_rule_written_out(loss_type, level, beta, corr
     assert (ratio > 1.3).any() and (ratio < 0.8).any()  # the clips bite
     high = 1.3 if loss_type == "cispo" else 0.3
     loss = policy_loss(
-        token_logps(POLICY),
-        token_logps(OLD),
-        advantages,
-        MASK,
-        loss_type=loss_type,
-        epsilon_high=high,
-        importance_sampling_level=level,
-        beta=beta,
-        ref_logps=token_logps(REFERENCE),
-        use_bias_correction_kl=correction,
+        token_logps(POLICY), token_logps(OLD), advantages, MASK, loss_type=loss_type,
+        epsilon_high=high, importance_sampling_level=level, beta=beta,
+        ref_logps=token_logps(REFERENCE), use_bias_correction_kl=correction,
         max_completion_length=STEPS,
-    )
+    )  # fmt: skip
     oracle = numpy_gradient(loss_type, level, beta, correction, advantages, eps_high=high)
     assert_same(gradient(loss), torch.tensor(oracle), rtol=1e-12)
 
@@ -262,9 +247,7 @@ def expected_kl(kind):
 def test_k1_and_k3_are_unbiased_and_k2_is_not():
     # PITFALLS 20. The chain rule: KL over completions = expected sum of the KL at each token.
     forward, reversed_ = exact_kl().item(), exact_kl(REFERENCE, POLICY).item()
-    assert (
-        abs(forward - reversed_) > 0.01 * forward
-    )  # else the next lines could not tell them apart
+    assert abs(forward - reversed_) > 0.01 * forward, "the next lines could not tell them apart"
     assert expected_kl("k1") == pytest.approx(forward, rel=1e-12)
     assert expected_kl("k3") == pytest.approx(forward, rel=1e-12)
     assert abs(expected_kl("k2") - forward) > 0.01 * forward

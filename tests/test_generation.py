@@ -46,19 +46,13 @@ def test_greedy_decode_equals_transformers_own(policy):
         assert row == theirs[0, len(PROMPTS[i // 2]) :].tolist()
 
 
-@pytest.fixture(scope="module")
-def policy_once(new_policy):
-    """One policy for all of hypothesis's examples; sampling leaves it as it is."""
-    return new_policy()
-
-
 @settings(max_examples=8)
 @given(seed=st.integers(0, 2**31), order=st.permutations(PROMPTS))
-def test_sampled_rows_do_not_depend_on_who_leaves_the_batch(policy_once, seed, order):
+def test_sampled_rows_do_not_depend_on_who_leaves_the_batch(new_policy, seed, order):
     """Compaction and other prompts' lengths never reach a row: only its own uniforms do."""
+    policy = new_policy()
     short, long = (
-        sample(policy_once, order, 2, seed, eos_token_ids=ids).completion_lists()
-        for ids in (EOS, [])
+        sample(policy, order, 2, seed, eos_token_ids=ids).completion_lists() for ids in (EOS, [])
     )
     for cut, whole in zip(short, long, strict=True):
         end = next((i for i, token in enumerate(whole) if token in EOS), len(whole) - 1)
@@ -78,9 +72,8 @@ def test_every_eos_id_stops_a_row_and_is_counted(policy):
 
 def test_mask_counts_the_eos_even_where_it_is_the_padding_id(policy):
     token = greedy(policy)[0][0]
-    rollouts = sample(
-        policy, PROMPTS[:1], do_sample=False, eos_token_ids=[token], pad_token_id=token
-    )
+    ends = {"eos_token_ids": [token], "pad_token_id": token}
+    rollouts = sample(policy, PROMPTS[:1], do_sample=False, **ends)
     assert rollouts.lengths.tolist() == [1] and rollouts.finished.all()
 
 
@@ -92,8 +85,7 @@ def test_a_padding_id_inside_a_completion_keeps_its_mask(policy):
 def test_sampling_follows_the_distribution(policy):
     n = 4000
     rollouts = sample(policy, PROMPTS[:1], n, max_new_tokens=1, temperature=0.5)
-    logits = policy.model(torch.tensor(PROMPTS[:1])).logits[0, -1] / 0.5
-    expected = torch.softmax(logits, -1)
+    expected = torch.softmax(policy.model(torch.tensor(PROMPTS[:1])).logits[0, -1] / 0.5, -1)
     counts = torch.bincount(rollouts.completion_ids[:, 0], minlength=len(expected)) / n
     likely = expected > 0.02
     error = (expected * (1 - expected) / n).sqrt()
@@ -168,9 +160,8 @@ def test_a_cache_with_room_holds_what_transformers_own_would(seed):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_sampler_and_scorer_agree_with_a_plain_log_softmax(policy, temperature):
     rollouts = sample(policy, PROMPTS, 3, temperature=temperature)
-    logps, entropies = completion_logps(
-        policy.model, rollouts, temperature=temperature, pad_token_id=policy.pad_token_id
-    )
+    options = {"temperature": temperature, "pad_token_id": policy.pad_token_id}
+    logps, entropies = completion_logps(policy.model, rollouts, **options)
     torch.testing.assert_close(logps, rollouts.logps, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(entropies, rollouts.entropies, atol=1e-4, rtol=1e-4)
     for i, row in enumerate(rollouts.completion_lists()):
@@ -214,9 +205,8 @@ def plain_token_logps(head, hidden, targets, temperature):
     ("dtype", "autocast", "tolerance"),
     [(torch.float32, False, 1e-5), (torch.float32, True, 3e-2), (torch.bfloat16, False, 3e-2)],
 )
-def test_chunked_scores_and_gradients_equal_plain_ones(
-    monkeypatch, bias, rows, dtype, autocast, tolerance
-):
+def test_chunked_scores_equal_plain_ones(monkeypatch, bias, rows, dtype, autocast, tolerance):
+    """And so do their gradients."""
     monkeypatch.setattr(generation, "LOGITS_BUDGET", (5 * 40, 5 * 40))
     torch.manual_seed(rows)
     head = torch.nn.Linear(16, 40, bias=bias).to(dtype)

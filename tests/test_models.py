@@ -1,9 +1,6 @@
 """Policies: what loads from a folder, what ends a completion, and what is said where it cannot."""
 
 import copy
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -115,7 +112,7 @@ def test_a_model_that_can_be_had_nowhere_says_how_to_get_it():
 
 
 @pytest.mark.slow
-def test_what_is_loaded_from_the_hub_names_its_commit_s_folder(policy, tmp_path):
+def test_what_is_loaded_from_the_hub_names_its_commit_s_folder(policy, run_python, tmp_path):
     """A cache as the Hub's library fills it, without the Hub: vLLM then takes the same commit."""
     commit = "c" * 40
     snapshot = tmp_path / "models--own--tiny" / "snapshots" / commit
@@ -125,11 +122,8 @@ def test_what_is_loaded_from_the_hub_names_its_commit_s_folder(policy, tmp_path)
         "from grpo_kit.models import load_policy;"
         f"print(load_policy('own/tiny', revision='{commit}').model.config._name_or_path)"
     )
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, env=environment
-    )
-    assert done.stdout.split()[-1:] == [str(snapshot)], done.stderr
+    output = run_python(code, HF_HUB_OFFLINE="1", HF_HUB_CACHE=str(tmp_path))
+    assert output.split()[-1:] == [str(snapshot)]
 
 
 QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]

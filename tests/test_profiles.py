@@ -55,18 +55,14 @@ def test_each_profile_has_agents_around_its_planner(policy, monkeypatch):
     assert (role.model, role.base_url) == ("Qwen/Qwen2.5-7B-Instruct", "http://127.0.0.1:8000/v1")
 
 
-def test_a_real_model_is_warmed_up_for_the_task_at_hand():
+def test_smollm2_alone_is_warmed_up_and_for_the_task_at_hand(tmp_path):
     smol = PROFILES["smol"]
     assert smol.adapter == "smol-svamp" and smol.with_skills().adapter == "smol-skills"
     assert PROFILES["tiny"].with_skills() is PROFILES["tiny"] and PROFILES["tiny"].adapter is None
-    with pytest.raises(ValueError, match="warmed up for svamp, word_problems, not for gsm8k"):
-        dataclasses.replace(smol, task="gsm8k").load_policy()
-
-
-def test_another_policy_gets_no_warm_up_that_was_made_of_smollm2(tmp_path):
-    smol = PROFILES["smol"]
     assert smol.with_policy(str(tmp_path)).adapter is None
     assert smol.with_policy("HuggingFaceTB/SmolLM2-135M-Instruct").adapter == "smol-svamp"
+    with pytest.raises(ValueError, match="warmed up for svamp, word_problems, not for gsm8k"):
+        dataclasses.replace(smol, task="gsm8k").load_policy()
 
 
 def test_an_adapter_that_does_not_fit_is_named(saved_policy):

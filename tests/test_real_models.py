@@ -96,13 +96,9 @@ def test_a_real_row_becomes_a_prompt_in_the_models_own_form(profile):
 def test_gold_solutions_in_the_asked_form_earn_all_and_survive_the_tokenizer(profile):
     policy, rows = profile.load_policy(), profile.load_task().test.select(range(200))
     texts = [f"<think>{row['solution']}</think><answer>{row['answer']}</answer>" for row in rows]
-    ids = [policy.tokenizer(text)["input_ids"] for text in texts]
-    decoded = policy.decode(ids)
-    given = {"prompts": rows["prompt"], "completions": decoded, "completion_ids": ids}
-    assert accuracy_reward(**given, answer=rows["answer"]) == [1.0] * 200
-    assert format_reward(**given) == [0.1] * 200
-    wrong = [str(int(float(answer)) + 1) for answer in rows["answer"]]
-    assert accuracy_reward(**given, answer=wrong) == [0.0] * 200
+    assert policy.decode([policy.tokenizer(text)["input_ids"] for text in texts]) == texts
+    assert accuracy_reward([], texts, [], answer=rows["answer"]) == [1.0] * 200
+    assert format_reward([], texts, []) == [0.1] * 200
 
 
 @pytest.fixture(params=["kit", "trl"])
@@ -121,12 +117,11 @@ def trained(request, profile, tmp_path):
 
 def test_only_lora_weights_are_trained_and_merged_ones_answer_the_same(trained, folder, tmp_path):
     base = load_policy(folder).model.state_dict()
-    frozen = {
-        name.replace("base_model.model.", "").replace(".base_layer", ""): p
-        for name, p in trained.model.named_parameters()
-        if not p.requires_grad
-    }
-    assert all(torch.equal(base[name], p) for name, p in frozen.items()) and len(frozen) > 20
+    frozen = [(name, p) for name, p in trained.model.named_parameters() if not p.requires_grad]
+    for name, p in frozen:
+        name = name.replace("base_model.model.", "").replace(".base_layer", "")
+        assert torch.equal(base[name], p)
+    assert len(frozen) > 20
     moved = [p for name, p in trained.model.named_parameters() if "lora_B" in name]
     assert moved and any(p.abs().max() > 0 for p in moved)
 

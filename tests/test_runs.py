@@ -43,9 +43,7 @@ def steps_in(path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("last_line", ["", '{"step": 4, "rew', "\0\0\0"])
-def test_a_run_is_taken_up_after_its_checkpoint_though_the_last_line_is_half_written(
-    tmp_path, last_line
-):
+def test_a_run_is_taken_up_after_its_checkpoint_and_loses_half_a_line(tmp_path, last_line):
     killed_after(tmp_path, 3)
     with open(tmp_path / HISTORY, "a") as file:
         file.write(last_line)
@@ -103,9 +101,8 @@ def test_steps_in_a_row_without_a_score_stop_the_run_and_say_what_to_do(tmp_path
     for step, scored in enumerate([False, True, False], start=1):
         run.count_unscored(new := row(step), scored, ["judge"])
         run.log(new)
-    with pytest.raises(
-        RuntimeError, match="2 steps in a row .*step 4.* judge return; there is no checkpoint"
-    ):
+    message = "2 steps in a row .*step 4.* judge return; there is no checkpoint"
+    with pytest.raises(RuntimeError, match=message):
         run.count_unscored(row(4), False, ["judge"])
     assert steps_in(tmp_path / HISTORY) == [1, 2, 3, 4]
 
@@ -142,9 +139,7 @@ train(load_policy(sys.argv[2]), TASK, [even_ids], configure(max_steps=40), outpu
 
 
 @pytest.mark.slow
-def test_a_run_killed_by_the_system_at_a_random_moment_goes_on_as_if_unbroken(
-    saved_policy, tmp_path
-):
+def test_a_run_killed_at_a_random_moment_goes_on_as_if_unbroken(saved_policy, tmp_path):
     history = tmp_path / "broken" / HISTORY
     arguments = [str(Path(__file__).parent), str(saved_policy), str(history.parent)]
     child = subprocess.Popen([sys.executable, "-c", KILLED_RUN, *arguments])

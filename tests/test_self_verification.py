@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from toy import killed_in, without_times
 
 from grpo_kit import self_verification, training
 from grpo_kit.generation import completion_logps
@@ -172,15 +173,11 @@ def test_the_five_schedules(strategy, expected):
 
 
 @pytest.fixture(scope="module")
-def base():
-    return PROFILES["smoke"].load_policy()
-
-
-@pytest.fixture(scope="module")
 def words():
     return PROFILES["smoke"].load_task()
 
 
+load_policy = PROFILES["smoke"].load_policy
 CONFIG = dataclasses.replace(
     PROFILES["smoke"].config, generation_batch_size=32, max_steps=2, eval_prompts=4, save_steps=1
 )
@@ -253,7 +250,7 @@ def test_alternation_collects_for_five_steps_and_then_flushes(base, words):
 
 def test_verdicts_are_sampled_from_the_policy_that_learns_from_them(words, tmp_path, monkeypatch):
     """Verify-Alter updates on answers first: verdicts from before that would be off-policy."""
-    policy, seen = PROFILES["smoke"].load_policy(), []
+    policy, seen = load_policy(), []
     plain = training.Learner.update
 
     def checking(learner, batch, *, scheduled):
@@ -262,17 +259,15 @@ def test_verdicts_are_sampled_from_the_policy_that_learns_from_them(words, tmp_p
         return plain(learner, batch, scheduled=scheduled)
 
     monkeypatch.setattr(training.Learner, "update", checking)
-    config = dataclasses.replace(CONFIG, max_steps=5, eval_prompts=0, learning_rate=1e-3)
-    result = run(policy, words, tmp_path, config=config)
+    changes = {"max_steps": 5, "eval_prompts": 0, "learning_rate": 1e-3}
+    result = run(words, tmp_path, policy=policy, **changes)
     assert [name for name, _, _ in seen][-2:] == ["accuracy_reward", "verification_reward"]
     assert max(apart for _, apart, _ in seen) < 1e-3
     assert not seen[-1][2] and seen[-2][2], "the schedule counts steps"
     assert result.history[-1]["learning_rate"] == 1e-3
 
 
-def test_items_that_are_too_long_are_left_out_and_counted_and_role_marks_broken(
-    base, words, monkeypatch
-):
+def test_too_long_items_are_left_out_and_role_marks_broken(base, words, monkeypatch):
     monkeypatch.setattr(self_verification, "extract_answer", lambda text: "7 " * 600)
     batches, metrics = step_of(batch_source(base, words, "self-verify"))
     assert batches == [] and metrics["verification/too_long"] == metrics["verification/collected"]
@@ -281,12 +276,10 @@ def test_items_that_are_too_long_are_left_out_and_counted_and_role_marks_broken(
 
 
 def test_micro_batches_of_a_mixed_update_are_cut_as_any_other(words, tmp_path):
-    config = dataclasses.replace(
-        CONFIG, per_device_train_batch_size=8, eval_prompts=0, max_steps=1,
-        gradient_accumulation_steps=2, dynamic_sampling_rounds=1,
+    result = run(
+        words, tmp_path, "mixed", per_device_train_batch_size=8, gradient_accumulation_steps=2,
+        dynamic_sampling_rounds=1, eval_prompts=0, max_steps=1,
     )  # fmt: skip
-    policy = PROFILES["smoke"].load_policy()
-    result = run(policy, words, tmp_path, strategy="mixed", config=config)
     assert result.history[-1]["grad_norm"] > 0 and result.history[-1]["verification/items"] == 4
 
 
@@ -320,58 +313,41 @@ def test_bad_input_is_named(base, words):
 # --- whole runs -----------------------------------------------------------------------------------
 
 
-def without_time(history):
-    return [{k: v for k, v in row.items() if k != "step_time"} for row in history]
-
-
-def run(policy, words, folder, strategy="verify-alter", config=CONFIG, **options):
+def run(
+    words, folder, strategy="verify-alter", *, policy=None, format_reward=format_reward,
+    resume=False, **changes,
+):  # fmt: skip
+    policy, config = policy or load_policy(), dataclasses.replace(CONFIG, **changes)
     return train(
         policy, words, [accuracy_reward, format_reward], config, output_dir=folder, seed=0,
-        batch_source=partial(SelfVerification, strategy=strategy), **options,
+        batch_source=partial(SelfVerification, strategy=strategy), resume=resume,
     )  # fmt: skip
 
 
 def test_a_resumed_run_goes_on_with_its_buffer(words, tmp_path):
     """Stopped in the fourth step of five, whose items the fifth step's verdicts are drawn from."""
-    load = PROFILES["smoke"].load_policy
-    config = dataclasses.replace(CONFIG, max_steps=5, eval_prompts=0, generation_batch_size=16)
-    whole = run(load(), words, tmp_path / "whole", config=config)
-
-    class Stop(Exception):
-        pass
-
-    calls = []
-
-    def stopping(prompts, completions, completion_ids, **columns):
-        calls.append(len(completions))
-        if len(calls) == 4:
-            raise Stop
-        return format_reward(prompts, completions, completion_ids)
-
-    stopping.__name__ = "format_reward"
-    make = partial(SelfVerification, strategy="verify-alter")
-    arguments = dict(output_dir=tmp_path / "killed", seed=0, batch_source=make)
-    with pytest.raises(Stop):
-        train(load(), words, [accuracy_reward, stopping], config, **arguments)
-    resumed = run(load(), words, tmp_path / "killed", config=config, resume=True)
-    assert without_time(resumed.history) == without_time(whole.history)
+    changes = {"max_steps": 5, "eval_prompts": 0, "generation_batch_size": 16}
+    whole, killed = run(words, tmp_path / "whole", **changes), tmp_path / "killed"
+    with pytest.raises(KeyboardInterrupt):
+        run(words, killed, format_reward=killed_in(3, format_reward), **changes)
+    resumed = run(words, killed, resume=True, **changes)
+    assert without_times(resumed.history) == without_times(whole.history)
     assert resumed.history[-1]["verification/items"] == 4
     with pytest.raises(ValueError, match="batch_source .self-verification verify-alter' there"):
-        run(load(), words, tmp_path / "killed", strategy="mixed", config=config, resume=True)
+        run(words, killed, "mixed", resume=True, **changes)
 
 
 def test_a_budget_of_tokens_ends_a_run_and_is_what_progress_goes_by(words, tmp_path):
-    load = PROFILES["smoke"].load_policy
-    config = dataclasses.replace(CONFIG, max_steps=50, max_generated_tokens=4000, save_steps=0)
-    result = run(load(), words, tmp_path, strategy="verify-init", config=config)
+    changes = {"max_steps": 50, "max_generated_tokens": 4000, "save_steps": 0}
+    result = run(words, tmp_path, "verify-init", **changes)
     tokens = [row["num_generated_tokens"] for row in result.history]
     assert tokens == sorted(tokens) and tokens[-2] < 4000 <= tokens[-1]
     assert result.history[-1]["step"] < 50 and "eval/pass@1" in result.history[-1]
     verified = ["verification/items" in row for row in result.history[1:]]
     before = [spent < 0.4 * 4000 for spent in tokens[:-1]]
     assert verified == before and any(verified) and not all(verified)
-    again = run(load(), words, tmp_path, strategy="verify-init", config=config, resume=True)
-    assert without_time(again.history) == without_time(result.history)
+    again = run(words, tmp_path, "verify-init", resume=True, **changes)
+    assert without_times(again.history) == without_times(result.history)
 
 
 def test_verdicts_are_measured_on_held_out_items(base, words):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
-from toy import CONFIG, TASK, configure, even_ids, rows, weights_of, without_times
+from toy import CONFIG, TASK, configure, even_ids, killed_in, rows, weights_of, without_times
 
 from grpo_kit import backends, objective
 from grpo_kit.generation import completion_logps
@@ -115,9 +115,8 @@ def test_optimiser_steps_of_one_batch_divide_by_an_even_share_of_its_tokens(poli
     config = configure(per_device_train_batch_size=4)
     batch = batch_of(policy, config)
     Learner(policy, config).update(batch)
-    assert [float(call["num_items_in_batch"]) for call in losses] == [
-        batch.rollouts.mask.sum() / 2
-    ] * 2
+    divisors = [float(call["num_items_in_batch"]) for call in losses]
+    assert divisors == [batch.rollouts.mask.sum() / 2] * 2
 
 
 def test_training_takes_log_probabilities_at_the_sampler_s_temperature(new_policy):
@@ -152,15 +151,15 @@ def test_completions_cut_off_at_the_limit_can_be_left_out(policy, finished):
 
 def test_what_is_left_out_is_not_in_the_divisor_either(new_policy):
     """The gradient stays what it is when a completion that is left out gets shorter."""
-    norms = []
-    for length in (8, 1):
 
-        def cut(batch, length=length):
+    def norm_with(length):
+        def cut(batch):
             batch.rollouts.finished[:] = torch.arange(8) % 2 == 0
             batch.rollouts.mask[1::2, length:] = False
 
-        norms.append(grad_norm(new_policy(), cut, mask_truncated_completions=True))
-    assert norms[1] == pytest.approx(norms[0], rel=1e-4) and norms[0] > 0
+        return grad_norm(new_policy(), cut, mask_truncated_completions=True)
+
+    assert norm_with(1) == pytest.approx(norm_with(8), rel=1e-4) and norm_with(8) > 0
 
 
 def test_groups_without_spread_change_nothing(policy, tmp_path):
@@ -238,9 +237,7 @@ def test_float16_arithmetic_scales_the_loss_and_learns_the_same(new_policy, tmp_
     assert (plain - halved).abs().max() < 5e-3
 
 
-def test_a_step_whose_gradient_overflows_is_skipped_and_the_next_is_scaled_less(
-    policy, monkeypatch
-):
+def test_a_step_that_overflows_is_skipped_and_the_next_is_scaled_less(policy, monkeypatch):
     monkeypatch.setattr(Policy, "half", torch.float16)
     learner = Learner(policy, CONFIG)
     learner.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
@@ -256,20 +253,8 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one(new_policy, tmp_path, k
     whole_policy, policy = new_policy(), new_policy()
     whole = train(whole_policy, TASK, [even_ids], config, output_dir=tmp_path / "whole", seed=1)
     options = {"output_dir": tmp_path / "broken", "seed": 1}
-
-    class Killed(BaseException):
-        pass
-
-    calls = iter(range(100))
-
-    def deadly(**arguments):
-        if next(calls) == killed_in_step:
-            raise Killed
-        return even_ids(**arguments)
-
-    deadly.__name__ = even_ids.__name__
-    with pytest.raises(Killed):
-        train(new_policy(), TASK, [deadly], config, **options)
+    with pytest.raises(KeyboardInterrupt):
+        train(new_policy(), TASK, [killed_in(killed_in_step)], config, **options)
     resumed = train(policy, TASK, [even_ids], config, **options, resume=True)
     assert without_times(resumed.history) == without_times(whole.history)
     assert torch.equal(weights_of(policy), weights_of(whole_policy))
@@ -400,35 +385,25 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(policy, tmp_path, mon
     assert torch.equal(before, weights_of(policy))
 
 
-LONG = Dataset.from_list(
-    [{"prompt": [{"role": "user", "content": "a 1 " * 600}], "answer": "1", "row": 0}]
-)
+BARE = Task("bare", TASK.train.remove_columns("answer"), TASK.test)
+EMPTY = Task("empty", TASK.train.select([]), TASK.test)
+LONG = {"prompt": [{"role": "user", "content": "a 1 " * 600}], "answer": "1", "row": 0}
+TOO_LONG = Task("toy", TASK.train, Dataset.from_list([LONG]))
 
 
 @pytest.mark.parametrize(
-    ("task", "reward", "changes", "message"),
+    ("task", "changes", "message"),
     [
-        (
-            Task("bare", TASK.train.remove_columns("answer"), TASK.test),
-            accuracy_reward, {}, "accuracy_reward needs a column 'answer'.*prompt, row",
-        ),
-        (
-            Task("empty", TASK.train.select([]), TASK.test),
-            even_ids, {}, "train rows of task 'empty' are empty",
-        ),
-        (TASK, even_ids, {"reward_weights": (1, 2)}, "reward_weights has 2 values for 1 rewards"),
-        (TASK, even_ids, {"max_completion_length": 510}, "exceeds the model's context of 512"),
-        (
-            Task("toy", TASK.train, LONG),
-            even_ids, {"eval_on_start": False}, "test prompt 0 .* exceeds the model's context",
-        ),
+        (BARE, {}, "accuracy_reward needs a column 'answer'.*prompt, row"),
+        (EMPTY, {}, "train rows of task 'empty' are empty"),
+        (TASK, {"reward_weights": (1, 2)}, "reward_weights has 2 values for 1 rewards"),
+        (TASK, {"max_completion_length": 510}, "exceeds the model's context of 512"),
+        (TOO_LONG, {"eval_on_start": False}, "test prompt 0 .* exceeds the model's context"),
     ],
-)  # fmt: skip
-def test_what_does_not_fit_together_is_refused_before_the_first_step(
-    policy, tmp_path, task, reward, changes, message
-):
+)
+def test_what_does_not_fit_is_refused_at_the_start(policy, tmp_path, task, changes, message):
     with pytest.raises(ValueError, match=message):
-        train(policy, task, [reward], configure(**changes), output_dir=tmp_path, seed=0)
+        train(policy, task, [accuracy_reward], configure(**changes), output_dir=tmp_path, seed=0)
     assert not (tmp_path / "history.jsonl").exists()
 
 

@@ -12,22 +12,13 @@ import torch
 import trl
 from datasets import Dataset
 
-from grpo_kit.objective import (
-    IMPORTANCE_SAMPLING_LEVELS,
-    LOSS_TYPES,
-    combine_rewards,
-    decoupled_advantages,
-    group_advantages,
-    policy_loss,
-    policy_loss_stats,
-    truncated_importance_weights,
-)
+from grpo_kit import objective
 
 N, PROMPT, LENGTH = 6, 5, 7  # completions, prompt tokens, completion tokens
 TEMPERATURES = (1.0, 0.7)
 WEIGHTS = [1.0, 0.5]
-of_each_loss = pytest.mark.parametrize("loss_type", LOSS_TYPES)
-of_each_level = pytest.mark.parametrize("level", IMPORTANCE_SAMPLING_LEVELS)
+of_each_loss = pytest.mark.parametrize("loss_type", objective.LOSS_TYPES)
+of_each_level = pytest.mark.parametrize("level", objective.IMPORTANCE_SAMPLING_LEVELS)
 
 
 SCORES = {"first": [], "second": []}  # what the two rewards below answer next
@@ -110,26 +101,19 @@ def set_up(trainer, rollouts, loss_type="dapo", beta=0.0, level="token", correct
 
 def our_arguments(trainer, batch, **options):
     """Those of `policy_loss` and `policy_loss_stats`."""
+    same = ("loss_type", "epsilon_high", "importance_sampling_level", "beta")
     return {
-        "logps": plain_logps(trainer, batch),
-        "old_logps": batch.get("old_per_token_logps"),
-        "ref_logps": batch["ref_per_token_logps"],
-        "advantages": batch["advantages"],
-        "mask": batch["completion_mask"],
-        "loss_type": trainer.loss_type,
-        "epsilon": trainer.epsilon_low,
-        "epsilon_high": trainer.epsilon_high,
-        "importance_sampling_level": trainer.importance_sampling_level,
-        "beta": trainer.beta,
+        "logps": plain_logps(trainer, batch), "old_logps": batch.get("old_per_token_logps"),
+        "ref_logps": batch["ref_per_token_logps"], "advantages": batch["advantages"],
+        "mask": batch["completion_mask"], "num_items_in_batch": batch["num_items_in_batch"],
+        "max_completion_length": LENGTH, "epsilon": trainer.epsilon_low,
         "use_bias_correction_kl": trainer.args.use_bias_correction_kl,
-        "max_completion_length": LENGTH,
-        "num_items_in_batch": batch["num_items_in_batch"],
-        **options,
-    }
+        **{name: getattr(trainer, name) for name in same}, **options,
+    }  # fmt: skip
 
 
 def our_loss(trainer, batch, **options):
-    return policy_loss(**our_arguments(trainer, batch, **options))
+    return objective.policy_loss(**our_arguments(trainer, batch, **options))
 
 
 def their_loss(trainer, batch):
@@ -138,12 +122,9 @@ def their_loss(trainer, batch):
 
 def assert_same(trainer, theirs, ours, atol=0.0):
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-5, abs=atol)
-    their_grad, our_grad = (
-        torch.cat(
-            [g.flatten() for g in torch.autograd.grad(loss, list(trainer.model.parameters()))]
-        )
-        for loss in (theirs, ours)
-    )
+    parameters = list(trainer.model.parameters())
+    gradients = (torch.autograd.grad(loss, parameters) for loss in (theirs, ours))
+    their_grad, our_grad = (torch.cat([g.flatten() for g in grads]) for grads in gradients)
     assert their_grad.norm() > 1e-3
     assert (our_grad - their_grad).norm() <= 1e-5 * their_grad.norm()
 
@@ -160,7 +141,7 @@ def test_loss_and_gradient_are_trls(
     assert_same(trainer, their_loss(trainer, batch), our_loss(trainer, batch))
 
     logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
-    stats = policy_loss_stats(**our_arguments(trainer, batch))
+    stats = objective.policy_loss_stats(**our_arguments(trainer, batch))
     kl = stats.pop("kl")
     assert stats == pytest.approx({name: logged[name] for name in stats}, rel=1e-5)
     if beta and not correction:  # else TRL logs it times the ratio
@@ -209,7 +190,7 @@ def test_truncated_importance_sampling_is_trls(trainers, rollouts, loss_type, mo
     batch = set_up(trainer, rollouts, loss_type, beta=0.05)
     old = batch["old_per_token_logps"]
     rollout_logps = old + torch.randn(old.shape, generator=torch.Generator().manual_seed(4))
-    weights = truncated_importance_weights(old, rollout_logps, cap=2.0)
+    weights = objective.truncated_importance_weights(old, rollout_logps, cap=2.0)
     assert (weights == 2).any() and (weights < 1).any()
     theirs = their_loss(trainer, {**batch, "importance_sampling_ratio": weights})
     assert_same(trainer, theirs, our_loss(trainer, batch, truncated_importance_weights=weights))
@@ -247,10 +228,10 @@ def test_advantages_are_trls(trainers, monkeypatch, scale, a, b):
     trainer, rewards = trainers[1.0], columns(a, b)
     if scale == "decoupled":
         monkeypatch.setattr(trainer, "multi_objective_aggregation", "normalize_then_sum")
-        ours = decoupled_advantages(rewards, 3, WEIGHTS)
+        ours = objective.decoupled_advantages(rewards, 3, WEIGHTS)
     else:
         monkeypatch.setattr(trainer, "scale_rewards", scale)
-        ours = group_advantages(combine_rewards(rewards, WEIGHTS), 3, scale)
+        ours = objective.group_advantages(objective.combine_rewards(rewards, WEIGHTS), 3, scale)
     torch.testing.assert_close(ours, trl_advantages(trainer, a, b), rtol=0, atol=1e-6)
     assert ours.abs().max() > 0.1
 
@@ -261,7 +242,7 @@ def test_one_none_of_two_rewards_is_where_we_part_from_trl(trainers, monkeypatch
     a, b = [1.0, 0.0, 1.0, 0.0, 1.0, 0.0], [0.4, 0.4, None, 0.0, 0.0, 0.0]
     theirs = trl_advantages(trainers[1.0], a, b)
     ours, as_zero = (
-        group_advantages(combine_rewards(rewards, WEIGHTS), 3, "none")
+        objective.group_advantages(objective.combine_rewards(rewards, WEIGHTS), 3, "none")
         for rewards in (columns(a, b), columns(a, b).nan_to_num(0.0))
     )
     assert ours[:3].tolist() == pytest.approx([0.5, -0.5, 0.0])

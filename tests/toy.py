@@ -1,6 +1,8 @@
 """A toy task, a reward with spread in every group and a small config, for tests of the loop."""
 
 import dataclasses
+import functools
+import itertools
 
 import torch
 from datasets import Dataset
@@ -9,16 +11,10 @@ from grpo_kit.config import GRPOConfig
 from grpo_kit.tasks import Task
 
 CONFIG = GRPOConfig(
-    max_steps=3,
-    learning_rate=1e-3,
-    lr_scheduler_type="constant",
-    num_generations=4,
-    generation_batch_size=8,
-    max_completion_length=8,
-    eval_prompts=2,
-    num_generations_eval=2,
+    max_steps=3, learning_rate=1e-3, lr_scheduler_type="constant", num_generations=4,
+    generation_batch_size=8, max_completion_length=8, eval_prompts=2, num_generations_eval=2,
     save_steps=1,
-)
+)  # fmt: skip
 
 
 def configure(**changes) -> GRPOConfig:
@@ -37,6 +33,19 @@ TASK = Task("toy", rows(6), rows(3))
 def even_ids(prompts, completions, completion_ids, **columns):
     """The share of even token ids."""
     return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
+
+
+def killed_in(call: int, reward=even_ids):
+    """`reward`, whose call of this number, from 0, ends the run as a signal would."""
+    calls = itertools.count()
+
+    @functools.wraps(reward)
+    def deadly(*arguments, **columns):
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return reward(*arguments, **columns)
+
+    return deadly
 
 
 def weights_of(policy) -> torch.Tensor:

@@ -101,9 +101,8 @@ MISTAKES = {  # those that are typical
 def test_a_typical_mistake_is_wrong_and_gets_the_hint_of_its_case(name, mistake):
     verdict = EXERCISES[name](mistake)
     assert verdict.state == "wrong"
-    assert any(verdict.message.endswith(hint) for hint in EXERCISES[name].cases) or (
-        "raised IndexError" in verdict.message
-    )
+    hinted = any(verdict.message.endswith(hint) for hint in EXERCISES[name].cases)
+    assert hinted or "raised IndexError" in verdict.message
 
 
 def test_a_wrong_answer_is_told_with_its_input_and_what_was_expected():
@@ -116,7 +115,5 @@ def test_a_wrong_answer_is_told_with_its_input_and_what_was_expected():
 
 def test_a_solution_that_changes_its_arguments_spoils_no_later_check():
     check.leave_one_out(lambda rewards, n: rewards.zero_())
-    verdict = check.leave_one_out(
-        lambda rewards, n: group_advantages(rewards, n, "none") * n / (n - 1)
-    )
+    verdict = check.leave_one_out(lambda r, n: group_advantages(r, n, "none") * n / (n - 1))
     assert verdict and repr(verdict).startswith("✔ right")

@@ -208,9 +208,6 @@ def test_badges_and_install_cells_lead_to_the_repository_that_pyproject_names(tm
         assert "git+https://github.com/some-one/a.fork" in changed and repository not in changed
         runner.set_repository([copy], repository)
         assert copy.read_text(encoding="utf-8") == text
-
-
-def test_a_checkout_that_names_no_repository_is_told(tmp_path):
     (tmp_path / "pyproject.toml").write_text("[project]\n")
     with pytest.raises(ValueError, match=r"toml lacks \[project.urls\] Repository = "):
         runner.repository_of(tmp_path)

@@ -9,7 +9,6 @@ from torch.nn.utils.rnn import pad_sequence
 from grpo_kit.flow import AgentSystem, Lookup, Tool, Toolkit, calculator, make_catalogue
 from grpo_kit.flow.roles import TINY, read_action
 from grpo_kit.generation import Rollouts
-from grpo_kit.profiles import PROFILES
 from grpo_kit.tasks.tool_questions import make_tool_question
 from grpo_kit.tiny import skills
 
@@ -69,12 +68,6 @@ class Scripted:
     def answer(self, states):
         return [f"<answer>{self.question_of(q).answer}</answer>" if m.steps else "nothing"
                 for q, m in states]  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def base():
-    """The shipped policy; a test that trains it loads its own."""
-    return PROFILES["tiny"].load_policy()
 
 
 @pytest.fixture(scope="session")

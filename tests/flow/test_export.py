@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import trl
+from toy import weights_of
 
 from grpo_kit.flow import Episode, Turn
 from grpo_kit.flow.export import of_output, one_sequence, trl_dataset, trl_rollout
@@ -60,24 +61,17 @@ def test_episodes_train_under_trl(tmp_path, task):
         per_device_train_batch_size=8, num_generations=4, max_completion_length=512,
         learning_rate=1e-4, save_strategy="no", logging_steps=1, gradient_checkpointing=False,
     )  # fmt: skip
-    before = [parameter.detach().clone() for parameter in base.model.parameters()]
+    before = weights_of(base)
     trainer = trl.GRPOTrainer(
         base.model, [outcome], args=args, train_dataset=trl_dataset(task.train),
         processing_class=base.tokenizer, rollout_func=watched,
     )  # fmt: skip
-    batches = []
-    inner = trainer._generate_and_score_completions
-
-    def caught(inputs):
-        batches.append(inner(inputs))
-        return batches[-1]
-
-    trainer._generate_and_score_completions = caught
+    batches, inner = [], trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = lambda x: batches.append(inner(x)) or batches[-1]
     trainer.train()
     assert len(played) == len(batches) == len(rewarded) == 2
-    for (prompts, sent), batch, (outputs, answers, values) in zip(
-        played, batches, rewarded, strict=True
-    ):
+    steps = zip(played, batches, rewarded, strict=True)
+    for (prompts, sent), batch, (outputs, answers, values) in steps:
         assert outputs == sent["output"]
         assert answers == [task.train[prompt[-1]["row"]]["answer"] for prompt in prompts]
         assert values == accuracy_reward([], outputs, [], answer=answers)
@@ -87,9 +81,7 @@ def test_episodes_train_under_trl(tmp_path, task):
             own, sampled = sent["completion_ids"][i], sent["env_mask"][i]
             assert ids[: len(own)].tolist() == own
             assert mask[: len(own)].tolist() == sampled
-    assert any(
-        not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True)
-    )
+    assert not torch.equal(before, weights_of(trainer))
 
 
 def test_a_reward_of_the_output_keeps_its_name_and_none_stays_unscored():
@@ -107,11 +99,9 @@ def test_a_reward_of_the_output_keeps_its_name_and_none_stays_unscored():
 
 def test_prompts_of_another_dataset_are_refused(base, task):
     """An evaluation set's row numbers are not those of the training rows."""
-    system = PROFILES["tiny"].load_agents(base, context="append")
-    rollout = trl_rollout(system, task.train)
+    rollout = trl_rollout(PROFILES["tiny"].load_agents(base, context="append"), task.train)
+    plain = SimpleNamespace(unwrap_model=lambda model: model)
+    given = {"accelerator": plain, "model": base.model, "processing_class": base.tokenizer}
     for prompts in (trl_dataset(task.test)["prompt"], task.train["prompt"]):
         with pytest.raises(ValueError, match="is none of the dataset's rows"):
-            rollout(list(prompts), SimpleNamespace(
-                accelerator=SimpleNamespace(unwrap_model=lambda model: model),
-                model=base.model, processing_class=base.tokenizer,
-            ))  # fmt: skip
+            rollout(list(prompts), SimpleNamespace(**given))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from toy import weights_of, without_times
 
 from grpo_kit.config import GRPOConfig
 from grpo_kit.flow import (
@@ -49,33 +50,26 @@ def system(base):
     return PROFILES["tiny"].load_agents(base, max_turns=4)
 
 
-def run(base, task, system, folder, source=FlowGRPO, rewards=(accuracy_reward,), **options):
-    config = dataclasses.replace(CONFIG, **options.pop("changes", {}))
-    resume = options.pop("resume", False)
+def run(
+    base, task, system, folder, source=FlowGRPO, reward=accuracy_reward, resume=False, changes=(),
+    **options,
+):  # fmt: skip
     return train(
-        base, task, list(rewards), config, output_dir=folder, seed=0, resume=resume,
-        batch_source=lambda prompts: source(prompts, system, **options),
+        base, task, [reward], dataclasses.replace(CONFIG, **dict(changes)), output_dir=folder,
+        seed=0, resume=resume, batch_source=lambda prompts: source(prompts, system, **options),
     )  # fmt: skip
-
-
-def weights(policy):
-    return [parameter.detach().clone() for parameter in policy.model.parameters()]
-
-
-def flat(policy):
-    return torch.cat([values.flatten() for values in weights(policy)])
 
 
 def test_the_planner_learns_and_no_gradient_reaches_a_frozen_module(base, task, system, tmp_path):
     frozen = {
         id(role.model): role.model for role in (system.executor, system.verifier, system.generator)
     }
-    before, before_frozen = weights(base), [weights(model) for model in frozen.values()]
+    before, before_frozen = weights_of(base), [weights_of(model) for model in frozen.values()]
     changes = {"beta": 0.05, "generation_batch_size": 16}
     result = run(base, task, system, tmp_path, changes=changes)
-    assert any(not torch.equal(a, b) for a, b in zip(before, weights(base), strict=True))
+    assert not torch.equal(before, weights_of(base))
     for model, was in zip(frozen.values(), before_frozen, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(was, weights(model), strict=True))
+        assert torch.equal(was, weights_of(model))
         assert all(p.grad is None and not p.requires_grad for p in model.model.parameters())
     row = result.history[-1]
     assert row["kl"] > 0 and row["grad_norm"] > 0  # the policy has left its reference
@@ -155,7 +149,7 @@ def by_hand(policy, episodes, advantages, steps, level="token", cap=None, beta=0
         optimizer.zero_grad()
         loss_of_step.backward()
         optimizer.step()
-    return flat(policy)
+    return weights_of(policy)
 
 
 @pytest.mark.parametrize("micro", [1, 2])
@@ -163,9 +157,7 @@ def by_hand(policy, episodes, advantages, steps, level="token", cap=None, beta=0
 @pytest.mark.parametrize(
     "variant", [{}, {"level": "sequence"}, {"cap": 2.0}, {"beta": 0.1}, {"loss": "dapo"}]
 )
-def test_updates_weigh_whole_episodes_as_eq_10_whatever_the_micro_batches(
-    new_policy, variant, passes, micro
-):
+def test_updates_weigh_whole_episodes_as_eq_10(new_policy, variant, passes, micro):
     """One step on all episodes, or two passes of two steps, which share one old policy."""
     episodes, size = episodes_of(), 4 // passes
     steps = [range(4)] if passes == 1 else [(0, 1), (2, 3)] * 2
@@ -179,11 +171,11 @@ def test_updates_weigh_whole_episodes_as_eq_10_whatever_the_micro_batches(
         importance_sampling_cap=variant.get("cap"),
     )  # fmt: skip
     policy = new_policy()
-    start = flat(policy)
+    start = weights_of(policy)
     learner = Learner(policy, config)
     learner.optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
     learner.update(batch_of(policy, episodes), scheduled=False)
-    assert (flat(policy) - expected).norm() < 1e-3 * (expected - start).norm()
+    assert (weights_of(policy) - expected).norm() < 1e-3 * (expected - start).norm()
 
 
 def test_with_credit_for_the_final_turn_the_others_get_nothing(policy):
@@ -191,9 +183,8 @@ def test_with_credit_for_the_final_turn_the_others_get_nothing(policy):
     assert torch.equal(got, torch.tensor([0, 0.5, -1, 0, 0, 0.7, -0.3]))
 
 
-def test_offline_traces_are_successes_of_the_first_policy_kept_for_all_steps(
-    base, task, system, tmp_path
-):
+def test_offline_traces_are_successes_of_the_first_policy(base, task, system, tmp_path):
+    """They are kept for all steps."""
     batches = []
 
     class Watched(OfflineTraces):
@@ -210,7 +201,6 @@ def test_offline_traces_are_successes_of_the_first_policy_kept_for_all_steps(
 @pytest.mark.parametrize("source", [FlowGRPO, pytest.param(OfflineTraces, marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_with_the_same_numbers(base, task, tmp_path, source):
     """PITFALLS 23; nothing that frozen roles remember is needed."""
-
     again = PROFILES["tiny"].load_policy
 
     def fresh():
@@ -227,11 +217,7 @@ def test_a_killed_run_goes_on_with_the_same_numbers(base, task, tmp_path, source
     with pytest.raises(KeyboardInterrupt):
         run(again(), task, fresh(), tmp_path / "killed", Killed)
     resumed = run(again(), task, fresh(), tmp_path / "killed", source, resume=True).history
-
-    def numbers(rows):
-        return [{k: v for k, v in row.items() if k != "step_time"} for row in rows]
-
-    assert numbers(resumed) == numbers(whole)
+    assert without_times(resumed) == without_times(whole)
     other = dataclasses.replace(fresh(), max_turns=3)
     with pytest.raises(ValueError, match="another configuration.*4 turns.*3 turns"):
         run(again(), task, other, tmp_path / "killed", source, resume=True)
@@ -288,11 +274,9 @@ def test_success_is_measured_on_held_out_questions(base, task, system):
         ({"beta": 0.1}, {"source": OfflineTraces}, r"beta.* are \(1, 0.1, None"),
     ],
 )
-def test_what_episodes_do_not_have_is_refused(
-    base, task, system, tmp_path, changes, options, message
-):
+def test_what_episodes_do_not_have_is_refused(base, task, tmp_path, changes, options, message):
     with pytest.raises(ValueError, match=message):
-        run(base, task, system, tmp_path, changes=changes, **options)
+        run(base, task, None, tmp_path, changes=changes, **options)
 
 
 def test_a_reward_that_is_never_earned_leaves_no_trace(base, task, system, tmp_path):
@@ -300,7 +284,7 @@ def test_a_reward_that_is_never_earned_leaves_no_trace(base, task, system, tmp_p
         return [0.0] * len(completions)
 
     with pytest.raises(RuntimeError, match="none of 16 episodes earned a reward of 1"):
-        run(base, task, system, tmp_path, OfflineTraces, rewards=[never])
+        run(base, task, system, tmp_path, OfflineTraces, never)
 
 
 def test_a_task_lacking_a_tools_column_is_named(base, task, system, tmp_path):

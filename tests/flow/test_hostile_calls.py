@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -205,11 +206,8 @@ class World:
         self.port = self.server.getsockname()[1]
         self.connections = 0
         threading.Thread(target=self._count, daemon=True).start()
-        tools = [
-            calculator,
-            Tool.of(Lookup(catalogue), columns=["catalogue"]),
-            wikipedia_search,
-        ]
+        lookup = Tool.of(Lookup(catalogue), columns=["catalogue"])
+        tools = [calculator, lookup, wikipedia_search]
         if sys.platform == "linux":
             tools.append(Tool.of(PythonTool(timeout=TIMEOUT), timeout=2 * TIMEOUT))
         self.toolkit = Toolkit(tools)
@@ -226,9 +224,8 @@ class World:
         return {"files": files, "connections": self.connections, "children": children()}
 
     def run(self, text: str) -> ToolResult:
-        values = {"{canary}": self.canary, "{port}": self.port, "{pid}": os.getpid()}
-        for key, value in values.items():
-            text = text.replace(key, str(value))
+        for name, value in (("canary", self.canary), ("port", self.port), ("pid", os.getpid())):
+            text = text.replace(f"{{{name}}}", str(value))
         started = time.perf_counter()
         (result,) = self.toolkit.run([(text, {"catalogue": 1})])
         assert time.perf_counter() - started < 2 * TIMEOUT + 20  # on a busy machine, too
@@ -246,12 +243,9 @@ def children() -> set[int]:
     """Processes that this one started and that still are."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:  # it ended meanwhile
-            continue
-        if int(fields[1]) == os.getpid():
-            found.add(int(path.parent.name))
+        with suppress(OSError):  # it ended meanwhile
+            if int(path.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                found.add(int(path.parent.name))
     return found
 
 
@@ -291,7 +285,10 @@ def test_what_is_no_proper_call_runs_nothing(world, text):
     assert result.error and result.text.startswith("error: ")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the python tool needs Linux")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the python tool needs Linux")
+
+
+@linux_only
 @pytest.mark.parametrize("code", [pytest.param(code, id=name) for name, code in CODES.items()])
 def test_python_computes_and_prints_and_does_no_more(world, code):
     result = world.run(call("python", code=code))
@@ -299,7 +296,7 @@ def test_python_computes_and_prints_and_does_no_more(world, code):
     assert "root:" not in result.text
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the python tool needs Linux")
+@linux_only
 def test_many_hostile_calls_at_once_end_in_time(world):
     codes = ["while True: pass", "import time; time.sleep(60)", "while True: print(1)", "print(1)"]
     calls = [(call("python", code=code), {"catalogue": 1}) for code in codes]

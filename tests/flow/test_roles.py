@@ -114,9 +114,8 @@ def test_a_role_behind_an_endpoint_asks_once_and_again_only_for_what_failed():
 
 def test_memory_is_never_changed_in_place_and_can_be_read():
     first = Memory()
-    second = first.updated(
-        Step(Action("", "none", "find lamp", "lookup"), "lookup(lamp)", "lamp 9")
-    )
+    action = Action("", "none", "find lamp", "lookup")
+    second = first.updated(Step(action, "lookup(lamp)", "lamp 9"))
     third = second.judged("CONTINUE")
     assert (str(first), second.steps[0].verdict) == ("empty", "")
     assert str(third) == "1. lookup(lamp) -> lamp 9"
@@ -136,13 +135,12 @@ def test_thinking_is_no_reply_and_no_plan():
 
 
 def test_a_role_that_cannot_be_had_ends_the_run_with_the_reason():
-    class Down:
-        async def __call__(self, conversations):
-            for i in range(len(conversations)):
-                yield i, Failure("down", "no server: start it.", hopeless=True)
+    async def down(conversations):
+        for i in range(len(conversations)):
+            yield i, Failure("down", "no server: start it.", hopeless=True)
 
     with pytest.raises(RuntimeError, match="the verifier cannot be had: no server: start it."):
-        Verifier(Down()).verify([("q", Memory())])
+        Verifier(down).verify([("q", Memory())])
     flaky = Endpoint({str(i): "STOP" for i in range(40)})
     verifier = Verifier(flaky, BARE)
     states = [(str(i), Memory()) for i in range(60)]

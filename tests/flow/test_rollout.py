@@ -48,9 +48,7 @@ def test_memory_is_new_for_every_query(scripted, world):
         ("Context: none\nGoal: find pearl\nTool: lookup", "lookup(pearl)", "not found"),
     ],
 )
-def test_a_bad_plan_or_call_is_a_turn_to_learn_from_and_stops_nothing(
-    scripted, world, said, call, result
-):
+def test_a_bad_plan_or_call_is_a_turn_and_stops_nothing(scripted, world, said, call, result):
     questions, rows, _ = world
     episodes = play(scripted({0: said}), rows)
     for episode, question in zip(episodes, questions, strict=True):
@@ -118,9 +116,7 @@ def test_limits_that_cannot_be_are_refused(scripted):
 
 @pytest.mark.parametrize("context", ["memory", "append"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_sampled_ids_are_kept_and_scored_as_they_were_sampled(
-    base, world, context, temperature
-):
+def test_the_sampled_ids_are_those_that_are_scored(base, world, context, temperature):
     """PITFALLS 5, 16, 17 and 21: through every turn, tool text in between."""
     _, rows, toolkit = world
     system = agent_system(base, toolkit, context=context, max_turns=3)
@@ -138,10 +134,9 @@ def test_the_sampled_ids_are_kept_and_scored_as_they_were_sampled(
     turns = [turn for episode in episodes for turn in episode.turns]
     assert sorted((t.prompt_ids, t.completion_ids) for t in turns) == sorted(seen)
     rollouts, _ = turn_rows(episodes, base.pad_token_id)
+    options = {"temperature": temperature, "pad_token_id": base.pad_token_id}
     with torch.no_grad():
-        logps, _ = completion_logps(
-            base.model, rollouts, temperature=temperature, pad_token_id=base.pad_token_id
-        )
+        logps, _ = completion_logps(base.model, rollouts, **options)
     assert torch.allclose(logps, rollouts.logps, atol=2e-4)
     if context == "append":
         for before, after in chain.from_iterable(pairwise(e.turns) for e in episodes):
@@ -150,13 +145,9 @@ def test_the_sampled_ids_are_kept_and_scored_as_they_were_sampled(
 
 
 def test_what_stands_between_two_actions_is_what_the_chat_template_writes(base):
-    messages = [
-        {"role": "user", "content": "one"},
-        {"role": "assistant", "content": "two"},
-        {"role": "user", "content": "three"},
-    ]
-    (whole,) = base.encode([messages])
-    (start,) = base.encode([messages[:1]])
+    turns = ("user", "one"), ("assistant", "two"), ("user", "three")
+    messages = [{"role": role, "content": content} for role, content in turns]
+    whole, start = base.encode([messages, messages[:1]])
     said = base.tokenizer("two")["input_ids"]
     ended = start + said + [base.tokenizer.eos_token_id]
     assert ended + continuation_ids(base, ended, "three") == whole
@@ -164,14 +155,11 @@ def test_what_stands_between_two_actions_is_what_the_chat_template_writes(base):
     assert cut + continuation_ids(base, cut, "three") == whole
 
 
-def test_a_mark_after_a_space_is_not_written_twice_and_lost_history_is_refused(
-    base, world, monkeypatch
-):
+def test_a_mark_is_not_written_twice_and_lost_history_is_refused(base, world, monkeypatch):
     tokenizer = base.tokenizer
     ids = [*tokenizer("two")["input_ids"], tokenizer.eos_token_id]
-    spaced = tokenizer.chat_template.replace(
-        "{{ message['content'] }}", "{{ message['content'] }} "
-    )
+    content = "{{ message['content'] }}"
+    spaced = tokenizer.chat_template.replace(content, f"{content} ")
     monkeypatch.setattr(tokenizer, "chat_template", spaced)
     text = tokenizer.decode(ids + continuation_ids(base, ids, "three"))
     assert text.count(tokenizer.eos_token) == 2 and text.startswith("two" + tokenizer.eos_token)

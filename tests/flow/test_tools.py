@@ -6,11 +6,11 @@ import os
 import re
 import signal
 import sqlite3
-import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
@@ -39,15 +39,6 @@ def add(a: int, b: int = 1) -> str:
     return f"{a + b!r} ({type(a).__name__})"
 
 
-def echo(text: str) -> str:
-    """Say it again.
-
-    Args:
-        text: what to say
-    """
-    return text
-
-
 def run(given, *calls, row=None, **limits) -> list[ToolResult]:
     return Toolkit(given, **limits).run([(call, row or {}) for call in calls])
 
@@ -56,10 +47,9 @@ def json_call(name, **arguments) -> str:
     return json.dumps({"name": name, "arguments": arguments})
 
 
-def output_of(code) -> str:
-    """What a Python process of its own prints."""
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+@pytest.fixture(scope="module")
+def echo(text_tool):
+    return text_tool("echo", str)
 
 
 @pytest.fixture
@@ -124,7 +114,7 @@ def test_what_is_no_tool_is_refused_in_a_sentence_that_names_it(function):
         Tool.of(function)
 
 
-def test_unknown_columns_no_tools_and_equal_names_are_refused():
+def test_unknown_columns_no_tools_and_equal_names_are_refused(echo):
     with pytest.raises(ValueError, match=r"\['c'\], which add does not take"):
         Tool.of(add, columns=["c"])
     for given in ([], [add, echo, add]):
@@ -152,12 +142,12 @@ def test_both_forms_of_a_call_are_read(text, call):
     assert read_call(text) == call
 
 
-def test_anything_else_is_no_call():
+def test_anything_else_is_no_call(echo):
     texts = ["", "lookup(lamp) then", "two words(x)", "null", '{"name": "f", "arguments": "x"}']
     assert {result.text for result in run([echo], *texts, "```json")} == {"error: not a call"}
 
 
-def test_plain_text_is_the_only_required_argument():
+def test_plain_text_is_the_only_required_argument(echo):
     def now() -> str:
         """Tell the time."""
         return "noon"
@@ -191,7 +181,7 @@ def test_a_tool_may_call_its_arguments_as_it_likes():
     assert run([odd], json_call("odd", copy="a", function="b"))[0].text == "a-b"
 
 
-def test_calls_are_shown_on_one_line_and_cut():
+def test_calls_are_shown_on_one_line_and_cut(echo):
     results = run(
         [echo, add], json_call("echo", text="a\nb\r\nc"), json_call("add", a=1, b="x"),
         json_call("echo", text=5), f"echo({'y' * 500})", "gibberish\non two lines",
@@ -216,42 +206,36 @@ def test_columns_come_from_the_row_and_never_from_the_model(lookup):
 # --- running --------------------------------------------------------------------------------------
 
 
-def test_results_keep_their_order_and_no_more_calls_than_allowed_are_under_way(
-    text_tool, monkeypatch
-):
+def test_results_keep_their_order_and_at_most_4_calls_are_under_way(text_tool, monkeypatch):
     monkeypatch.setattr(tools, "CONCURRENCY", 4)
-    running, most, lock = 0, 0, threading.Lock()
+    running, counts = set(), []
 
     def wait(text):
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
+        running.add(threading.get_ident())
+        counts.append(len(running))
         time.sleep(float(text))
-        with lock:
-            running -= 1
+        running.discard(threading.get_ident())
         return text
 
     waits = ["0.06", "0.0", "0.03", "0.01"] * 3
     results = run([text_tool("wait", wait)], *(f"wait({w})" for w in waits))
-    assert [result.text for result in results] == waits and most == 4
+    assert [result.text for result in results] == waits and max(counts) == 4
 
 
-def test_a_hung_call_times_out_frees_its_place_and_reaches_no_later_run(text_tool, monkeypatch):
+def test_a_hung_call_times_out_and_reaches_no_later_run(text_tool, echo, monkeypatch):
     monkeypatch.setattr(tools, "CONCURRENCY", 2)
     release = threading.Event()
     hang = text_tool("hang", lambda text: release.wait())
     kit = Toolkit([Tool.of(hang, timeout=0.05), echo])
-    results = kit.run([(call, {}) for call in [*["hang(x)"] * 5, "echo(done)"]])
-    assert [result.text for result in results[:5]] == ["error: timed out after 0.05 s"] * 5
-    assert all(result.error for result in results[:5])
-    assert results[5].text == "done"
+    *hung, done = kit.run([(call, {}) for call in [*["hang(x)"] * 5, "echo(done)"]])
+    late = ("error: timed out after 0.05 s", True)
+    assert [(result.text, result.error) for result in hung] == [late] * 5 and done.text == "done"
     release.set()
     assert [r.text for r in kit.run([("echo(1)", {}), ("echo(2)", {})])] == ["1", "2"]
 
 
 @pytest.mark.slow
-def test_a_hung_call_does_not_keep_the_process_alive():
+def test_a_hung_call_does_not_keep_the_process_alive(run_python):
     code = """
 import threading
 from grpo_kit.flow.tools import Tool, Toolkit
@@ -266,7 +250,7 @@ def hang(text: str) -> str:
 
 print(Toolkit([Tool.of(hang, timeout=0.05)]).run([("hang(x)", {})])[0].text)
 """
-    assert output_of(code) == "error: timed out after 0.05 s\n"
+    assert run_python(code) == "error: timed out after 0.05 s\n"
 
 
 class Unprintable(Exception):
@@ -429,18 +413,16 @@ PAGES = [
 ]
 
 
-@contextmanager
-def wiki(monkeypatch, answer):
-    """A Wikipedia on this machine; `answer(handler)` replies. Yields the queries."""
-    seen = []
+@pytest.fixture
+def wiki(monkeypatch):
+    """A Wikipedia on this machine; `answer(handler)` replies. It notes what it is asked."""
+    wiki = SimpleNamespace(seen=[], answer=None)
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            seen.append((parse_qs(urlsplit(self.path).query), dict(self.headers)))
-            try:
-                answer(self)
-            except OSError:  # the client has gone
-                pass
+            wiki.seen.append((parse_qs(urlsplit(self.path).query), dict(self.headers)))
+            with suppress(OSError):  # the client has gone
+                wiki.answer(self)
 
         def log_message(self, *args):
             pass
@@ -448,13 +430,11 @@ def wiki(monkeypatch, answer):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}/w/api.php"
-    monkeypatch.setattr(toolbox, "WIKIPEDIA", address)
-    try:
-        yield seen
-    finally:
-        server.shutdown()
-        server.server_close()
+    monkeypatch.setattr(toolbox, "WIKIPEDIA", f"http://127.0.0.1:{server.server_port}/w/api.php")
+    monkeypatch.setenv("NO_PROXY", "*")
+    yield wiki
+    server.shutdown()
+    server.server_close()
 
 
 def reply(body, status=200, headers=()):
@@ -468,17 +448,12 @@ def reply(body, status=200, headers=()):
     return answer
 
 
-@pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "*")
-
-
-def test_wikipedia_gives_titles_and_plain_excerpts(monkeypatch):
-    with wiki(monkeypatch, reply({"query": {"search": PAGES + PAGES}})) as seen:
-        (result,) = run([wikipedia_search], "wikipedia_search(what is GRPO & co?)")
+def test_wikipedia_gives_titles_and_plain_excerpts(wiki):
+    wiki.answer = reply({"query": {"search": PAGES + PAGES}})
+    (result,) = run([wikipedia_search], "wikipedia_search(what is GRPO & co?)")
     found = ["GRPO: the policy & its group", "PPO: clips", "GRPO: the policy & its group"]
     assert result.text.split("\n") == found
-    ((query, headers),) = seen
+    ((query, headers),) = wiki.seen
     assert query["srsearch"] == ["what is GRPO & co?"] and query["srlimit"] == ["3"]
     assert (query["action"], query["list"], query["format"]) == (["query"], ["search"], ["json"])
     assert headers["User-Agent"].startswith("grpo-kit")
@@ -514,11 +489,11 @@ def endless(handler):
         (lambda handler: None, "error: Wikipedia failed, RemoteProtocolError"),
     ],
 )
-def test_whatever_a_wiki_answers_is_a_short_text(monkeypatch, answer, text):
+def test_whatever_a_wiki_answers_is_a_short_text(wiki, monkeypatch, answer, text):
     monkeypatch.setattr(toolbox, "MAX_ANSWER_SECONDS", 0.3)
-    with wiki(monkeypatch, answer):
-        search = Tool.of(wikipedia_search, timeout=2)
-        assert run([search], "wikipedia_search(x)")[0].text == text
+    wiki.answer = answer
+    search = Tool.of(wikipedia_search, timeout=2)
+    assert run([search], "wikipedia_search(x)")[0].text == text
 
 
 # --- python ---------------------------------------------------------------------------------------
@@ -576,7 +551,7 @@ def test_python_cuts_long_output(python):
 
 @pytest.mark.slow
 @linux_only
-def test_python_does_not_outlive_the_process_that_asked():
+def test_python_does_not_outlive_the_process_that_asked(run_python):
     code = """
 import os, threading, time
 from grpo_kit.flow.sandbox import PythonTool
@@ -591,7 +566,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
     except OSError:
         pass
 """
-    (pid,) = output_of(code).split()
+    (pid,) = run_python(code).split()
     for _ in range(100):  # until init, or whoever stands for it, has taken note
         if not os.path.exists(f"/proc/{pid}") or "(zombie)" in open(f"/proc/{pid}/status").read():
             return

@@ -176,8 +176,13 @@ def test_what_it_says_to_lower_makes_it_fit():
     assert lowered.room > 0 and lowered.memory["vLLM"] == pytest.approx(16)
 
 
-def test_a_gpu_without_room_is_refused_with_the_numbers(monkeypatch):
+def test_a_gpu_or_machine_without_room_is_refused_with_the_numbers(monkeypatch):
     monkeypatch.delenv("GRPO_KIT_SKIP_PLAN", raising=False)
+    free = SimpleNamespace(available=3 * GIB)
+    monkeypatch.setattr(planner.psutil, "virtual_memory", lambda: free)
+    with pytest.raises(ValueError, match="GiB are needed .* this machine, as it is now, has 3"):
+        check_room(PROFILES["smol"])
+    check_room(PROFILES["tiny"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (8 * GIB, 80 * GIB))
     total = plan(PAPER, gpu="H100").total
@@ -188,21 +193,9 @@ def test_a_gpu_without_room_is_refused_with_the_numbers(monkeypatch):
     check_room(PAPER)
 
 
-def test_a_machine_without_room_for_a_real_model_is_told(monkeypatch):
-    monkeypatch.delenv("GRPO_KIT_SKIP_PLAN", raising=False)
-    free = SimpleNamespace(available=3 * GIB)
-    monkeypatch.setattr(planner.psutil, "virtual_memory", lambda: free)
-    with pytest.raises(ValueError, match="GiB are needed .* this machine, as it is now, has 3"):
-        check_room(PROFILES["smol"])
-    check_room(PROFILES["tiny"])
-
-
-def test_a_model_of_another_kind_is_told(tmp_path):
+def test_what_cannot_be_planned_is_refused(tmp_path):
     hf.GPT2Config().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="a model of type 'gpt2' cannot be planned"):
         plan(dataclasses.replace(PAPER, policy=str(tmp_path)))
-
-
-def test_several_gpus_for_the_kit_are_refused():
     with pytest.raises(ValueError, match="one GPU, unsharded: choose engine 'trl'"):
         plan(PAPER, gpus=2)

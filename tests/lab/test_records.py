@@ -69,9 +69,7 @@ def edit(change, sign=False):
         (edit(lambda c: c["history"].clear(), sign=True), "has no history"),
     ],
 )
-def test_a_damaged_file_is_named_in_a_sentence_and_the_others_are_read(
-    damage, sentence, make_record, tmp_path
-):
+def test_a_damaged_file_is_named_and_others_are_read(damage, sentence, make_record, tmp_path):
     bad = make_record(seed=0).write(tmp_path)
     make_record(seed=1).write(tmp_path)
     damage(bad)

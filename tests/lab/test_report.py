@@ -35,11 +35,8 @@ WRONG = """
 
 @pytest.fixture(scope="session")
 def write_runs(five):
-    def write(folder):
-        for record in five([0.4, 0.41, 0.42, 0.43, 0.44], [0.6, 0.613, 0.626, 0.639, 0.652]):
-            record.write(folder)
-
-    return write
+    records = five([0.4, 0.41, 0.42, 0.43, 0.44], [0.6, 0.613, 0.626, 0.639, 0.652])
+    return lambda folder: [record.write(folder) for record in records]
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +55,12 @@ def written(inputs, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(written):
-    return written.read_text(encoding="utf-8")
+    return both(written)[0]
 
 
 @pytest.fixture(scope="module")
 def markdown(written):
-    return written.with_suffix(".md").read_text(encoding="utf-8")
+    return both(written)[1]
 
 
 class Page(HTMLParser):
@@ -90,6 +87,11 @@ def text_of(html: str) -> str:
     return unescape(re.sub("<[^>]+>", "", html))
 
 
+def both(page) -> tuple[str, str]:
+    """The page and the Markdown beside it."""
+    return page.read_text(), page.with_suffix(".md").read_text()
+
+
 def test_verdicts_and_numbers_are_those_of_the_records(inputs, page, markdown):
     claims, _ = load_claims(inputs / "claims.yaml")
     judged, _ = judge_claims(claims, load(inputs / "results")[0])
@@ -105,9 +107,8 @@ def test_verdicts_and_numbers_are_those_of_the_records(inputs, page, markdown):
         line = next(line for line in markdown.splitlines() if statement in line)
         assert f"**{one.verdict}**" in line
         if judgement := one.judgement:
-            median, low, high = (
-                number(getattr(judgement, name), "+") for name in ("median", "low", "high")
-            )
+            numbers = (getattr(judgement, name) for name in ("median", "low", "high"))
+            median, low, high = (number(value, "+") for value in numbers)
             for text in (row, line):
                 assert f"{median} [{low}, {high}]" in text and "5 seeds" in text
                 assert f"g = {number(judgement.effect, '+')}" in text and one.claim.number in text
@@ -207,9 +208,7 @@ def test_the_same_inputs_give_the_same_bytes(inputs, written, tmp_path):
         assert (tmp_path / name).read_bytes() == (written.parent / name).read_bytes()
 
 
-def test_each_thing_that_cannot_be_used_is_a_sentence_and_the_rest_comes_out(
-    tmp_path, make_record, write_runs
-):
+def test_what_cannot_be_used_is_told_and_the_rest_comes_out(tmp_path, make_record, write_runs):
     results = tmp_path / "results"
     write_runs(results)
     cut = make_record("only correct").write(results)
@@ -219,12 +218,11 @@ def test_each_thing_that_cannot_be_used_is_a_sentence_and_the_rest_comes_out(
     make_record("older", experiment="diversity").write(results)
     make_record("plain", experiment="forgotten").write(results)
     make_record("plain", 5, config=make_record().config | {"max_steps": 3}).write(results)
-    make_record("trajectory", experiment="flow", history=[{"step": 0, "reward": 1.0}]).write(
-        results
-    )
+    history = [{"step": 0, "reward": 1.0}]
+    make_record("trajectory", experiment="flow", history=history).write(results)
     (tmp_path / "claims.yaml").write_text(CLAIMS + WRONG)
     page = write_report(tmp_path / "out", results, tmp_path / "claims.yaml")
-    for text in (text_of(page.read_text()), text_of(page.with_suffix(".md").read_text())):
+    for text in map(text_of, both(page)):
         for problem in (
             str(cut), str(edited), "'older'", "'forgotten'", "max_steps 3",
             "Runs of 'flow' on profile 'tiny' lack 'num_generated_tokens'", "claim 'lost'",
@@ -239,11 +237,9 @@ def test_each_thing_that_cannot_be_used_is_a_sentence_and_the_rest_comes_out(
     assert content["panels"] and not content["groups"]
 
 
-def test_an_empty_folder_is_said_to_be_empty_and_one_that_cannot_be_written_is_named(
-    inputs, tmp_path
-):
+def test_folders_that_are_empty_or_cannot_be_written_are_named(inputs, tmp_path):
     page = write_report(tmp_path / "out", tmp_path / "none", inputs / "claims.yaml")
-    for text in (page.read_text(), page.with_suffix(".md").read_text()):
+    for text in both(page):
         assert f"No run is stored under {tmp_path / 'none'}" in text
     assert page.read_text().count(">not run here</b>") == 5
     (tmp_path / "file").write_text("")
@@ -251,32 +247,28 @@ def test_an_empty_folder_is_said_to_be_empty_and_one_that_cannot_be_written_is_n
         write_report(tmp_path / "file", inputs / "results", inputs / "claims.yaml")
 
 
-def test_machines_are_told_apart_where_there_are_several(
-    tmp_path, inputs, make_record, write_runs, page
-):
+def test_several_machines_are_told_apart(tmp_path, inputs, make_record, write_runs, page):
     write_runs(tmp_path)
     gpu = {"processor": "a CPU", "accelerator": "a GPU", "threads": 4, "system": "Linux"}
+    changes = {"experiment": "flow", "machine": gpu, "profile": "paper"}
     for seed in range(2):
-        make_record("trajectory", seed, experiment="flow", machine=gpu, profile="paper").write(
-            tmp_path
-        )
-    text = write_report(tmp_path / "out", tmp_path, inputs / "claims.yaml").read_text()
+        make_record("trajectory", seed, **changes).write(tmp_path)
+    text, markdown = both(write_report(tmp_path / "out", tmp_path, inputs / "claims.yaml"))
     (row,) = [row for row in text.split("<tr>") if "So it is on a GPU" in row]
     assert "on a GPU</sub>" in row and "2 seeds, 5 are needed" in row
     assert "a GPU, a processor" in text and "1 / 4" in text
-    assert "on a GPU</sub>" in (tmp_path / "out/report.md").read_text()
+    assert "on a GPU</sub>" in markdown
     assert "on a processor" not in page, "where there is one"
 
 
 def test_numbers_of_notebooks_outside_their_bands_stand_first(tmp_path, inputs):
     rows = [Row("01", f"in {i} · pass@1", 0.9, 0.85, 0.95, 0.9) for i in range(3)]
     rows.append(Row("01", "out · pass@1", 0.9, 0.85, 0.95, 0.5))
-    page = write_report(tmp_path, tmp_path / "none", inputs / "claims.yaml", rows)
-    for text in (page.read_text(), page.with_suffix(".md").read_text()):
+    page, markdown = both(write_report(tmp_path, tmp_path / "none", inputs / "claims.yaml", rows))
+    for text in (page, markdown):
         places = [text.index(row.quantity) for row in rows]
         assert min(places) == places[3] and "[0.85, 0.95]" in text
-    assert '<b class="chip outside">outside</b>' in page.read_text()
-    assert Page(page.read_text()).open == []
+    assert '<b class="chip outside">outside</b>' in page and Page(page).open == []
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.grid import Arm, Experiment
 from grpo_kit.lab.summary import reported, summarise, summary_text
 
-TWO = Experiment(
-    "Which?", {"plain": Arm(None), "diversity": Arm(None)}, curves=("reward", "eval/pass@1")
-)
+ARMS = {"plain": Arm(None), "diversity": Arm(None)}
+TWO = Experiment("Which?", ARMS, curves=("reward", "eval/pass@1"))
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +59,7 @@ def test_arms_with_more_seeds_than_others_say_so(five):
         ([0.1], [0.3], "+0.2 *inconclusive*"),
     ],
 )
-def test_a_difference_whose_interval_holds_0_may_be_chance_and_so_do_few_seeds(
-    plain, other, text, five
-):
+def test_an_interval_that_holds_0_and_few_seeds_may_be_chance(plain, other, text, five):
     lines = summary_text(summarise(five(plain, other), TWO), ["eval/pass@1"]).splitlines()
     assert lines[0].startswith(f"{len(plain)} seeds, 80 steps of 64 answers, profile tiny;")
     assert lines[2] == "| at the end | plain | diversity |" and len(lines) == 9

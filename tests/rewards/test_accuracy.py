@@ -14,12 +14,7 @@ from grpo_kit.tasks.answers import MAX_CHARS, MAX_EXPONENT
 
 
 def score(completions, answer):
-    return accuracy_reward(
-        prompts=["?"] * len(completions),
-        completions=completions,
-        completion_ids=[[0]] * len(completions),
-        answer=answer,
-    )
+    return accuracy_reward([], completions, [], answer=answer)
 
 
 # --- One number, many ways to write it ------------------------------------------------------------
@@ -170,32 +165,27 @@ def test_the_last_complete_answer_counts(answer):
 
 
 LENIENT = {
-    "<think>7</think><answer>$15</answer> 8": "$15",
-    "<answer>The answer is 15.</answer> 8": "15",
-    "<answer>Yes</answer>": "Yes",
-    "10-3 = $7.": "$7",
-    "10 - 3": "3",
-    "(10)-3": "3",
-    "it falls to -3 degrees": "-3",
-    "it falls to −3": "-3",
-    "we have 5, so 1,080 coins.": "1,080",
-    "1 1/2 cups": "1 1/2",
-    "about 2.5 million.": "2.5 million",
-    r"so \boxed{1{,}080}": "1,080",
-    r"so $\frac{1}{2}$": "$ 1/2",
-    r"so $-\frac{1}{2}$": "$-1/2",
-    "Rs.500": "500",
-    "5 apples, then 1/0": "5",
-    "5 apples, then 1e999": "5",
-    "5, then 1,23,4 and 3.14.15 and x2": "5",
-    "Yes": None,
-    "": None,
+    "Yes": ["<answer>Yes</answer>"],
+    "$15": ["<think>7</think><answer>$15</answer> 8"],
+    "15": ["<answer>The answer is 15.</answer> 8"],
+    "$7": ["10-3 = $7."],
+    "3": ["10 - 3", "(10)-3"],
+    "-3": ["it falls to -3 degrees", "it falls to −3"],
+    "1,080": ["we have 5, so 1,080 coins.", r"so \boxed{1{,}080}"],
+    "1 1/2": ["1 1/2 cups"],
+    "2.5 million": ["about 2.5 million."],
+    "$ 1/2": [r"so $\frac{1}{2}$"],
+    "$-1/2": [r"so $-\frac{1}{2}$"],
+    "500": ["Rs.500"],
+    "5": ["5 apples, then 1/0", "5 apples, then 1e999", "5, then 1,23,4 and 3.14.15 and x2"],
+    None: ["Yes", ""],
 }
 
 
-@pytest.mark.parametrize(("text", "answer"), LENIENT.items())
-def test_lenient_takes_the_last_number(text, answer):
-    assert extract_answer(text, lenient=True) == answer
+@pytest.mark.parametrize("answer", LENIENT)
+def test_lenient_takes_the_last_number(answer):
+    found = {text: extract_answer(text, lenient=True) for text in LENIENT[answer]}
+    assert found == dict.fromkeys(LENIENT[answer], answer)
 
 
 HOSTILE = [
@@ -255,10 +245,9 @@ def test_a_tool_result_cannot_bring_in_the_answer():
 
 
 def test_bad_input_is_named():
-    for completions, answer, error, message in (
-        (["a", "b"], ["15"], ValueError, "shorter"),
-        (["a"], [["15"]], TypeError, r"\['15'\].*text, a number or None"),
-        ([15], ["15"], TypeError, "not int: decode token ids"),
-    ):
-        with pytest.raises(error, match=message):
-            score(completions, answer)
+    with pytest.raises(ValueError, match="shorter"):
+        score(["a", "b"], ["15"])
+    with pytest.raises(TypeError, match=r"\['15'\].*text, a number or None"):
+        score(["a"], [["15"]])
+    with pytest.raises(TypeError, match="not int: decode token ids"):
+        score([15], ["15"])

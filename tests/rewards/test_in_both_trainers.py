@@ -8,12 +8,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo_kit.models import frozen_copy
-from grpo_kit.rewards import (
-    MetaEvaluationReward,
-    VerificationReward,
-    accuracy_reward,
-    format_reward,
-)
+from grpo_kit.rewards import MetaEvaluationReward as Meta
+from grpo_kit.rewards import VerificationReward, accuracy_reward, format_reward
 from grpo_kit.rewards.scoring import score_texts
 
 QUESTION = [{"role": "user", "content": "Mia has 12 coins. Mia finds 7. How many coins?"}]
@@ -38,54 +34,41 @@ def scores_in_trl(policy, folder, rewards, texts, max_steps=1):
             tables.append(super()._calculate_rewards(*arguments, **keywords))
             return tables[-1]
 
-    trainer = Recording(
-        model=policy.model,
-        reward_funcs=rewards,
-        processing_class=policy.tokenizer,
-        train_dataset=Dataset.from_list([EXAMPLE] * 2),
-        args=trl.GRPOConfig(
-            output_dir=str(folder), use_cpu=True, bf16=False, report_to=[], save_strategy="no",
-            logging_strategy="no", disable_tqdm=True, max_steps=max_steps,
-            per_device_train_batch_size=len(texts), num_generations=len(texts),
-            max_completion_length=64,
-        ),
+    args = trl.GRPOConfig(
+        output_dir=str(folder), use_cpu=True, bf16=False, report_to=[], save_strategy="no",
+        logging_strategy="no", disable_tqdm=True, max_steps=max_steps, max_completion_length=64,
+        per_device_train_batch_size=len(texts), num_generations=len(texts),
     )  # fmt: skip
-    ids = policy.tokenizer([text + policy.tokenizer.eos_token for text in texts])["input_ids"]
-    rows = [torch.tensor(row) for row in ids]
+    data = Dataset.from_list([EXAMPLE] * 2)
+    trainer = Recording(policy.model, rewards, args, data, processing_class=policy.tokenizer)
+    rows = [torch.tensor(row) for row in ids_of(policy, texts)]
     padded = pad_sequence(rows, batch_first=True, padding_value=policy.pad_token_id)
 
-    def generate(input_ids, **options):
-        return torch.cat([input_ids, padded], dim=1)
-
-    trainer.model.generate = generate
+    trainer.model.generate = lambda input_ids, **options: torch.cat([input_ids, padded], dim=1)
     trainer.train()
     return tables
 
 
+def ids_of(policy, texts):
+    return policy.tokenizer([text + policy.tokenizer.eos_token for text in texts])["input_ids"]
+
+
 def scores_in_ours(policy, rewards, texts, state=None):
-    ids = policy.tokenizer([text + policy.tokenizer.eos_token for text in texts])["input_ids"]
+    ids = ids_of(policy, texts)
     return score_texts(policy.decode(ids), ids, [EXAMPLE] * len(texts), rewards, state)
 
 
 def test_the_same_completions_score_the_same(policy, tmp_path):
-    rewards = [accuracy_reward, format_reward]
-    ours = scores_in_ours(policy, rewards, TEXTS)
-    assert ours[:, 0].tolist() == [1.0, 0.0, 0.0, 1.0]
-    assert ours[:, 1].tolist() == pytest.approx([0.1, 0.1, -0.1, -0.1])
-    (theirs,) = scores_in_trl(policy, tmp_path, rewards, TEXTS)
-    torch.testing.assert_close(theirs.cpu(), ours)
-
-
-def test_p_yes_and_verdicts_score_the_same(policy, tmp_path):
     """The evaluator a frozen copy, or the very model that TRL trains; the truth shown on half."""
     texts = [*TEXTS, "<think>19 agrees.</think><answer>Yes</answer>", "<answer>No</answer>"]
     rewards = [
-        MetaEvaluationReward(frozen_copy(policy), truth_fraction=0.5),
-        MetaEvaluationReward(policy, ["Is it right?", "Sure?"], transform="p"),
-        VerificationReward(),
-    ]
+        accuracy_reward, format_reward, VerificationReward(),
+        Meta(frozen_copy(policy), truth_fraction=0.5),
+        Meta(policy, ["Is it right?", "Sure?"], transform="p"),
+    ]  # fmt: skip
     ours = scores_in_ours(policy, rewards, texts)
-    assert ours[:, 2].tolist() == [0.0, 0.0, 0.0, 0.0, 1.0, 0.0]
-    assert ours[:, :2].std(0).min() > 0
+    assert ours[:, 0].tolist() == [1, 0, 0, 1, 0, 0] and ours[:, 2].tolist() == [0, 0, 0, 0, 1, 0]
+    assert ours[:, 1].tolist() == pytest.approx([0.1, 0.1, -0.1, -0.1, 0.1, -0.1])
+    assert ours[:, 3:].std(0).min() > 0
     (theirs,) = scores_in_trl(policy, tmp_path, rewards, texts)
     torch.testing.assert_close(theirs.cpu(), ours, rtol=1e-4, atol=1e-5)

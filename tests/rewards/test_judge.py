@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 import random
 import re
 import signal
@@ -284,7 +285,7 @@ def test_the_same_completions_score_the_same_in_both_trainers(policy, tmp_path):
     rewards = [QualityJudgeReward(FakeJudge(answer, prompt=tiny_prompt))]
     ours = scores_in_ours(policy, rewards, TEXTS)
     (theirs,) = scores_in_trl(policy, tmp_path, rewards, TEXTS)
-    assert [None if r.isnan() else r.item() for r in ours[:, 0]] == [-0.5, None, 0.0, 0.25]
+    assert ours[:, 0].tolist() == pytest.approx([-0.5, math.nan, 0.0, 0.25], nan_ok=True)
     torch.testing.assert_close(theirs.cpu(), ours, equal_nan=True)
 
 
@@ -293,13 +294,15 @@ def window_of_8(monkeypatch):
     monkeypatch.setattr(module, "FAILURE_WINDOW", 8)
 
 
+RESPONSES = [f"{i:06d}" for i in range(8)]
+
+
 def test_half_a_window_may_fail_and_more_ends_the_run_with_the_reason():
-    responses = [f"{i:06d}" for i in range(8)]
-    half = QualityJudgeReward(FakeJudge(failing(*responses[:4])))
-    assert rewards_of(half, responses) == [None] * 4 + [0.5] * 4
-    most = QualityJudgeReward(FakeJudge(failing(*responses[:5])))
+    half = QualityJudgeReward(FakeJudge(failing(*RESPONSES[:4])))
+    assert rewards_of(half, RESPONSES) == [None] * 4 + [0.5] * 4
+    most = QualityJudgeReward(FakeJudge(failing(*RESPONSES[:5])))
     with pytest.raises(RuntimeError, match=r"the last 8 judgements failed \(5\): timeout: "):
-        rewards_of(most, responses)
+        rewards_of(most, RESPONSES)
 
 
 def test_a_window_is_made_of_the_latest_batches():
@@ -336,8 +339,7 @@ def test_without_any_judge_the_run_does_not_even_begin():
 
 
 def test_a_judgement_is_paid_for_once(tmp_path):
-    first = FakeJudge(by_length)
-    wanted = rewards_of(QualityJudgeReward(first, cache_dir=tmp_path), ["a", "bbb"])
+    wanted = rewards_of(QualityJudgeReward(FakeJudge(by_length), cache_dir=tmp_path), ["a", "bbb"])
     again = FakeJudge(by_length)
     reward = QualityJudgeReward(again, cache_dir=tmp_path)
     assert rewards_of(reward, ["bbb", "a", "ccccc"]) == [*reversed(wanted), 0.5]
@@ -362,27 +364,20 @@ def test_another_judge_version_question_or_response_is_another_judgement(tmp_pat
     assert asked_anew(tmp_path)
 
 
-def test_failures_are_not_cached(tmp_path):
+def test_failures_and_what_cannot_be_read_are_judged_anew(tmp_path):
     for answer in (failing("a"), lambda message: "no JSON"):
         assert asked_anew(tmp_path, FakeJudge(answer))
     assert intact(tmp_path) == 0
+    key = module.cache_key(FakeJudge().name, quality_prompt("How many?", "a"))
+    module.JudgementCache(tmp_path).write(key, "kept by an older parser")
     assert asked_anew(tmp_path) and not asked_anew(tmp_path)
 
 
-def test_what_an_older_parser_kept_is_judged_anew(tmp_path):
-    judge = FakeJudge(by_length)
-    key = module.cache_key(judge.name, quality_prompt("How many?", "a"))
-    module.JudgementCache(tmp_path).write(key, "good")
-    assert asked_anew(tmp_path, judge) and not asked_anew(tmp_path)
-
-
 def test_what_was_judged_before_a_run_was_stopped_is_kept(tmp_path):
-    responses = [f"{i:06d}" for i in range(8)]
-    judge = FakeJudge(failing(*responses[1:]))
-    reward = QualityJudgeReward(judge, cache_dir=tmp_path)
+    reward = QualityJudgeReward(FakeJudge(failing(*RESPONSES[1:])), cache_dir=tmp_path)
     with pytest.raises(RuntimeError, match="more than half"):
-        rewards_of(reward, responses)
-    assert not asked_anew(tmp_path, response=responses[0])
+        rewards_of(reward, RESPONSES)
+    assert not asked_anew(tmp_path, response=RESPONSES[0])
 
 
 def intact(tmp_path) -> int:

@@ -14,6 +14,7 @@ import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from datasets import Dataset
 from injections import PERFECT
 from test_judge import outcomes_of, response_in, rewards_of
 
@@ -313,10 +314,8 @@ def test_the_key_is_nowhere_but_in_the_request(tmp_path, caplog, server):
     caplog.set_level(logging.DEBUG)
     faults = ["400", "401", "500", "key in reply", "cut", "a web page", None]
     by_response = faults + ["401"] * 100
-    url = server.reset(
-        lambda n, body: by_response[int(response_in(body["messages"][-1]["content"]))]
-    )
-    reward = QualityJudgeReward(judge_at(url, concurrency=1), cache_dir=tmp_path)
+    server.fault = lambda n, body: by_response[int(response_in(body["messages"][-1]["content"]))]
+    reward = QualityJudgeReward(judge_at(server.url, concurrency=1), cache_dir=tmp_path)
     rewards = rewards_of(reward, [str(i) for i in range(len(faults))])
     with pytest.raises(RuntimeError) as caught:
         rewards_of(reward, [str(i) for i in range(100)])
@@ -343,13 +342,8 @@ def three_in_ten(n, body):
     return FAULTS[(3 * tens + bad.index(place)) % len(FAULTS)] if place in bad else None
 
 
-def test_a_run_with_three_faults_in_ten_finishes_and_scores_none_of_them(
-    policy, tmp_path, monkeypatch, server
-):
-    from datasets import Dataset
-
-    batches = []
-    real = training.Learner.update
+def test_a_run_with_three_faults_in_ten_scores_none_of_them(policy, tmp_path, monkeypatch, server):
+    batches, real = [], training.Learner.update
 
     def spy(learner, batch, **options):
         batches.append(batch)
@@ -376,9 +370,8 @@ def test_a_run_with_three_faults_in_ten_finishes_and_scores_none_of_them(
         for start in range(0, 16, 4):
             (question,) = [q for q in questions if q in prompts[start // 4]]
             scored = {i: rewards[i] for i in range(start, start + 4) if rewards[i] == rewards[i]}
-            for i, value in scored.items():
-                own = expected(quality_prompt(question, texts[i])[0]["content"])
-                assert value == pytest.approx(own)
+            prompts_of = {i: quality_prompt(question, texts[i])[0]["content"] for i in scored}
+            assert scored == pytest.approx({i: expected(text) for i, text in prompts_of.items()})
             mixed_groups += 0 < len(scored) < 4
             unscored += 4 - len(scored)
             spread = statistics.stdev(scored.values()) if len(scored) > 1 else 0.0
@@ -413,9 +406,8 @@ def test_the_tiny_base_judges_behind_transformers_serve(served, tmp_path):
         "fields": {"content": {"close": "<|end|>", "content": "text"}},
     }
     path.write_text(json.dumps(config))
-    judge = EndpointJudge(
-        str(folder), base_url=served, api_key_env=None, prompt=tiny_prompt, timeout=60
-    )
+    options = {"base_url": served, "api_key_env": None, "prompt": tiny_prompt}
+    judge = EndpointJudge(str(folder), **options, timeout=60)
     conversations = [tiny_prompt(QUESTION, response) for response in RESPONSES]
     local = LocalJudge(load_policy(folder, dtype="bfloat16"))
     replies = [outcomes_of(one, conversations) for one in (judge, local)]

@@ -6,13 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_kit.rewards import (
-    VerificationReward,
-    accuracy_reward,
-    format_reward,
-    parse_verdict,
-    verdict_stats,
-)
+from grpo_kit.rewards import VerificationReward, accuracy_reward, format_reward
+from grpo_kit.rewards.rules import parse_verdict, verdict_stats
 
 GOOD = [
     "<think>a</think><answer>15</answer>",
@@ -112,45 +107,32 @@ def test_the_pass_rate_is_a_factor_and_capped_and_rows_that_are_no_items_are_not
         verdict_rewards(["Yes"], [True], True)
 
 
-# One row a completion. No two neighbours earn the same, so that a shifted row shows.
+# Gold answer and completion; accuracy and format. Neighbours differ, so that a shifted row shows.
 ROWS = [
-    {"answer": "15", "text": "<think>a</think><answer>15</answer>"},
-    {"answer": "16", "text": "<answer>15</answer>"},
-    {"answer": None, "text": "<think>b</think><answer>15 coins</answer>"},
-    {"answer": "1/2", "text": "<think>c</think><answer>0.50</answer> "},
-    {"answer": "Yes", "text": "no"},
-    {"answer": "Yes", "text": "<think>d</think><answer>yes</answer>"},
+    ("15", "<think>a</think><answer>15</answer>", 1.0, 0.1),
+    ("16", "<answer>15</answer>", 0.0, -0.1),
+    (None, "<think>b</think><answer>15 coins</answer>", None, 0.1),
+    ("1/2", "<think>c</think><answer>0.50</answer> ", 1.0, 0.1),
+    ("Yes", "no", 0.0, -0.1),
+    ("Yes", "<think>d</think><answer>yes</answer>", 1.0, 0.1),
 ]
-EXPECTED = {
-    "accuracy_reward": [1.0, 0.0, None, 1.0, 0.0, 1.0],
-    "format_reward": [0.1, -0.1, 0.1, 0.1, -0.1, 0.1],
-}
 
 
 def call_like_trl(reward, rows, conversational):
     """Call as `GRPOTrainer._calculate_rewards` of TRL 1.16 does, with all that it passes along."""
-    texts = [row["text"] for row in rows]
+    texts, n = [row[1] for row in rows], len(rows)
     chats = [[{"role": "assistant", "content": text}] for text in texts]
     return reward(
-        prompts=[[{"role": "user", "content": "?"}] if conversational else "?" for _ in rows],
-        completions=chats if conversational else texts,
-        completion_ids=[[1] for _ in rows],
-        answer=[row["answer"] for row in rows],
-        question=["?"] * len(rows),
-        trainer_state=object(),
-        log_extra=lambda column, values: None,
-        log_metric=lambda name, value: None,
-    )
+        prompts=[[{"role": "user", "content": "?"}] if conversational else "?"] * n,
+        completions=chats if conversational else texts, completion_ids=[[1]] * n,
+        answer=[row[0] for row in rows], question=["?"] * n, trainer_state=object(),
+        log_extra=lambda column, values: None, log_metric=lambda name, value: None,
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("reward", [accuracy_reward, format_reward])
+@pytest.mark.parametrize(("reward", "column"), [(accuracy_reward, 2), (format_reward, 3)])
 @pytest.mark.parametrize("conversational", [False, True])
-def test_each_row_is_scored_by_that_row_in_any_order_and_batch(reward, conversational):
-    expected = EXPECTED[reward.__name__]
-    order = list(range(len(ROWS)))
-    for seed in range(20):
-        rewards = call_like_trl(reward, [ROWS[i] for i in order], conversational)
-        assert rewards == [expected[i] for i in order]
-        random.Random(seed).shuffle(order)
-    assert [call_like_trl(reward, [row], conversational)[0] for row in ROWS] == expected
-    assert call_like_trl(reward, [], conversational) == []
+def test_each_row_is_scored_by_that_row_in_any_order_and_batch(reward, column, conversational):
+    orders = [random.Random(seed).sample(ROWS, len(ROWS)) for seed in range(20)]
+    for rows in (ROWS, *orders, *([row] for row in ROWS), []):
+        assert call_like_trl(reward, rows, conversational) == [row[column] for row in rows]

@@ -1,11 +1,7 @@
 """GSM8K: every published row; folders and the Hub, and the error for whatever is amiss."""
 
 import json
-import os
-import subprocess
-import sys
 from fractions import Fraction
-from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
@@ -15,11 +11,10 @@ import pytest
 from grpo_kit.rewards import accuracy_reward, format_reward, parse_number
 from grpo_kit.tasks.published import MATH_500, gsm8k, math500
 
-ROOT = Path(__file__).resolve().parents[2]
 ROW = {"question": "What is 40 + 8?", "answer": "40+8=<<40+8=48>>48\n#### 48"}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def task():
     return gsm8k()
 
@@ -165,32 +160,20 @@ class Download(datasets.GeneratorBasedBuilder):
         yield 0, {"problem": "?", "answer": "1080"}
 
 
-Download(
-    dataset_name="MATH-500", repo_id=MATH_500[0], hash=MATH_500[2]
-).download_and_prepare()
+download = Download(dataset_name="MATH-500", repo_id=MATH_500[0], hash=MATH_500[2])
+download.download_and_prepare()
 print("then:", math500()[0]["answer"])
 """
 
 
-def run_python(code: str, **environment) -> str:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    env.pop("HF_DATASETS_CACHE", None)
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_offline_mode_uses_the_cache_or_says_what_to_do(tmp_path):
+def test_offline_mode_uses_the_cache_or_says_what_to_do(run_python, tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
     output = run_python(OFFLINE, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
     assert "first: the Hub did not give the dataset 'HuggingFaceH4/MATH-500'" in output
     assert "pass a local folder with train.jsonl and test.jsonl" in output
     assert "then: 1080" in output
 
 
-def test_import_leaves_heavy_packages_alone():
-    imported = run_python(
-        "import sys, grpo_kit.tasks.published, grpo_kit.rewards; print(*sys.modules)"
-    )
-    assert not {"datasets", "torch", "transformers", "trl"} & set(imported.split())
+def test_import_leaves_heavy_packages_alone(run_python):
+    code = "import sys, grpo_kit.tasks.published, grpo_kit.rewards; print(*sys.modules)"
+    assert not {"datasets", "torch", "transformers", "trl"} & set(run_python(code).split())

@@ -14,25 +14,18 @@ from grpo_kit.tasks.svamp import masked_body, split_by_body, svamp, worked_out
 PUBLISHED = "5be77703a6d891ae476d7c082787ad361392aa02453b132516cdd5f4e7934e3e"
 
 
-@pytest.fixture(scope="module")
-def published() -> bytes:
-    return gzip.decompress((data_dir() / "svamp" / "SVAMP.json.gz").read_bytes())
-
-
-def test_the_shipped_file_is_the_published_one(published):
+def test_the_shipped_file_is_the_published_one_and_no_body_is_on_both_sides():
+    published = gzip.decompress((data_dir() / "svamp" / "SVAMP.json.gz").read_bytes())
     assert hashlib.sha256(published).hexdigest() == PUBLISHED
-
-
-def test_no_body_is_on_both_sides(published):
     problems = json.loads(published)
     splits = split_by_body(problems)
     train, test = ({masked_body(p) for p in splits[name]} for name in ("train", "test"))
     assert not train & test and len(train | test) > 500
-    assert sorted(p["ID"] for own in splits.values() for p in own) == sorted(
-        p["ID"] for p in problems
-    )
+    ids = {name: {problem["ID"] for problem in own} for name, own in splits.items()}
+    assert ids["train"] | ids["test"] == {problem["ID"] for problem in problems}
+    assert sum(map(len, splits.values())) == len(problems), "each once"
     again = split_by_body(problems[::-1])  # the order of the file decides nothing
-    assert {p["ID"] for p in again["test"]} == {p["ID"] for p in splits["test"]}
+    assert {problem["ID"] for problem in again["test"]} == ids["test"]
 
 
 def test_bodies_are_alike_whatever_their_numbers():
@@ -44,14 +37,12 @@ def test_rows_have_what_rewards_and_the_warm_up_read():
     task = svamp()
     assert (len(task.train), len(task.test)) == (700, 300)
     rows = [*task.train, *task.test]
-    assert all(
-        r["prompt"][-1]["content"] == r["question"] and r["answer"].isdecimal() for r in rows
-    )
+    for row in rows:
+        assert row["prompt"][-1]["content"] == row["question"] and row["answer"].isdecimal()
     wrong = [r["id"] for r in rows if not is_correct(r["solution"].split()[-1], r["answer"])]
     assert wrong == ["chal-680"]  # as it was published
-    assert {r["kind"] for r in rows} == {
-        "Addition", "Subtraction", "Multiplication", "Common-Division"
-    }  # fmt: skip
+    kinds = {"Addition", "Subtraction", "Multiplication", "Common-Division"}
+    assert {r["kind"] for r in rows} == kinds
 
 
 @pytest.mark.parametrize(

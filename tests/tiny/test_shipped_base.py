@@ -7,16 +7,10 @@ import pytest
 import torch
 
 from grpo_kit.paths import data_dir
-from grpo_kit.profiles import PROFILES
 from grpo_kit.tasks.word_problems import HIGHEST, LOWEST, make_problem
 from grpo_kit.tiny import card, skills
 
 FOLDER = data_dir() / "tiny-base"
-
-
-@pytest.fixture(scope="module")
-def base():
-    return PROFILES["tiny"].load_policy()
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from scipy.stats import binomtest
+from toy import killed_in
 from transformers import AutoTokenizer
 
 from grpo_kit.flow.roles import read_action
@@ -256,16 +257,8 @@ def test_a_killed_warm_up_goes_on_where_it_stopped(tmp_path, small):
     result = warm_up.pretrain(whole, **options)
     assert result["steps"] == 5 and result["parameters"] < 4e6
     assert not (whole / "warm-up.pt").exists()
-
-    calls = iter(range(100))
-
-    def deadly(*arguments):
-        if next(calls) == 3:
-            raise KeyboardInterrupt
-        return clip(*arguments)
-
     with small.context() as killing:
-        killing.setattr(torch.nn.utils, "clip_grad_norm_", deadly)
+        killing.setattr(torch.nn.utils, "clip_grad_norm_", killed_in(3, clip))
         with pytest.raises(KeyboardInterrupt):
             warm_up.pretrain(broken, **options)
     with pytest.raises(ValueError, match="'seed': 0, .* not of .*'seed': 1, .*delete"):

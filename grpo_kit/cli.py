@@ -243,7 +243,7 @@ def evaluate(
     if task in chosen.adapters:  # that task's warm-up
         chosen = replace(chosen, task=task)
     test_set = load_test_set(task, data)  # before the model: a missing folder is told at once
-    accuracy = evaluate_test_set(
+    accuracy, answers = evaluate_test_set(
         chosen.load_policy(),
         test_set if rows is None else test_set.select(range(min(rows, len(test_set)))),
         GRADES[task],
@@ -251,7 +251,7 @@ def evaluate(
         backend=backend,
     )
     content = {"task": task, "policy": Path(chosen.policy).name, "adapter": chosen.adapter}
-    content |= accuracy | where_it_ran(chosen.device)
+    content |= accuracy | {"answers": answers} | where_it_ran(chosen.device)
     write_atomic(output, json.dumps(content, indent=1) + "\n")
     for reading in ("strict", "lenient"):
         share, low, high = (accuracy[reading + end] for end in ("", "/low", "/high"))

@@ -25,6 +25,7 @@ from grpo_kit.generation import Rollouts, completion_logps
 from grpo_kit.models import Policy, load_policy
 from grpo_kit.paths import make_output_dir, write_atomic
 from grpo_kit.rewards import accuracy_reward
+from grpo_kit.tiny import card as skills_card
 from grpo_kit.tiny.skills import sample_conversation
 from grpo_kit.training import Batch, PromptBatches, train
 
@@ -153,6 +154,8 @@ def warm_up(
     about["evaluations"] = [
         {k: v for k, v in row.items() if k == "step" or k.startswith("eval/")} for row in measured
     ]
+    if name == "skills":
+        about["skills"] = skills_card.measure(policy, n=100)
     _save(policy, folder, about)
     return about
 
@@ -172,8 +175,13 @@ def card_text(card: dict) -> str:
         f"| {row['step']} | {' | '.join(f'{row[name]:.3f}' for name in names)} |"
         for row in card["evaluations"]
     ]
-    n = card["evaluations"][-1]["eval/n"]
-    return CARD.format(**card, minutes=card["seconds"] / 60, rows="\n".join(rows), n=n)
+    n, skills = card["evaluations"][-1]["eval/n"], card.get("skills")
+    text = CARD.format(**card, minutes=card["seconds"] / 60, rows="\n".join(rows), n=n)
+    if skills:
+        measured = [f"| {s} | {name} | {skills[s][name]:.3f} |" for s, name, *_ in skills_card.LIMITS]
+        text += SKILLS.format(n=skills["n"], rows="\n".join(measured), **skills["meta"])
+        text += skills_card.styles_text(skills)
+    return text
 
 
 CARD = """\
@@ -194,4 +202,15 @@ Measured on the first {n} test problems of `{task}`; the loss, nats a token, on 
 {rows}
 
 It is a start for GRPO, which needs groups with right and wrong answers, and no good solver.
+"""
+
+SKILLS = """
+Each skill at the end, {n} test problems:
+
+| skill | measure | value |
+|---|---|---|
+{rows}
+
+`auc` is the chance that P("Yes") is higher for a right answer than for a wrong one. The answer's
+own log-probability, which no question asks for, gets {likelihood:.3f}.
 """

@@ -49,22 +49,23 @@ def evaluate_test_set(
     max_new_tokens: int,
     batch_size: int = 64,
     backend: str = "auto",
-) -> dict[str, float]:
+) -> tuple[dict[str, float], list[str]]:
     """Greedy accuracy on `rows` (with `prompt` and `answer`), sampled by a backend of `backends`.
 
     Returns the shares `strict` and `lenient`, the ends of their intervals (`strict/low`, …),
-    `truncated` (share cut off), `mean_length` (tokens) and `n`.
+    `truncated` (share cut off), `mean_length` (tokens) and `n`; and the first three answers.
     """
     rows = list(rows)
     backend = backends.choose(policy, backend, trained=False)
     prompts = policy.encode([row["prompt"] for row in rows])
     context = max(map(len, prompts)) + max_new_tokens
     answer = backends.greedy(policy, backend, max_new_tokens=max_new_tokens, context=context)
-    grades, lengths, cut = [], [], 0
+    grades, lengths, cut, shown = [], [], 0, []
     for start in tqdm(range(0, len(rows), batch_size), f"test set, sampling {backend}"):
         batch = slice(start, start + batch_size)
         ids = answer(prompts[batch])
         texts = policy.decode(ids)
+        shown += texts[: 3 - len(shown)]
         grades += [grade(text, row["answer"]) for text, row in zip(texts, rows[batch], strict=True)]
         lengths += map(len, ids)
         cut += sum(completion[-1] not in policy.eos_token_ids for completion in ids)
@@ -72,4 +73,4 @@ def evaluate_test_set(
     for name, graded in zip(("strict", "lenient"), zip(*grades, strict=True), strict=True):
         low, high = binomtest(sum(graded), n).proportion_ci(method="wilson")
         result |= {name: sum(graded) / n, f"{name}/low": low, f"{name}/high": high}
-    return result | {"truncated": cut / n, "mean_length": sum(lengths) / n, "n": n}
+    return result | {"truncated": cut / n, "mean_length": sum(lengths) / n, "n": n}, shown

@@ -285,6 +285,6 @@ def episodes_to_read(t: Trained) -> list[dict]:
 def on_test_set(t: Trained, *, max_new_tokens: int = 2048) -> dict[str, float]:
     """`evaluate_test_set` at the end, as `test_set/…`, and what was gained since the base."""
     accuracy = partial(evaluate_test_set, rows=t.task.test, grade=GRADES[t.task.name])
-    before, after = (accuracy(p, max_new_tokens=max_new_tokens) for p in (t.base, t.policy))
+    before, after = (accuracy(p, max_new_tokens=max_new_tokens)[0] for p in (t.base, t.policy))
     gained = {f"gained/{name}": after[name] - before[name] for name in ("strict", "lenient")}
     return {f"test_set/{name}": value for name, value in after.items()} | gained

@@ -127,11 +127,12 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
     generator = torch.Generator().manual_seed(seed)
     problems = [S.make_subject("solve", rng, "test") for _ in range(n)]
     table: dict = {"n": n, "seed": seed}
-    table["solve"], own, right = measure_solve(policy, problems, generator)
+    table["solve"], own, right, logps = measure_solve(policy, problems, generator)
 
     solved = [S.exchange(p.question, text) for p, text in zip(problems, own, strict=True)]
     readings = read_yes(policy, [[messages + _user(S.META_QUESTION)] for messages in solved])
-    table["meta"] = {"auc": auc([row[0].p_yes for row in readings], right)}
+    asked = auc([row[0].p_yes for row in readings], right)
+    table["meta"] = {"auc": asked, "likelihood": auc(logps, right)}
 
     items = [S.verify_item(problem, rng) for problem in problems]
     verdicts, scores = graded(policy, items, extract_answer, S.verify_style, generator)
@@ -148,11 +149,12 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
     return table
 
 
-def measure_solve(policy, problems, generator) -> tuple[dict, list[str], list[bool]]:
-    """Also returns the first sample of each problem, and which of these are right."""
+def measure_solve(policy, problems, generator) -> tuple[dict, list[str], list[bool], list[float]]:
+    """Also returns the first sample of each problem, whether it is right, and its log-probability."""
     requests = [_user(problem.question) for problem in problems]
     greedy = texts_of(policy, requests)
-    sampled = texts_of(policy, requests, generator, num_generations=8, batch_size=16)
+    rollouts = reply(policy, requests, 8, max_new_tokens=96, batch_size=128, generator=generator)
+    sampled = policy.decode(rollouts.completion_lists())
     answers = [problem.answer for problem in problems]
     right = [S.is_right(answers[i // 8], text) for i, text in enumerate(sampled)]
     table = {
@@ -161,7 +163,7 @@ def measure_solve(policy, problems, generator) -> tuple[dict, list[str], list[bo
         "pass@8": fmean(any(right[i : i + 8]) for i in range(0, len(right), 8)),
         "by_style": by_style(map(P.solution_style, sampled), right),
     }
-    return table, sampled[::8], right[::8]
+    return table, sampled[::8], right[::8], rollouts.logps.sum(1)[::8].tolist()
 
 
 def graded(policy, items, read: Callable, style_of: Callable, generator) -> tuple[list, dict]:
@@ -180,6 +182,12 @@ def card_text(table: dict, warm_up: dict) -> str:
         value = table[skill][name]
         verdict = "yes" if low <= value <= high else "**no**"
         text += f"| {skill} | {name} | {value:.3f} | {low:.2f}–{high:.2f} | {verdict} |\n"
+    return text + styles_text(table)
+
+
+def styles_text(table: dict) -> str:
+    """Markdown: how often each style of a skill is used, and how often it is right."""
+    text = ""
     for skill in ("solve", "verify", "plan"):
         text += f"\n| {skill}: style | share | right when used |\n|---|---|---|\n"
         for style, values in table[skill]["by_style"].items():

@@ -8,6 +8,7 @@ import pytest
 from datasets import Dataset
 from scipy.stats import binomtest
 
+from grpo_kit.generation import reply
 from grpo_kit.lab.evaluation import GRADES, evaluate_test_set, grade_maths, load_test_set
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import maths_reward
@@ -69,12 +70,15 @@ def test_a_test_set_is_counted_and_has_wilsons_interval(policy):
     def grade(text, gold):
         return int(gold) < 2, int(gold) < 5
 
-    accuracy = evaluate_test_set(policy, rows, grade, max_new_tokens=4, batch_size=3)
+    accuracy, shown = evaluate_test_set(policy, rows, grade, max_new_tokens=4, batch_size=2)
     assert (accuracy["strict"], accuracy["lenient"]) == pytest.approx((2 / 7, 5 / 7))
     interval = binomtest(2, 7).proportion_ci(method="wilson")
     assert (accuracy["strict/low"], accuracy["strict/high"]) == (interval.low, interval.high)
     assert 0 < accuracy["mean_length"] <= 4 and 0 <= accuracy["truncated"] <= 1
     assert accuracy["n"] == 7
+    asked = [rows[i]["prompt"] for i in range(3)]
+    first = reply(policy, asked, max_new_tokens=4, do_sample=False).completion_lists()
+    assert shown == policy.decode(first)
 
 
 def test_math500_of_a_folder(tmp_path):

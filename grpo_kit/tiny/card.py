@@ -127,9 +127,9 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
     generator = torch.Generator().manual_seed(seed)
     problems = [S.make_subject("solve", rng, "test") for _ in range(n)]
     table: dict = {"n": n, "seed": seed}
-    table["solve"], own, right, logps = measure_solve(policy, problems, generator)
+    table["solve"], texts, right, logps = measure_solve(policy, problems, generator)
 
-    solved = [S.exchange(p.question, text) for p, text in zip(problems, own, strict=True)]
+    solved = [S.exchange(problems[i // 8].question, text) for i, text in enumerate(texts)]
     readings = read_yes(policy, [[messages + _user(S.META_QUESTION)] for messages in solved])
     asked = auc([row[0].p_yes for row in readings], right)
     table["meta"] = {"auc": asked, "likelihood": auc(logps, right)}
@@ -138,6 +138,7 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
     verdicts, scores = graded(policy, items, extract_answer, S.verify_style, generator)
     table["verify"] = scores | {"yes_rate": fmean(verdict == "Yes" for verdict in verdicts)}
 
+    own = texts[::8]
     judged = [tiny_prompt(p.question, text) for p, text in zip(problems, own, strict=True)]
     table["judge"] = judge_table(problems, own, texts_of(policy, judged))
 
@@ -150,7 +151,7 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
 
 
 def measure_solve(policy, problems, generator) -> tuple[dict, list[str], list[bool], list[float]]:
-    """Also returns the first sample of each problem, whether it is right, and its log-probability."""
+    """Also returns eight samples of each problem, which are right, and their log-probabilities."""
     requests = [_user(problem.question) for problem in problems]
     greedy = texts_of(policy, requests)
     rollouts = reply(policy, requests, 8, max_new_tokens=96, batch_size=128, generator=generator)
@@ -163,7 +164,7 @@ def measure_solve(policy, problems, generator) -> tuple[dict, list[str], list[bo
         "pass@8": fmean(any(right[i : i + 8]) for i in range(0, len(right), 8)),
         "by_style": by_style(map(P.solution_style, sampled), right),
     }
-    return table, sampled[::8], right[::8], rollouts.logps.sum(1)[::8].tolist()
+    return table, sampled, right, rollouts.logps.sum(1).tolist()
 
 
 def graded(policy, items, read: Callable, style_of: Callable, generator) -> tuple[list, dict]:

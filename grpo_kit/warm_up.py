@@ -178,7 +178,9 @@ def card_text(card: dict) -> str:
     n, skills = card["evaluations"][-1]["eval/n"], card.get("skills")
     text = CARD.format(**card, minutes=card["seconds"] / 60, rows="\n".join(rows), n=n)
     if skills:
-        measured = [f"| {s} | {name} | {skills[s][name]:.3f} |" for s, name, *_ in skills_card.LIMITS]
+        measured = [
+            f"| {s} | {name} | {skills[s][name]:.3f} |" for s, name, *_ in skills_card.LIMITS
+        ]
         text += SKILLS.format(n=skills["n"], rows="\n".join(measured), **skills["meta"])
         text += skills_card.styles_text(skills)
     return text

@@ -398,7 +398,6 @@ def bench(
     policy: PolicyFolder = None,
     output: Output = Path("runs/bench"),
     steps: Annotated[int, Option(min=1, help="Measured steps of each trainer.")] = 10,
-    quick: Annotated[bool, Option("--quick", help="Small batches, for a first look.")] = False,
     scaling: Annotated[bool, Option("--scaling", help="How a step's cost grows.")] = False,
     size: Annotated[str | None, Option(help="Of --scaling only this one, as '135 M'.")] = None,
     profile: Annotated[bool, Option("--profile", help="Where a step's time goes.")] = False,
@@ -414,9 +413,9 @@ def bench(
     if size and (not scaling or size not in bench.SIZES):
         raise ValueError(f"--size is for --scaling, and one of {', '.join(bench.SIZES)}")
     if scaling:
-        typer.echo(growth.report(growth.run(output, quick, size)))
+        typer.echo(growth.report(growth.run(output, size)))
     else:
-        typer.echo(bench.report(bench.run(output, policy, steps=steps, quick=quick)))
+        typer.echo(bench.report(bench.run(output, policy, steps=steps)))
     typer.echo(bench.goals(output))
 
 

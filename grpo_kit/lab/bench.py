@@ -14,6 +14,7 @@ import resource
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -29,6 +30,7 @@ from tqdm import tqdm
 from grpo_kit import training
 from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import token_logps
+from grpo_kit.lab.records import where_it_ran
 from grpo_kit.models import Policy, faster_in_bfloat16, load_policy
 from grpo_kit.paths import make_output_dir, write_atomic
 from grpo_kit.tasks import Task
@@ -67,8 +69,6 @@ def run(output_dir: Path, policy_dir: Path, *, steps: int = 10) -> dict:
 
 
 def machine() -> dict[str, Any]:
-    from grpo_kit.lab.records import where_it_ran
-
     where = where_it_ran(DEVICE)
     return where["machine"] | where["versions"]
 
@@ -159,30 +159,30 @@ def trl_steps(
 
     from grpo_kit import trl_bridge
 
-    folder = tempfile.TemporaryDirectory()
-    trainer = trl_bridge.grpo_trainer(
-        policy, prompts_of(size), [even_share], config,
-        output_dir=folder.name, seed=0, save_strategy="no",
-    )  # fmt: skip
-    generate, scored, seconds = trainer._generate_and_score_completions, [], []
-
-    def timed_generate(inputs):
-        started = now()
-        output = generate(inputs)
-        scored.append(now() - started)
-        return output
+    generated, seconds = [], []
 
     class Timer(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             self.started = now()
 
         def on_step_end(self, args, state, control, **kwargs):
-            seconds.append((scored[-1], now() - self.started))
+            seconds.append((generated[-1], now() - self.started))
             after_step()
 
-    trainer._generate_and_score_completions = timed_generate  # private, but nothing else times it
-    trainer.add_callback(Timer())
-    with folder:
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"output_dir": folder, "seed": 0, "save_strategy": "no"}
+        task = prompts_of(size)
+        trainer = trl_bridge.grpo_trainer(policy, task, [even_share], config, **options)
+        generate = trainer._generate_and_score_completions  # private, but nothing else times it
+
+        def timed(inputs):
+            started = now()
+            output = generate(inputs)
+            generated.append(now() - started)
+            return output
+
+        trainer._generate_and_score_completions = timed
+        trainer.add_callback(Timer())
         trainer.train()
     return seconds
 
@@ -233,12 +233,11 @@ def time_rewards(policy_dir: Path, config: GRPOConfig) -> dict[str, float]:
     """Median seconds a batch of the diversity reward and of a judge, and of a step without them."""
     from grpo_kit.rewards import DiversityReward, LocalJudge, QualityJudgeReward
 
-    policy = load_policy(policy_dir, device=DEVICE)
+    policy, seconds = load_policy(policy_dir, device=DEVICE), defaultdict(list)
     rewards = {
         "diversity": DiversityReward(config.num_generations),
         "judge": QualityJudgeReward(LocalJudge(policy)),
     }
-    seconds: dict[str, list[float]] = {**{name: [] for name in rewards}, "step": []}
     steps = kit_steps(policy, config)
     for _, step, batch in tqdm(steps, "rewards", config.max_steps, file=sys.stdout):
         seconds["step"].append(step)

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -22,11 +22,9 @@ from statistics import median
 # What draws and reports is imported where it is used: imports count.
 from grpo_kit.paths import make_output_dir, write_atomic
 
-TARGET = 0.90
-SAMPLES = 8
+TARGET, SAMPLES = 0.90, 8
 # Test problems and samples of a first look; a policy that is well above the target sees all.
 GLANCE, MARGIN = (128, 4), 0.01
-SEEDS = (100, 101, 102)
 SETTING = {"max_steps": 200, "eval_steps": 5, "eval_prompts": 0, "eval_on_start": False,
            "save_steps": 0}  # fmt: skip
 SCHEDULE = {"bf16": "auto", "learning_rate": 6e-4, "lr_scheduler_type": "linear",
@@ -127,11 +125,12 @@ def run_entry(entry: Entry, seed: int, started: float) -> dict:
             raise _Reached
         return {}
 
-    seconds = None
-    with tempfile.TemporaryDirectory() as folder, suppress(_Reached):
-        options |= {"output_dir": folder, "seed": seed, "measure": measure}
-        train(profile.load_policy(), task, [accuracy_reward, format_reward], config, **options)
-    if curve[-1][1] == len(task.test) and curve[-1][3] > TARGET:
+    seconds, rewards = None, [accuracy_reward, format_reward]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            options |= {"output_dir": folder, "seed": seed, "measure": measure}
+            train(profile.load_policy(), task, rewards, config, **options)
+    except _Reached:
         seconds = curve[-1][0]
     return {"seed": seed, "seconds": seconds, "curve": curve}
 
@@ -151,9 +150,8 @@ def run(output_dir: Path, entries: Mapping[str, Entry], seeds: Sequence[int]) ->
     for seed in seeds:
         for name, entry in entries.items():
             print(f"{name}, seed {seed} ...", flush=True)
-            arguments = [json.dumps(asdict(entry)), str(seed), str(time.time())]
-            command = [sys.executable, "-m", __name__, *arguments]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+            command = [sys.executable, "-m", __name__, json.dumps(asdict(entry)), str(seed)]
+            done = subprocess.run([*command, str(time.time())], stdout=subprocess.PIPE, text=True)
             if done.returncode:
                 problem = f"entry {name!r}, seed {seed}, ended with exit code {done.returncode}"
                 raise RuntimeError(f"{problem}: its error is above; the runs before are in {path}.")
@@ -200,9 +198,7 @@ def figure(result: dict):
         label = f"{name}: {number(entry['seconds'])} s"
         for one in entry["runs"]:
             seconds, problems, means, *_ = zip(*one["curve"], strict=True)
-            axes.plot(
-                seconds, means, color=colour, alpha=0.7, marker="o", markersize=3, label=label
-            )
+            axes.plot(seconds, means, "o-", color=colour, alpha=0.7, markersize=3, label=label)
             label = None
     axes.legend(loc="lower right", title="median", frameon=False)
     axes.axhline(result["target"], color="grey", linestyle=":")
@@ -212,8 +208,6 @@ def figure(result: dict):
 
 
 if __name__ == "__main__":
-    entry_text, seed_text, started_text = sys.argv[1:]
     with redirect_stdout(sys.stderr):
-        entered = Entry(**json.loads(entry_text))
-        outcome = run_entry(entered, int(seed_text), float(started_text))
+        outcome = run_entry(Entry(**json.loads(sys.argv[1])), int(sys.argv[2]), float(sys.argv[3]))
     print(json.dumps(outcome))

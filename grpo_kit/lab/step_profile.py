@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from grpo_kit import training
 from grpo_kit.config import GRPOConfig
 from grpo_kit.lab.bench import DEVICE, arithmetic, kit_steps, step_config
+from grpo_kit.lab.records import where_it_ran
 from grpo_kit.models import load_policy
 from grpo_kit.paths import make_output_dir, write_atomic
 
@@ -58,8 +59,6 @@ def profile_step(policy_dir: Path, config: GRPOConfig) -> list[dict]:
 
 def run(output_dir: Path, policy_dir: Path) -> dict:
     """Profile three steps in both arithmetics; add them to `profile.json` under their commit."""
-    from grpo_kit.lab.records import where_it_ran
-
     path = make_output_dir(output_dir) / "profile.json"
     result, where = json.loads(path.read_text()) if path.exists() else {}, where_it_ran(DEVICE)
     for name, bf16 in (("float32", False), (arithmetic(), "auto")):

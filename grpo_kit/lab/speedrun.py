@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
@@ -150,17 +149,18 @@ def run(output_dir: Path, entries: Mapping[str, Entry], seeds: Sequence[int]) ->
     for seed in seeds:
         for name, entry in entries.items():
             print(f"{name}, seed {seed} ...", flush=True)
-            command = [sys.executable, "-m", __name__, json.dumps(asdict(entry)), str(seed)]
-            done = subprocess.run([*command, str(time.time())], stdout=subprocess.PIPE, text=True)
-            if done.returncode:
-                problem = f"entry {name!r}, seed {seed}, ended with exit code {done.returncode}"
-                raise RuntimeError(f"{problem}: its error is above; the runs before are in {path}.")
+            try:
+                with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                    outcome = pool.submit(run_entry, entry, seed, time.time()).result()
+            except Exception as error:
+                problem = f"entry {name!r}, seed {seed}, failed ({error})"
+                raise RuntimeError(f"{problem}; the runs before are in {path}.") from error
             of = fresh.setdefault(name, asdict(entry) | where_it_ran() | {"runs": []})
             result["entries"][name] = of
-            of["runs"].append(json.loads(done.stdout.splitlines()[-1]))
+            of["runs"].append(outcome)
             seconds = median(one["seconds"] or math.inf for one in of["runs"])
             of["seconds"] = seconds if math.isfinite(seconds) else None
-            print(f"  {of['runs'][-1]['seconds']} s", flush=True)
+            print(f"  {outcome['seconds']} s", flush=True)
             write_atomic(path, json.dumps(result, indent=1))
     figure(result).savefig(path.with_suffix(".png"), dpi=120)
     return result
@@ -205,9 +205,3 @@ def figure(result: dict):
     axes.set(xlabel="seconds since the process began", ylabel="held-out pass@1", ylim=(0, 1))
     axes.spines[["top", "right"]].set_visible(False)
     return drawing
-
-
-if __name__ == "__main__":
-    with redirect_stdout(sys.stderr):
-        outcome = run_entry(Entry(**json.loads(sys.argv[1])), int(sys.argv[2]), float(sys.argv[3]))
-    print(json.dumps(outcome))

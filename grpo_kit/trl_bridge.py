@@ -52,8 +52,8 @@ OURS = ("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps
         "rollout_chunks", "sampling_backend", "eval_steps", "eval_on_start", "eval_prompts",
         "eval_prompts_between", "num_generations_eval", "save_steps", "max_unscored_steps",
         "bf16")  # fmt: skip
-_NAMES = tuple(field.name for field in fields(GRPOConfig))
-SAME = tuple(name for name in _NAMES if name not in (*REFUSED, *OURS))  # called as in TRL
+# What is called as in TRL.
+SAME = tuple(f.name for f in fields(GRPOConfig) if f.name not in (*REFUSED, *OURS))
 STARTED = "started.json"  # what a run is, for the one that would resume it
 PATIENCE = timedelta(hours=2)  # that processes wait for the one that evaluates, or is judged for
 
@@ -199,10 +199,8 @@ def train(
     also where another process of the run has ended.
     """
     output_dir = make_output_dir(output_dir)
-    trainer = grpo_trainer(
-        policy, task, rewards, config, measure=measure,
-        **{"output_dir": str(output_dir), "seed": seed, **overrides},
-    )  # fmt: skip
+    options = {"output_dir": str(output_dir), "seed": seed, **overrides}
+    trainer = grpo_trainer(policy, task, rewards, config, measure=measure, **options)
     with _say_when_another_ends(output_dir) if PartialState().num_processes > 1 else nullcontext():
         trainer.train(resume_from_checkpoint=resume)
     PartialState().wait_for_everyone()  # the first process writes what all of them read

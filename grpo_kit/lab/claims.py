@@ -240,12 +240,9 @@ def claims_text(judged: Iterable[Judged], *only: str, worlds: bool = False) -> s
     rows = []
     for one in (by_id[name] for name in only or by_id):
         here = f"{one.claim.number}: {one.here}" if one.judgement else one.here
-        row = (one.claim.statement, one.claim.paper, here, f"**{one.verdict}**")
-        if worlds:
-            other = one.second and one.second.judgement
-            row += (
-                f"{one.second.here} **{one.second.verdict}**; {one.agreement}" if other else "–",
-            )
-        rows.append(row)
+        there = "–"
+        if one.second and one.second.judgement:
+            there = f"{one.second.here} **{one.second.verdict}**; {one.agreement}"
+        rows.append((one.claim.statement, one.claim.paper, here, f"**{one.verdict}**", there))
     names = ("claim", "printed", "here", "verdict", "on a real model")
-    return markdown_table(names[: 4 + worlds], *rows)
+    return markdown_table(*(row[: 4 + worlds] for row in (names, *rows)))

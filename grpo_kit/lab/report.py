@@ -90,17 +90,12 @@ def write_report(
 
 def context(results=None, claims=None, notebooks=(), problems=()) -> dict:
     """All that the templates show, from the arguments of `write_report`."""
-    records, broken = load_current(results)
-    problems = [*problems, *broken]
+    (records, broken), (entries, wrong) = load_current(results), load_claims(claims)
+    judged, unjudged = judge_claims(entries, records)
+    problems = [*problems, *broken, *wrong, *unjudged]
     if not records:
         place = results or results_dir()
         problems.append(f"No run is stored under {place}: `grpo-kit run NAME` makes them.")
-    try:
-        entries, wrong = load_claims(claims)
-    except ValueError as error:
-        entries, wrong = [], [str(error)]
-    judged, unjudged = judge_claims(entries, records)
-    problems += wrong + unjudged
     runs, groups, panels = defaultdict(list), defaultdict(list), []
     for record in records:
         runs[list(EXPERIMENTS).index(record.experiment), record.profile].append(record)

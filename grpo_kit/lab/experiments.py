@@ -243,7 +243,8 @@ EXPERIMENTS = {
          "diversity": _arm("plain and diversity"),
          "only correct": _arm("plain and diversity", only_correct=True),
          "normalised first": _arm("plain and diversity", NORMALISED)},
-        measures.of_diversity,
+        lambda t: measures.diversity_of(
+            t.policy, t.task, load_embedder(t.profile.embedder), t.config),
         sizes={**_small(max_steps=80), "paper": TRINITY}, skills=True,
     ),
     "judge": _experiment(

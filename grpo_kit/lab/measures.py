@@ -20,7 +20,7 @@ from grpo_kit.lab.evaluation import GRADES, evaluate_test_set
 from grpo_kit.lab.grid import Trained
 from grpo_kit.models import Policy
 from grpo_kit.profiles import Profile
-from grpo_kit.rewards import MetaEvaluationReward, QualityJudgeReward, load_embedder
+from grpo_kit.rewards import MetaEvaluationReward, QualityJudgeReward
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, as_turns, read_yes
 from grpo_kit.rewards.rules import accuracy_reward, question_text
 from grpo_kit.rewards.scoring import score_texts
@@ -79,11 +79,6 @@ def diversity_of(policy: Policy, task: Task, embedder, config: GRPOConfig) -> di
         "styles": math.exp(-sum(share * math.log(share) for share in shares)),
         "distance": fmean(1 - float(vector_of[a] @ vector_of[b]) for a, b in pairs),
     }
-
-
-def of_diversity(t: Trained) -> dict[str, float]:
-    """`diversity_of` by the profile's embedder."""
-    return diversity_of(t.policy, t.task, load_embedder(t.profile.embedder), t.config)
 
 
 def quality_of(t: Trained) -> dict[str, float]:

@@ -109,11 +109,8 @@ def reproduce(
     for result in execute(paths, output, profile, None if seed is None else {"SEED": seed}):
         results.append(result)
         rows, _ = bands.compare(output, [path.stem for path in paths], profile)
-        rows = [row for row in rows if row.notebook == result.notebook]
-        inside = sum(row.inside for row in rows)
-        typer.echo(f"      compared: {inside} of {len(rows)} numbers inside their bands")
-        for row in (row for row in rows if not row.inside):
-            typer.echo(f"      outside: {row}")
+        if own := [row for row in rows if row.notebook == result.notebook]:
+            bands.show(own)
     executed = {r.notebook: r.seconds for r in results if not r.error}
     if store:
         for path in bands.store(output, executed, results_dir()):
@@ -365,7 +362,6 @@ def pretrain(
     seed: Seed = 0,
     steps: Steps = None,
     processes: Processes = None,
-    threads: Annotated[int, Option(min=1, help="CPU threads of each process.")] = 1,
     problems: Annotated[int, Option(min=2, help="Test problems a skill is measured on.")] = 256,
 ) -> None:
     """Rebuild the tiny base and measure its skills, or the warm-up of SmolLM2 on a task.
@@ -377,7 +373,7 @@ def pretrain(
 
         from grpo_kit.warm_up import warm_up
 
-        torch.set_num_threads(max(threads, PROFILES["smol"].threads))
+        torch.set_num_threads(PROFILES["smol"].threads)
         card = warm_up(task, output, seed=seed, **({"steps": steps} if steps else {}))
         typer.echo(json.dumps(card["evaluations"][-1]))
         return
@@ -385,7 +381,7 @@ def pretrain(
     from grpo_kit.tiny import pretrain as recipe
     from grpo_kit.tiny.card import card_text, measure
 
-    warm_up = recipe.pretrain(output, seed=seed, steps=steps, processes=processes, threads=threads)
+    warm_up = recipe.pretrain(output, seed=seed, steps=steps, processes=processes)
     typer.echo("measuring the skills")
     skills = measure(load_policy(output), n=problems)
     write_atomic(output / "card.json", json.dumps({"warm_up": warm_up, "skills": skills}, indent=1))
@@ -398,7 +394,6 @@ def bench(
     policy: PolicyFolder = None,
     output: Output = Path("runs/bench"),
     steps: Annotated[int, Option(min=1, help="Measured steps of each trainer.")] = 10,
-    quick: Annotated[bool, Option("--quick", help="Small batches, for a first look.")] = False,
     scaling: Annotated[bool, Option("--scaling", help="How a step's cost grows.")] = False,
     size: Annotated[str | None, Option(help="Of --scaling only this one, as '135 M'.")] = None,
     profile: Annotated[bool, Option("--profile", help="Where a step's time goes.")] = False,
@@ -414,9 +409,9 @@ def bench(
     if size and (not scaling or size not in bench.SIZES):
         raise ValueError(f"--size is for --scaling, and one of {', '.join(bench.SIZES)}")
     if scaling:
-        typer.echo(growth.report(growth.run(output, quick, size)))
+        typer.echo(growth.report(growth.run(output, size)))
     else:
-        typer.echo(bench.report(bench.run(output, policy, steps=steps, quick=quick)))
+        typer.echo(bench.report(bench.run(output, policy, steps=steps)))
     typer.echo(bench.goals(output))
 
 

@@ -30,20 +30,13 @@ from anyio.from_thread import start_blocking_portal
 from transformers import PrinterCallback, TrainerCallback
 from trl.import_utils import is_vllm_available
 
+from grpo_kit import training
 from grpo_kit.config import GRPOConfig
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.paths import make_output_dir, write_atomic
 from grpo_kit.rewards.scoring import finite_values, is_coroutine, reward_name
 from grpo_kit.runs import RUN, Run, RunFiles
 from grpo_kit.tasks import Task
-from grpo_kit.training import (
-    PromptBatches,
-    eval_rows,
-    evaluate,
-    progress_bar,
-    run_start,
-    show_progress,
-)
 
 REFUSED = {  # field -> the value that TRL's trainer has, and why there is no other
     "max_generated_tokens": (None, "TRL counts steps only: give max_steps"),
@@ -59,8 +52,8 @@ OURS = ("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps
         "rollout_chunks", "sampling_backend", "eval_steps", "eval_on_start", "eval_prompts",
         "eval_prompts_between", "num_generations_eval", "save_steps", "max_unscored_steps",
         "bf16")  # fmt: skip
-_NAMES = tuple(field.name for field in fields(GRPOConfig))
-SAME = tuple(name for name in _NAMES if name not in (*REFUSED, *OURS))  # called as in TRL
+# What is called as in TRL.
+SAME = tuple(f.name for f in fields(GRPOConfig) if f.name not in (*REFUSED, *OURS))
 STARTED = "started.json"  # what a run is, for the one that would resume it
 PATIENCE = timedelta(hours=2)  # that processes wait for the one that evaluates, or is judged for
 
@@ -159,7 +152,7 @@ def grpo_trainer(
     """
     processes = join(policy.device.type)
     # checks what goes together, and sets the arithmetic, which TRL's config takes from the policy
-    prompts = PromptBatches(policy, task, rewards, config, seed=0)
+    prompts = training.PromptBatches(policy, task, rewards, config, seed=0)
     args = trl_config(config, policy, processes, **overrides)
     wanted = config.generation_batch_size // config.num_generations
     if len(task.train) < wanted:
@@ -167,7 +160,7 @@ def grpo_trainer(
             f"task {task.name!r} has {len(task.train)} rows to learn from, TRL takes {wanted} at "
             "each step: lower generation_batch_size, or give more rows."
         )
-    start = run_start(policy, f"TRL {trl.__version__}", prompts)
+    start = training.run_start(policy, f"TRL {trl.__version__}", prompts)
     rewards = [whole_groups(r) if hasattr(r, "num_generations") else finite(r) for r in rewards]
     for module in policy.model.modules():  # a number, which TRL's `disable_dropout` does not reach
         if hasattr(module, "attention_dropout"):
@@ -178,11 +171,7 @@ def grpo_trainer(
 
     with mock.patch("trl.trainer.grpo_trainer.create_model_from_path", reference):
         trainer = _Trainer(
-            model=policy.model,
-            reward_funcs=rewards,
-            args=args,
-            train_dataset=task.train,
-            processing_class=policy.tokenizer,
+            policy.model, rewards, args, task.train, processing_class=policy.tokenizer
         )
     trainer.remove_callback(PrinterCallback)
     files = RunFiles(args.output_dir, config, args.seed, start)
@@ -210,10 +199,8 @@ def train(
     also where another process of the run has ended.
     """
     output_dir = make_output_dir(output_dir)
-    trainer = grpo_trainer(
-        policy, task, rewards, config, measure=measure,
-        **{"output_dir": str(output_dir), "seed": seed, **overrides},
-    )  # fmt: skip
+    options = {"output_dir": str(output_dir), "seed": seed, **overrides}
+    trainer = grpo_trainer(policy, task, rewards, config, measure=measure, **options)
     with _say_when_another_ends(output_dir) if PartialState().num_processes > 1 else nullcontext():
         trainer.train(resume_from_checkpoint=resume)
     PartialState().wait_for_everyone()  # the first process writes what all of them read
@@ -378,8 +365,8 @@ class _Watcher(TrainerCallback):
         if is_sharded():  # no process has all weights, so none can sample alone
             return {}
         measured = self.measure(self.policy) if self.measure else {}
-        rows, seed = eval_rows(self.task, self.config, between), self.files.run.seed
-        return evaluate(self.policy, rows, self.config, seed=seed) | measured
+        rows, seed = training.eval_rows(self.task, self.config, between), self.files.run.seed
+        return training.evaluate(self.policy, rows, self.config, seed=seed) | measured
 
     def on_train_begin(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:
@@ -387,7 +374,7 @@ class _Watcher(TrainerCallback):
         done = state.global_step // self.config.updates_per_step
         if not done and self.config.eval_on_start:
             self.files.log({"step": 0, "num_generated_tokens": 0, **self._evaluated()})
-        self.progress = progress_bar(self.config, done, "plain", engine="trl")
+        self.progress = training.progress_bar(self.config, done, "plain", engine="trl")
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step % self.config.updates_per_step == 0:
@@ -413,7 +400,7 @@ class _Watcher(TrainerCallback):
         if step == config.max_steps or (config.eval_steps and step % config.eval_steps == 0):
             row |= self._evaluated(between=step < config.max_steps)
         self.files.log(row)
-        show_progress(self.progress, row)
+        training.show_progress(self.progress, row)
 
     def on_train_end(self, args, state, control, **kwargs):
         if self.progress is not None:

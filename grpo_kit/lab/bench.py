@@ -1,9 +1,9 @@
 """Benchmarks as a command, never as tests: the kit's step beside TRL's, and how both grow.
 
 `grpo-kit bench` makes a kit step after every TRL step, in one process, with the same weights,
-prompts and update: on a shared machine their ratio says more than seconds. Both compute in 16 bits
-where this CPU is faster in them. A peak of memory cannot be reset, so each is measured in a process
-of its own. `scaling` repeats this with larger models, `step_profile` tells where time goes.
+prompts and update: on a shared machine their ratio says more than seconds. A peak of memory cannot
+be reset, so each is measured in a process of its own. `scaling` repeats this with larger models,
+`step_profile` tells where time goes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import resource
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -29,6 +30,7 @@ from tqdm import tqdm
 from grpo_kit import training
 from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import token_logps
+from grpo_kit.lab.records import where_it_ran
 from grpo_kit.models import Policy, faster_in_bfloat16, load_policy
 from grpo_kit.paths import make_output_dir, write_atomic
 from grpo_kit.tasks import Task
@@ -36,7 +38,7 @@ from grpo_kit.tasks.word_problems import word_problems
 
 TRAINERS = ("trl", "kit")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-VOCABULARY, HIDDEN = 151_936, 64  # of the loss step
+VOCABULARY, HIDDEN, LOSS_TOKENS = 151_936, 64, 1024  # of the loss step
 BASE = "0.8 M"
 SIZES = {  # as planner.FIELDS: hidden size, layers, heads, heads of keys and values, MLP
     "0.3 M": (64, 4, 4, 2, 256),
@@ -51,28 +53,22 @@ SMOL, LARGE = "135 M", "1.5 B"
 SMOL_WORDS = 63  # of a prompt of 80 tokens
 
 
-def run(output_dir: Path, policy_dir: Path, *, steps: int = 10, quick: bool = False) -> dict:
-    """Measure the step and its parts; write `bench.json` and return its numbers.
-
-    `steps` of each trainer are measured, after one that is not; `quick` takes small batches.
-    """
-    output_dir = make_output_dir(output_dir)
-    config = step_config(steps, *((4, 16, 16) if quick else (8, 128, 64)))
+def run(output_dir: Path, policy_dir: Path, *, steps: int = 10) -> dict:
+    """Measure `steps` of each trainer and their parts; write `bench.json`, return its numbers."""
+    output_dir, config = make_output_dir(output_dir), step_config(steps, 8, 128, 64)
     result = {
         "machine": machine(),
         "step": compare_steps(policy_dir, config),
         "float32": compare_steps(policy_dir, replace(config, bf16=False)),
         "reward_seconds": time_rewards(policy_dir, config),
-        "episodes": time_episodes(policy_dir, steps, *((16, 2) if quick else (64, 4))),
-        "loss_memory": compare_loss_memory(tokens=128 if quick else 1024),
+        "episodes": time_episodes(policy_dir, steps),
+        "loss_memory": compare_loss_memory(),
     }
     write_atomic(output_dir / "bench.json", json.dumps(result, indent=1))
     return result
 
 
 def machine() -> dict[str, Any]:
-    from grpo_kit.lab.records import where_it_ran
-
     where = where_it_ran(DEVICE)
     return where["machine"] | where["versions"]
 
@@ -163,30 +159,30 @@ def trl_steps(
 
     from grpo_kit import trl_bridge
 
-    folder = tempfile.TemporaryDirectory()
-    trainer = trl_bridge.grpo_trainer(
-        policy, prompts_of(size), [even_share], config,
-        output_dir=folder.name, seed=0, save_strategy="no",
-    )  # fmt: skip
-    generate, scored, seconds = trainer._generate_and_score_completions, [], []
-
-    def timed_generate(inputs):
-        started = now()
-        output = generate(inputs)
-        scored.append(now() - started)
-        return output
+    generated, seconds = [], []
 
     class Timer(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             self.started = now()
 
         def on_step_end(self, args, state, control, **kwargs):
-            seconds.append((scored[-1], now() - self.started))
+            seconds.append((generated[-1], now() - self.started))
             after_step()
 
-    trainer._generate_and_score_completions = timed_generate  # private, but nothing else times it
-    trainer.add_callback(Timer())
-    with folder:
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"output_dir": folder, "seed": 0, "save_strategy": "no"}
+        task = prompts_of(size)
+        trainer = trl_bridge.grpo_trainer(policy, task, [even_share], config, **options)
+        generate = trainer._generate_and_score_completions  # private, but nothing else times it
+
+        def timed(inputs):
+            started = now()
+            output = generate(inputs)
+            generated.append(now() - started)
+            return output
+
+        trainer._generate_and_score_completions = timed
+        trainer.add_callback(Timer())
         trainer.train()
     return seconds
 
@@ -237,12 +233,11 @@ def time_rewards(policy_dir: Path, config: GRPOConfig) -> dict[str, float]:
     """Median seconds a batch of the diversity reward and of a judge, and of a step without them."""
     from grpo_kit.rewards import DiversityReward, LocalJudge, QualityJudgeReward
 
-    policy = load_policy(policy_dir, device=DEVICE)
+    policy, seconds = load_policy(policy_dir, device=DEVICE), defaultdict(list)
     rewards = {
         "diversity": DiversityReward(config.num_generations),
         "judge": QualityJudgeReward(LocalJudge(policy)),
     }
-    seconds: dict[str, list[float]] = {**{name: [] for name in rewards}, "step": []}
     steps = kit_steps(policy, config)
     for _, step, batch in tqdm(steps, "rewards", config.max_steps, file=sys.stdout):
         seconds["step"].append(step)
@@ -253,13 +248,13 @@ def time_rewards(policy_dir: Path, config: GRPOConfig) -> dict[str, float]:
     return medians(seconds)
 
 
-def time_episodes(policy_dir: Path, steps: int, batch: int, singles: int) -> dict:
+def time_episodes(policy_dir: Path, steps: int) -> dict:
     """Seconds an episode of tool questions, played in a batch and one at a time, in turn."""
     from grpo_kit.flow import play
     from grpo_kit.profiles import PROFILES
     from grpo_kit.tasks.tool_questions import tool_questions
 
-    policy, group = load_policy(policy_dir), 8
+    policy, batch, group = load_policy(policy_dir), 64, 8
     policy.compute_in("auto")
     rows = list(tool_questions(n_train=batch * (steps + 1), n_test=1).train)
 
@@ -273,7 +268,7 @@ def time_episodes(policy_dir: Path, steps: int, batch: int, singles: int) -> dic
     for step in tqdm(range(steps + 1), "episodes", file=sys.stdout):
         own = rows[step * batch : (step + 1) * batch]
         batched.append(seconds(own[: batch // group], group, step))
-        single.append(np.mean([seconds([row], 1, step) for row in own[:singles]]))
+        single.append(np.mean([seconds([row], 1, step) for row in own[:4]]))
     return {
         "batch": batch,
         "median_seconds": medians({"batched": batched, "single": single}),
@@ -281,19 +276,19 @@ def time_episodes(policy_dir: Path, steps: int, batch: int, singles: int) -> dic
     }
 
 
-def compare_loss_memory(tokens: int) -> dict:
+def compare_loss_memory() -> dict:
     """Peak MiB of forward and backward through a head of Qwen's size, plain and chunked."""
-    peak = {kind: peak_of(loss_peak, kind, tokens) for kind in ("plain", "chunked")}
-    result = {"vocabulary": VOCABULARY, "tokens": tokens, "peak_mib": peak}
+    peak = {kind: peak_of(loss_peak, kind) for kind in ("plain", "chunked")}
+    result = {"vocabulary": VOCABULARY, "tokens": LOSS_TOKENS, "peak_mib": peak}
     return result | {"chunked_over_plain": peak["chunked"] / peak["plain"]}
 
 
-def loss_peak(kind: str, tokens: int) -> float:
+def loss_peak(kind: str) -> float:
     """MiB of one kind of loss step, in this process, above what it held before."""
     torch.manual_seed(0)
     head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False, device=DEVICE)
-    hidden = torch.randn(tokens, HIDDEN, requires_grad=True, device=DEVICE)
-    targets = torch.randint(VOCABULARY, (tokens,), device=DEVICE)
+    hidden = torch.randn(LOSS_TOKENS, HIDDEN, requires_grad=True, device=DEVICE)
+    targets = torch.randint(VOCABULARY, (LOSS_TOKENS,), device=DEVICE)
     head.weight.grad = torch.zeros_like(head.weight)  # the same for both
     before = peak_mib()
     if kind == "plain":
@@ -309,9 +304,10 @@ def report(result: dict) -> str:
     step, rewards = result["step"], result["reward_seconds"]
     peaks, play = step["peak_mib"], result["episodes"]["median_seconds"]
     rows = "\n".join(
-        f"| {name} | {of['generation']:.3f} | {of['update']:.3f} | {of['step']:.3f} | "
-        f"{peaks[name]:.0f} |"
-        for name, of in step["median_seconds"].items()
+        "| {} | {generation:.3f} | {update:.3f} | {step:.3f} | {:.0f} |".format(
+            name, peaks[name], **seconds
+        )
+        for name, seconds in step["median_seconds"].items()
     )
     share = {name: rewards[name] / (rewards["step"] + rewards[name]) for name in rewards}
     milliseconds = {name: 1000 * seconds for name, seconds in play.items()}
@@ -354,53 +350,49 @@ def goals(folder: Path) -> str:
     """A Markdown table: which goals hold in the `bench.json` and `scaling.json` of a folder."""
     from grpo_kit.lab.summary import markdown_table
 
+    def ratio(of: dict) -> float:
+        return of["trl_over_kit"]["step"]
+
+    def memory(of: dict) -> float:
+        return of["peak_mib"]["kit"] / of["peak_mib"]["trl"]
+
     checks: list[tuple[str, float, str, float]] = []  # what, measured, "≥" or "≤", goal
     if (path := folder / "bench.json").exists():
         bench = json.loads(path.read_text())
-        step, rewards = bench["step"], bench["reward_seconds"]
-        memory = step["peak_mib"]["kit"] / step["peak_mib"]["trl"]
+        step, exact, rewards = bench["step"], bench["float32"], bench["reward_seconds"]
         share = rewards["diversity"] / (rewards["step"] + rewards["diversity"])
-        exact = bench["float32"]
+        single = bench["episodes"]["single_over_batched"]
         checks += [
-            ("a step of the tiny base, TRL / kit", step["trl_over_kit"]["step"], "≥", 4),
-            ("the same in float32", exact["trl_over_kit"]["step"], "≥", 4),
-            ("its memory, kit / TRL", memory, "≤", 0.6),
-            ("the same in float32", exact["peak_mib"]["kit"] / exact["peak_mib"]["trl"], "≤", 0.6),
+            ("a step of the tiny base, TRL / kit", ratio(step), "≥", 4),
+            ("the same in float32", ratio(exact), "≥", 4),
+            ("its memory, kit / TRL", memory(step), "≤", 0.6),
+            ("the same in float32", memory(exact), "≤", 0.6),
             ("share of the embedding in a step", share, "≤", 0.2),
-            ("one episode at a time / 64 together", bench["episodes"]["single_over_batched"],
-             "≥", 20),
-        ]  # fmt: skip
+            ("one episode at a time / 64 together", single, "≥", 20),
+        ]
     if (path := folder / "scaling.json").exists():
         scaling = json.loads(path.read_text())
-        rows, on_gpu = scaling["rows"], scaling["machine"]["accelerator"] != "none"
-        grid = [row for row in rows if row["size"] not in (SMOL, LARGE)]
-        memory = max(row["peak_mib"]["kit"] / row["peak_mib"]["trl"] for row in grid)
+        on_gpu = scaling["machine"]["accelerator"] != "none"
+        grid = [row for row in scaling["rows"] if row["size"] not in (SMOL, LARGE)]
         checks += [
-            ("every point of the grid, TRL / kit", min(map(_ratio, grid)), "≥", 2),
-            ("its memory, kit / TRL", memory, "≤", 0.6),
+            ("every point of the grid, TRL / kit", min(map(ratio, grid)), "≥", 2),
+            ("its memory, kit / TRL", max(map(memory, grid)), "≤", 0.6),
         ]
-        for row in rows:
-            if row["size"] in ("30 M", SMOL):
-                reached = row["limit"]["step"] / row["median_seconds"]["kit"]["step"]
-                checks.append((f"share of the limit at {row['size']}", reached, "≥", 0.6))
-            if row["size"] == SMOL:
+        for row in scaling["rows"]:
+            size, seconds = row["size"], row["median_seconds"]["kit"]
+            reached = {part: limit / seconds[part] for part, limit in row["limit"].items()}
+            if size in ("30 M", SMOL):
+                checks.append((f"share of the limit at {size}", reached["step"], "≥", 0.6))
+            if size == SMOL:
                 gib = row["peak_mib"]["kit"] / 1024
-                checks += [("135 M, TRL / kit", _ratio(row), "≥", 6), ("its GiB", gib, "≤", 5)]
-        for row in rows:
-            if on_gpu and row["size"] in (SMOL, LARGE):
+                checks += [("135 M, TRL / kit", ratio(row), "≥", 6), ("its GiB", gib, "≤", 5)]
+            if on_gpu and size in (SMOL, LARGE):
                 for part, goal in (("generation", 0.5), ("update", 0.45)):
-                    reached = row["limit"][part] / row["median_seconds"]["kit"][part]
-                    checks.append(
-                        (f"{row['size']}, {part}, share of the limit", reached, "≥", goal)
-                    )
-                checks.append((f"{row['size']}, TRL / kit", _ratio(row), "≥", 1.5))
-    holds = {"≥": lambda a, b: a >= b, "≤": lambda a, b: a <= b}
-    rows = [
-        [what, f"{value:.2f}", f"{sign} {goal}", "yes" if holds[sign](value, goal) else "no"]
-        for what, value, sign, goal in checks
-    ]
+                    what = f"{size}, {part}, share of the limit"
+                    checks.append((what, reached[part], "≥", goal))
+                checks.append((f"{size}, TRL / kit", ratio(row), "≥", 1.5))
+    rows = []
+    for what, value, sign, goal in checks:
+        holds = value >= goal if sign == "≥" else value <= goal
+        rows.append([what, f"{value:.2f}", f"{sign} {goal}", "yes" if holds else "no"])
     return markdown_table(["", "measured", "goal", "holds"], *rows)
-
-
-def _ratio(row: dict) -> float:
-    return row["trl_over_kit"]["step"]

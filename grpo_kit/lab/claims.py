@@ -138,17 +138,14 @@ class Judged:
 
 
 def load_claims(path: str | Path | None = None) -> tuple[list[Claim], list[str]]:
-    """The valid claims of a YAML file, by default the shipped one, and a sentence for each other.
-
-    Raises ValueError for a file that is no list.
-    """
+    """The valid claims of a YAML file, by default the shipped one; a sentence on what is not."""
     path = Path(path or data_dir() / "claims.yaml")
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} cannot be read as YAML: {error}".splitlines()[0]) from None
+        return [], [f"{path} cannot be read as YAML: {error}".splitlines()[0]]
     if not isinstance(entries, list):
-        raise ValueError(f"{path} holds no list of claims; each begins with `- id:`.")
+        return [], [f"{path} holds no list of claims; each begins with `- id:`."]
     claims: dict[str, Claim] = {}
     problems = []
     for i, entry in enumerate(entries, 1):
@@ -240,12 +237,9 @@ def claims_text(judged: Iterable[Judged], *only: str, worlds: bool = False) -> s
     rows = []
     for one in (by_id[name] for name in only or by_id):
         here = f"{one.claim.number}: {one.here}" if one.judgement else one.here
-        row = (one.claim.statement, one.claim.paper, here, f"**{one.verdict}**")
-        if worlds:
-            other = one.second and one.second.judgement
-            row += (
-                f"{one.second.here} **{one.second.verdict}**; {one.agreement}" if other else "–",
-            )
-        rows.append(row)
+        there = "–"
+        if one.second and one.second.judgement:
+            there = f"{one.second.here} **{one.second.verdict}**; {one.agreement}"
+        rows.append((one.claim.statement, one.claim.paper, here, f"**{one.verdict}**", there))
     names = ("claim", "printed", "here", "verdict", "on a real model")
-    return markdown_table(names[: 4 + worlds], *rows)
+    return markdown_table(*(row[: 4 + worlds] for row in (names, *rows)))

@@ -20,20 +20,13 @@ from grpo_kit.lab.grid import Arm, Experiment, command_of, outdated
 from grpo_kit.lab.records import NOTEBOOKS, Record, load
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.profiles import PROFILES, Profile
-from grpo_kit.rewards import (
-    DiversityReward,
-    MetaEvaluationReward,
-    QualityJudgeReward,
-    accuracy_reward,
-    extract_answer,
-    format_reward,
-    is_correct,
-    load_embedder,
-    maths_reward,
-)
+from grpo_kit.rewards import DiversityReward, MetaEvaluationReward, QualityJudgeReward
+from grpo_kit.rewards.diversity import load_embedder
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION
+from grpo_kit.rewards.rules import accuracy_reward, format_reward, maths_reward
 from grpo_kit.runs import Run
 from grpo_kit.sampling_ahead import SamplingAhead
+from grpo_kit.tasks.answers import extract_answer, is_correct
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.tiny.pretrain import warm_up_more
 from grpo_kit.training import PromptBatches
@@ -91,12 +84,10 @@ def _meta_evaluation(
     profile: Profile, policy: Policy, *, question: str, evaluators: str, **options
 ) -> MetaEvaluationReward:
     """Shown a truth, the evaluator reads it; the tiny world's needs `read_truth` to compare it."""
-    tiny, chosen = profile.judge == "tiny", [frozen_copy(policy)]
-    if evaluators == "_ensemble" and profile.policy == "tiny-base":
-        chosen += [warm_up_more(profile.load_policy(), seed) for seed in (1, 2)]
-    elif evaluators == "_ensemble":
-        chosen.append(policy)
-    reader = read_truth if tiny else None
+    chosen, reader = [frozen_copy(policy)], read_truth if profile.judge == "tiny" else None
+    if evaluators == "_ensemble":
+        tiny = profile.policy == "tiny-base"
+        chosen += [warm_up_more(profile.load_policy(), s) for s in (1, 2)] if tiny else [policy]
     return MetaEvaluationReward(chosen, question, truth_reader=reader, **options)
 
 
@@ -122,9 +113,8 @@ def _verified(strategy: str, process: Callable = verification.post_process) -> A
 
 
 def _ahead(**changes: object) -> Arm:
-    options = {**PLAIN.options, "batch source": SamplingAhead.name}
-    arm = _arm("plain", changes)
-    return dataclasses.replace(arm, options=options, batch_source=lambda profile: SamplingAhead)
+    arm = _arm("plain", changes, **{"batch source": SamplingAhead.name})
+    return dataclasses.replace(arm, batch_source=lambda profile: SamplingAhead)
 
 
 def _more_texts(profile: Profile) -> Callable:
@@ -253,7 +243,8 @@ EXPERIMENTS = {
          "diversity": _arm("plain and diversity"),
          "only correct": _arm("plain and diversity", only_correct=True),
          "normalised first": _arm("plain and diversity", NORMALISED)},
-        measures.of_diversity,
+        lambda t: measures.diversity_of(
+            t.policy, t.task, load_embedder(t.profile.embedder), t.config),
         sizes={**_small(max_steps=80), "paper": TRINITY}, skills=True,
     ),
     "judge": _experiment(
@@ -353,8 +344,10 @@ def load_current(
     """`records.load` of the runs that this version makes like this, and why others are left out."""
     records, problems = load(results, profile, experiment)
     current = []
-    for record in (record for record in records if record.experiment != NOTEBOOKS):
+    for record in records:
         name, profile = record.experiment, record.profile
+        if name == NOTEBOOKS:
+            continue
         why = "there is no such experiment or profile any more."
         if name in EXPERIMENTS and profile in PROFILES:
             why = outdated(record, EXPERIMENTS[name], PROFILES[profile])

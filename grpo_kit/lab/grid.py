@@ -43,9 +43,9 @@ from grpo_kit.tasks import Task
 from grpo_kit.training import train
 
 TOKENS = "num_generated_tokens"
-# the settings that decide what an evaluation measures, besides policy, task and seed
-EVALUATION = ("eval_prompts", "num_generations_eval", "evaluation_batch_size", "temperature",
-              "max_completion_length", "bf16")  # fmt: skip
+# what decides, besides the seed, what an untrained policy measures
+FIRST = ("policy", "revision", "adapter", "task", "eval_prompts", "num_generations_eval",
+         "evaluation_batch_size", "temperature", "max_completion_length", "bf16")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class Job:
             options["measure"] = experiment.watch(profile, base, task, config, self.seed)
         if arm.batch_source:
             options["batch_source"] = arm.batch_source(profile)
-        start = self._start_file(profile, config)
+        start = self._start_file()
         if arm.train is train and start.exists():
             options["first"] = json.loads(start.read_text())
         run = arm.train(policy, task, rewards, config, **options)
@@ -232,11 +232,10 @@ class Job:
             write_atomic(start, json.dumps(first))
         return Trained(run, policy, base, task, profile, config)
 
-    def _start_file(self, profile: Profile, config: GRPOConfig) -> Path:
+    def _start_file(self) -> Path:
         """Where an arm keeps what it measured before its first step, for the others of its seed."""
-        decides = {name: getattr(config, name) for name in EVALUATION}
         identity = self.experiment.identity(self.profile, self.arm)
-        decides |= {name: identity.get(name) for name in ("policy", "revision", "adapter", "task")}
+        decides = {name: identity.get(name) for name in FIRST}
         decides |= {"watched by": self.experiment.watch and self.name, "commit": commit()}
         key = fingerprint(decides)
         return make_output_dir(self.work / self.profile.name / "starts") / f"{key}-{self.seed}.json"

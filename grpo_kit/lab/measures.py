@@ -20,19 +20,13 @@ from grpo_kit.lab.evaluation import GRADES, evaluate_test_set
 from grpo_kit.lab.grid import Trained
 from grpo_kit.models import Policy
 from grpo_kit.profiles import Profile
-from grpo_kit.rewards import (
-    MetaEvaluationReward,
-    QualityJudgeReward,
-    accuracy_reward,
-    extract_answer,
-    is_correct,
-    load_embedder,
-    question_text,
-)
+from grpo_kit.rewards import MetaEvaluationReward, QualityJudgeReward
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, as_turns, read_yes
+from grpo_kit.rewards.rules import accuracy_reward, question_text
 from grpo_kit.rewards.scoring import score_texts
 from grpo_kit.runs import Run
 from grpo_kit.tasks import Task
+from grpo_kit.tasks.answers import extract_answer, is_correct
 from grpo_kit.tiny.card import auc, texts_of
 from grpo_kit.tiny.problems import solution_style
 from grpo_kit.training import evaluate, pass_at_k, score
@@ -51,17 +45,19 @@ def _answers(
     return [row for row in rows for _ in range(samples)], texts
 
 
-def _to_read(row: dict, completion: str, right: bool) -> dict:
-    return {"prompt": question_text(row["prompt"]), "completion": completion, "right": right}
-
-
 def answers_to_read(t: Trained) -> list[dict]:
     """One sampled answer to each of the first three held-out problems."""
     rows, texts = _answers(t.policy, t.task, t.config, prompts=3, samples=1, seed=t.run.seed)
-    return [
-        _to_read(row, text, is_correct(extract_answer(text), row["answer"]))
-        for row, text in zip(rows, texts, strict=True)
-    ]
+    right = _right(rows, texts)
+    return [_to_read(*answer) for answer in zip(rows, texts, right, strict=True)]
+
+
+def _right(rows: list[dict], texts: list[str]) -> list[bool]:
+    return [is_correct(extract_answer(x), r["answer"]) for x, r in zip(texts, rows, strict=True)]
+
+
+def _to_read(row: dict, completion: str, right: bool) -> dict:
+    return {"prompt": question_text(row["prompt"]), "completion": completion, "right": right}
 
 
 def diversity_of(policy: Policy, task: Task, embedder, config: GRPOConfig) -> dict[str, float]:
@@ -85,11 +81,6 @@ def diversity_of(policy: Policy, task: Task, embedder, config: GRPOConfig) -> di
     }
 
 
-def of_diversity(t: Trained) -> dict[str, float]:
-    """`diversity_of` by the profile's embedder."""
-    return diversity_of(t.policy, t.task, load_embedder(t.profile.embedder), t.config)
-
-
 def quality_of(t: Trained) -> dict[str, float]:
     """`judged`: mean score, 1 to 5, of held-out answers; `assured`: share of the assured style.
 
@@ -101,7 +92,7 @@ def quality_of(t: Trained) -> dict[str, float]:
     scored = ~rewards.isnan()
     if not scored.any():
         raise RuntimeError(f"the judge scored none of {len(texts)} answers: look at its replies.")
-    right = [is_correct(extract_answer(x), r["answer"]) for x, r in zip(texts, rows, strict=True)]
+    right = _right(rows, texts)
     return {
         "judged": 4 * (rewards[scored].mean().item() + 0.5) + 1,
         "assured": fmean(solution_style(text) == "assured" for text in texts),
@@ -160,12 +151,9 @@ def few_labels(profile: Profile, base, task: Task, config: GRPOConfig, seed: int
 def overrated(t: Trained) -> dict[str, float]:
     """`p_yes`: the base's mean P("Yes") on sampled answers; `overrated`: minus the share right."""
     rows, texts = _answers(t.policy, t.task, t.config)
-    prompts, golds = [row["prompt"] for row in rows], [row["answer"] for row in rows]
-    ids: list[list[int]] = [[]] * len(texts)
-    p_yes = MetaEvaluationReward(t.base, transform="p")(prompts, texts, ids)
-    right = accuracy_reward(prompts, texts, ids, answer=golds)
-    mean = fmean(p for p in p_yes if p is not None)
-    return {"p_yes": mean, "overrated": mean - fmean(value == 1 for value in right)}
+    asked = MetaEvaluationReward(t.base, transform="p")
+    p_yes = score_texts(texts, [[]] * len(texts), rows, [asked])[:, 0].nanmean().item()
+    return {"p_yes": p_yes, "overrated": p_yes - fmean(_right(rows, texts))}
 
 
 def without_labels(run: Run) -> dict[str, float]:
@@ -216,14 +204,12 @@ def knows(t: Trained) -> dict[str, float]:
     answer has more log-probability, or P("Yes") by the policy's own word, than a wrong one; `mass`:
     of the next token on Yes or No; `entropy/…`: nats, at numbers, operators and other tokens.
     """
-    before, after = (_knows(policy, t) for policy in (t.base, t.policy))
-    return {f"before/{k}": v for k, v in before.items()} | {
-        f"after/{k}": v for k, v in after.items()
-    }
+    policies = {"before": t.base, "after": t.policy}
+    return {f"{w}/{k}": v for w, policy in policies.items() for k, v in _knows(policy, t).items()}
 
 
 def _knows(policy: Policy, t: Trained) -> dict[str, float]:
-    rows = [row for row in t.task.test.select(range(min(TRIED, len(t.task.test))))]
+    rows = list(t.task.test.select(range(min(TRIED, len(t.task.test)))))
     rollouts = reply(
         policy, [row["prompt"] for row in rows], TRIES, temperature=t.config.temperature,
         max_new_tokens=t.config.max_completion_length, batch_size=t.config.evaluation_batch_size,
@@ -260,15 +246,8 @@ def gained(t: Trained, **metrics: str) -> dict[str, float]:
 
 def watch_episodes(profile: Profile, base, task: Task, config: GRPOConfig, seed: int) -> Callable:
     """Measure episodes of held-out questions; the frozen roles are the base's."""
-    system = profile.load_agents(base)
-    return partial(
-        evaluate_episodes,
-        system=system,
-        dataset=task.test,
-        config=config,
-        questions=_fewer(config) or 64,
-        seed=seed,
-    )
+    given = {"system": profile.load_agents(base), "dataset": task.test, "config": config}
+    return partial(evaluate_episodes, **given, questions=_fewer(config) or 64, seed=seed)
 
 
 def episodes_to_read(t: Trained) -> list[dict]:

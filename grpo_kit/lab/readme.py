@@ -15,7 +15,7 @@ from grpo_kit.lab.claims import claims_text, reported_claims
 from grpo_kit.lab.records import CHECKOUT
 from grpo_kit.lab.report import VERDICTS, write_report
 from grpo_kit.lab.statistics import power
-from grpo_kit.lab.summary import cell, markdown_table, reported, summary_text
+from grpo_kit.lab.summary import markdown_table, number, reported, summary_text
 from grpo_kit.paths import write_atomic
 
 METHODS = {  # curve of the README's picture -> experiment and arm, each with 64 answers a step
@@ -74,14 +74,15 @@ def measured(results: Path) -> dict[str, str]:
     parts = {
         "verdicts": markdown_table(VERDICTS, map(verdicts.count, VERDICTS)),
         "power": markdown_table(["true difference", "five seeds", "ten seeds"], *chances),
-        "speedrun": speedrun.report(json.loads((results / "speedrun.json").read_bytes())),
-        "step": bench.report(json.loads((results / "bench" / "bench.json").read_bytes())),
         "goals": bench.goals(results / "bench"),
-        "profile": step_profile.report(
-            json.loads((results / "bench" / "profile.json").read_bytes())
-        ),
+        "test_sets": test_sets(results / "test_sets"),
     }
-    parts["test_sets"] = test_sets(results / "test_sets")
+    for name, report, file in (
+        ("speedrun", speedrun.report, "speedrun.json"),
+        ("step", bench.report, "bench/bench.json"),
+        ("profile", step_profile.report, "bench/profile.json"),
+    ):
+        parts[name] = report(json.loads((results / file).read_bytes()))
     for name in ("basic", "engines", "ahead"):
         parts[name] = summary_text(reported(name, results=results), MEASURES)
     for name in dict.fromkeys(one.claim.experiment for one in judged):
@@ -95,17 +96,10 @@ def test_sets(folder: Path) -> str:
     rows = []
     for file in sorted(folder.glob("*.json")):
         one = json.loads(file.read_bytes())
-        shares = [
-            cell(
-                {
-                    "median": one[name],
-                    "low": one[f"{name}/low"],
-                    "high": one[f"{name}/high"],
-                    "n": 2,
-                }
-            )
-            for name in ("strict", "lenient")
-        ]
+        shares = []
+        for name in ("strict", "lenient"):
+            share, low, high = (number(one[name + end]) for end in ("", "/low", "/high"))
+            shares.append(f"{share} [{low}, {high}]")
         rows.append((one["task"], one["policy"], one["adapter"] or "none", *shares, one["n"]))
     return markdown_table(["test set", "model", "warm-up", "strict", "lenient", "n"], *rows)
 

@@ -90,17 +90,12 @@ def write_report(
 
 def context(results=None, claims=None, notebooks=(), problems=()) -> dict:
     """All that the templates show, from the arguments of `write_report`."""
-    records, broken = load_current(results)
-    problems = [*problems, *broken]
+    (records, broken), (entries, wrong) = load_current(results), load_claims(claims)
+    judged, unjudged = judge_claims(entries, records)
+    problems = [*problems, *broken, *wrong, *unjudged]
     if not records:
         place = results or results_dir()
         problems.append(f"No run is stored under {place}: `grpo-kit run NAME` makes them.")
-    try:
-        entries, wrong = load_claims(claims)
-    except ValueError as error:
-        entries, wrong = [], [str(error)]
-    judged, unjudged = judge_claims(entries, records)
-    problems += wrong + unjudged
     runs, groups, panels = defaultdict(list), defaultdict(list), []
     for record in records:
         runs[list(EXPERIMENTS).index(record.experiment), record.profile].append(record)
@@ -175,21 +170,20 @@ def _setting(value: object) -> str:
 
 def origin(records: Sequence[Record]) -> str:
     """Markdown: on what runs ran, with what, and when; where they differ, all is named."""
-    values, versions = defaultdict(set), defaultdict(set)
-    for record in records:
-        values["threads"].add(str(record.machine["threads"]))
-        values["commit"].add(re.sub(r"^(\w{7})\w*", r"\1", record.commit) or "not known")
-        for name, version in record.versions.items():
-            versions[name].add(version)
-    days = sorted(record.finished for record in records)
+
+    def each(values: Iterable[object]) -> str:
+        return " / ".join(sorted(set(map(str, values))))
+
+    commits = [re.sub(r"^(\w{7})\w*", r"\1", r.commit) or "not known" for r in records]
+    names = dict.fromkeys(chain(*(r.versions for r in records)))
+    of = {n: each(r.versions[n] for r in records if n in r.versions) for n in names}
+    days = sorted(r.finished for r in records)
     return markdown_table(
         ["runs", len(records)],
         ["machine", hardware(records)],
-        *([name, " / ".join(sorted(of))] for name, of in values.items()),
-        [
-            "versions",
-            ", ".join(f"{name} {' / '.join(sorted(of))}" for name, of in versions.items()),
-        ],
+        ["threads", each(r.machine["threads"] for r in records)],
+        ["commit", each(commits)],
+        ["versions", ", ".join(f"{name} {versions}" for name, versions in of.items())],
         ["finished", " to ".join(dict.fromkeys((days[0], days[-1])))],
     )
 

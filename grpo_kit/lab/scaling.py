@@ -13,19 +13,8 @@ from pathlib import Path
 import torch
 
 from grpo_kit.config import GRPOConfig
-from grpo_kit.lab.bench import (
-    BASE,
-    DEVICE,
-    LARGE,
-    SIZES,
-    SMOL,
-    TRAINERS,
-    arithmetic,
-    compare_steps,
-    machine,
-    now,
-    step_config,
-)
+from grpo_kit.lab import bench
+from grpo_kit.lab.bench import BASE, DEVICE, LARGE, SIZES, SMOL, TRAINERS, step_config
 from grpo_kit.paths import data_dir, make_output_dir, write_atomic
 
 AXES = {
@@ -33,9 +22,10 @@ AXES = {
     "num_generations": "completions a group, 128 in all",
     "max_completion_length": "most tokens a completion, 16 of them",
 }
+REAL = "a real shape"  # an axis without a curve
 
 
-def run(output_dir: Path, quick: bool = False, only: str | None = None) -> dict:
+def run(output_dir: Path, only: str | None = None) -> dict:
     """Measure every point; write `scaling.json` and `scaling.png`, and return the numbers.
 
     `only`: the points of this size; the others stay as they are in the file.
@@ -45,41 +35,39 @@ def run(output_dir: Path, quick: bool = False, only: str | None = None) -> dict:
     path, rows = make_output_dir(output_dir) / "scaling.json", []
     if only and path.exists():
         rows += [row for row in json.loads(path.read_text())["rows"] if row["size"] != only]
-    result, threads = {"machine": machine(), "rows": rows}, torch.get_num_threads()
-    order = [_point({"axis": axis, "size": size} | vars(of)) for axis, size, of in points(quick)]
-    for axis, size, config in points(quick):
+    result, threads = {"machine": bench.machine(), "rows": rows}, torch.get_num_threads()
+    for axis, size, config in points():
         if only not in (None, size):
             continue
         print(f"{axis}: {size}, {config.num_generations} a group", flush=True)
         torch.set_num_threads(2 if size == SMOL else threads)
         with tempfile.TemporaryDirectory() as folder:
             model, limits = make_model(Path(folder), size), measure_limits()
-            step = compare_steps(model, config, size)
+            step = bench.compare_steps(model, config, size)
             about = {"parameters": shape_of(folder).parameters, "size": size, "axis": axis}
             about |= {"num_generations": config.num_generations, "limits": limits}
             rows.append(about | {"limit": limit_of(model, config, limits, step)} | step)
-        rows.sort(key=lambda row: order.index(_point(row)))
+        rows.sort(key=_place)
         write_atomic(path, json.dumps(result, indent=1))
     torch.set_num_threads(threads)
     figure(rows).savefig(path.with_suffix(".png"), dpi=120)
     return result
 
 
-def _point(row: dict) -> tuple:
-    return tuple(row[k] for k in ("axis", "size", "num_generations", "max_completion_length"))
+def _place(row: dict) -> tuple:
+    """Sorts rows as `points` has them."""
+    return [*AXES, REAL].index(row["axis"]), *(row[axis] for axis in AXES)
 
 
-def points(quick: bool = False) -> list[tuple[str, str, GRPOConfig]]:
+def points() -> list[tuple[str, str, GRPOConfig]]:
     """(axis, size of the model, config) of every measurement."""
-    if quick:
-        return [("parameters", size, step_config(3, 4, 8, 16)) for size in [*SIZES][:3]]
     grid = [size for size in SIZES if size not in (SMOL, LARGE)]
     sizes = [("parameters", size, step_config(3, 8, 64, 64)) for size in grid]
     groups = [("num_generations", BASE, step_config(3, 2**i, 128, 64)) for i in range(2, 7)]
     lengths = [("max_completion_length", BASE, step_config(3, 8, 16, 2**i)) for i in range(6, 11)]
-    real = [("a real shape", SMOL, step_config(3, 8, 64, 25))]
+    real = [(REAL, SMOL, step_config(3, 8, 64, 25))]
     if DEVICE == "cuda":
-        real.append(("a real shape", LARGE, step_config(3, 8, 64, 256)))
+        real.append((REAL, LARGE, step_config(3, 8, 64, 256)))
     return sizes + groups + lengths + real
 
 
@@ -105,14 +93,14 @@ def make_model(folder: Path, size: str) -> Path:
 def measure_limits() -> dict[str, float]:
     """This machine's bytes read and floating-point operations per second, in a step's type."""
     cuda = DEVICE == "cuda"
-    n, dtype = 8192 if cuda else 1536, getattr(torch, arithmetic())
+    n, dtype = 8192 if cuda else 1536, getattr(torch, bench.arithmetic())
     source = torch.ones(2**28 if cuda else 2**26, device=DEVICE)  # more than a cache holds
     a, b = torch.randn(2, n, n, device=DEVICE).to(dtype)
 
     def seconds(function) -> float:
-        started = now()
+        started = bench.now()
         function()
-        return now() - started
+        return bench.now() - started
 
     return {
         "bytes_per_second": source.numel() * 4 / min(seconds(source.sum) for _ in range(6)),
@@ -158,14 +146,15 @@ def figure(rows: list[dict]):
     import pandas as pd
     from matplotlib.figure import Figure
 
-    rows = [row for row in rows if row["axis"] in AXES]
     columns = {**{f"median_seconds.{kind}.step": kind for kind in TRAINERS}, "limit.step": "limit"}
-    groups = pd.json_normalize(rows).groupby("axis", sort=False)
-    drawing = Figure(figsize=(4 * len(groups), 3.2), layout="constrained")
-    panels = drawing.subplots(1, len(groups), squeeze=False, sharey=True)[0]
-    for panel, (axis, group) in zip(panels, groups, strict=True):
+    drawing = Figure(figsize=(12, 3.2), layout="constrained")
+    panels = drawing.subplots(1, len(AXES), sharey=True)
+    for panel, (axis, label) in zip(panels, AXES.items(), strict=True):
+        group = pd.json_normalize([row for row in rows if row["axis"] == axis])
+        if group.empty:  # of one size only
+            continue
         curves = group.set_index(axis)[[*columns]].rename(columns=columns)
-        curves.plot(ax=panel, loglog=True, style=["C1o-", "C0o-", "k:"], xlabel=AXES[axis])
+        curves.plot(ax=panel, loglog=True, style=["C1o-", "C0o-", "k:"], xlabel=label)
         panel.set_xticks(curves.index, group["size"] if axis == "parameters" else curves.index)
         panel.set_xticks([], minor=True)
     panels[0].set(ylabel="seconds a step")

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
 # What draws and reports is imported where it is used: imports count.
 from grpo_kit.paths import make_output_dir, write_atomic
 
-TARGET = 0.90
-SAMPLES = 8
+TARGET, SAMPLES = 0.90, 8
 # Test problems and samples of a first look; a policy that is well above the target sees all.
 GLANCE, MARGIN = (128, 4), 0.01
-SEEDS = (100, 101, 102)
 SETTING = {"max_steps": 200, "eval_steps": 5, "eval_prompts": 0, "eval_on_start": False,
            "save_steps": 0}  # fmt: skip
 SCHEDULE = {"bf16": "auto", "learning_rate": 6e-4, "lr_scheduler_type": "linear",
@@ -127,11 +124,12 @@ def run_entry(entry: Entry, seed: int, started: float) -> dict:
             raise _Reached
         return {}
 
-    seconds = None
-    with tempfile.TemporaryDirectory() as folder, suppress(_Reached):
-        options |= {"output_dir": folder, "seed": seed, "measure": measure}
-        train(profile.load_policy(), task, [accuracy_reward, format_reward], config, **options)
-    if curve[-1][1] == len(task.test) and curve[-1][3] > TARGET:
+    seconds, rewards = None, [accuracy_reward, format_reward]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            options |= {"output_dir": folder, "seed": seed, "measure": measure}
+            train(profile.load_policy(), task, rewards, config, **options)
+    except _Reached:
         seconds = curve[-1][0]
     return {"seed": seed, "seconds": seconds, "curve": curve}
 
@@ -151,18 +149,18 @@ def run(output_dir: Path, entries: Mapping[str, Entry], seeds: Sequence[int]) ->
     for seed in seeds:
         for name, entry in entries.items():
             print(f"{name}, seed {seed} ...", flush=True)
-            arguments = [json.dumps(asdict(entry)), str(seed), str(time.time())]
-            command = [sys.executable, "-m", __name__, *arguments]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-            if done.returncode:
-                problem = f"entry {name!r}, seed {seed}, ended with exit code {done.returncode}"
-                raise RuntimeError(f"{problem}: its error is above; the runs before are in {path}.")
+            try:
+                with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                    outcome = pool.submit(run_entry, entry, seed, time.time()).result()
+            except Exception as error:
+                problem = f"entry {name!r}, seed {seed}, failed ({error})"
+                raise RuntimeError(f"{problem}; the runs before are in {path}.") from error
             of = fresh.setdefault(name, asdict(entry) | where_it_ran() | {"runs": []})
             result["entries"][name] = of
-            of["runs"].append(json.loads(done.stdout.splitlines()[-1]))
+            of["runs"].append(outcome)
             seconds = median(one["seconds"] or math.inf for one in of["runs"])
             of["seconds"] = seconds if math.isfinite(seconds) else None
-            print(f"  {of['runs'][-1]['seconds']} s", flush=True)
+            print(f"  {outcome['seconds']} s", flush=True)
             write_atomic(path, json.dumps(result, indent=1))
     figure(result).savefig(path.with_suffix(".png"), dpi=120)
     return result
@@ -200,20 +198,10 @@ def figure(result: dict):
         label = f"{name}: {number(entry['seconds'])} s"
         for one in entry["runs"]:
             seconds, problems, means, *_ = zip(*one["curve"], strict=True)
-            axes.plot(
-                seconds, means, color=colour, alpha=0.7, marker="o", markersize=3, label=label
-            )
+            axes.plot(seconds, means, "o-", color=colour, alpha=0.7, markersize=3, label=label)
             label = None
     axes.legend(loc="lower right", title="median", frameon=False)
     axes.axhline(result["target"], color="grey", linestyle=":")
     axes.set(xlabel="seconds since the process began", ylabel="held-out pass@1", ylim=(0, 1))
     axes.spines[["top", "right"]].set_visible(False)
     return drawing
-
-
-if __name__ == "__main__":
-    entry_text, seed_text, started_text = sys.argv[1:]
-    with redirect_stdout(sys.stderr):
-        entered = Entry(**json.loads(entry_text))
-        outcome = run_entry(entered, int(seed_text), float(started_text))
-    print(json.dumps(outcome))

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
-from scipy.stats import bootstrap
+from scipy.special import stdtr
+from scipy.stats import bootstrap, t
 
 MIN_SEEDS = 5
 MARGIN = 0.05  # what counts as unchanged, in shares and accuracies
@@ -178,6 +178,6 @@ def prediction_band(
     """
     values = np.asarray(values, dtype=float)
     n = len(values)
-    t = stdtrit(n - 1, 1 - ALPHA / (2 * comparisons))
-    half = float(t * max(values.std(ddof=1), floor) * math.sqrt(1 + 1 / n))
-    return float(values.mean()) - half, float(values.mean()) + half
+    scale = max(values.std(ddof=1), floor) * math.sqrt(1 + 1 / n)
+    band = t.interval(1 - ALPHA / comparisons, n - 1, loc=values.mean(), scale=scale)
+    return tuple(map(float, band))

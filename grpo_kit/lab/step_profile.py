@@ -10,15 +10,12 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from grpo_kit import training
 from grpo_kit.config import GRPOConfig
-from grpo_kit.lab.bench import (
-    DEVICE,
-    arithmetic,
-    kit_steps,
-    step_config,
-)
+from grpo_kit.lab.bench import DEVICE, arithmetic, kit_steps, step_config
+from grpo_kit.lab.records import where_it_ran
 from grpo_kit.models import load_policy
 from grpo_kit.paths import make_output_dir, write_atomic
 
@@ -30,16 +27,9 @@ def profile_step(policy_dir: Path, config: GRPOConfig) -> list[dict]:
 
     "outside operators" is Python and what calls the operators; the profiler makes both longer.
     """
-    from torch.profiler import ProfilerActivity, profile, record_function
 
     def label(owner: Any, name: str, part: str):
-        function = getattr(owner, name)
-
-        def labelled(*args, **kwargs):
-            with record_function(part):
-                return function(*args, **kwargs)
-
-        return mock.patch.object(owner, name, labelled)
+        return mock.patch.object(owner, name, record_function(part)(getattr(owner, name)))
 
     steps = kit_steps(load_policy(policy_dir, device=DEVICE), config)
     next(steps)  # the warm-up
@@ -56,30 +46,24 @@ def profile_step(policy_dir: Path, config: GRPOConfig) -> list[dict]:
     rows: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
     for event in events:
         start = event.time_range.start
-        for span, part in spans:
-            if span.start <= start < span.end:
-                operator = "outside operators" if event.name in parts else event.name
-                row = rows[part, operator]
-                row[0] += 1 / count
-                row[1] += event.self_cpu_time_total / 1e3 / count
-                break
+        part = next((part for span, part in spans if span.start <= start < span.end), None)
+        row = rows[part, "outside operators" if event.name in parts else event.name]
+        row[0] += 1 / count
+        row[1] += event.self_cpu_time_total / 1e3 / count
     return [
         {"part": part, "operator": operator, "calls": calls, "milliseconds": ms}
         for (part, operator), (calls, ms) in sorted(rows.items(), key=lambda item: -item[1][1])
+        if part
     ]
 
 
 def run(output_dir: Path, policy_dir: Path) -> dict:
     """Profile three steps in both arithmetics; add them to `profile.json` under their commit."""
-    from grpo_kit.lab.records import where_it_ran
-
     path = make_output_dir(output_dir) / "profile.json"
-    result = json.loads(path.read_text()) if path.exists() else {}
+    result, where = json.loads(path.read_text()) if path.exists() else {}, where_it_ran(DEVICE)
     for name, bf16 in (("float32", False), (arithmetic(), "auto")):
         config = replace(step_config(3, 8, 128, 64), bf16=bf16)
-        where = where_it_ran(DEVICE)
-        commit = where["commit"]
-        result[f"{commit} {name}"] = {**where, "rows": profile_step(policy_dir, config)}
+        result[f"{where['commit']} {name}"] = {**where, "rows": profile_step(policy_dir, config)}
     write_atomic(path, json.dumps(result, indent=1))
     return result
 
@@ -90,12 +74,11 @@ def report(result: dict, most: int = 4) -> str:
 
     from grpo_kit.lab.summary import markdown_table
 
-    frames = {name: pd.DataFrame(of["rows"]) for name, of in result.items()}
-    table = pd.concat(
-        {name: of.groupby(["part", "operator"]).milliseconds.sum() for name, of in frames.items()},
-        axis=1,
-    ).fillna(0.0)
-    lines = []
+    columns = {
+        name: pd.DataFrame(of["rows"]).groupby(["part", "operator"]).milliseconds.sum()
+        for name, of in result.items()
+    }
+    table, lines = pd.concat(columns, axis=1).fillna(0.0), []
     for part in PARTS:
         own = table.loc[part].sort_values(table.columns[0], ascending=False)
         lines.append([f"**{part}**", *(f"**{value:.0f}**" for value in own.sum())])

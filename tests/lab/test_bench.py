@@ -49,8 +49,7 @@ def test_both_trainers_make_their_steps_in_turn():
         assert 0 < seconds["generation"] < seconds["step"] and seconds["update"] > 0
 
 
-@pytest.mark.parametrize("quick", [False, True])
-def test_every_point_is_measured_and_told(quick, tmp_path, monkeypatch):
+def test_every_point_is_measured_and_told(tmp_path, monkeypatch):
     def measured(policy_dir, config, size):
         """In place of a measurement: TRL takes twice the kit's seconds."""
         most = config.max_completion_length
@@ -65,21 +64,21 @@ def test_every_point_is_measured_and_told(quick, tmp_path, monkeypatch):
             "peak_mib": {"trl": 300.0, "kit": 200.0},
         }  # fmt: skip
 
-    monkeypatch.setattr(scaling, "compare_steps", measured)
+    monkeypatch.setattr(bench, "compare_steps", measured)
     limits = {"bytes_per_second": 1e10, "flops_per_second": 1e11}
     monkeypatch.setattr(scaling, "measure_limits", lambda: limits)
-    result = scaling.run(tmp_path, quick)
+    result = scaling.run(tmp_path)
     assert json.loads((tmp_path / "scaling.json").read_text()) == result
-    again = scaling.run(tmp_path, quick, only="0.3 M")  # the others stay
+    again = scaling.run(tmp_path, only="0.3 M")  # the others stay
     assert again["rows"] == result["rows"]
-    assert len(result["rows"]) == len(scaling.points(quick))
+    assert len(result["rows"]) == len(scaling.points())
     assert (tmp_path / "scaling.png").stat().st_size > 5_000
-    if not quick:
-        sizes = [row["parameters"] / 1e6 for row in result["rows"] if row["axis"] == "parameters"]
-        assert [round(size, 1) for size in sizes] == [0.3, 0.9, 3.4, 10.7, 30.6]
-        assert round(result["rows"][-1]["parameters"] / 1e6, 1) == 134.5  # SmolLM2-135M's
-        line = scaling.report(result).splitlines()[6].split()
-        assert line[:9] == ["30", "M", "8", "64", "32.0", "0.26", "0.13", "2.0", "16000.0"]
+    sizes = [row["parameters"] / 1e6 for row in result["rows"] if row["axis"] == "parameters"]
+    assert [round(size, 1) for size in sizes] == [0.3, 0.9, 3.4, 10.7, 30.6]
+    assert round(result["rows"][-1]["parameters"] / 1e6, 1) == 134.5  # SmolLM2-135M's
+    line = scaling.report(result).splitlines()[6].split()
+    assert line[:9] == ["30", "M", "8", "64", "32.0", "0.26", "0.13", "2.0", "16000.0"]
+    assert len(scaling.run(tmp_path / "one", only=bench.SMOL)["rows"]) == 1
 
 
 def test_the_stored_limits_are_those_of_todays_planner(tmp_path):

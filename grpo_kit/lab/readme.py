@@ -12,8 +12,9 @@ from pathlib import Path
 from grpo_kit.course.plots import labelled_curves
 from grpo_kit.lab import bench, speedrun, step_profile
 from grpo_kit.lab.claims import claims_text, reported_claims
+from grpo_kit.lab.experiments import load_current
 from grpo_kit.lab.records import CHECKOUT
-from grpo_kit.lab.report import VERDICTS, write_report
+from grpo_kit.lab.report import HEADINGS, VERDICTS, write_report
 from grpo_kit.lab.statistics import power
 from grpo_kit.lab.summary import markdown_table, number, reported, summary_text
 from grpo_kit.paths import write_atomic
@@ -27,6 +28,17 @@ METHODS = {  # curve of the README's picture -> experiment and arm, each with 64
     "Flow-GRPO (tool questions)": ("flow", "trajectory"),
 }
 MEASURES = ("eval/pass@1", "eval/greedy", "eval/pass@8", "eval/mean_length", "seconds")
+ACCURACY = ("eval/pass@1", "eval/greedy")
+REAL = {  # experiment -> what is shown of its runs of the real model
+    "basic": (*ACCURACY, "eval/pass@8", "before/pass@64", "after/pass@64", "seconds"),
+    "rare": (*ACCURACY, "eval/pass@8", "tokens", "seconds"),
+    "diversity": (*ACCURACY, "eval/pass@8", "entropy", "distinct", "distance"),
+    "judge": (*ACCURACY, "judged", "judge/auc", "order/first", "order/consistent"),
+    "verification": (*ACCURACY, "verdicts/accuracy", "verdicts/yes_rate", "gained/verification"),
+    "meta": (*ACCURACY, "fell", "stopped early", "p_yes", "overrated"),
+    "flow": (*ACCURACY, "eval/turns", "eval/tool_errors"),
+    "engines": (*ACCURACY, "seconds"),
+}
 
 
 def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
@@ -76,6 +88,7 @@ def measured(results: Path) -> dict[str, str]:
         "power": markdown_table(["true difference", "five seeds", "ten seeds"], *chances),
         "goals": bench.goals(results / "bench"),
         "test_sets": test_sets(results / "test_sets"),
+        "real": real(results),
     }
     for name, report, file in (
         ("speedrun", speedrun.report, "speedrun.json"),
@@ -89,6 +102,17 @@ def measured(results: Path) -> dict[str, str]:
         ids = [j.claim.id for j in judged if j.claim.experiment == name and j.judgement]
         parts[name] = claims_text(judged, *ids, worlds=True) if ids else "None has been run yet.\n"
     return parts
+
+
+def real(results: Path) -> str:
+    """Markdown tables of the runs of `smol`, an experiment after the other."""
+    ran = {record.experiment for record in load_current(results, "smol")[0]}
+    tables = (
+        f"#### {HEADINGS[name]}\n\n{summary_text(reported(name, 'smol', results), metrics)}"
+        for name, metrics in REAL.items()
+        if name in ran
+    )
+    return "\n".join(tables) or "None has been run yet.\n"
 
 
 def test_sets(folder: Path) -> str:

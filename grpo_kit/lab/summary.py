@@ -103,11 +103,11 @@ def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
     """
     config, counts = summary["config"], {arm: len(of) for arm, of in summary["seeds"].items()}
     first, least, most = next(iter(counts)), min(counts.values()), max(counts.values())
-    heads = {arm: arm if least == most else f"{arm} ({n} seeds)" for arm, n in counts.items()}
+    heads = {arm: arm if least == most else f"{arm} ({_seeds(n)})" for arm, n in counts.items()}
     tokens = config.get("max_generated_tokens")
     length = f"{tokens:,} generated tokens in" if tokens else f"{config['max_steps']}"
     text = (
-        f"{least if least == most else f'{least} to {most}'} seeds, {length} steps of "
+        f"{f'{least} to ' * (least < most)}{_seeds(most)}, {length} steps of "
         f"{config['generation_batch_size']} answers, profile {summary['profile']}; "
         "median and 95 % bootstrap interval over seeds.\n"
     )
@@ -122,6 +122,10 @@ def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
         if arms:
             text += "\n" + markdown_table([title, *(heads[arm] for arm in arms)], *rows)
     return text
+
+
+def _seeds(n: int) -> str:
+    return f"{n} seed{'s' * (n != 1)}"
 
 
 def markdown_table(*rows: Iterable[object]) -> str:

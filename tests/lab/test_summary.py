@@ -61,7 +61,8 @@ def test_arms_with_more_seeds_than_others_say_so(five):
 )
 def test_an_interval_that_holds_0_and_few_seeds_may_be_chance(plain, other, text, five):
     lines = summary_text(summarise(five(plain, other), TWO), ["eval/pass@1"]).splitlines()
-    assert lines[0].startswith(f"{len(plain)} seeds, 80 steps of 64 answers, profile tiny;")
+    seeds = f"{len(plain)} seed{'s' * (len(plain) > 1)}"
+    assert lines[0].startswith(f"{seeds}, 80 steps of 64 answers, profile tiny;")
     assert lines[2] == "| at the end | plain | diversity |" and len(lines) == 9
     assert lines[-3:] == [
         "| minus plain, paired by seed | diversity |", "|---|---|", f"| pass@1 | {text} |"

@@ -11,12 +11,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import pandas as pd
+from scipy.stats import norm
 
 from grpo_kit.lab.records import NOTEBOOKS, Record, by_arm, load, where_it_ran
-from grpo_kit.lab.statistics import MIN_SEEDS, prediction_band
+from grpo_kit.lab.statistics import ALPHA, MIN_SEEDS, prediction_band
 
 SHARES = (
     "eval/greedy", "eval/pass@1", "eval/tool_errors", "pass@1", "distance", "meta/p_yes",
@@ -27,6 +28,8 @@ LENGTHS = ("eval/mean_length", "eval/turns", "length", "styles", "entropy")
 RANGES = dict.fromkeys(SHARES, (0.0, 1.0)) | dict.fromkeys(LENGTHS, (0.0, math.inf))
 RANGES["rewards/quality_judge_reward/mean"] = (-0.5, 0.5)
 SPREAD = 0.01  # the least spread assumed between seeds; one of 128 held-out rows is 0.008
+# that of few seeds, which do not show theirs: of a share, or of a length over itself
+UNKNOWN_SPREAD = 0.05
 
 
 @dataclass(frozen=True)
@@ -89,16 +92,16 @@ def compare(
 ) -> tuple[list[Row], list[str]]:
     """The numbers of `notebooks`, executed into `folder`, beside the reported ones of `profile`.
 
-    All numbers of an honest run lie in their bands with a chance of 95 %. Also returns a sentence
-    for each unusable file and each notebook with too few reported seeds.
+    All numbers of an honest run lie in their bands with a chance of 95 %; where fewer than
+    `MIN_SEEDS` are reported, if their spread is `UNKNOWN_SPREAD`. Also returns a sentence for each
+    unusable file and each notebook that is not reported.
     """
     records, problems = load(results, profile, NOTEBOOKS)
     compared, rows, arms = [], [], by_arm(records)
     for notebook in notebooks if records or problems else ():
         by_seed, result = arms.get(notebook, {}), {}
-        if len(by_seed) < MIN_SEEDS:
-            few = f"notebook {notebook} has {len(by_seed)} reported seeds on profile {profile!r}"
-            problems.append(f"{few}, {MIN_SEEDS} are needed: its numbers are not compared.")
+        if not by_seed:
+            problems.append(f"notebook {notebook} is not reported on profile {profile!r}.")
             continue
         try:
             result = read_result(folder, notebook)
@@ -110,7 +113,11 @@ def compare(
             usual = values.get(result.get("seed"), median(values.values()))
             compared.append((notebook, name, [*values.values()], usual, here.get(name)))
     for notebook, name, values, usual, measured in compared:
-        low, high = prediction_band(values, comparisons=len(compared), floor=SPREAD)
+        if len(values) >= MIN_SEEDS:
+            low, high = prediction_band(values, comparisons=len(compared), floor=SPREAD)
+        else:
+            spread = UNKNOWN_SPREAD * max(1.0, abs(usual)) * math.sqrt(1 + 1 / len(values))
+            low, high = norm.interval(1 - ALPHA / len(compared), fmean(values), spread)
         least, most = RANGES[name.split(" · ")[-1]]
         rows.append(Row(notebook, name, usual, max(low, least), min(high, most), measured))
     return rows, problems

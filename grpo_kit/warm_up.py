@@ -62,7 +62,7 @@ def skills_texts(rng: random.Random, split: str) -> Iterator[Conversation]:
 
 RECIPES = {
     "svamp": Recipe("svamp", svamp_texts, steps=130),
-    "skills": Recipe("word_problems", skills_texts, steps=130),
+    "skills": Recipe("word_problems", skills_texts, steps=400),
 }
 
 

@@ -32,9 +32,17 @@ class Run:
     start: dict = field(default_factory=dict)
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
-        """Steps and values of one metric, where it was logged."""
+        """Steps and values of one metric, where it was logged, see `value_of`."""
         rows = [row for row in self.history if name in row]
-        return [row["step"] for row in rows], [row[name] for row in rows]
+        return [row["step"] for row in rows], [value_of(row, name) for row in rows]
+
+
+def value_of(row: dict, name: str) -> float | None:
+    """A row's metric, of the same held-out problems in all rows of a run; None without one.
+
+    Evaluations at the ends of a run may take more problems than those between, see `evaluate`.
+    """
+    return row.get(name.replace("eval/", "between/"), row.get(name))
 
 
 class RunFiles:

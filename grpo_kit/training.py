@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -640,7 +641,9 @@ def evaluate(
 
     A completion is right if the reward `correct` is 1. Samples are drawn at `config.temperature`,
     `config.num_generations_eval` a prompt (k is that number), with a generator of their own, so
-    that evaluating changes nothing of the training. {} without rows or the column `answer`.
+    that evaluating changes nothing of the training. `between/…` is the same of the first
+    `config.eval_prompts_between` rows, for curves that show the same problems everywhere. {}
+    without rows or the column `answer`.
     """
     if "answer" not in dataset.column_names or not config.eval_prompts or not len(dataset):
         return {}
@@ -654,12 +657,20 @@ def evaluate(
     )  # fmt: skip
     repeated = [example for example in examples for _ in range(1 + samples)]
     correct_rows = score(policy, rollouts, repeated, [correct]).view(-1, 1 + samples) == 1
-    greedy, right = correct_rows[:, 0], correct_rows[:, 1:]
-    counts = right.sum(1).tolist()
+    lengths = rollouts.lengths.view(-1, 1 + samples)[:, 1:]
+    measured, fewer = _accuracy("eval", correct_rows, lengths), config.eval_prompts_between
+    if fewer and fewer < len(rows):
+        measured |= _accuracy("between", correct_rows[:fewer], lengths[:fewer])
+    return measured
+
+
+def _accuracy(name: str, correct: Tensor, lengths: Tensor) -> dict[str, float]:
+    """Metrics of P prompts: `correct` (P, 1 + S), the greedy answer first, `lengths` (P, S)."""
+    counts, samples = correct[:, 1:].sum(1).tolist(), lengths.shape[1]
     return {
-        "eval/greedy": greedy.float().mean().item(),
-        "eval/pass@1": sum(counts) / (samples * len(counts)),
-        f"eval/pass@{samples}": sum(pass_at_k(samples, c, samples) for c in counts) / len(counts),
-        "eval/mean_length": rollouts.lengths.view(-1, 1 + samples)[:, 1:].float().mean().item(),
-        "eval/n": len(greedy),
+        f"{name}/greedy": correct[:, 0].float().mean().item(),
+        f"{name}/pass@1": sum(counts) / (samples * len(counts)),
+        f"{name}/pass@{samples}": fmean(pass_at_k(samples, c, samples) for c in counts),
+        f"{name}/mean_length": lengths.float().mean().item(),
+        f"{name}/n": len(counts),
     }

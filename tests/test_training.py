@@ -264,6 +264,20 @@ def test_fewer_problems_are_asked_between_the_ends_of_a_run(policy, tmp_path):
     config = configure(max_steps=2, eval_steps=1, eval_prompts=3, eval_prompts_between=1)
     run = train(policy, TASK, [even_ids], config, output_dir=tmp_path, seed=0)
     assert [row["eval/n"] for row in run.history] == [3, 1, 3]
+    assert [row.get("between/n") for row in run.history] == [1, None, 1]
+    steps, lengths = run.series("eval/mean_length")  # of the first problem, at the ends too
+    assert steps == [0, 1, 2] and lengths[::2] == [
+        r["between/mean_length"] for r in run.history[::2]
+    ]
+
+
+def test_the_first_problems_of_an_evaluation_are_those_between(policy):
+    """With as many samples and the same numbers drawn for them."""
+    config = configure(eval_prompts=2, eval_prompts_between=1)
+    whole = evaluate(policy, TASK.test, config, correct=even_ids)
+    alone = evaluate(policy, TASK.test.select([0]), config, correct=even_ids)
+    greedy = {k.replace("eval/", ""): v for k, v in alone.items()}
+    assert whole["between/greedy"] == greedy["greedy"] and whole["between/n"] == 1
 
 
 def test_a_known_start_is_not_measured_again(policy, tmp_path):

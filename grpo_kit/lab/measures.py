@@ -24,7 +24,7 @@ from grpo_kit.rewards import MetaEvaluationReward, QualityJudgeReward
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, as_turns, read_yes
 from grpo_kit.rewards.rules import accuracy_reward, question_text
 from grpo_kit.rewards.scoring import score_texts
-from grpo_kit.runs import Run
+from grpo_kit.runs import Run, value_of
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.answers import extract_answer, is_correct
 from grpo_kit.tiny.card import auc, texts_of
@@ -163,7 +163,7 @@ def without_labels(run: Run) -> dict[str, float]:
     """
     accuracies = run.series("eval/pass@1")[1]
     labelled = [row for row in run.history if "few/pass@1" in row]
-    early = max(labelled, key=lambda row: row["few/pass@1"])["eval/pass@1"]
+    early = value_of(max(labelled, key=lambda row: row["few/pass@1"]), "eval/pass@1")
     fell, gained = max(accuracies) - accuracies[-1], early - accuracies[0]
     return {"fell": fell, "stopped early": early, "gained/stopped early": gained}
 

@@ -15,6 +15,7 @@ from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import Experiment, command_of
 from grpo_kit.lab.records import Record, by_arm
 from grpo_kit.lab.statistics import MIN_SEEDS, interval
+from grpo_kit.runs import value_of
 
 GRID = 17  # places of a curve over tokens or seconds
 
@@ -84,7 +85,8 @@ def _curve(records: Iterable[Record], metric: str, x: str) -> dict:
     for history in (record.history for record in records):
         seconds = accumulate(row.get("step_time", 0.0) for row in history)
         rows = [row | {"seconds": passed} for row, passed in zip(history, seconds, strict=True)]
-        points.append({row[x]: row[metric] for row in rows if row.get(metric) is not None})
+        values = {row[x]: value_of(row, metric) for row in rows}
+        points.append({place: value for place, value in values.items() if value is not None})
     if x == "step":
         places = sorted(set.intersection(*map(set, points)))
         return {"steps": places, "values": [[round(v[s], 4) for s in places] for v in points]}

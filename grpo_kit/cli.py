@@ -87,6 +87,14 @@ def _chosen(name: str, policy: Path | str | None = None, steps: int | None = Non
     return chosen
 
 
+def _use_threads(chosen: Profile) -> None:
+    """As many as the profile says, unless OMP_NUM_THREADS says it: two runs may share the cores."""
+    if chosen.threads and "OMP_NUM_THREADS" not in os.environ:
+        import torch
+
+        torch.set_num_threads(chosen.threads)
+
+
 @app.command()
 def reproduce(
     names: Names = None,
@@ -320,10 +328,7 @@ def run(
     if processes is None:  # a process may be allowed fewer cores than the machine has
         cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
         processes = len(cores) if chosen.device == "cpu" else 1
-    if chosen.threads and "OMP_NUM_THREADS" not in os.environ:
-        import torch
-
-        torch.set_num_threads(chosen.threads)
+    _use_threads(chosen)
     options = ["--profile", profile, "--output", str(results), "--work", str(work)]
     records = run_grid(
         name, EXPERIMENTS[name], chosen, parse_seeds(seeds), results=results, work=work,
@@ -362,19 +367,20 @@ def pretrain(
     seed: Seed = 0,
     steps: Steps = None,
     processes: Processes = None,
-    problems: Annotated[int, Option(min=2, help="Test problems a skill is measured on.")] = 256,
+    problems: Annotated[
+        int | None, Option(min=2, help="A skill is measured on; 256, of SmolLM2 100, by default.")
+    ] = None,
 ) -> None:
     """Rebuild the tiny base and measure its skills, or the warm-up of SmolLM2 on a task.
 
     SmolLM2's goes on where it was killed.
     """
     if base == "smollm2":
-        import torch
-
         from grpo_kit.warm_up import warm_up
 
-        torch.set_num_threads(PROFILES["smol"].threads)
-        card = warm_up(task, output, seed=seed, **({"steps": steps} if steps else {}))
+        _use_threads(PROFILES["smol"])
+        changes = {"steps": steps} if steps else {}
+        card = warm_up(task, output, seed=seed, problems=problems or 100, **changes)
         typer.echo(json.dumps(card["evaluations"][-1]))
         return
     from grpo_kit.models import load_policy
@@ -383,7 +389,7 @@ def pretrain(
 
     warm_up = recipe.pretrain(output, seed=seed, steps=steps, processes=processes)
     typer.echo("measuring the skills")
-    skills = measure(load_policy(output), n=problems)
+    skills = measure(load_policy(output), n=problems or 256)
     write_atomic(output / "card.json", json.dumps({"warm_up": warm_up, "skills": skills}, indent=1))
     write_atomic(output / "README.md", card_text(skills, warm_up))
     typer.echo(f"the model card is {output / 'README.md'}")

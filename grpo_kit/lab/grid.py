@@ -43,9 +43,10 @@ from grpo_kit.tasks import Task
 from grpo_kit.training import train
 
 TOKENS = "num_generated_tokens"
-# what decides, besides the seed, what an untrained policy measures
-FIRST = ("policy", "revision", "adapter", "task", "eval_prompts", "num_generations_eval",
-         "evaluation_batch_size", "temperature", "max_completion_length", "bf16")  # fmt: skip
+# what decides, besides the seed, what an untrained policy measures; the batch decides the draws
+FIRST = ("policy", "revision", "adapter", "task", "eval_prompts", "eval_prompts_between",
+         "num_generations_eval", "generation_batch_size", "rollout_chunks", "temperature",
+         "max_completion_length", "bf16")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ class Job:
     def _start_file(self) -> Path:
         """Where an arm keeps what it measured before its first step, for the others of its seed."""
         identity = self.experiment.identity(self.profile, self.arm)
-        decides = {name: identity.get(name) for name in FIRST}
+        decides = {name: identity.get(name) for name in FIRST}  # no adapter where none is needed
         decides |= {"watched by": self.experiment.watch and self.name, "commit": commit()}
         key = fingerprint(decides)
         return make_output_dir(self.work / self.profile.name / "starts") / f"{key}-{self.seed}.json"

@@ -272,3 +272,16 @@ def test_arms_of_a_seed_share_what_is_measured_before_their_first_step(made, mon
     records = made(seeds=[0, 1], arms=None)
     assert [r.history[0]["eval/pass@1"] for r in records] == [0.25, 0.25, 0.26, 0.26]
     assert [seed for seed, _ in measured].count(0) == 1 + 2 * 2  # the start once, then each arm's
+
+
+@pytest.mark.parametrize(
+    "change", [{"eval_prompts_between": 1}, {"generation_batch_size": 32}, {"rollout_chunks": 2}]
+)
+def test_an_arm_that_evaluates_in_another_way_measures_its_own_start(change, tmp_path):
+    """A larger batch draws other numbers; fewer problems between the ends are measured apart."""
+    experiment = Experiment("?", {"a": Arm(even), "b": Arm(odd), "other": Arm(even, change)})
+    a, b, other = (
+        Job("x", experiment, PROFILES["smoke"], arm, 0, tmp_path, tmp_path)._start_file()
+        for arm in experiment.arms
+    )
+    assert a == b != other

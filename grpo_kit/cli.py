@@ -379,8 +379,8 @@ def pretrain(
         from grpo_kit.warm_up import warm_up
 
         _use_threads(PROFILES["smol"])
-        changes = {"steps": steps} if steps else {}
-        card = warm_up(task, output, seed=seed, problems=problems or 100, **changes)
+        given = {"steps": steps, "problems": problems}
+        card = warm_up(task, output, seed=seed, **{k: v for k, v in given.items() if v is not None})
         typer.echo(json.dumps(card["evaluations"][-1]))
         return
     from grpo_kit.models import load_policy

@@ -1,4 +1,4 @@
-"""Tools of the kit: `calculator`, `Lookup` in a shipped catalogue, `wikipedia_search`.
+"""Tools of the kit: `calculator`, and `Lookup` in a shipped catalogue.
 
 They read what a model wrote, so each refuses what it does not take, in few words (ValueError).
 """
@@ -6,12 +6,9 @@ They read what a model wrote, so each refuses what it does not take, in few word
 from __future__ import annotations
 
 import ast
-import html
-import json
 import re
 import sqlite3
 import tempfile
-import time
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
@@ -25,10 +22,6 @@ MAX_EXPRESSION_CHARS = 100
 MAX_NUMBER = 1e15  # below, every whole float is exact
 MAX_EXPONENT = 100
 MAX_QUERY_CHARS = 100
-WIKIPEDIA = "https://en.wikipedia.org/w/api.php"
-MAX_PAGES = 3
-MAX_ANSWER_BYTES = 1_000_000
-MAX_ANSWER_SECONDS = 5.0
 
 _ARITHMETIC = re.compile(r"[0-9eE.+\-*/%() ]+")
 
@@ -149,50 +142,3 @@ class Lookup:
             values = {"words": words, "catalogue": catalogue}
             fact = connection.execute(_SEARCH, values).fetchone()
         return fact[0] if fact else NOT_FOUND
-
-
-def wikipedia_search(query: str) -> str:
-    """Search Wikipedia for pages, and show where they mention the words of the query.
-
-    Args:
-        query: a few words
-
-    Returns:
-        title and excerpt of the best pages, one a line, or not found
-    """
-    if len(query) > MAX_QUERY_CHARS:
-        raise ValueError("query too long")
-    answer = _wikipedia_answer(query)
-    try:
-        pages = json.loads(answer)["query"]["search"][:MAX_PAGES]
-        lines = [f"{page['title']}: {_plain(page['snippet'])}" for page in pages]
-    except (ValueError, KeyError, TypeError, RecursionError):  # ValueError: not JSON
-        raise ValueError("the answer is no search result") from None
-    return "\n".join(lines) or NOT_FOUND
-
-
-def _wikipedia_answer(query: str) -> bytes:
-    import httpx  # an extra: pip install 'grpo-kit[tools]'
-
-    parameters = {"action": "query", "list": "search", "format": "json", "utf8": 1}
-    parameters |= {"srsearch": query, "srlimit": MAX_PAGES}
-    agent = f"grpo-kit (a course on GRPO) python-httpx/{httpx.__version__}"
-    # a small compressed answer could be a large one, and httpx unpacks before we count
-    headers = {"User-Agent": agent, "Accept-Encoding": "identity"}
-    answer, end = b"", time.monotonic() + MAX_ANSWER_SECONDS
-    try:
-        with httpx.stream("GET", WIKIPEDIA, params=parameters, headers=headers) as response:
-            if response.status_code != 200:
-                raise ValueError(f"HTTP {response.status_code}")
-            for part in response.iter_raw():
-                answer += part
-                if len(answer) > MAX_ANSWER_BYTES or time.monotonic() > end:
-                    raise ValueError("the answer is too long")
-    except httpx.HTTPError as error:
-        raise ValueError(f"Wikipedia failed, {type(error).__name__}") from None
-    return answer
-
-
-def _plain(snippet: str) -> str:
-    """The text of a snippet of HTML, on one line."""
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", "", snippet)).split())

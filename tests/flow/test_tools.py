@@ -1,6 +1,5 @@
 """Tools without a model: schema, calls, validation, limits, and each tool's normal use."""
 
-import http.server
 import json
 import os
 import re
@@ -9,16 +8,13 @@ import sqlite3
 import sys
 import threading
 import time
-from contextlib import suppress
-from types import SimpleNamespace
 from typing import Literal
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from grpo_kit.flow import toolbox, tools
+from grpo_kit.flow import tools
 from grpo_kit.flow.sandbox import PythonTool
-from grpo_kit.flow.toolbox import Lookup, calculator, make_catalogue, wikipedia_search
+from grpo_kit.flow.toolbox import Lookup, calculator, make_catalogue
 from grpo_kit.flow.tools import Tool, Toolkit, ToolResult, read_call
 
 FACTS = [
@@ -403,97 +399,6 @@ def test_a_catalogue_that_goes_under_way_is_a_text(catalogue):
     catalogue.unlink()
     assert run([lookup], "lookup(lamp)")[0].text.startswith("error: catalogue unreadable")
     assert not catalogue.exists()
-
-
-# --- wikipedia ------------------------------------------------------------------------------------
-
-PAGES = [
-    {"title": "GRPO", "snippet": 'the <span class="searchmatch">policy</span> &amp;\n its group'},
-    {"title": "PPO", "snippet": "clips"},
-]
-
-
-@pytest.fixture
-def wiki(monkeypatch):
-    """A Wikipedia on this machine; `answer(handler)` replies. It notes what it is asked."""
-    wiki = SimpleNamespace(seen=[], answer=None)
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            wiki.seen.append((parse_qs(urlsplit(self.path).query), dict(self.headers)))
-            with suppress(OSError):  # the client has gone
-                wiki.answer(self)
-
-        def log_message(self, *args):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    monkeypatch.setattr(toolbox, "WIKIPEDIA", f"http://127.0.0.1:{server.server_port}/w/api.php")
-    monkeypatch.setenv("NO_PROXY", "*")
-    yield wiki
-    server.shutdown()
-    server.server_close()
-
-
-def reply(body, status=200, headers=()):
-    def answer(handler):
-        handler.send_response(status)
-        for name, value in headers:
-            handler.send_header(name, value)
-        handler.end_headers()
-        handler.wfile.write(body if isinstance(body, bytes) else json.dumps(body).encode())
-
-    return answer
-
-
-def test_wikipedia_gives_titles_and_plain_excerpts(wiki):
-    wiki.answer = reply({"query": {"search": PAGES + PAGES}})
-    (result,) = run([wikipedia_search], "wikipedia_search(what is GRPO & co?)")
-    found = ["GRPO: the policy & its group", "PPO: clips", "GRPO: the policy & its group"]
-    assert result.text.split("\n") == found
-    ((query, headers),) = wiki.seen
-    assert query["srsearch"] == ["what is GRPO & co?"] and query["srlimit"] == ["3"]
-    assert (query["action"], query["list"], query["format"]) == (["query"], ["search"], ["json"])
-    assert headers["User-Agent"].startswith("grpo-kit")
-
-
-def drip(handler):
-    reply(b"")(handler)
-    for _ in range(100):
-        handler.wfile.write(b" ")
-        time.sleep(0.02)
-
-
-def endless(handler):
-    reply(b"")(handler)
-    while True:
-        handler.wfile.write(b" " * 65536)
-
-
-@pytest.mark.parametrize(
-    ("answer", "text"),
-    [
-        (reply({"query": {"search": []}}), "not found"),
-        (reply({}, 503), "error: HTTP 503"),
-        (reply({}, 302, [("Location", "http://127.0.0.1:9/")]), "error: HTTP 302"),
-        (reply(b"<html>"), "error: the answer is no search result"),
-        (reply(b"\xff\xfe\xfa"), "error: the answer is no search result"),
-        (reply(b"[" * 100_000), "error: the answer is no search result"),
-        (reply([1]), "error: the answer is no search result"),
-        (reply({"query": {"search": [{"title": "t"}]}}), "error: the answer is no search result"),
-        (endless, "error: the answer is too long"),
-        (drip, "error: the answer is too long"),
-        (lambda handler: time.sleep(3), "error: timed out after 2 s"),
-        (lambda handler: None, "error: Wikipedia failed, RemoteProtocolError"),
-    ],
-)
-def test_whatever_a_wiki_answers_is_a_short_text(wiki, monkeypatch, answer, text):
-    monkeypatch.setattr(toolbox, "MAX_ANSWER_SECONDS", 0.3)
-    wiki.answer = answer
-    search = Tool.of(wikipedia_search, timeout=2)
-    assert run([search], "wikipedia_search(x)")[0].text == text
 
 
 # --- python ---------------------------------------------------------------------------------------

@@ -24,10 +24,3 @@ from grpo_kit.flow.training import (
     evaluate_episodes,
     score_episodes,
 )
-
-__all__ = [
-    "GENERAL", "TINY", "AgentSystem", "Episode", "FlowGRPO", "Lookup", "Memory", "OfflineTraces",
-    "Step", "Tool", "Toolkit", "Turn", "agent_system", "calculator", "episode_advantages",
-    "episode_metrics", "episode_view", "evaluate_episodes", "make_catalogue", "play",
-    "score_episodes", "turn_rows",
-]  # fmt: skip

@@ -91,6 +91,7 @@ class FlowGRPO:
         system.toolkit.check_columns(prompts.task.train.column_names, f"task {prompts.task.name!r}")
         self.prompts, self.per, self.credit = prompts, per, credit
         self.system = system.with_planner(prompts.policy)
+        self.state_dict, self.load_state_dict = prompts.state_dict, prompts.load_state_dict
         self.name = (  # what a resumed run must have in common
             f"flow-grpo, {system.context}, per {per}, credit {credit}, {system.max_turns} turns, "
             f"{system.episode_timeout:g} s, {'+'.join(system.toolkit.names)}"
@@ -140,12 +141,6 @@ class FlowGRPO:
             [episodes[i].row for i in index.tolist()],
             generated_tokens=int(rollouts.mask.sum()), episode_index=index,
         )  # fmt: skip
-
-    def state_dict(self) -> dict:
-        return self.prompts.state_dict()
-
-    def load_state_dict(self, state: dict) -> None:
-        self.prompts.load_state_dict(state)
 
 
 def _totals(episodes: Sequence[Episode]) -> Tensor:

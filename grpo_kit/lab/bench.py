@@ -256,7 +256,7 @@ def time_episodes(policy_dir: Path, steps: int) -> dict:
 
     policy, batch, group = load_policy(policy_dir), 64, 8
     policy.compute_in("auto")
-    rows = list(tool_questions(n_train=batch * (steps + 1), n_test=1).train)
+    rows = list(tool_questions().train.select(range(batch * (steps + 1))))
 
     def seconds(rows: list[dict], group: int, seed: int) -> float:
         system = PROFILES["tiny"].load_agents(policy)  # anew: it remembers nothing of other plays

@@ -51,12 +51,20 @@ def split_of(key: str) -> str:
     return "test" if hashlib.sha256(key.encode()).digest()[0] % 10 == 0 else "train"
 
 
-def shipped(task: str, split: str, n: int | None = None) -> datasets.Dataset:
-    """The first `n` shipped rows of a generated task (None: all), with one user message each."""
+def chat(system: str, question: str) -> list[dict]:
+    """The prompt of a question after a system message."""
+    return [{"role": "system", "content": system}, {"role": "user", "content": question}]
+
+
+def shipped(name: str) -> Task:
+    """A generated task as it is shipped: one user message a row, and the row's other columns."""
     from datasets import Dataset
 
-    path = data_dir() / task / f"{split}.jsonl"
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:n]]
-    return Dataset.from_list(
-        [{"prompt": [{"role": "user", "content": row.pop("question")}], **row} for row in rows]
-    )
+    splits = {}
+    for split in ("train", "test"):
+        lines = (data_dir() / name / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines]
+        splits[split] = Dataset.from_list(
+            [{"prompt": [{"role": "user", "content": row.pop("question")}], **row} for row in rows]
+        )
+    return Task(name, **splits)

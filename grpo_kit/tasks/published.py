@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_kit.paths import data_dir
-from grpo_kit.tasks import Task
+from grpo_kit.tasks import Task, chat
 from grpo_kit.tasks.answers import parse_number
 
 if TYPE_CHECKING:
@@ -71,13 +71,13 @@ def _gsm8k_row(row: dict) -> dict:
     number = parse_number(gold)
     if not mark or number is None:
         raise ValueError(f"{answer!r:.200} does not end in '####' and a number")
-    row = {"prompt": _prompt(SYSTEM_PROMPT, question), "answer": str(number)}
+    row = {"prompt": chat(SYSTEM_PROMPT, question), "answer": str(number)}
     return row | {"question": question, "solution": solution.strip()}
 
 
 def _math_row(row: dict) -> dict:
     problem, answer = _texts(row, "problem", "answer")
-    prompt = _prompt(SYSTEM_PROMPT.replace(" as a single number", ""), problem)
+    prompt = chat(SYSTEM_PROMPT.replace(" as a single number", ""), problem)
     subject, level = row.get("subject") or row.get("type") or "", row.get("level", "")
     return {"prompt": prompt, "answer": answer, "subject": str(subject), "level": str(level)}
 
@@ -87,10 +87,6 @@ def _texts(row: dict, *columns: str) -> list[str]:
     if not all(isinstance(text, str) and text for text in texts):
         raise ValueError(f"{row!r:.200} lacks the texts {' and '.join(columns)}")
     return texts
-
-
-def _prompt(system: str, question: str) -> list[dict]:
-    return [{"role": "system", "content": system}, {"role": "user", "content": question}]
 
 
 def _read(folder, split: str, on_hub: tuple, convert: Callable[[dict], dict]) -> Dataset:

@@ -15,7 +15,7 @@ import re
 from fractions import Fraction
 
 from grpo_kit.paths import data_dir
-from grpo_kit.tasks import Task
+from grpo_kit.tasks import Task, chat
 
 N_TEST = 300  # of 1,000
 SYSTEM_PROMPT = (
@@ -62,9 +62,7 @@ def _row(problem: dict) -> dict:
     body = problem["Body"].strip()
     stop = "" if body.endswith((".", ",", "?")) else "."
     question = f"{body}{stop} {problem['Question'].strip()}"
-    prompt = [
-        {"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question},
-    ]  # fmt: skip
+    prompt = chat(SYSTEM_PROMPT, question)
     return {
         "prompt": prompt, "answer": _text(Fraction(problem["Answer"])), "question": question,
         "solution": worked_out(problem["Equation"]), "id": problem["ID"],

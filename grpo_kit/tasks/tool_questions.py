@@ -51,14 +51,6 @@ class ToolQuestion:
         return tuple(int(last_number(self.catalogue[item])) for item in self.items)
 
     @property
-    def shop(self) -> str:
-        return self.catalogue[self.items[0]].rsplit(" ", 1)[1]
-
-    @property
-    def discount(self) -> int:
-        return int(last_number(self.catalogue[self.shop]))
-
-    @property
     def text(self) -> str:
         item, other = self.items
         return QUESTIONS[self.kind].format(item=item, other=other, count=self.count)
@@ -67,9 +59,10 @@ class ToolQuestion:
     def plan(self) -> list[Step]:
         """The steps that answer the question, in order."""
         (item, other), (price, other_price) = self.items, self.prices
-        find, find_shop = ("lookup", item), ("lookup", self.shop)
+        shop = self.catalogue[item].rsplit(" ", 1)[1]
+        find, find_shop = ("lookup", item), ("lookup", shop)
         multiply = ("calculator", f"{price}*{self.count}")
-        total, less = price * self.count, self.discount
+        total, less = price * self.count, last_number(self.catalogue[shop])
         return {
             "price": [find],
             "several": [find, multiply],
@@ -146,11 +139,10 @@ def make_rows(split: str, catalogues: int, each: int) -> tuple[list[dict], list[
     return rows, facts
 
 
-def tool_questions(*, n_train: int | None = None, n_test: int | None = None) -> Task:
-    """The first `n_train` and `n_test` of the 4,000 and 500 shipped rows; None means all.
+def tool_questions() -> Task:
+    """4,000 train and 500 test rows.
 
     Columns: `prompt` (one user message), `answer` (str), `catalogue` (int, from 1,000,000 in test),
     `kind` (one of `KINDS`) and `calls` (how many it takes, 1 to 4).
     """
-    splits = {"train": n_train, "test": n_test}
-    return Task("tool_questions", **{s: shipped("tool_questions", s, n) for s, n in splits.items()})
+    return shipped("tool_questions")

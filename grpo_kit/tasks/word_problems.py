@@ -66,10 +66,6 @@ class Problem:
         """The chain by itself, `12+7-4`."""
         return f"{self.start}" + "".join(f"{operator}{amount}" for operator, amount in self.steps)
 
-    @property
-    def split(self) -> str:
-        return split_of(self.numbers)
-
 
 def apply(value: int, operator: str, amount: int) -> int:
     """One step of a chain: `value operator amount` for the operators +, - and *."""
@@ -96,7 +92,7 @@ def make_problem(rng: random.Random, difficulty: int, split: str | None = None) 
                 choice = amount - 2 if operator == "*" else rng.randrange(4)
                 verbs.append(VERBS[operator][choice])
         problem = Problem(start, tuple(steps), rng.choice(NAMES), rng.choice(ITEMS), tuple(verbs))
-        if split in (None, problem.split):
+        if split in (None, split_of(problem.numbers)):
             return problem
 
 
@@ -115,5 +111,4 @@ def make_rows(split: str, n: int) -> list[dict]:
 def word_problems() -> Task:
     """4,000 train and 500 test rows: `prompt` (one user message), `answer` (str), `difficulty`
     (steps of the chain) and `numbers`."""
-    splits = {split: shipped("word_problems", split) for split in ("train", "test")}
-    return Task("word_problems", **splits)
+    return shipped("word_problems")

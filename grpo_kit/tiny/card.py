@@ -11,6 +11,7 @@ import torch
 from scipy.stats import mannwhitneyu, spearmanr
 
 from grpo_kit.flow import Tool, Toolkit, agent_system, calculator, play
+from grpo_kit.flow.roles import read_action
 from grpo_kit.flow.toolbox import NOT_FOUND
 from grpo_kit.generation import reply
 from grpo_kit.models import Policy
@@ -144,7 +145,7 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
 
     questions = [S.make_subject("plan", rng, "test") for _ in range(n)]
     items = [S.plan_item(question, rng) for question in questions]
-    _, scores = graded(policy, items, S.read_step, S.plan_style, generator)
+    _, scores = graded(policy, items, lambda x: read_action(x).step, S.plan_style, generator)
     table["plan"] = {"next_step": scores["accuracy"], "by_style": scores["by_style"]}
     table["plan"]["episode_success"] = fmean(succeed(policy, questions, generator))
     return table

@@ -10,7 +10,7 @@ import re
 from functools import partial
 from itertools import takewhile
 
-from grpo_kit.flow.roles import TINY, read_action
+from grpo_kit.flow.roles import TINY
 from grpo_kit.rewards.judge.texts import CRITERIA, judge_prompt
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION, reference_question
 from grpo_kit.self_verification import verify_prompt
@@ -182,15 +182,10 @@ def _plan_request(question: ToolQuestion, rng: random.Random) -> tuple[str, Memo
     return request, memory, question.next_step(memory)
 
 
-def plan_item(question: ToolQuestion, rng: random.Random) -> tuple[dict, str]:
-    """A request to a planner, and the right step as `read_step` gives it."""
+def plan_item(question: ToolQuestion, rng: random.Random) -> tuple[dict, tuple]:
+    """A request to a planner, and the right step as `Action.step` has it."""
     request, _, step = _plan_request(question, rng)
-    return {"role": "user", "content": request}, "|".join(step_text(step))
-
-
-def read_step(text: str) -> str:
-    """A planner's decision: context, goal and tool, joined by `|`."""
-    return "|".join(read_action(text).step)
+    return {"role": "user", "content": request}, step_text(step)
 
 
 def sample_plan(question: ToolQuestion, rng: random.Random) -> list[dict]:

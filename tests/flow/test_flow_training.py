@@ -25,6 +25,7 @@ from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward
+from grpo_kit.tasks import Task
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.training import Learner, PromptBatches, train
 
@@ -37,7 +38,8 @@ CONFIG = GRPOConfig(
 
 @pytest.fixture(scope="module")
 def task():
-    return tool_questions(n_train=40, n_test=8)
+    task = tool_questions()
+    return Task(task.name, task.train.select(range(40)), task.test.select(range(8)))
 
 
 @pytest.fixture

@@ -54,8 +54,8 @@ def test_questions_hold_no_fact_and_need_one_to_four_calls(generated):
 
 def test_the_tools_lead_to_the_answer_by_results_alone():
     """Worked as a reader would: the second call depends on the first result."""
-    lookup, task = Lookup(catalogue_path()), tool_questions(n_train=3)
-    assert (len(task.train), len(task.test)) == (3, 500)
+    lookup, task = Lookup(catalogue_path()), tool_questions()
+    assert (len(task.train), len(task.test)) == (4000, 500)
     assert task.train.column_names == ["prompt", "answer", "catalogue", "kind", "calls"]
     for row in task.test:
         question, of = row["prompt"][0]["content"], {"catalogue": row["catalogue"]}

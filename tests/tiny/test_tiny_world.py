@@ -35,7 +35,7 @@ def test_every_value_of_a_chain_is_within_bounds_and_its_numbers_decide_the_spli
         expression = f"({expression}){operator}{amount}"
     assert problem.answer == eval(expression)  # the test's own arithmetic, of its own digits
     renamed = Problem(problem.start, problem.steps, "Zoe", "pens", ("wins", "drops"))
-    assert renamed.split == problem.split, "by the numbers alone"
+    assert renamed.numbers == problem.numbers, "by the numbers alone"
 
 
 @given(rng=rngs, style=st.sampled_from(list(problems.STYLE_SHARES)))
@@ -147,7 +147,8 @@ def test_a_plan_is_read_back_and_a_careful_one_is_a_step_from_numbers_that_it_re
 def test_progress_tells_the_plan_up_to_the_first_step_that_memory_lacks():
     question = make_tool_question(random.Random(0), "train", "discount")
     item, price = question.items[0], question.prices[0]
-    shop, less = question.shop, question.discount
+    shop = question.catalogue[question.items[0]].split()[-1]
+    less = int(question.catalogue[shop].split()[-1])
     stages = [
         f"{item}?",
         f"{item} {price}, shop {shop}, {shop}?",

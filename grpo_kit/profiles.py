@@ -46,8 +46,13 @@ class Profile:
         return self.adapters.get(self.task)
 
     def with_skills(self) -> Profile:
-        """This profile on the task whose warm-up taught to judge, verify and plan too."""
-        return replace(self, task="word_problems") if self.adapters else self
+        """This profile on the task whose warm-up taught to judge, verify and plan too.
+
+        There fewer steps show what a reward does: the answers have a style to be learnt.
+        """
+        if not self.adapters:
+            return self
+        return replace(self, task="word_problems", config=replace(self.config, max_steps=8))
 
     def with_policy(self, policy: str) -> Profile:
         """This profile with another policy; a warm-up is only added to the model it was made of."""

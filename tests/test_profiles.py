@@ -58,6 +58,7 @@ def test_each_profile_has_agents_around_its_planner(policy, monkeypatch):
 def test_smollm2_alone_is_warmed_up_and_for_the_task_at_hand(tmp_path):
     smol = PROFILES["smol"]
     assert smol.adapter == "smol-svamp" and smol.with_skills().adapter == "smol-skills"
+    assert smol.with_skills().config.max_steps < smol.config.max_steps
     assert PROFILES["tiny"].with_skills() is PROFILES["tiny"] and PROFILES["tiny"].adapter is None
     assert smol.with_policy(str(tmp_path)).adapter is None
     assert smol.with_policy("HuggingFaceTB/SmolLM2-135M-Instruct").adapter == "smol-svamp"

@@ -2,7 +2,8 @@
 
 With a small model, or one token a row, a CPU spends as long on what transformers does around the
 arithmetic as on the arithmetic. Here all tokens lie packed in one row, so no linear layer sees
-padding, and while sampling a group's prompt is kept once. Gradients reach the weights, LoRA's too.
+padding, and while sampling what the rows of a group have in common is computed once. Gradients
+reach the weights, LoRA's too.
 """
 
 from __future__ import annotations
@@ -264,11 +265,11 @@ def packed_states(model, dtype: torch.dtype, rollouts) -> tuple[Tensor, Tensor]:
 
 
 class GroupedDecoding:
-    """The rows being sampled: `logits` (B, V) of the token that comes next.
+    """The rows being sampled; `logits` (B, V) of the token that comes next on each of B branches.
 
-    The cache holds each prompt once, and a slot for each row of its group: a step's attention to a
-    prompt is one product for the whole group. Slots of rows that have left are taken out when half
-    are empty.
+    Rows of a prompt that are equal so far share a branch, which is computed once: at first each
+    prompt is one, and a branch divides where its rows differ. The cache holds each prompt once, and
+    slots for its branches: a step's attention to a prompt is one product for all of them.
     """
 
     def __init__(self, model, dtype, prompt_ids, prompt_index: Tensor, room: int) -> None:
@@ -287,29 +288,27 @@ class GroupedDecoding:
 
         with torch.autocast("cpu", enabled=False):
             states = self.decoder(ids, padding.columns, attend)[lengths.cumsum(0) - 1]
-        self.logits = self._logits(states)[prompt_index]
-        self.positions, self.length = lengths[prompt_index], 0
-        self._place(prompt_index)
+        self.logits, self.branch = self._logits(states), prompt_index  # of each row
+        self.positions, self.length = lengths, 0
+        self.slots, self.room = torch.arange(len(lengths)), 1  # of each branch; slots a prompt
         heads, width = self.decoder.kv_heads, self.decoder.head_dim
         # keys and values of each layer by time, so that a step writes them in one place
-        shape = len(self.prompts), 2, room, len(lengths), heads, self.rows, width
-        self.cache = torch.empty(shape)
-
-    def _place(self, prompt_index: Tensor) -> None:
-        """Give each row a slot: the next one of its prompt."""
-        rank = _rank(prompt_index)
-        self.rows = int(rank.max()) + 1
-        self.slots = prompt_index * self.rows + rank
+        self.cache = torch.empty(len(self.prompts), 2, room, len(lengths), heads, self.room, width)
 
     def _logits(self, states: Tensor) -> Tensor:
         padded = F.pad(states, (0, 0, 0, filler(len(states), states.dtype)))
         return F.linear(padded, self.head, self.bias)[: len(states)].float()
 
-    def step(self, tokens: Tensor) -> None:
-        """Run the newest token of each row, (B,)."""
+    def step(self, kept: Tensor, tokens: Tensor) -> None:
+        """Run the newest tokens (B,) of the rows that stay, `kept` (B,)."""
+        vocabulary = self.logits.shape[1]
+        pairs = self.branch[kept] * vocabulary + tokens
+        pairs, self.branch = pairs.unique(return_inverse=True)
+        self._divide(pairs // vocabulary)
         self.length += 1
         with torch.autocast("cpu", enabled=False):
-            self.logits = self._logits(self.decoder(tokens, self.positions, self._attend))
+            states = self.decoder(pairs % vocabulary, self.positions, self._attend)
+            self.logits = self._logits(states)
         self.positions = self.positions + 1
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -337,29 +336,49 @@ class GroupedDecoding:
         mixed = mixed.view(prompts, heads, rows, -1).transpose(1, 2).reshape(prompts * rows, -1)
         return mixed.index_select(0, self.slots).view_as(q)
 
-    def keep(self, rows: Tensor) -> None:
-        self.slots, self.positions = self.slots[rows], self.positions[rows]
-        prompts, heads = self.cache.shape[3:5]
-        if 2 * len(rows) > prompts * self.rows:
-            return
-        before, size = self.slots, self.rows
-        used, index = (before // size).unique(return_inverse=True)
-        self._place(index)
-        source = torch.zeros(len(used) * self.rows, dtype=torch.long)  # an empty slot: anything
-        source[self.slots] = before
-        prompt, row = source.view(len(used), 1, -1) // size, source.view(len(used), 1, -1) % size
-        place = ((prompt * heads + torch.arange(heads)[:, None]) * size + row).flatten()
-        old, n = self.cache.flatten(3, 5), self.length
-        self.cache = old.new_empty(*old.shape[:3], len(used), heads, self.rows, old.shape[-1])
-        self.cache.flatten(3, 5)[:, :, :n] = old[:, :, :n].index_select(3, place)
-        self.prompts = [(keys[used], values[used]) for keys, values in self.prompts]
-        self.hidden = self.hidden[used]
+    def _divide(self, parents: Tensor) -> None:
+        """Go on with a branch for each of `parents` (B,), ascending; one that divides is repeated.
+
+        The first of each stays in its slot, the others get a copy of it in a free one. Where these
+        run out, or are too many, the cache is made anew with as many as are needed.
+        """
+        self.positions = self.positions[parents]
+        old, before, size = self.cache, self.slots[parents], self.room
+        used, prompt = (before // size).unique(return_inverse=True)
+        needed = 1 << (int(prompt.bincount().max()) - 1).bit_length()
+        if needed > size or 2 * len(used) * needed <= old.shape[3] * size:
+            moved = torch.ones(len(parents), dtype=torch.bool)
+            self.room, self.slots = needed, prompt * needed + equal_rank(prompt)
+            shape = *old.shape[:3], len(used), old.shape[4], needed, old.shape[6]
+            self.cache = old.new_empty(shape)
+            self.prompts = [(keys[used], values[used]) for keys, values in self.prompts]
+            self.hidden = self.hidden[used]
+        else:
+            moved = equal_rank(parents) > 0
+            free = torch.ones(old.shape[3], size, dtype=torch.bool)
+            free.view(-1)[before] = False
+            free = free.argsort(dim=1, descending=True, stable=True)
+            prompt = before[moved] // size
+            self.slots = before.clone()
+            self.slots[moved] = prompt * size + free[prompt, equal_rank(prompt)]
+        if self.length and moved.any():
+            places = _places(old, before[moved])
+            new = self.cache.flatten(3, 5)[:, :, : self.length]
+            copied = old.flatten(3, 5)[:, :, : self.length].index_select(3, places)
+            new.index_copy_(3, _places(self.cache, self.slots[moved]), copied)
 
 
-def _rank(prompt_index: Tensor) -> Tensor:
-    """The place of each row among those of its prompt."""
-    counts = prompt_index.bincount()
-    order = prompt_index.argsort(stable=True)
+def _places(cache: Tensor, slots: Tensor) -> Tensor:
+    """Where the heads of slots (B,) lie in a cache flattened over prompts, heads and slots."""
+    heads, room = cache.shape[4:6]
+    prompt, slot = slots // room, slots % room
+    return ((prompt[:, None] * heads + torch.arange(heads)) * room + slot[:, None]).flatten()
+
+
+def equal_rank(index: Tensor) -> Tensor:
+    """The place of each entry among those equal to it."""
+    counts, order = index.bincount(), index.argsort(stable=True)
     rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order)) - (counts.cumsum(0) - counts)[prompt_index[order]]
+    first = (counts.cumsum(0) - counts)[index[order]]
+    rank[order] = torch.arange(len(order), device=index.device) - first
     return rank

@@ -1,7 +1,8 @@
-"""Sample complete groups, fast: prefill each prompt once, let finished rows leave.
+"""Sample complete groups, fast: what rows have in common runs once, finished rows leave.
 
 `generate` works with any transformers causal LM. Each prompt runs once and its cache serves its
-whole group; a row that has ended leaves batch and cache; log-probabilities come along.
+whole group; on a CPU, answers that begin alike are one until they differ; a row that has ended
+leaves batch and cache; log-probabilities come along.
 `completion_logps` scores given completions, with gradient, and shares prompts in the same way.
 """
 
@@ -19,7 +20,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicLayer
 
-from grpo_kit.decoder import GroupedDecoding, can_read, filler, length_parts, packed_states
+from grpo_kit.decoder import (
+    GroupedDecoding,
+    can_read,
+    equal_rank,
+    filler,
+    length_parts,
+    packed_states,
+)
 
 if TYPE_CHECKING:
     from grpo_kit.models import Policy
@@ -153,46 +161,46 @@ def generate(
         else:
             decoding = _Decoding(model, *arguments, pad_token_id)
         for t in range(max_new_tokens):
+            branch = decoding.branch  # of each row: those that are equal so far may share one
             scores = decoding.logits.float() / temperature
             scores -= scores.amax(dim=1, keepdim=True)
             weights = scores.exp()  # the probabilities times their total
             cumulative = weights.cumsum(dim=1)
             total = cumulative[:, -1]
             if draws < n:
-                tokens = scores.argmax(dim=-1)
+                tokens = scores.argmax(dim=-1)[branch]
             if draws:  # by inverting the distribution function
                 # drawn for all rows, so that a row's number does not depend on who has left
                 source = generator.device if generator else device
                 uniform[drawn] = torch.rand(draws, generator=generator, device=source).to(device)
-                threshold = (uniform[rows] * total)[:, None]
+                rank = equal_rank(branch)
+                threshold = total.new_zeros(len(total), int(rank.max()) + 1)
+                threshold[branch, rank] = uniform[rows] * total[branch]
                 # right=True steps over tokens of probability 0
-                found = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+                found = torch.searchsorted(cumulative, threshold, right=True)[branch, rank]
                 found = found.clamp(max=weights.shape[1] - 1)
                 tokens = torch.where(drawn[rows], found, tokens) if draws < n else found
             completion_ids[rows, t] = tokens
             mask[rows, t] = True
-            logps[rows, t] = scores.gather(1, tokens[:, None])[:, 0] - total.log()
+            logps[rows, t] = scores[branch, tokens] - total.log()[branch]
             # a token that cannot come adds nothing: 0 times a finite number
             scores.clamp_(min=torch.finfo(torch.float32).min)
             mean = torch.bmm(weights[:, None], scores[:, :, None])[:, 0, 0] / total
-            entropies[rows, t] = total.log() - mean
+            entropies[rows, t] = (total.log() - mean)[branch]
 
             ended = torch.isin(tokens, eos)
-            if ended.any():
-                finished[rows[ended]] = True
-                kept = _fill_holes(~ended)
-                if not len(kept):
-                    break
-                rows, tokens = rows[kept], tokens[kept]
-                decoding.keep(kept)
-            if t + 1 < max_new_tokens:
-                decoding.step(tokens)
+            finished[rows[ended]] = True
+            kept = (~ended).nonzero()[:, 0]
+            if not len(kept) or t + 1 == max_new_tokens:
+                break
+            rows = rows[kept]
+            decoding.step(kept, tokens[kept])
     by_token = (tensor[:, : t + 1] for tensor in (completion_ids, mask, logps, entropies))
     return Rollouts([list(ids) for ids in prompt_ids], prompt_index, *by_token, finished)
 
 
 class _Decoding:
-    """The rows being sampled: their cache and the `logits` (B, V) of the token that comes next."""
+    """The rows being sampled, each a branch: their cache, and the `logits` (B, V) of what comes."""
 
     def __init__(self, model, prompt_ids, prompt_index: Tensor, room: int, pad_token_id: int):
         prompts = prompt_ids, pad_token_id, prompt_index.device
@@ -203,21 +211,23 @@ class _Decoding:
             if type(layer) is DynamicLayer:  # another kind stays as it is
                 self.cache.layers[i] = _RoomyLayer(layer, room)
         self.logits = output.logits[prompt_index, -1]
+        self.branch = torch.arange(len(prompt_index), device=prompt_index.device)
         attention = attention[prompt_index]
         self.position, self.width = attention.sum(dim=1, keepdim=True), attention.shape[1]
         self.attention = torch.nn.functional.pad(attention, (0, room), value=1)
 
-    def step(self, tokens: Tensor) -> None:
-        """Run the newest token of each row, (B,)."""
+    def step(self, kept: Tensor, tokens: Tensor) -> None:
+        """Run the newest tokens (B,) of the rows that stay, `kept` (B,)."""
+        if len(kept) < len(self.branch):
+            self.branch, order = _fill_holes(self.branch[kept])
+            self.cache.batch_select_indices(order)
+            self.attention, self.position = self.attention[order], self.position[order]
         self.width += 1
         where = {"attention_mask": self.attention[:, : self.width], "position_ids": self.position}
         cache = {"past_key_values": self.cache, "use_cache": True}
-        output = self.model(input_ids=tokens[:, None], **where, **cache)
+        by_place = torch.empty_like(tokens).index_copy_(0, self.branch, tokens)
+        output = self.model(input_ids=by_place[:, None], **where, **cache)
         self.logits, self.position = output.logits[:, -1], self.position + 1
-
-    def keep(self, rows: Tensor) -> None:
-        self.cache.batch_select_indices(rows)
-        self.attention, self.position = self.attention[rows], self.position[rows]
 
 
 @contextmanager
@@ -255,12 +265,18 @@ def reply(
     return Rollouts.concatenate(parts)
 
 
-def _fill_holes(alive: Tensor) -> Tensor:
-    """Indices of the rows that stay, (M,): the last fill the holes, so that few rows move."""
-    m = int(alive.sum())
-    kept = torch.arange(m, device=alive.device)
-    kept[~alive[:m]] = alive[m:].nonzero()[:, 0] + m
-    return kept
+def _fill_holes(places: Tensor) -> tuple[Tensor, Tensor]:
+    """New places (M,), 0 to M - 1, of those that stay, and which old one each of these takes.
+
+    Only the last move, into the holes, so that few rows are copied.
+    """
+    m = len(places)
+    stay = places < m
+    hole = torch.ones(m, dtype=torch.bool, device=places.device)
+    hole[places[stay]] = False
+    new = places.clone()
+    new[~stay] = hole.nonzero()[:, 0]
+    return new, torch.empty_like(places).index_copy_(0, new, places)
 
 
 class _RoomyLayer(DynamicLayer):

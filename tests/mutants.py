@@ -159,11 +159,11 @@ MUTANTS = (
     ),
     Mutant(
         "rows-mixed-up",
-        "When finished rows leave the batch, their places are filled in the cache but not in the "
-        "list of rows, so that completions are mixed up.",
+        "When finished rows leave the batch, they leave the cache but not the list of newest "
+        "tokens, so that completions are mixed up.",
         "grpo_kit/generation.py",
-        "rows, tokens = rows[kept], tokens[kept]",
-        "rows, tokens = rows[~ended], tokens[kept]",
+        "decoding.step(kept, tokens[kept])",
+        "decoding.step(kept, tokens[: len(kept)])",
         "tests/test_generation.py::test_sampler_and_scorer_agree_with_a_plain_log_softmax[0.7]",
     ),
     Mutant(

@@ -147,14 +147,15 @@ def test_a_cache_with_room_holds_what_transformers_own_would(seed):
         new = states(1)
         for ours, theirs in zip(roomy.update(*new), own.update(*new), strict=True):
             assert torch.equal(ours, theirs)
-        alive = torch.tensor([chance.random() < 0.8 for _ in range(rows)])
-        kept = generation._fill_holes(alive)
-        assert sorted(kept.tolist()) == alive.nonzero()[:, 0].tolist()
-        rows = len(kept)
+        places = torch.tensor([i for i in range(rows) if chance.random() < 0.8], dtype=torch.long)
+        places = places[torch.randperm(len(places))]
+        new, order = generation._fill_holes(places)
+        assert sorted(new.tolist()) == list(range(len(places))) and torch.equal(order[new], places)
+        rows = len(places)
         if not rows:
             break
         for layer in (roomy, own):
-            layer.batch_select_indices(kept)
+            layer.batch_select_indices(order)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -175,6 +176,29 @@ def test_the_likeliest_and_samples_share_a_prompt(policy):
     sampled = sample(policy, PROMPTS, 3, seed=1).completion_lists()
     assert together[::4] == greedy(policy)
     assert [row for i, row in enumerate(together) if i % 4] == sampled
+
+
+def test_rows_that_are_equal_so_far_run_once(policy, monkeypatch):
+    """As many tokens as there are beginnings; and each row is still its own."""
+    run, forward = [], decoder.Decoder.__call__
+
+    def counted(self, ids, *arguments):
+        run.append(len(ids))
+        return forward(self, ids, *arguments)
+
+    monkeypatch.setattr(decoder.Decoder, "__call__", counted)
+    rollouts = sample(policy, PROMPTS, 9, seed=0, temperature=0.2)
+    prompts, rows = rollouts.prompt_index.tolist(), rollouts.completion_lists()
+    beginnings = {
+        (prompt, *row[:length])
+        for prompt, row in zip(prompts, rows, strict=True)
+        for length in range(1, len(row))
+    }
+    together = sum(len(row) - 1 for row in rows)
+    assert sum(run[1:]) == len(beginnings) < 0.9 * together
+    options = {"temperature": 0.2, "pad_token_id": policy.pad_token_id}
+    logps, _ = completion_logps(policy.model, rollouts, **options)
+    torch.testing.assert_close(logps, rollouts.logps, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("part_tokens", [1, 40, 1024])

@@ -200,50 +200,67 @@ def _flat(prompt_ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 
 class PackedCompletions:
-    """Prompts and the completions of their groups in one row: each prompt is run once.
+    """Prompts and the completions of their groups in one row: what they share is run once.
 
-    `states` (N, T): which of the row's hidden states predicts each token of a completion.
+    Completions of a prompt that begin alike are one until they differ. `states` (N, T): which of
+    the row's hidden states predicts each token of a completion.
     """
 
     def __init__(self, prompt_ids, prompt_index: Tensor, completion_ids: Tensor, lengths: Tensor):
         ids, sizes = _flat(prompt_ids)
         run = (lengths - 1).clamp(min=0)  # the last token predicts nothing
-        self.prompts = _Padding(sizes, int(sizes.max()))
-        self.parts: list[tuple] = []  # of rows alike in length: padding, prompts, mask
-        self.states = torch.zeros(len(run), max(int(lengths.max()), 1), dtype=torch.long)
+        self.prompts, columns = _Padding(sizes, int(sizes.max())), max(int(lengths.max()), 1)
+        self.states = torch.zeros(len(run), columns, dtype=torch.long)
         self.states[:, 0] = (sizes.cumsum(0) - 1)[prompt_index]
         tokens, positions, n = [ids], [self.prompts.columns], len(ids)
+        firsts: list[Tensor] = []  # of each beginning, a row that has it
+        for t in range(columns - 1):
+            rows = (t < run).nonzero()[:, 0]
+            begun, which = equal_pairs(self.states[rows, t], completion_ids[rows, t])
+            firsts.append(torch.empty_like(begun).index_copy_(0, which, rows))
+            tokens.append(completion_ids[firsts[-1], t])
+            positions.append(sizes[prompt_index[firsts[-1]]] + t)
+            self.states[rows, t + 1] = n + which
+            n += len(begun)
+        self.ids, self.positions = torch.cat(tokens), torch.cat(positions)
+
+        self.parts: list[tuple] = []  # of rows alike in length: their states, prompts, mask
+        starts, padded = torch.empty_like(run), 0  # where each row begins among all padded ones
         for rows in length_parts(run):
             width, index = max(int(run[rows].max()), 1), prompt_index[rows]
             longest = int(sizes[index].max())
-            padding = _Padding(run[rows], width)
             seen = self.prompts.mask[index, None, :longest].expand(-1, width, -1)
             causal = torch.ones(width, width, dtype=torch.bool).tril().expand(len(rows), -1, -1)
-            self.parts.append((padding, index, longest, torch.cat([seen, causal], dim=2)[:, None]))
-            row, column = padding.mask.nonzero(as_tuple=True)
-            tokens.append(completion_ids[rows[row], column])
-            positions.append(sizes[index][row] + column)
-            self.states[rows[row], column + 1] = torch.arange(n, n + len(row))
-            n += len(row)
-        self.ids, self.positions = torch.cat(tokens), torch.cat(positions)
+            own = F.pad(self.states[rows], (0, 1))[:, 1 : width + 1]
+            self.parts.append((own, index, longest, torch.cat([seen, causal], dim=2)[:, None]))
+            starts[rows] = padded + torch.arange(len(rows)) * width
+            padded += len(rows) * width
+        places = [starts[first] + t for t, first in enumerate(firsts)]
+        self.places = torch.cat(places) if places else starts[:0]  # of beginnings, likewise
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        grouped, sizes = q.shape[1] != k.shape[1], [len(part[0].places) for part in self.parts]
-        of_prompts, *rows = zip(
-            *(x.split([len(self.prompts.places), *sizes]) for x in (q, k, v)), strict=True
-        )
-        prompts = [self.prompts.pad(x) for x in of_prompts]
+        grouped, n = q.shape[1] != k.shape[1], len(self.prompts.places)
+        prompts = [self.prompts.pad(x[:n]) for x in (q, k, v)]
         mixed = F.scaled_dot_product_attention(*prompts, is_causal=True, enable_gqa=grouped)
-        packed = [self.prompts.pack(mixed)]
-        for own, (padding, index, longest, mask) in zip(rows, self.parts, strict=True):
-            query, *own = (padding.pad(x) for x in own)
+        of_prompts, rows = self.prompts.pack(mixed), []
+        for states, index, longest, mask in self.parts:
+            of_rows = (x.index_select(0, states.flatten()) for x in (q, k, v))
+            query, *own = (x.view(*states.shape, *x.shape[1:]).transpose(1, 2) for x in of_rows)
             pairs = zip(prompts[1:], own, strict=True)
             key, value = (torch.cat([x[index, :, :longest], y], dim=2) for x, y in pairs)
             mixed = F.scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, enable_gqa=grouped
             )
-            packed.append(padding.pack(mixed))
-        return torch.cat(packed)
+            rows.append(mixed.transpose(1, 2).flatten(0, 1))
+        return torch.cat([of_prompts, torch.cat(rows).index_select(0, self.places)])
+
+
+def equal_pairs(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The different pairs of a state and the token that follows, (P,), and which one each is, (B,).
+
+    A pair is the number state * 2**32 + token.
+    """
+    return (states * 2**32 + tokens).unique(return_inverse=True)
 
 
 def length_parts(lengths: Tensor) -> tuple[Tensor, ...]:
@@ -252,8 +269,11 @@ def length_parts(lengths: Tensor) -> tuple[Tensor, ...]:
     return lengths.argsort(stable=True).tensor_split(min(max(parts, 1), 8, len(lengths)))
 
 
-def packed_states(model, dtype: torch.dtype, rollouts) -> tuple[Tensor, Tensor]:
-    """The states (M, H) that predict the unmasked tokens, and their places in the flat mask."""
+def packed_states(model, dtype: torch.dtype, rollouts) -> tuple[Tensor, Tensor, Tensor]:
+    """What predicts the unmasked tokens (M), of those equal so far once (P).
+
+    The hidden states (P, H), the tokens (P,) that they predict, and which one each of M is, (M,).
+    """
     mask = rollouts.mask
     packed = PackedCompletions(
         rollouts.prompt_ids, rollouts.prompt_index, rollouts.completion_ids, mask.sum(dim=1)
@@ -261,7 +281,9 @@ def packed_states(model, dtype: torch.dtype, rollouts) -> tuple[Tensor, Tensor]:
     with torch.autocast("cpu", enabled=False):
         states = Decoder(model, dtype)(packed.ids, packed.positions, packed.attend)
     real = mask[:, : packed.states.shape[1]]
-    return states.index_select(0, packed.states[real]), mask.flatten().nonzero()[:, 0]
+    tokens = rollouts.completion_ids[:, : packed.states.shape[1]][real]
+    pairs, which = equal_pairs(packed.states[real], tokens)
+    return states.index_select(0, pairs >> 32), pairs % 2**32, which
 
 
 class GroupedDecoding:
@@ -301,13 +323,11 @@ class GroupedDecoding:
 
     def step(self, kept: Tensor, tokens: Tensor) -> None:
         """Run the newest tokens (B,) of the rows that stay, `kept` (B,)."""
-        vocabulary = self.logits.shape[1]
-        pairs = self.branch[kept] * vocabulary + tokens
-        pairs, self.branch = pairs.unique(return_inverse=True)
-        self._divide(pairs // vocabulary)
+        pairs, self.branch = equal_pairs(self.branch[kept], tokens)
+        self._divide(pairs >> 32)
         self.length += 1
         with torch.autocast("cpu", enabled=False):
-            states = self.decoder(pairs % vocabulary, self.positions, self._attend)
+            states = self.decoder(pairs % 2**32, self.positions, self._attend)
             self.logits = self._logits(states)
         self.positions = self.positions + 1
 

@@ -323,13 +323,16 @@ def completion_logps(
     decoder, head = _decoder_and_head(model)
     mask = rollouts.mask
     if can_read(model):
-        states, place = packed_states(model, arithmetic(head.weight), rollouts)
+        states, targets, which = packed_states(model, arithmetic(head.weight), rollouts)
+        place = mask.flatten().nonzero()[:, 0]
     else:
         states, place = _cached_states(decoder, rollouts, pad_token_id)
-    targets = rollouts.completion_ids.flatten()[place]
+        targets, which = rollouts.completion_ids.flatten()[place], slice(None)
     scores = token_logps(head, states, targets, temperature)
     empty = torch.zeros(mask.numel(), device=mask.device)
-    logps, entropies = (empty.index_put((place,), score).view(mask.shape) for score in scores)
+    logps, entropies = (
+        empty.index_put((place,), score[which]).view(mask.shape) for score in scores
+    )
     return logps, entropies
 
 

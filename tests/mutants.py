@@ -177,9 +177,9 @@ MUTANTS = (
     Mutant(
         "logps-shifted",
         "Log-probabilities are off by one: each position is scored with the token before its own.",
-        "grpo_kit/generation.py",
-        "targets = rollouts.completion_ids.flatten()[place]",
-        "targets = rollouts.completion_ids.roll(1, dims=1).flatten()[place]",
+        "grpo_kit/decoder.py",
+        "tokens = rollouts.completion_ids[:, : packed.states.shape[1]][real]",
+        "tokens = rollouts.completion_ids.roll(1, dims=1)[:, : packed.states.shape[1]][real]",
         "tests/test_generation.py::test_sampler_and_scorer_agree_with_a_plain_log_softmax[1.0]",
     ),
     Mutant(

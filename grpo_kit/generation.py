@@ -173,12 +173,7 @@ def generate(
                 # drawn for all rows, so that a row's number does not depend on who has left
                 source = generator.device if generator else device
                 uniform[drawn] = torch.rand(draws, generator=generator, device=source).to(device)
-                rank = equal_rank(branch)
-                threshold = total.new_zeros(len(total), int(rank.max()) + 1)
-                threshold[branch, rank] = uniform[rows] * total[branch]
-                # right=True steps over tokens of probability 0
-                found = torch.searchsorted(cumulative, threshold, right=True)[branch, rank]
-                found = found.clamp(max=weights.shape[1] - 1)
+                found = _drawn(cumulative, uniform[rows] * total[branch], branch)
                 tokens = torch.where(drawn[rows], found, tokens) if draws < n else found
             completion_ids[rows, t] = tokens
             mask[rows, t] = True
@@ -197,6 +192,16 @@ def generate(
             decoding.step(kept, tokens[kept])
     by_token = (tensor[:, : t + 1] for tensor in (completion_ids, mask, logps, entropies))
     return Rollouts([list(ids) for ids in prompt_ids], prompt_index, *by_token, finished)
+
+
+def _drawn(cumulative: Tensor, thresholds: Tensor, branch: Tensor) -> Tensor:
+    """For each row's threshold (N,) the token whose share of its branch's (B, V) it falls into."""
+    rank = equal_rank(branch)
+    sought = thresholds.new_zeros(len(cumulative), int(rank.max()) + 1)
+    sought[branch, rank] = thresholds
+    # right=True steps over tokens of probability 0
+    found = torch.searchsorted(cumulative, sought, right=True)[branch, rank]
+    return found.clamp(max=cumulative.shape[1] - 1)
 
 
 class _Decoding:

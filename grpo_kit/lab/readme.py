@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 
 from grpo_kit.course.plots import labelled_curves
 from grpo_kit.lab import bench, speedrun, step_profile
 from grpo_kit.lab.claims import claims_text, reported_claims
 from grpo_kit.lab.experiments import load_current
-from grpo_kit.lab.records import CHECKOUT
+from grpo_kit.lab.records import CHECKOUT, NOTEBOOKS, by_arm, load
 from grpo_kit.lab.report import HEADINGS, VERDICTS, write_report
 from grpo_kit.lab.statistics import power
 from grpo_kit.lab.summary import markdown_table, number, reported, summary_text
@@ -67,6 +68,7 @@ def pages(checkout: str | Path = CHECKOUT) -> dict[Path, str]:
         for one in json.loads((results / "mutants.json").read_bytes())
     ]
     parts = {
+        Path(checkout) / "README.md": {"minutes": minutes(results)},
         results / "README.md": measured(results),
         tests / "README.md": {"mutants": markdown_table(["break", "noticed by"], *breaks)},
     }
@@ -113,6 +115,19 @@ def real(results: Path) -> str:
         if name in ran
     )
     return "\n".join(tables) or "None has been run yet.\n"
+
+
+def minutes(results: Path) -> str:
+    """Markdown table: how long each notebook took with each profile, the median of its runs."""
+    head, rows = ["minutes of notebook", "processor"], []
+    for profile in ("tiny", "smol"):
+        runs = by_arm(load(results, profile, NOTEBOOKS)[0])
+        head += sorted({arm[:2] for arm in runs} - {*head})
+        seconds = {arm[:2]: [run.seconds for run in of.values()] for arm, of in runs.items()}
+        machines = {run.machine["processor"] for of in runs.values() for run in of.values()}
+        took = (f"{median(seconds[n]) / 60:.0f}" if n in seconds else "–" for n in head[2:])
+        rows.append((f"`{profile}`", ", ".join(sorted(machines)), *took))
+    return markdown_table(head, *rows)
 
 
 def test_sets(folder: Path) -> str:

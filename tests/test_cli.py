@@ -47,6 +47,7 @@ def test_the_command_line_imports_nothing_heavy(run_python):
         ("train --vllm verl", "'verl' is not one of 'colocate', 'server'"),
         ("train --vllm-share 20", "--vllm-share"),
         ("train --data a_file", "word_problems comes with the kit: leave out --data a_file"),
+        ("train --profile smoke --output a_file/out", "cannot write to the output folder"),
         ("reproduce --notebooks nowhere", "there are no notebooks in nowhere"),
         ("pretrain --problems 1", "--problems"),
         ("pretrain --processes 0", "--processes"),

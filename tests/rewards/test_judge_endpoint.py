@@ -7,11 +7,11 @@ import logging
 import re
 import shutil
 import socket
-import statistics
 import threading
 import time
 import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest.mock import create_autospec
 
 import pytest
 from datasets import Dataset
@@ -21,6 +21,7 @@ from test_judge import outcomes_of, response_in, rewards_of
 from grpo_kit import training
 from grpo_kit.config import GRPOConfig
 from grpo_kit.models import load_policy
+from grpo_kit.objective import group_advantages
 from grpo_kit.paths import data_dir
 from grpo_kit.rewards import EndpointJudge, LocalJudge, QualityJudgeReward
 from grpo_kit.rewards.judge import Failure, Reply, quality_prompt, tiny_prompt
@@ -343,12 +344,8 @@ def three_in_ten(n, body):
 
 
 def test_a_run_with_three_faults_in_ten_scores_none_of_them(policy, tmp_path, monkeypatch, server):
-    batches, real = [], training.Learner.update
-
-    def spy(learner, batch, **options):
-        batches.append(batch)
-        return real(learner, batch, **options)
-
+    update = training.Learner.update
+    spy = create_autospec(update, side_effect=update)
     monkeypatch.setattr(training.Learner, "update", spy)
     questions = [f"How many are {'a' * i}?" for i in range(6)]
     rows = [{"prompt": [{"role": "user", "content": question}]} for question in questions]
@@ -360,6 +357,7 @@ def test_a_run_with_three_faults_in_ten_scores_none_of_them(policy, tmp_path, mo
     judge = judge_at(server.reset(three_in_ten), timeout=1.0, max_retries=1)
     reward = QualityJudgeReward(judge, cache_dir=tmp_path / "cache")
     run = training.train(policy, task, [reward], config, output_dir=tmp_path / "r", seed=0)
+    batches = [call.args[1] for call in spy.call_args_list]
     assert run.history[-1]["step"] == 2 and len(batches) == 2
 
     mixed_groups = unscored = 0
@@ -374,11 +372,8 @@ def test_a_run_with_three_faults_in_ten_scores_none_of_them(policy, tmp_path, mo
             assert scored == pytest.approx({i: expected(text) for i, text in prompts_of.items()})
             mixed_groups += 0 < len(scored) < 4
             unscored += 4 - len(scored)
-            spread = statistics.stdev(scored.values()) if len(scored) > 1 else 0.0
-            mean = statistics.fmean(scored.values()) if scored else 0.0
-            for i in range(start, start + 4):
-                wanted = (scored.get(i, mean) - mean) / (spread + 1e-4)
-                assert batch.advantages[i].item() == pytest.approx(wanted, abs=1e-4)
+        wanted = group_advantages(batch.rewards_per_func[:, 0], 4)
+        assert batch.advantages.tolist() == pytest.approx(wanted.tolist(), abs=1e-4)
     assert mixed_groups > 0, "some groups lost some of their completions"
     assert 0 < reward.totals["failed"] <= unscored < 16
     assert len([name for name in reward.totals if name.startswith("failed/")]) >= 2

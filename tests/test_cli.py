@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -30,9 +31,10 @@ def test_every_command_explains_itself():
         assert command in text and invoke(command, "--help").exit_code == 0
 
 
-def test_the_command_line_imports_nothing_heavy(run_python):
-    heavy = {"torch", "transformers", "datasets", "papermill", "matplotlib", "pandas", "numpy"}
-    assert not heavy & {*run_python("import grpo_kit.cli, sys; print(*sys.modules)").split()}
+def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
+    heavy = "torch transformers trl datasets papermill matplotlib pandas numpy"
+    code = "import grpo_kit.cli, grpo_kit.tasks.published, grpo_kit.rewards, sys"
+    assert not {*heavy.split()} & {*run_python(f"{code}; print(*sys.modules)").split()}
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,7 @@ def test_the_command_line_imports_nothing_heavy(run_python):
         ("train --vllm verl", "'verl' is not one of 'colocate', 'server'"),
         ("train --vllm-share 20", "--vllm-share"),
         ("train --data a_file", "word_problems comes with the kit: leave out --data a_file"),
+        ("train --profile smoke --output a_file/out", "cannot write to the output folder"),
         ("reproduce --notebooks nowhere", "there are no notebooks in nowhere"),
         ("pretrain --problems 1", "--problems"),
         ("pretrain --processes 0", "--processes"),
@@ -215,17 +218,13 @@ def test_pretrain_writes_a_base_and_its_card(tmp_path, monkeypatch):
 
 
 def test_claims_chooses_the_arms_that_test_some(tmp_path, monkeypatch):
-    chosen_arms = []
-
-    def no_runs(*given, arms, **options):
-        chosen_arms.append(arms)
-        raise RuntimeError("not now")
-
+    no_runs = Mock(side_effect=RuntimeError("not now"))
     monkeypatch.setattr(grid, "run_grid", no_runs)
     monkeypatch.chdir(tmp_path)
     invoke("run", "flow", "--claims", "--output", "results", "--seeds", "5-9")
     invoke("run", "flow", "--output", "results")
-    assert chosen_arms == [["trajectory", "offline traces"], None]
+    chosen = [call.kwargs["arms"] for call in no_runs.call_args_list]
+    assert chosen == [["trajectory", "offline traces"], None]
 
 
 def test_plan_says_whether_a_run_fits():

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from grpo_kit.models import frozen_copy, load_policy, reference_of, weights_hash
+from grpo_kit.models import load_policy, reference_of
 
 PROMPT = [{"role": "user", "content": "Mia has 3 coins."}]
 
@@ -72,16 +72,6 @@ def test_the_reference_stays_what_the_policy_was(saved_policy, lora_rank):
         torch.testing.assert_close(model(ids).logits, before)
         assert (model is policy.model) == bool(lora_rank), "with LoRA no second copy of the weights"
     assert not torch.allclose(policy.model(ids).logits, before)
-
-
-def test_a_frozen_copy_is_independent(policy):
-    copied = frozen_copy(policy)
-    assert not any(p.requires_grad for p in copied.model.parameters())
-    hashes = [weights_hash(p.model.parameters(), samples=64) for p in (policy, copied)]
-    with torch.no_grad():
-        next(policy.model.parameters()).add_(1.0)
-    after = [weights_hash(p.model.parameters(), samples=64) for p in (policy, copied)]
-    assert hashes[0] == hashes[1] == after[1] != after[0]
 
 
 def test_a_folder_that_cannot_be_used_says_why(saved_policy, own_tokenizer):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from openai import OpenAI
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from toy import even_ids  # random weights answer nothing right: a reward with spread
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner
 
@@ -76,11 +77,6 @@ def profile(folder, gsm8k_folder):
     )  # fmt: skip
 
 
-def even(completion_ids, **columns):
-    """Random weights answer nothing right: a reward with spread."""
-    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
-
-
 def test_a_real_row_becomes_a_prompt_in_the_models_own_form(profile):
     policy, task = profile.load_policy(), profile.load_task()
     assert len(task.train) == 7473 and len(task.test) == 1319
@@ -108,7 +104,7 @@ def trained(request, profile, tmp_path):
     few = dataclasses.replace(task, train=task.train.select(range(16)))
     train = {"kit": training.train, "trl": trl_bridge.train}[request.param]
     run = train(
-        policy, few, [accuracy_reward, format_reward, even], profile.config,
+        policy, few, [accuracy_reward, format_reward, even_ids], profile.config,
         output_dir=tmp_path / "run", seed=0,
     )  # fmt: skip
     assert run.history[-1]["eval/n"] == 4 and run.history[-1]["grad_norm"] > 0

@@ -13,7 +13,7 @@ import torch
 from toy import TASK, configure, even_ids, without_times
 
 from grpo_kit.models import load_policy
-from grpo_kit.runs import CHECKPOINT, HISTORY, RUN, RunFiles
+from grpo_kit.runs import CHECKPOINT, HISTORY, RunFiles
 from grpo_kit.training import train
 
 CPU = torch.device("cpu")
@@ -85,28 +85,6 @@ def test_a_checkpoint_beside_the_history_of_another_run_is_refused(tmp_path, his
         files(tmp_path).resume(CPU)
 
 
-def test_a_finished_run_is_one_file_and_its_series_are_what_was_logged(tmp_path):
-    run = killed_after(tmp_path, 3).finish()
-    written = json.loads((tmp_path / RUN).read_text())
-    assert written["history"] == run.history == [row(1), row(2), row(3)]
-    assert written["seed"] == 0 and written["start"] == {"rewards": ["even_ids"]}
-    assert written["config"]["learning_rate"] == 1e-3
-    assert run.series("reward") == ([1, 2, 3], [0.25, 0.5, 0.75])
-    assert run.series("nothing") == ([], [])
-
-
-def test_steps_in_a_row_without_a_score_stop_the_run_and_say_what_to_do(tmp_path):
-    run = files(tmp_path, max_unscored_steps=2)
-    run.begin()
-    for step, scored in enumerate([False, True, False], start=1):
-        run.count_unscored(new := row(step), scored, ["judge"])
-        run.log(new)
-    message = "2 steps in a row .*step 4.* judge return; there is no checkpoint"
-    with pytest.raises(RuntimeError, match=message):
-        run.count_unscored(row(4), False, ["judge"])
-    assert steps_in(tmp_path / HISTORY) == [1, 2, 3, 4]
-
-
 def test_a_full_disk_leaves_the_last_checkpoint_good(tmp_path, monkeypatch):
     run = killed_after(tmp_path, 3)
 
@@ -119,12 +97,6 @@ def test_a_full_disk_leaves_the_last_checkpoint_good(tmp_path, monkeypatch):
         run.save_checkpoint(3)
     assert not list(tmp_path.glob(".*partial"))
     assert files(tmp_path).resume(CPU)["step"] == 2
-
-
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RuntimeError, match="cannot write to the output folder"):
-        files(tmp_path / "file" / "run")
 
 
 KILLED_RUN = """

@@ -3,8 +3,10 @@
 import hashlib
 import json
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -35,29 +37,22 @@ def reader(monkeypatch):
     """transformers' readers of GGUF, replaced; counts conversions."""
     made = []
 
-    class Reads:
-        @staticmethod
-        def from_pretrained(folder, gguf_file, **options):
-            made.append(gguf_file)
-            config = LlamaConfig(
-                hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
-                vocab_size=8, tie_word_embeddings=True,
-            )  # fmt: skip
-            config.quantization_config = {"quant_method": "gguf"}
-            return LlamaForCausalLM(config)
+    def read(folder, gguf_file, **options):
+        made.append(gguf_file)
+        config = LlamaConfig(
+            hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+            vocab_size=8, tie_word_embeddings=True,
+        )  # fmt: skip
+        config.quantization_config = {"quant_method": "gguf"}
+        return LlamaForCausalLM(config)
 
-        from_config = LlamaForCausalLM
+    def save(folder):
+        (folder / "tokenizer.json").write_text("{}")
 
-    class Tokenizer:
-        @staticmethod
-        def from_pretrained(folder, gguf_file):
-            return Tokenizer()
-
-        def save_pretrained(self, folder):
-            (folder / "tokenizer.json").write_text("{}")
-
-    monkeypatch.setattr(smollm2, "AutoModelForCausalLM", Reads)
-    monkeypatch.setattr(smollm2, "AutoTokenizer", Tokenizer)
+    models = SimpleNamespace(from_pretrained=read, from_config=LlamaForCausalLM)
+    tokenizers = Mock(**{"from_pretrained.return_value.save_pretrained": save})
+    monkeypatch.setattr(smollm2, "AutoModelForCausalLM", models)
+    monkeypatch.setattr(smollm2, "AutoTokenizer", tokenizers)
     return made
 
 
@@ -88,10 +83,7 @@ def test_what_is_not_whole_is_made_anew(package, reader, harm):
 
 
 def test_an_interrupted_conversion_leaves_nothing_behind(package, reader, monkeypatch):
-    def killed(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(smollm2, "write_atomic", killed)
+    monkeypatch.setattr(smollm2, "write_atomic", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         smollm2.converted()
     left = [path.suffix for path in smollm2.cache_dir().iterdir()]
@@ -99,13 +91,9 @@ def test_an_interrupted_conversion_leaves_nothing_behind(package, reader, monkey
 
 
 def test_two_processes_convert_once(package, reader):
-    folders = []
-    threads = [threading.Thread(target=lambda: folders.append(smollm2.converted())) for _ in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(folders)) == 1 and len(folders) == 2 and len(reader) == 1
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda _: smollm2.converted(), "ab")
+    assert one == other and len(reader) == 1
 
 
 def test_another_file_is_refused_by_its_hash(package, reader):
@@ -130,16 +118,11 @@ def test_a_cache_that_cannot_be_written_is_named(package, reader, monkeypatch, t
 
 
 def test_the_hubs_model_is_asked_for_at_its_commit(monkeypatch):
-    asked = []
-
-    def pretrained(name, revision, *rest):
-        asked.append((name, revision))
-        raise RuntimeError("asked")
-
+    pretrained = Mock(side_effect=RuntimeError("asked"))
     monkeypatch.setattr("grpo_kit.models._pretrained", pretrained)
     with pytest.raises(RuntimeError, match="asked"):
         load_policy(smollm2.ON_HUB)
-    assert asked == [(smollm2.ON_HUB, smollm2.REVISION)]
+    assert pretrained.call_args.args[:2] == (smollm2.ON_HUB, smollm2.REVISION)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import json
 import math
 import threading
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -35,19 +36,6 @@ def grad_norm(policy, change=lambda batch: None, **changes) -> float:
     return Learner(policy, config).update(batch)["grad_norm"]
 
 
-@pytest.fixture
-def losses(monkeypatch):
-    """What `policy_loss` is called with: a dict a call."""
-    calls, real = [], objective.policy_loss
-
-    def recorded(logps, **options):
-        calls.append({"logps": logps.detach(), **options})
-        return real(logps, **options)
-
-    monkeypatch.setattr(objective, "policy_loss", recorded)
-    return calls
-
-
 def test_a_reward_that_can_be_raised_is_raised(policy, tmp_path):
     config = configure(max_steps=25, generation_batch_size=32, learning_rate=5e-3, eval_prompts=0)
     run = train(policy, TASK, [even_ids], config, output_dir=tmp_path, seed=0)
@@ -69,6 +57,7 @@ def test_history_has_trls_names_and_is_written_as_it_goes(policy, tmp_path, caps
     lines = (tmp_path / "history.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == run.history
     assert json.loads((tmp_path / "run.json").read_text())["history"] == run.history
+    assert run.series("step") == ([0, 1, 2, 3], [0, 1, 2, 3]) and run.series("none") == ([], [])
     bar = capsys.readouterr().out.split("\r")[-1]
     assert bar.startswith("grpo: 100%") and "3/3" in bar and "pass@1=" in bar
 
@@ -111,14 +100,6 @@ def test_leaving_out_groups_without_spread_changes_no_gradient(new_policy, loss_
     assert stats["loss"] == pytest.approx(loss.item(), abs=1e-6)
 
 
-def test_optimiser_steps_of_one_batch_divide_by_an_even_share_of_its_tokens(policy, losses):
-    config = configure(per_device_train_batch_size=4)
-    batch = batch_of(policy, config)
-    Learner(policy, config).update(batch)
-    divisors = [float(call["num_items_in_batch"]) for call in losses]
-    assert divisors == [batch.rollouts.mask.sum() / 2] * 2
-
-
 def test_training_takes_log_probabilities_at_the_sampler_s_temperature(new_policy):
     """Else the truncated importance weights of an on-policy batch would not be 1."""
     for temperature, cap in ((0.6, 100.0), (1.0, 2.0)):
@@ -127,15 +108,6 @@ def test_training_takes_log_probabilities_at_the_sampler_s_temperature(new_polic
             for c in (None, cap)
         )
         assert weighted == pytest.approx(plain, rel=1e-4)
-
-
-def test_truncated_importance_weights_reach_the_loss(new_policy):
-    def less_likely_to_the_sampler(batch):
-        batch.rollouts.logps.sub_(1.0)  # e times: capped at 2
-
-    plain = grad_norm(new_policy(), importance_sampling_cap=2.0)
-    doubled = grad_norm(new_policy(), less_likely_to_the_sampler, importance_sampling_cap=2.0)
-    assert doubled == pytest.approx(2 * plain, rel=1e-4)
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -164,31 +136,11 @@ def test_what_is_left_out_is_not_in_the_divisor_either(new_policy):
 
 def test_groups_without_spread_change_nothing(policy, tmp_path):
     before = weights_of(policy)
-
-    def same(completions, **columns):
-        return [0.5] * len(completions)
-
-    run = train(policy, TASK, [same], CONFIG, output_dir=tmp_path, seed=0)
+    same = [lambda completions, **columns: [0.5] * len(completions)]
+    run = train(policy, TASK, same, CONFIG, output_dir=tmp_path, seed=0)
     assert torch.equal(before, weights_of(policy))
     assert run.history[-1]["frac_reward_zero_std"] == 1.0
     assert run.history[-1]["grad_norm"] == 0.0
-
-
-def test_fresh_rollouts_come_from_the_updated_weights(policy, tmp_path, monkeypatch):
-    """What the sampler noted in each step is what the weights of that moment say."""
-    real, moments = Learner.update, []
-
-    def checked(learner, batch, **options):
-        with torch.no_grad():
-            logps, _ = completion_logps(policy.model, batch.rollouts, pad_token_id=0)
-        torch.testing.assert_close(logps, batch.rollouts.logps, atol=1e-4, rtol=1e-4)
-        moments.append(weights_of(policy))
-        return real(learner, batch, **options)
-
-    monkeypatch.setattr(Learner, "update", checked)
-    config = configure(learning_rate=3e-2, eval_prompts=0)
-    train(policy, TASK, [even_ids], config, output_dir=tmp_path, seed=0)
-    assert len(moments) == 3 and not torch.equal(moments[0], moments[1])
 
 
 def test_the_reward_of_a_batch_is_the_weighted_sum_of_its_columns(policy):
@@ -199,20 +151,15 @@ def test_the_reward_of_a_batch_is_the_weighted_sum_of_its_columns(policy):
     assert rewards.max() > rewards.min()
 
 
-def test_second_update_from_one_batch_has_a_ratio(policy, losses):
+def test_second_update_from_one_batch_has_a_ratio(policy, monkeypatch):
+    spy = Mock(wraps=objective.policy_loss)
+    monkeypatch.setattr(objective, "policy_loss", spy)
     config = configure(num_iterations=2, learning_rate=3e-2)
     stats = Learner(policy, config).update(batch_of(policy, config))
-    first, second = losses
+    first, second = ({"logps": call.args[0], **call.kwargs} for call in spy.call_args_list)
     torch.testing.assert_close(second["old_logps"], first["logps"])
     assert not torch.allclose(second["old_logps"], second["logps"], atol=0.1)
     assert stats["clip_ratio/region_mean"] > 0, "the second should meet the clip"
-
-
-def test_reference_kl_is_zero_at_first_and_grows(policy, tmp_path):
-    config = configure(beta=0.01, learning_rate=1e-2)
-    run = train(policy, TASK, [even_ids], config, output_dir=tmp_path, seed=0)
-    _, kl = run.series("kl")
-    assert kl[0] == pytest.approx(0.0, abs=1e-6) and kl[-1] > 1e-4
 
 
 def test_rewards_can_be_normalised_before_they_are_summed(policy):
@@ -378,16 +325,20 @@ def test_what_a_reward_logs_is_in_the_history(policy, tmp_path):
     assert run.series("telling/step") == ([1, 2], [0.5, 1.5])
 
 
-def test_steps_without_any_score_are_counted_and_then_stop_the_run(policy, tmp_path):
+def test_steps_in_a_row_without_any_score_stop_the_run(policy, tmp_path):
+    scores = iter([None, 0.5, None, None, None])
+
     def unable(completions, **columns):
-        return [None] * len(completions)
+        return [next(scores)] * len(completions)
 
     before = weights_of(policy)
-    with pytest.raises(RuntimeError, match=r"for 3 steps in a row \(up to step 3\).* what unable"):
-        train(policy, TASK, [unable], configure(max_steps=9), output_dir=tmp_path, seed=0)
-    history = [json.loads(line) for line in (tmp_path / "history.jsonl").open()]
-    assert [row.get("unscored_steps") for row in history[1:]] == [1, 2, 3]
-    assert not [name for row in history for name in row if name.startswith("reward")]  # never 0
+    message = r"for 3 steps in a row \(up to step 5\).* what unable return; there is no checkpoint"
+    with pytest.raises(RuntimeError, match=message):
+        config = configure(max_steps=9, save_steps=0)
+        train(policy, TASK, [unable], config, output_dir=tmp_path, seed=0)
+    history = [json.loads(line) for line in (tmp_path / "history.jsonl").open()][1:]
+    assert [row.get("unscored_steps") for row in history] == [1, None, 1, 2, 3]
+    assert [row["step"] for row in history if "reward" in row] == [2], "never 0"
     assert torch.equal(before, weights_of(policy))
 
 
@@ -430,10 +381,8 @@ def test_pass_at_k_is_the_share_of_k_subsets_with_a_right_one(n, correct, k, exp
 
 
 def test_evaluation_counts_what_the_reward_calls_right_and_is_repeatable(policy):
-    def right(prompts, **columns):
-        return [1.0] * len(prompts)
-
     first, again = (evaluate(policy, TASK.test, CONFIG, seed=3) for _ in range(2))
     assert first == again and first["eval/n"] == 2
-    result = evaluate(policy, TASK.test, CONFIG, correct=right)
+    all_right = {"correct": lambda prompts, **columns: [1.0] * len(prompts)}
+    result = evaluate(policy, TASK.test, CONFIG, **all_right)
     assert result["eval/greedy"] == result["eval/pass@1"] == result["eval/pass@2"] == 1.0

@@ -150,14 +150,6 @@ def test_loss_and_gradient_are_trls(
 
 
 @of_each_loss
-def test_first_update_without_old_logps_is_trls(trainers, rollouts, loss_type):
-    trainer = trainers[0.7]
-    batch = set_up(trainer, rollouts, loss_type)
-    del batch["old_per_token_logps"]
-    assert_same(trainer, their_loss(trainer, batch), our_loss(trainer, batch), atol=1e-7)
-
-
-@of_each_loss
 def test_micro_batches_add_up_to_trls_accumulated_loss(trainers, rollouts, loss_type, monkeypatch):
     trainer = trainers[1.0]
     batch = set_up(trainer, rollouts, loss_type, beta=0.05)

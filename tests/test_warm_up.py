@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -59,10 +60,7 @@ def test_the_loss_falls_and_is_a_mean_over_tokens(policy, replies, tmp_path):
 def test_a_killed_warm_up_goes_on_where_it_stopped(policy, new_policy, replies, tmp_path):
     config, left = {"eval_steps": 2, "eval_on_start": False}, {}
     whole = learnt(policy, replies, tmp_path / "whole", config=config, measure=lambda policy: left)
-
-    def killed(policy):
-        raise KeyboardInterrupt  # in its second step
-
+    killed = Mock(side_effect=KeyboardInterrupt)  # in its second step
     with pytest.raises(KeyboardInterrupt):
         learnt(new_policy(), replies, tmp_path / "killed", config=config, measure=killed)
     resumed = new_policy()

@@ -11,9 +11,9 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from grpo_kit.flow.sandbox import PythonTool
@@ -200,7 +200,7 @@ class World:
         make_catalogue(catalogue, [(1, "lamp", "lamp 14"), (2, "hidden", "hidden lamp 99")])
         self.server = socket.create_server(("127.0.0.1", 0))
         self.port = self.server.getsockname()[1]
-        self.connections = 0
+        self.connections, self.me = 0, psutil.Process()
         threading.Thread(target=self._count, daemon=True).start()
         lookup = Tool.of(Lookup(catalogue), columns=["catalogue"])
         tools = [calculator, lookup]
@@ -217,7 +217,7 @@ class World:
 
     def state(self) -> dict:
         files = {path.name: path.read_bytes() for path in self.folder.iterdir()}
-        return {"files": files, "connections": self.connections, "children": children()}
+        return {"files": files, "connections": self.connections, "children": self.me.children()}
 
     def run(self, text: str) -> ToolResult:
         for name, value in (("canary", self.canary), ("port", self.port), ("pid", os.getpid())):
@@ -233,16 +233,6 @@ class World:
         assert SECRET not in result.text
         assert self.state() == self.before
         return result
-
-
-def children() -> set[int]:
-    """Processes that this one started and that still are."""
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it ended meanwhile
-            if int(path.read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                found.add(int(path.parent.name))
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -48,8 +48,11 @@ def make_record():
 def five(make_record):
     """Records of the arms `plain` and `diversity`, a seed an accuracy."""
 
-    def make(plain, other):
-        records = [make_record("plain", seed, accuracy) for seed, accuracy in enumerate(plain)]
-        return records + [make_record("diversity", s, accuracy) for s, accuracy in enumerate(other)]
+    def make(plain, other, **changes):
+        return [
+            make_record(arm, seed, accuracy, **changes)
+            for arm, accuracies in (("plain", plain), ("diversity", other))
+            for seed, accuracy in enumerate(accuracies)
+        ]
 
     return make

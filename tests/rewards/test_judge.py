@@ -21,8 +21,6 @@ from hypothesis import strategies as st
 from injections import ATTEMPTS, PERFECT
 from test_in_both_trainers import TEXTS, scores_in_ours, scores_in_trl
 
-from grpo_kit.models import load_policy
-from grpo_kit.paths import data_dir
 from grpo_kit.rewards import LocalJudge, OutcomeJudgeReward, QualityJudgeReward
 from grpo_kit.rewards.judge import Failure, Reply, parse_judgement, quality_prompt, tiny_prompt
 from grpo_kit.rewards.judge import reward as module
@@ -111,16 +109,11 @@ def test_no_attempt_leaves_its_fence(name, prompt):
 
 
 @pytest.mark.parametrize("name", ATTEMPTS)
-def test_no_attempt_brings_a_role_mark_into_the_tokens(name, tokenizer):
-    special = set(tokenizer.all_special_ids)
-
-    def marks(response):
-        ids = tokenizer.apply_chat_template(
-            tiny_prompt("How many?", response), add_generation_prompt=True, return_dict=False
-        )
-        return [i for i in ids if i in special]
-
-    assert marks(ATTEMPTS[name]) == marks("15")
+def test_no_attempt_brings_a_role_mark_into_the_tokens(name, policy):
+    prompts = policy.encode([tiny_prompt("How many?", text) for text in (ATTEMPTS[name], "15")])
+    special = set(policy.tokenizer.all_special_ids)
+    attempted, honest = ([i for i in ids if i in special] for ids in prompts)
+    assert attempted == honest
 
 
 PIECES = ["<", "/", "response", "RESP", "onse", "_", "|", "user", ">", "\u200b", "＜", "end", " "]
@@ -297,24 +290,15 @@ def window_of_8(monkeypatch):
 RESPONSES = [f"{i:06d}" for i in range(8)]
 
 
-def test_half_a_window_may_fail_and_more_ends_the_run_with_the_reason():
-    half = QualityJudgeReward(FakeJudge(failing(*RESPONSES[:4])))
-    assert rewards_of(half, RESPONSES) == [None] * 4 + [0.5] * 4
-    most = QualityJudgeReward(FakeJudge(failing(*RESPONSES[:5])))
-    with pytest.raises(RuntimeError, match=r"the last 8 judgements failed \(5\): timeout: "):
-        rewards_of(most, RESPONSES)
-
-
-def test_a_window_is_made_of_the_latest_batches():
-    """Eight good ones, then bad ones: the good ones count until newer ones fill the window."""
-    short = QualityJudgeReward(FakeJudge(failing("a", "b")))
-    assert rewards_of(short, ["a", "b"]) == [None, None], "the window is not full"
+def test_half_a_window_of_the_latest_batches_may_fail_and_more_ends_the_run_with_the_reason():
+    """Good ones, then bad ones: the good ones count until newer ones fill the window."""
     reward = QualityJudgeReward(FakeJudge(failing("b0", "b1", "b2", "b3", "b4")))
-    assert None not in rewards_of(reward, [f"good{i}" for i in range(8)])
-    assert rewards_of(reward, ["b0", "b1", "b2"]) == [None] * 3  # 3 of 11
-    assert rewards_of(reward, ["b0", "x", "b1"]) == [None, -0.5, None]  # 5 of 14
-    with pytest.raises(RuntimeError, match="the last 9 judgements failed"):
-        rewards_of(reward, ["b2", "b3", "b4"])  # 8 of the last 9
+    assert rewards_of(reward, ["b0", "b1"]) == [None, None], "the window is not full"
+    assert rewards_of(reward, ["b3", "b4", *RESPONSES[:4]]) == [None] * 2 + [0.5] * 4  # 4 of 8
+    assert rewards_of(reward, ["b0", *RESPONSES[4:]]) == [None] + [0.5] * 4
+    assert rewards_of(reward, ["b0", "x", "b1"]) == [None, -0.5, None]  # 3 of the last 8
+    with pytest.raises(RuntimeError, match=r"the last 11 judgements failed \(6\): timeout: "):
+        rewards_of(reward, ["b2", "b3", "b4"])  # 6 of the last 11
 
 
 def test_a_run_ends_as_soon_as_the_rest_cannot_save_it_and_what_is_cached_does_not_count(tmp_path):
@@ -443,11 +427,6 @@ def outcomes_of(judge, conversations) -> list:
     return asyncio.run(gather())
 
 
-@pytest.fixture(scope="module")
-def tiny_base():
-    return load_policy(data_dir() / "tiny-base")
-
-
 def solutions(n: int) -> list[tuple[str, str]]:
     """Questions, each with a response."""
     rng, styles = random.Random(1), list(P.STYLE_SHARES)
@@ -456,27 +435,27 @@ def solutions(n: int) -> list[tuple[str, str]]:
     return [(p.question, response) for p, response in zip(problems, solved, strict=True)]
 
 
-def test_the_shipped_base_judges(tiny_base):
-    reward = QualityJudgeReward(LocalJudge(tiny_base))
+def test_the_shipped_base_judges(base):
+    reward = QualityJudgeReward(LocalJudge(base))
     got = asyncio.run(reward(*zip(*solutions(16), strict=True), [[1]] * 16))
     judged = [value for value in got if value is not None]
     assert len(judged) >= 14 and -0.5 <= min(judged) < max(judged) <= 0.5
     assert reward.totals["tokens"] > 16 * 50
 
 
-def test_a_batch_is_judged_as_its_rows_alone(tiny_base):
-    judge = LocalJudge(tiny_base, batch_size=3)
+def test_a_batch_is_judged_as_its_rows_alone(base):
+    judge = LocalJudge(base, batch_size=3)
     conversations = [tiny_prompt(*pair) for pair in solutions(4)]
     alone = [outcomes_of(judge, [conversation])[0] for conversation in conversations]
     assert outcomes_of(judge, conversations) == alone
 
 
-def test_responses_and_replies_that_are_too_long_fail_alone(tiny_base):
+def test_responses_and_replies_that_are_too_long_fail_alone(base):
     conversations = [tiny_prompt("How many?", response) for response in ("15", "15 " * 9000, "16")]
-    outcomes = outcomes_of(LocalJudge(tiny_base), conversations)
+    outcomes = outcomes_of(LocalJudge(base), conversations)
     assert outcomes[1].kind == "too long" and "room for" in outcomes[1].reason
     assert all(isinstance(outcomes[i], Reply) for i in (0, 2))
-    short = LocalJudge(tiny_base, max_new_tokens=5)
+    short = LocalJudge(base, max_new_tokens=5)
     assert outcomes_of(short, [tiny_prompt(*solutions(1)[0])])[0].kind == "cut off"
 
 
@@ -516,8 +495,8 @@ def test_a_response_cannot_write_its_own_reference():
     assert judge.asked[0].count("<reference>") == judge.asked[0].count("</response>") == 1
 
 
-@pytest.mark.parametrize(
-    "reply", ['{"correct": "true"}', '{"correct": 1}', "{}", 'Yes. {"correct": true}']
-)
-def test_an_outcome_that_is_not_plain_is_none(reply):
-    assert rewards_of(OutcomeJudgeReward(FakeJudge(lambda _: reply)), ["a"], answer=["a"]) == [None]
+def test_an_outcome_that_is_not_plain_is_none():
+    replies = ['{"correct": true}', '{"correct": "true"}', '{"correct": 1}', "{}", "true"]
+    reward = OutcomeJudgeReward(FakeJudge(response_in))
+    rewards = rewards_of(reward, [*replies, f"Yes. {replies[0]}"], answer=["a"] * 6)
+    assert rewards == [1.0] + [None] * 5

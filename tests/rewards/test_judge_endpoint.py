@@ -7,11 +7,11 @@ import logging
 import re
 import shutil
 import socket
-import statistics
 import threading
 import time
 import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest.mock import create_autospec
 
 import pytest
 from datasets import Dataset
@@ -21,6 +21,7 @@ from test_judge import outcomes_of, response_in, rewards_of
 from grpo_kit import training
 from grpo_kit.config import GRPOConfig
 from grpo_kit.models import load_policy
+from grpo_kit.objective import group_advantages
 from grpo_kit.paths import data_dir
 from grpo_kit.rewards import EndpointJudge, LocalJudge, QualityJudgeReward
 from grpo_kit.rewards.judge import Failure, Reply, quality_prompt, tiny_prompt
@@ -60,7 +61,7 @@ def completion(content: str | None, finish_reason: str = "stop") -> bytes:
 
 
 class Server:
-    """An OpenAI-compatible endpoint on loopback, one for all tests of this module.
+    """An OpenAI-compatible endpoint on loopback.
 
     `fault(n, body)` names what goes wrong with the n-th request, or None.
     """
@@ -78,11 +79,9 @@ class Server:
                     owner.times.append(time.monotonic())
                     owner.at_once += 1
                     owner.most_at_once = max(owner.most_at_once, owner.at_once)
-                closing = owner.closing
                 try:
-                    fault = owner.fault(n, body)
-                    closing.wait(owner.delay)
-                    owner.answer(self, fault, body, closing)
+                    time.sleep(owner.delay)
+                    owner.answer(self, owner.fault(n, body), body)
                 except OSError:
                     pass  # the client has given up
                 finally:
@@ -95,21 +94,16 @@ class Server:
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
-        self.lock, self.closing, self.at_once = threading.Lock(), threading.Event(), 0
-        self.reset()
+        self.lock, self.delay, self.fault = threading.Lock(), 0.0, lambda n, body: None
+        self.requests, self.headers, self.times, self.at_once, self.most_at_once = [], [], [], 0, 0
         threading.Thread(target=self.http.serve_forever, args=(0.05,), daemon=True).start()
 
-    def reset(self, fault=lambda n, body: None, delay: float = 0.0) -> str:
-        """Begin anew, once requests of earlier tests are over; returns the address."""
-        self.closing.set()
-        while self.at_once:
-            time.sleep(0.01)
-        self.closing = threading.Event()
-        self.fault, self.delay = fault if callable(fault) else (lambda n, body: fault), delay
-        self.requests, self.headers, self.times, self.most_at_once = [], [], [], 0
+    def failing(self, fault) -> str:
+        """The address, where from now on `fault` goes wrong."""
+        self.fault = fault if callable(fault) else lambda n, body: fault
         return self.url
 
-    def answer(self, handler, fault: str | None, body: dict, closing: threading.Event) -> None:
+    def answer(self, handler, fault: str | None, body: dict) -> None:
         values = judgement_of(body["messages"][-1]["content"])
         good = json.dumps(dict(zip(CRITERIA, values, strict=True)))
         bodies = {
@@ -127,7 +121,7 @@ class Server:
             "drip": b" " * 100,
         }
         if fault == "timeout":
-            closing.wait(3.0)
+            time.sleep(3.0)
         elif fault == "cut":
             handler.connection.shutdown(socket.SHUT_RDWR)
         else:
@@ -144,24 +138,17 @@ class Server:
             for piece in [data] if fault != "drip" else [b" "] * len(data):
                 handler.wfile.write(piece)
                 handler.wfile.flush()
-                closing.wait(0.1 * (fault == "drip"))
+                time.sleep(0.1 * (fault == "drip"))
             if fault == "half an answer":
                 handler.connection.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.fixture(scope="module")
-def one_server():
+@pytest.fixture
+def server():
     server = Server()
     yield server
-    server.reset()
     server.http.shutdown()
     server.http.server_close()
-
-
-@pytest.fixture
-def server(one_server):
-    one_server.reset()
-    return one_server
 
 
 FAULTS = [
@@ -236,30 +223,26 @@ def test_parts_of_a_batch_share_the_limit_and_event_loops_may_follow_each_other(
     ],
 )
 def test_every_fault_is_a_failure_that_says_what_to_do(fault, kind, message, server):
-    url = server.reset(fault)
+    url = server.failing(fault)
     outcome = outcome_of(judge_at(url, timeout=0.5 if kind == "timeout" else 60.0))
     assert isinstance(outcome, Failure) and outcome.kind == kind
     assert re.search(message, outcome.reason), outcome.reason
     assert KEY not in outcome.reason
 
 
-@pytest.mark.parametrize("fault", ["500", "429", "cut", "half an answer"])
+@pytest.mark.parametrize("fault", ["500", "429", "429 later", "cut", "half an answer"])
 def test_what_may_pass_is_tried_again_after_a_pause(fault, server):
-    url = server.reset(lambda n, body: fault if n < 1 else None)
-    assert isinstance(outcome_of(judge_at(url, max_retries=1)), Reply)
-    assert server.times[1] - server.times[0] >= 0.37, "0.5 s less up to a quarter"
-
-
-def test_retries_are_bounded_and_retry_after_is_honoured(server):
-    url = server.reset(lambda n, body: "429 later" if n == 0 else "500")
-    assert outcome_of(judge_at(url, max_retries=1)).kind == "server error"
-    assert len(server.requests) == 2
-    assert server.times[1] - server.times[0] >= 1.5, "its own pause would be 0.5 s at most"
+    url = server.failing(lambda n, body: [fault, None, "500", "500"][n])
+    judge = judge_at(url, max_retries=1)
+    assert isinstance(outcome_of(judge), Reply)
+    # its own is 0.5 s less up to a quarter; Retry-After is honoured
+    assert server.times[1] - server.times[0] >= (1.5 if "later" in fault else 0.37)
+    assert outcome_of(judge).kind == "server error" and len(server.requests) == 4, "bounded"
 
 
 @pytest.mark.parametrize("fault", ["400", "401", "404", "a web page", "empty"])
 def test_what_will_not_pass_is_not_tried_again(fault, server):
-    url = server.reset(fault)
+    url = server.failing(fault)
     assert isinstance(outcome_of(judge_at(url, max_retries=3)), Failure)
     assert len(server.requests) == 1
 
@@ -273,7 +256,7 @@ def test_what_will_not_pass_is_not_tried_again(fault, server):
     ],
 )
 def test_a_judge_that_cannot_be_had_ends_the_run_at_once(fault, message, server, free_port):
-    url = server.reset(fault) if fault else f"http://127.0.0.1:{free_port}/v1"
+    url = server.failing(fault) if fault else f"http://127.0.0.1:{free_port}/v1"
     with pytest.raises(RuntimeError, match=message):
         rewards_of(QualityJudgeReward(judge_at(url)), [str(i) for i in range(100)])
     assert len(server.requests) < 30, "the other calls are given up"
@@ -343,12 +326,8 @@ def three_in_ten(n, body):
 
 
 def test_a_run_with_three_faults_in_ten_scores_none_of_them(policy, tmp_path, monkeypatch, server):
-    batches, real = [], training.Learner.update
-
-    def spy(learner, batch, **options):
-        batches.append(batch)
-        return real(learner, batch, **options)
-
+    update = training.Learner.update
+    spy = create_autospec(update, side_effect=update)
     monkeypatch.setattr(training.Learner, "update", spy)
     questions = [f"How many are {'a' * i}?" for i in range(6)]
     rows = [{"prompt": [{"role": "user", "content": question}]} for question in questions]
@@ -357,9 +336,10 @@ def test_a_run_with_three_faults_in_ten_scores_none_of_them(policy, tmp_path, mo
         max_steps=2, learning_rate=1e-3, num_generations=4, generation_batch_size=16,
         max_completion_length=8, eval_prompts=0,
     )  # fmt: skip
-    judge = judge_at(server.reset(three_in_ten), timeout=1.0, max_retries=1)
+    judge = judge_at(server.failing(three_in_ten), timeout=1.0, max_retries=1)
     reward = QualityJudgeReward(judge, cache_dir=tmp_path / "cache")
     run = training.train(policy, task, [reward], config, output_dir=tmp_path / "r", seed=0)
+    batches = [call.args[1] for call in spy.call_args_list]
     assert run.history[-1]["step"] == 2 and len(batches) == 2
 
     mixed_groups = unscored = 0
@@ -374,11 +354,8 @@ def test_a_run_with_three_faults_in_ten_scores_none_of_them(policy, tmp_path, mo
             assert scored == pytest.approx({i: expected(text) for i, text in prompts_of.items()})
             mixed_groups += 0 < len(scored) < 4
             unscored += 4 - len(scored)
-            spread = statistics.stdev(scored.values()) if len(scored) > 1 else 0.0
-            mean = statistics.fmean(scored.values()) if scored else 0.0
-            for i in range(start, start + 4):
-                wanted = (scored.get(i, mean) - mean) / (spread + 1e-4)
-                assert batch.advantages[i].item() == pytest.approx(wanted, abs=1e-4)
+        wanted = group_advantages(batch.rewards_per_func[:, 0], 4)
+        assert batch.advantages.tolist() == pytest.approx(wanted.tolist(), abs=1e-4)
     assert mixed_groups > 0, "some groups lost some of their completions"
     assert 0 < reward.totals["failed"] <= unscored < 16
     assert len([name for name in reward.totals if name.startswith("failed/")]) >= 2

@@ -3,6 +3,7 @@
 import logging
 import math
 import random
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -147,15 +148,11 @@ def test_a_live_evaluator_moves_with_the_policy_and_a_frozen_one_does_not(lora, 
 
 
 def test_equal_completions_are_read_once(policy, monkeypatch):
-    counts = []
-
-    def counting(evaluator, rows, **options):
-        counts.append(len(rows))
-        return read_yes(evaluator, rows, **options)
-
-    monkeypatch.setattr(module, "read_yes", counting)
+    spy = Mock(wraps=read_yes)
+    monkeypatch.setattr(module, "read_yes", spy)
     rewards = call(MetaEvaluationReward(policy), [TEXTS[0], TEXTS[1], TEXTS[0], TEXTS[0]])
-    assert counts == [2] and rewards[0] == rewards[2] == rewards[3] != rewards[1]
+    spy.assert_called_once()
+    assert len(spy.call_args.args[1]) == 2 and rewards[0] == rewards[2] == rewards[3] != rewards[1]
 
 
 def test_a_conversation_beyond_the_context_is_not_scored(policy):

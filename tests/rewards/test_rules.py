@@ -1,6 +1,4 @@
-"""Rewards by rule: the format, verdicts, and TRL's protocol for all."""
-
-import random
+"""Rewards by rule: the format and verdicts."""
 
 import pytest
 from hypothesis import given
@@ -34,11 +32,12 @@ def formats(completions):
     return format_reward(prompts=[], completions=completions, completion_ids=[], answer=["1"])
 
 
-@pytest.mark.parametrize("texts", [GOOD, BAD], ids=["good", "bad"])
-def test_a_whole_completion_in_the_format_is_paid_and_anything_else_is_charged(texts):
-    expected = [0.1 if texts is GOOD else -0.1] * len(texts)
+def test_a_whole_completion_in_the_format_is_paid_and_anything_else_is_charged():
+    texts = [*BAD, *GOOD, *BAD]
+    expected = [-0.1] * len(BAD) + [0.1] * len(GOOD) + [-0.1] * len(BAD)
     assert formats(texts) == expected
     assert formats([[{"role": "assistant", "content": text}] for text in texts]) == expected
+    assert formats([]) == accuracy_reward([], [], [], answer=[]) == []
 
 
 filled = st.text(alphabet="a1.>/ \n½五", min_size=1).filter(str.strip)
@@ -105,34 +104,3 @@ def test_the_pass_rate_is_a_factor_and_capped_and_rows_that_are_no_items_are_not
     assert rewards == [0.25, 0.5, 0.0, 0.5, None] and logged["yes_rate"] == 0.5
     with pytest.raises(ValueError, match="needs the column `pass_rate`"):
         verdict_rewards(["Yes"], [True], True)
-
-
-# Gold answer and completion; accuracy and format. Neighbours differ, so that a shifted row shows.
-ROWS = [
-    ("15", "<think>a</think><answer>15</answer>", 1.0, 0.1),
-    ("16", "<answer>15</answer>", 0.0, -0.1),
-    (None, "<think>b</think><answer>15 coins</answer>", None, 0.1),
-    ("1/2", "<think>c</think><answer>0.50</answer> ", 1.0, 0.1),
-    ("Yes", "no", 0.0, -0.1),
-    ("Yes", "<think>d</think><answer>yes</answer>", 1.0, 0.1),
-]
-
-
-def call_like_trl(reward, rows, conversational):
-    """Call as `GRPOTrainer._calculate_rewards` of TRL 1.16 does, with all that it passes along."""
-    texts, n = [row[1] for row in rows], len(rows)
-    chats = [[{"role": "assistant", "content": text}] for text in texts]
-    return reward(
-        prompts=[[{"role": "user", "content": "?"}] if conversational else "?"] * n,
-        completions=chats if conversational else texts, completion_ids=[[1]] * n,
-        answer=[row[0] for row in rows], question=["?"] * n, trainer_state=object(),
-        log_extra=lambda column, values: None, log_metric=lambda name, value: None,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(("reward", "column"), [(accuracy_reward, 2), (format_reward, 3)])
-@pytest.mark.parametrize("conversational", [False, True])
-def test_each_row_is_scored_by_that_row_in_any_order_and_batch(reward, column, conversational):
-    orders = [random.Random(seed).sample(ROWS, len(ROWS)) for seed in range(20)]
-    for rows in (ROWS, *orders, *([row] for row in ROWS), []):
-        assert call_like_trl(reward, rows, conversational) == [row[column] for row in rows]

@@ -2,7 +2,7 @@
 
 import json
 from fractions import Fraction
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import datasets
 import huggingface_hub
@@ -104,37 +104,20 @@ def test_empty_split_is_named_and_a_blank_last_line_is_no_row(make_folder):
         gsm8k(make_folder(ROW, test=()))
 
 
-@pytest.fixture
-def hub(monkeypatch):
-    """`datasets.load_dataset` and the Hub's client, replaced; `calls` holds what they got."""
-    hub = SimpleNamespace(calls=[], error=None)
-
-    def dataset_info(self, *args, **kwargs):
-        hub.calls.append((args, kwargs))
-        if hub.error:
-            raise hub.error
-
-    def load_dataset(*args, **kwargs):
-        hub.calls.append((args, kwargs))
-        return datasets.Dataset.from_list([{"problem": "What is 40 + 8?", "answer": "48"}])
-
+def test_the_hub_is_asked_for_the_pinned_revision_and_told_at_once_to_be_unreachable(monkeypatch):
+    name, config, revision = MATH_500
+    rows = datasets.Dataset.from_list([{"problem": "What is 40 + 8?", "answer": "48"}])
+    info = Mock(side_effect=[None, ConnectionError("[Errno -2] Name or service not known")])
+    load = Mock(return_value=rows)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    return hub
-
-
-def test_hub_is_asked_for_the_pinned_revision(hub):
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
+    monkeypatch.setattr(datasets, "load_dataset", load)
     assert math500()[0]["answer"] == "48"
-    assert [kwargs["revision"] for _, kwargs in hub.calls] == [MATH_500[2]] * 2
-    assert hub.calls[1][0] == MATH_500[:2]
-
-
-def test_unreachable_hub_is_told_at_once_and_with_a_way_out(hub):
-    hub.error = ConnectionError("[Errno -2] Name or service not known")
+    load.assert_called_once_with(name, config, split="test", revision=revision)
+    assert info.call_args.args == (name,) and info.call_args.kwargs["revision"] == revision
     with pytest.raises(RuntimeError, match="ConnectionError.*local folder.*HF_HUB_OFFLINE=1"):
         math500()
-    assert len(hub.calls) == 1, "load_dataset would retry for 30 s"
+    assert load.call_count == 1, "it would retry for 30 s"
 
 
 OFFLINE = """
@@ -172,8 +155,3 @@ def test_offline_mode_uses_the_cache_or_says_what_to_do(run_python, tmp_path, mo
     assert "first: the Hub did not give the dataset 'HuggingFaceH4/MATH-500'" in output
     assert "pass a local folder with train.jsonl and test.jsonl" in output
     assert "then: 1080" in output
-
-
-def test_import_leaves_heavy_packages_alone(run_python):
-    code = "import sys, grpo_kit.tasks.published, grpo_kit.rewards; print(*sys.modules)"
-    assert not {"datasets", "torch", "transformers", "trl"} & set(run_python(code).split())

@@ -5,8 +5,6 @@ that fills the place of a row that ended; "vllm" is for a policy that is only ev
 Log-probabilities and entropies are always those of the model on the sampled ids.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 import warnings

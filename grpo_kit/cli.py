@@ -4,8 +4,6 @@ A user's mistake ends in one sentence on stderr and exit code 2, a notebook that
 code 1. GRPO_KIT_DEBUG=1 shows the traceback instead of the sentence.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Load a policy: any transformers causal LM with its tokenizer, whole or with LoRA weights."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import sys

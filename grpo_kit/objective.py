@@ -6,8 +6,6 @@ padding, R rewards, G completions a group. `mask`, True at trained tokens, is ne
 ids (a pad id may be an ordinary token), and what it hides reaches neither loss nor gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, get_args
 

@@ -3,8 +3,6 @@
 Nothing here knows torch: the command line imports this module before anything heavy.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

@@ -4,8 +4,6 @@
 end. A run can be killed at any instant and resumed from its checkpoint.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

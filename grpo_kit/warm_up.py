@@ -6,8 +6,6 @@ Learning from given texts is GRPO's update where every advantage is 1: then its 
 the mean log-probability of their tokens. So the loop is `train`, with texts for a batch source.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -3,8 +3,6 @@
 It never raises, whatever the function does. An exercise needs a case for each typical mistake.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import re

@@ -2,8 +2,6 @@
 place, fit to be committed. Papermill executes them; nothing here knows torch.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -4,8 +4,6 @@ Self-contained HTML without scripts, so that it shows in JupyterLab, Colab, a re
 file. Whatever a policy writes is escaped: it is text, never markup.
 """
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable, Sequence
 

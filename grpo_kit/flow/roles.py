@@ -5,8 +5,6 @@ replies to conversations (`EndpointJudge`). `Prompts` are the roles' requests: `
 shipped base knows, or `GENERAL`, for any model that follows instructions.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ the kernel then refuses every system call that computing and printing do not nee
 reaches inside its interpreter. It does not protect against flaws of the kernel and side channels.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import importlib

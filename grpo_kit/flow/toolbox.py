@@ -3,8 +3,6 @@
 They read what a model wrote, so each refuses what it does not take, in few words (ValueError).
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sqlite3

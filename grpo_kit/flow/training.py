@@ -4,8 +4,6 @@
 the texts of tools and frozen roles appear in prompts at most, which have no loss.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random

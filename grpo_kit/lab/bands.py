@@ -4,8 +4,6 @@ Every notebook leaves `result.json`; those of five seeds are stored as records o
 `notebooks`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping

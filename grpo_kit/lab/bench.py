@@ -6,8 +6,6 @@ be reset, so each is measured in a process of its own. `scaling` repeats this wi
 `step_profile` tells where time goes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import resource

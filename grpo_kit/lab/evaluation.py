@@ -4,8 +4,6 @@ Graded twice, since papers count both ways: *strict* wants the answer between `<
 *lenient* takes what looks like the final answer. Each has n and Wilson's 95 % interval.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A stored run belongs to an arm by config and `options` (`Experiment.identity`): 
 rename a function that the options name, makes its runs outdated.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ A finished run is a file (see `records`), made again only if its config has chan
 goes on from its last checkpoint.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """What is measured of a trained policy besides an evaluation, and what is shown of it to read."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter

@@ -6,8 +6,6 @@ cache of all rows, or computes 2 N a row; an update computes 6 N a token (4 N wi
 without gradient 2 N.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A part between `<!-- name -->` and `<!-- /name -->` is computed; the rest is left as it is.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

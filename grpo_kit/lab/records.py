@@ -4,8 +4,6 @@ A file tells whether it still is what the code would run (`config_hash`) and whe
 run wrote (`checksum`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import hashlib

@@ -4,8 +4,6 @@ All numbers are computed; the templates hold words and looks. A file or claim th
 becomes a sentence, and the rest is shown. The page needs neither network nor scripts.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import re

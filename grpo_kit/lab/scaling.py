@@ -4,8 +4,6 @@ The comparison of `bench` with larger models, groups and completions, beside the
 computes. Weights are random, so that completions are long.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -5,8 +5,6 @@ evaluation whose lower 95 % bound of pass@1 is above `TARGET`: on all test probl
 samples each. An entry is a config with its reason; three seeds, the median counts.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import tempfile

@@ -4,8 +4,6 @@ Wrong verdicts of either kind occur in at most 5 % of tables if values are norma
 differences between arms; not if they are evenly spread (10 %) or skewed (exponential: 42 %).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

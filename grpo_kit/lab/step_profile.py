@@ -1,7 +1,5 @@
 """Where a step's time goes, by torch.profiler: `grpo-kit bench --profile`."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from dataclasses import replace

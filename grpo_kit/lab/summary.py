@@ -1,7 +1,5 @@
 """An experiment's records as numbers, tables and curves, for notebooks, results page and report."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape

@@ -1,7 +1,5 @@
 """Rewards by rule: right answers (numbers by `tasks.answers`, LaTeX), the format, verdicts."""
 
-from __future__ import annotations
-
 import numbers
 import re
 import threading

@@ -4,8 +4,6 @@ A reward is `f(prompts, completions, completion_ids, **columns) -> list[float | 
 coroutine function. It may take `trainer_state` and `log_metric(name, value)`, as in TRL.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Sequence

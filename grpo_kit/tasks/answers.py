@@ -9,8 +9,6 @@ A policy is paid to find mistakes here: nothing below evaluates text, builds a n
 than its text, or takes more than linear time.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from fractions import Fraction

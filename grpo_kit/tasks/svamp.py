@@ -4,8 +4,6 @@ Neighbouring problems vary one text, so they are split by their bodies with the 
 such body is on both sides. The published train rows come from other data sets and are not used.
 """
 
-from __future__ import annotations
-
 import ast
 import gzip
 import hashlib

@@ -5,8 +5,6 @@ a price and shop, or a discount, and `calculator` combines them; the next call d
 results. Train and test never share a catalogue: a hash of its facts decides the split.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import dataclass, field

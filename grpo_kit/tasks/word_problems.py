@@ -4,8 +4,6 @@
 on the way stays within 1..40, so that a tiny model can do the sums when it writes the steps down.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """A judge's replies as rewards under TRL's protocol, each paid for once and kept on disk."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sqlite3

@@ -4,8 +4,6 @@ Going in, the response stands between tags that it cannot close (`fenced`). Comi
 *beginning* of the reply counts: a forged judgement which the judge quotes is not its own.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import unicodedata

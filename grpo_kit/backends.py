@@ -72,8 +72,12 @@ def sample(
                 stacklevel=2,
             )
         else:
-            temperature = options.get("temperature", 1.0)
-            return _as_rollouts(policy, prompt_ids, num_generations, completions, temperature)
+            rollouts = Rollouts.given(prompt_ids, completions, policy, num_generations)
+            scoring = {"temperature": options.get("temperature", 1.0)}
+            scoring["pad_token_id"] = policy.pad_token_id
+            with torch.no_grad(), policy.autocast():
+                logps, entropies = completion_logps(policy.model, rollouts, **scoring)
+            return replace(rollouts, logps=logps, entropies=entropies)
     options["eos_token_ids"] = policy.eos_token_ids
     with policy.autocast():
         return generate(policy.model, prompt_ids, num_generations, **options)
@@ -153,14 +157,6 @@ def _without_saved_settings(policy: Policy) -> Iterator[Any]:
     finally:
         inner.generation_config = saved
         model.train(was_training)
-
-
-def _as_rollouts(policy, prompt_ids, num_generations, completions: Lists, temperature) -> Rollouts:
-    rollouts = Rollouts.given(prompt_ids, completions, policy, num_generations)
-    options = {"temperature": temperature, "pad_token_id": policy.pad_token_id}
-    with torch.no_grad(), policy.autocast():
-        logps, entropies = completion_logps(policy.model, rollouts, **options)
-    return replace(rollouts, logps=logps, entropies=entropies)
 
 
 def greedy(policy: Policy, backend: str, *, max_new_tokens: int, context: int) -> Callable:

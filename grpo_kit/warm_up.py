@@ -156,16 +156,12 @@ def warm_up(
     ]
     if name == "skills":
         about["skills"] = skills_card.measure(policy, n=problems)
-    _save(policy, folder, about)
-    return about
-
-
-def _save(policy: Policy, folder: Path, card: dict) -> None:
     model = policy.model.to(torch.bfloat16)
     model.peft_config["default"].base_model_name_or_path = smollm2.ON_HUB
     model.save_pretrained(folder, save_embedding_layers=False)  # else peft asks the Hub
-    write_atomic(folder / "card.json", json.dumps(card, indent=1) + "\n")
-    write_atomic(folder / "README.md", card_text(card))  # in place of peft's
+    write_atomic(folder / "card.json", json.dumps(about, indent=1) + "\n")
+    write_atomic(folder / "README.md", card_text(about))  # in place of peft's
+    return about
 
 
 def card_text(card: dict) -> str:

@@ -54,13 +54,19 @@ SMOL_WORDS = 63  # of a prompt of 80 tokens
 def run(output_dir: Path, policy_dir: Path, *, steps: int = 10) -> dict:
     """Measure `steps` of each trainer and their parts; write `bench.json`, return its numbers."""
     output_dir, config = make_output_dir(output_dir), step_config(steps, 8, 128, 64)
+    loss = {kind: peak_of(loss_peak, kind) for kind in ("plain", "chunked")}
     result = {
         "machine": machine(),
         "step": compare_steps(policy_dir, config),
         "float32": compare_steps(policy_dir, replace(config, bf16=False)),
         "reward_seconds": time_rewards(policy_dir, config),
         "episodes": time_episodes(policy_dir, steps),
-        "loss_memory": compare_loss_memory(),
+        "loss_memory": {
+            "vocabulary": VOCABULARY,
+            "tokens": LOSS_TOKENS,
+            "peak_mib": loss,
+            "chunked_over_plain": loss["chunked"] / loss["plain"],
+        },
     }
     write_atomic(output_dir / "bench.json", json.dumps(result, indent=1))
     return result
@@ -274,15 +280,8 @@ def time_episodes(policy_dir: Path, steps: int) -> dict:
     }
 
 
-def compare_loss_memory() -> dict:
-    """Peak MiB of forward and backward through a head of Qwen's size, plain and chunked."""
-    peak = {kind: peak_of(loss_peak, kind) for kind in ("plain", "chunked")}
-    result = {"vocabulary": VOCABULARY, "tokens": LOSS_TOKENS, "peak_mib": peak}
-    return result | {"chunked_over_plain": peak["chunked"] / peak["plain"]}
-
-
 def loss_peak(kind: str) -> float:
-    """MiB of one kind of loss step, in this process, above what it held before."""
+    """MiB that forward and backward through a head of Qwen's size add in this process."""
     torch.manual_seed(0)
     head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False, device=DEVICE)
     hidden = torch.randn(LOSS_TOKENS, HIDDEN, requires_grad=True, device=DEVICE)

@@ -45,16 +45,11 @@ def run(output_dir: Path, only: str | None = None) -> dict:
             about = {"parameters": shape_of(folder).parameters, "size": size, "axis": axis}
             about |= {"num_generations": config.num_generations, "limits": limits}
             rows.append(about | {"limit": limit_of(model, config, limits, step)} | step)
-        rows.sort(key=_place)
+        rows.sort(key=lambda row: ([*AXES, REAL].index(row["axis"]), *(row[a] for a in AXES)))
         write_atomic(path, json.dumps(result, indent=1))
     torch.set_num_threads(threads)
     figure(rows).savefig(path.with_suffix(".png"), dpi=120)
     return result
-
-
-def _place(row: dict) -> tuple:
-    """Sorts rows as `points` has them."""
-    return [*AXES, REAL].index(row["axis"]), *(row[axis] for axis in AXES)
 
 
 def points() -> list[tuple[str, str, GRPOConfig]]:

@@ -133,7 +133,8 @@ def test_claims_that_a_notebook_shows_are_as_they_are_judged_now(name):
     for cell in code_cells(name):
         if "reported_claims()" in cell.source:
             named = re.findall(r'"([a-z0-9-]+)"', cell.source.split("claims_text(")[1])
-            table = claims_text(judged_claims(), *named).strip()
+            worlds = "worlds=True" in cell.source
+            table = claims_text(judged_claims(), *named, worlds=worlds).strip()
             assert table in cell.outputs[0].data["text/markdown"], "execute the notebook again"
 
 

@@ -4,6 +4,7 @@ import copy
 import hashlib
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -217,7 +218,10 @@ def _merged(model: Any, adapter: str | Path) -> Any:
     from peft import PeftModel
 
     try:
-        return PeftModel.from_pretrained(model, adapter).merge_and_unload().requires_grad_(True)
+        with warnings.catch_warnings():  # peft reads a property that transformers renames
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+            merged = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+        return merged.requires_grad_(True)
     except (ValueError, OSError, RuntimeError, SafetensorError) as error:
         problem = f"the adapter in {adapter} cannot be added to this model"
         raise ValueError(f"{problem} ({str(error).splitlines()[0]:.200}).") from error

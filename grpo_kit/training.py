@@ -394,8 +394,8 @@ def score(
 
 # --- update ---------------------------------------------------------------------------------------
 
-# of the completions that a CPU takes in one pass: more take longer, and memory
-PASS_TOKENS = 1536
+# of completions and their prompts that a CPU takes in one pass: more take longer, and memory
+PASS_TOKENS = 2048
 LOSS_OPTIONS = ("loss_type", "epsilon", "epsilon_high", "importance_sampling_level", "beta",
                 "use_bias_correction_kl", "max_completion_length")  # fmt: skip
 
@@ -573,8 +573,9 @@ class Learner:
         lengths, prompts = batch.rollouts.lengths.cpu(), batch.rollouts.prompt_index.cpu()
         size = self.config.per_device_train_batch_size or self.config.optimizer_batch_size
         if self.policy.device.type == "cpu" and self.config.loss_type != "bnpo":
-            passes = math.ceil(int(lengths[rows].sum()) / PASS_TOKENS)
-            size = min(size, math.ceil(len(rows) / max(passes, 1)))
+            asked = prompts[rows].unique().tolist()  # a prompt of many rows is run once
+            tokens = int(lengths[rows].sum()) + sum(len(batch.rollouts.prompt_ids[i]) for i in asked)
+            size = min(size, math.ceil(len(rows) / max(math.ceil(tokens / PASS_TOKENS), 1)))
         if len(rows) <= size:
             return [rows] if len(rows) else []
         rows = rows[prompts[rows].argsort(stable=True)]

@@ -202,7 +202,8 @@ def _memory(profile: Profile, gpus: int, engine: str, sharded: bool, prompt: int
     trained = weights if full else lora / spread
     rows, _ = config.shared_by(gpus)
     if kit and profile.device == "cpu":  # it passes over a large batch in parts
-        rows = min(rows, math.ceil(PASS_TOKENS / config.max_completion_length))
+        each = config.max_completion_length + prompt / config.num_generations
+        rows = min(rows, math.ceil(PASS_TOKENS / each))
     prompts = max(1, rows // config.num_generations) if kit else rows  # TRL runs one a completion
     tokens = rows * config.max_completion_length + prompts * prompt
     # Both trainers take the head in tiles; its gradient is summed beside that of the embedding.

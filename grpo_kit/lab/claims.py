@@ -177,7 +177,8 @@ def _check(claim: Claim, others: Iterable[str]) -> None:
 
 def arms_with_claims(experiment: str, profile: str) -> list[str]:
     """The arms whose runs test shipped claims, in the experiment's order; ValueError if none."""
-    tested = [c for c in load_claims()[0] if (c.experiment, c.profile) == (experiment, profile)]
+    claims = [c for c in load_claims()[0] if c.experiment == experiment]
+    tested = [c for c in claims if c.profile == profile or c.twice and c.also == profile]
     if not tested:
         raise ValueError(f"no claim is tested by runs of {experiment!r} on profile {profile!r}.")
     return [arm for arm in EXPERIMENTS[experiment].arms if any(arm in c.arms for c in tested)]

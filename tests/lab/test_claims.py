@@ -135,6 +135,8 @@ def test_claims_of_a_table_are_corrected_together(gained):
 def test_the_arms_whose_runs_test_claims_come_in_the_order_of_the_experiment():
     assert arms_with_claims("flow", "tiny") == ["trajectory", "offline traces"]
     assert arms_with_claims("flow", "paper") == ["trajectory"]
+    assert arms_with_claims("flow", "smol") == ["trajectory", "offline traces"]
+    assert "our defaults" not in arms_with_claims("meta", "smol")  # too short a run for its claims
     with pytest.raises(ValueError, match="no claim is tested by runs of 'variants' on profile 't"):
         arms_with_claims("variants", "tiny")
 

@@ -213,10 +213,11 @@ EXPERIMENTS = {
         sizes={"tiny": {"max_steps": 50}, "smol": SVAMP | {"eval_steps": 4}},
     ),
     "rare": _experiment(
-        "Where few answers are right, what do smaller batches, MaxRL's advantage, groups sampled "
-        "again until they differ, and larger groups bring, for as many tokens?",
+        "Where few answers are right, what do smaller batches, larger steps, MaxRL's advantage, "
+        "groups sampled again until they differ, and larger groups bring, for as many tokens?",
         {"plain": PLAIN,
          "batches of 64": _arm("plain", {"generation_batch_size": 64}),
+         "learning rate 3e-5": _arm("plain", {"learning_rate": 3e-5}),
          "MaxRL": _arm("plain", {"scale_rewards": "mean"}),
          "dynamic sampling": _arm("plain", {"dynamic_sampling_rounds": 2}),
          "groups of 16": _arm("plain", {"num_generations": 16})},

@@ -573,8 +573,8 @@ class Learner:
         lengths, prompts = batch.rollouts.lengths.cpu(), batch.rollouts.prompt_index.cpu()
         size = self.config.per_device_train_batch_size or self.config.optimizer_batch_size
         if self.policy.device.type == "cpu" and self.config.loss_type != "bnpo":
-            asked = prompts[rows].unique().tolist()  # a prompt of many rows is run once
-            tokens = int(lengths[rows].sum()) + sum(len(batch.rollouts.prompt_ids[i]) for i in asked)
+            asked = (batch.rollouts.prompt_ids[i] for i in prompts[rows].unique())  # each run once
+            tokens = int(lengths[rows].sum()) + sum(map(len, asked))
             size = min(size, math.ceil(len(rows) / max(math.ceil(tokens / PASS_TOKENS), 1)))
         if len(rows) <= size:
             return [rows] if len(rows) else []

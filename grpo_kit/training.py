@@ -394,7 +394,7 @@ def score(
 
 # --- update ---------------------------------------------------------------------------------------
 
-# of completions and their prompts that a CPU takes in one pass: more take longer, and memory
+# of completions and their prompts that a CPU takes in one pass: more take memory and save no time
 PASS_TOKENS = 2048
 LOSS_OPTIONS = ("loss_type", "epsilon", "epsilon_high", "importance_sampling_level", "beta",
                 "use_bias_correction_kl", "max_completion_length")  # fmt: skip

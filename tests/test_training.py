@@ -13,12 +13,12 @@ from datasets import Dataset
 from toy import CONFIG, TASK, configure, even_ids, killed_in, rows, weights_of, without_times
 
 from grpo_kit import backends, objective
-from grpo_kit.generation import completion_logps
+from grpo_kit.generation import Rollouts, completion_logps
 from grpo_kit.models import Policy
 from grpo_kit.objective import LOSS_TYPES
 from grpo_kit.rewards import accuracy_reward, format_reward
 from grpo_kit.tasks import Task
-from grpo_kit.training import Learner, PromptBatches, evaluate, pass_at_k, train
+from grpo_kit.training import PASS_TOKENS, Learner, PromptBatches, evaluate, pass_at_k, train
 
 
 def batch_of(policy, config, *rewards):
@@ -76,6 +76,23 @@ def test_micro_batches_make_the_same_update(new_policy, loss_type):
         for size in (8, 4, 2)
     )
     assert parts == pytest.approx([whole] * 2, rel=0.5 if loss_type == "bnpo" else 1e-4)
+
+
+def test_a_pass_of_a_cpu_counts_each_prompt_once(policy):
+    """Turns of an agent have long prompts of their own: without them a pass would take all rows."""
+
+    learner = Learner(policy, configure(generation_batch_size=48))
+
+    def passes(prompts: int) -> list[int]:
+        each = 48 // prompts
+        ids = [[5] * 200] * prompts
+        rollouts = Rollouts.given(ids, [[6] * 8] * 48, policy, num_generations=each)
+        parts = learner._micro_batches(torch.arange(48), SimpleNamespace(rollouts=rollouts))
+        assert sorted(torch.cat(parts).tolist()) == list(range(48))
+        return [len(part) for part in parts]
+
+    assert max(passes(prompts=48)) * 208 <= PASS_TOKENS + 208
+    assert passes(prompts=6) == [48]
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)

@@ -99,7 +99,7 @@ class Policy:
         large = self.device.type == "cpu" and self.model.num_parameters() > 5e7
         if bf16 == "auto" and large and not self.bf16:
             print(
-                f"Computing in float32: in bfloat16 this CPU is {bfloat16_speedup():.1f} times as "
+                f"Computing in float32: in bfloat16 this CPU is {bfloat16_speedup():.2g} times as "
                 "fast. One with 16-bit units takes about half the time."
             )
 

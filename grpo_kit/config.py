@@ -17,6 +17,7 @@ AtLeast0 = Annotated[int, Field(ge=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 LossType = Literal["grpo", "bnpo", "dapo", "dr_grpo", "cispo"]
 Level = Literal["token", "sequence"]
+WeightMode = Literal["token_truncate", "token_mask"]
 Scale = Literal["group", "batch", "none", "mean"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 
@@ -82,6 +83,8 @@ class GRPOConfig:
     loss_type: LossType = "dapo"
     epsilon: NotNegative = 0.2
     epsilon_high: float | None = None
+    delta: float | None = None  # dual clip: bounds the ratio where the advantage is negative
+    top_entropy_quantile: Annotated[float, Field(gt=0, le=1)] = 1.0  # tokens that are learnt from
     beta: NotNegative = 0.0
     use_bias_correction_kl: bool = True
     importance_sampling_level: Level = "token"
@@ -101,6 +104,7 @@ class GRPOConfig:
     eval_prompts_between: AtLeast0 | None = None  # in the midst of a run; None = as many
     dynamic_sampling_rounds: AtLeast0 = 0  # DAPO: how often groups without spread are resampled
     importance_sampling_cap: float | None = None  # truncated importance sampling, C
+    importance_sampling_mode: WeightMode = "token_truncate"  # what becomes of a weight above C
     rollout_chunks: AtLeast1 = 1  # parts of a batch; a part is judged while the next is sampled
     sampling_backend: Literal["auto", "plain", "static", "continuous"] = "auto"
     max_unscored_steps: AtLeast1 = 3  # steps in a row without a score before the run stops
@@ -121,6 +125,13 @@ class GRPOConfig:
             raise ValueError(f"{problem} number of steps: use {remedy}.")
         if self.loss_type == "cispo" and self.epsilon_high is None:
             raise ValueError("loss_type 'cispo' needs epsilon_high, the largest ratio; try 5.0.")
+        if self.delta is not None:
+            if self.loss_type == "cispo":
+                raise ValueError(f"delta is {self.delta}, but 'cispo' bounds both sides: drop it.")
+            highest = 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
+            if self.delta <= highest:
+                limit = f"the clip already ends at {highest:g}: give more, or None"
+                raise ValueError(f"delta is {self.delta}; {limit}.")
         if self.reward_weights is not None and not any(self.reward_weights):
             raise ValueError(f"reward_weights are {self.reward_weights}; give one that is not 0.")
         return self

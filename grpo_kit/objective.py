@@ -9,13 +9,15 @@ ids (a pad id may be an ordinary token), and what it hides reaches neither loss 
 from collections.abc import Sequence
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from grpo_kit.config import Level, LossType, Scale
+from grpo_kit.config import Level, LossType, Scale, WeightMode
 
 LOSS_TYPES = get_args(LossType)
 IMPORTANCE_SAMPLING_LEVELS = get_args(Level)
+IMPORTANCE_SAMPLING_MODES = get_args(WeightMode)
 SCALES = get_args(Scale)
 
 # --- 1. rewards -----------------------------------------------------------------------------------
@@ -146,16 +148,39 @@ def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: str = "k3") -> Tensor:
 # --- 4. the loss of each token --------------------------------------------------------------------
 
 
-def truncated_importance_weights(
-    train_logps: Tensor, rollout_logps: Tensor, cap: float = 2.0
+def importance_weights(
+    train_logps: Tensor, rollout_logps: Tensor, cap: float = 2.0, mode: str = "token_truncate"
 ) -> Tensor:
-    """Weights min(pi_train / pi_rollout, cap), for a sampler that rounds differently (vLLM, bf16).
+    """Weights w = pi_train / pi_rollout, for a sampler that rounds differently (vLLM, bf16).
 
-    Truncated importance sampling; `cap` is TRL's `vllm_importance_sampling_clip_max`. A token that
-    the sampler could not score (NaN) gets weight 1. Shapes (N, T), nats; no gradient.
+    `cap` is TRL's `vllm_importance_sampling_clip_max`, `mode` its `vllm_importance_sampling_mode`:
+    "token_truncate" gives min(w, cap), truncated importance sampling; "token_mask" gives w, and 0
+    where w > cap, which leaves that token out. A token that the sampler could not score (NaN) gets
+    weight 1. Shapes (N, T), nats; no gradient. Raises ValueError for an unknown mode.
     """
-    difference = (train_logps - rollout_logps).detach()
-    return torch.nan_to_num(difference, nan=0.0).exp().clamp(max=cap)
+    if mode not in IMPORTANCE_SAMPLING_MODES:
+        known = ", ".join(map(repr, IMPORTANCE_SAMPLING_MODES))
+        raise ValueError(f"importance_sampling_mode is {mode!r}; choose among {known}.")
+    weights = torch.nan_to_num((train_logps - rollout_logps).detach(), nan=0.0).exp()
+    if mode == "token_mask":
+        return weights.masked_fill(weights > cap, 0.0)
+    return weights.clamp(max=cap)
+
+
+def high_entropy(entropies: Tensor, mask: Tensor, quantile: float) -> Tensor:
+    """The unmasked tokens at which the policy was least sure: the share `quantile` of them.
+
+    Few tokens decide where a solution goes, and learning from the top 20 % alone was as good as
+    from all or better (arXiv 2506.01939). As TRL's `top_entropy_quantile`. Give a whole batch, as
+    the share is of all its tokens. entropies: (N, T) float, nats; mask: (N, T), True at trained
+    tokens. Returns (N, T) bool.
+    """
+    mask, entropies = mask.bool(), entropies.detach().float()
+    if not mask.any():
+        return mask
+    # numpy's, as torch's takes at most 16 million values
+    least = float(np.quantile(entropies[mask].cpu().numpy(), 1 - quantile))
+    return mask & (entropies >= least)
 
 
 def surrogate(
@@ -167,11 +192,12 @@ def surrogate(
     loss_type: str = "dapo",
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
+    delta: float | None = None,
     importance_sampling_level: str = "token",
     beta: float = 0.0,
     ref_logps: Tensor | None = None,
     use_bias_correction_kl: bool = True,
-    truncated_importance_weights: Tensor | None = None,
+    token_weights: Tensor | None = None,
 ) -> Tensor:
     """What each token adds to the loss, (N, T), 0 where masked.
 
@@ -194,12 +220,16 @@ def surrogate(
         epsilon: lower clip; the upper too unless `epsilon_high` is given.
         epsilon_high: upper clip (DAPO's clip-higher, arXiv 2503.14476 eq. 10, 0.28). For cispo the
             largest weight itself, not its distance from 1 (TRL quotes 5.0), and required.
+        delta: where A < 0, the ratio counts as at most this much (dual clip, arXiv 1912.09729: 3;
+            INTELLECT-2, arXiv 2505.07291: 4), since the clip above bounds only the other side. It
+            has to be above 1 + epsilon_high. Not for cispo, whose ratio is bounded on both.
         importance_sampling_level: "token", or "sequence" for GSPO (arXiv 2507.18071 eq. 7): one
             ratio a completion, exp of the mean of logps - old_logps (the paper's clips: 3e-4, 4e-4)
         beta: weight of the KL (k3) to ref_logps, (N, T) float, nats: the reference's.
         use_bias_correction_kl: multiply the KL by the ratio, so that its gradient is that of
             KL(policy || reference) (DeepSeek-V3.2, arXiv 2512.02556). False is the original eq. 3.
-        truncated_importance_weights: (N, T) float, multiplied onto the policy term of each token.
+        token_weights: (N, T) float, multiplied onto the policy term of each token, not onto its KL:
+            `importance_weights`, `high_entropy`, or their product.
 
     Raises ValueError for shapes that do not fit, an unknown name, or a missing argument.
     """
@@ -208,7 +238,7 @@ def surrogate(
     if beta and ref_logps is None:
         raise ValueError(f"beta is {beta} but ref_logps is missing; give them, or beta=0.")
     epsilon_high = _epsilon_high(loss_type, epsilon, epsilon_high)
-    mask = _checked(logps, advantages, mask, old_logps, ref_logps, truncated_importance_weights)
+    mask = _checked(logps, advantages, mask, old_logps, ref_logps, token_weights)
 
     # torch.where, not `* mask`: 0 * nan is nan, in the loss and again in the gradient.
     advantages = torch.where(mask, advantages[:, None], 0.0)
@@ -219,9 +249,10 @@ def surrogate(
         per_token = -ratio.clamp(max=epsilon_high).detach() * advantages * logps
     else:
         clipped = ratio.clamp(1 - epsilon, 1 + epsilon_high)
-        per_token = -torch.min(ratio * advantages, clipped * advantages)
-    if truncated_importance_weights is not None:
-        per_token = per_token * torch.where(mask, truncated_importance_weights, 0.0)
+        bounded = ratio if delta is None else ratio.clamp(max=delta)
+        per_token = -torch.min(bounded * advantages, clipped * advantages)
+    if token_weights is not None:
+        per_token = per_token * torch.where(mask, token_weights, 0.0)
     if beta:
         kl = kl_estimate(logps, torch.where(mask, ref_logps, 0.0))
         per_token = per_token + beta * (kl * ratio if use_bias_correction_kl else kl)

@@ -396,8 +396,8 @@ def score(
 
 # of completions and their prompts that a CPU takes in one pass: more take memory and save no time
 PASS_TOKENS = 2048
-LOSS_OPTIONS = ("loss_type", "epsilon", "epsilon_high", "importance_sampling_level", "beta",
-                "use_bias_correction_kl", "max_completion_length")  # fmt: skip
+LOSS_OPTIONS = ("loss_type", "epsilon", "epsilon_high", "delta", "importance_sampling_level",
+                "beta", "use_bias_correction_kl", "max_completion_length")  # fmt: skip
 
 
 class Learner:
@@ -442,7 +442,8 @@ class Learner:
 
         Raises FloatingPointError, and leaves the weights alone, where the loss is not finite.
         """
-        given, cap = self._loss_inputs(batch), self.config.importance_sampling_cap
+        given, config = self._loss_inputs(batch), self.config
+        cap, mode = config.importance_sampling_cap, config.importance_sampling_mode
         stats: dict[str, float] = {}
         apart: list[Tensor] = []  # how far the sampler's log-probabilities are from the policy's
         for micro_batches, divisors in self._optimizer_batches(batch, given["mask"]):
@@ -453,11 +454,12 @@ class Learner:
                 if cap is not None:
                     old = logps.detach() if inputs["old_logps"] is None else inputs["old_logps"]
                     sampled = _cut(batch.rollouts.logps, rows, logps)
-                    weights = objective.truncated_importance_weights(old, sampled, cap)
-                    inputs["truncated_importance_weights"] = weights
+                    weights = objective.importance_weights(old, sampled, cap, mode)
+                    chosen = inputs["token_weights"]
+                    inputs["token_weights"] = weights if chosen is None else weights * chosen
                     apart.append((old - sampled)[inputs["mask"]].abs())
                 part = objective.policy_loss(logps, **inputs, **self.loss_options, **divisors)
-                if self.config.loss_type == "bnpo":  # local by definition: the mean of its parts
+                if config.loss_type == "bnpo":  # local by definition: the mean of its parts
                     part = part / len(micro_batches)
                 self.scaler.scale(part).backward()
                 loss += part.item()
@@ -519,13 +521,17 @@ class Learner:
         config, mask = self.config, batch.rollouts.mask
         if config.mask_truncated_completions:
             mask = mask & batch.rollouts.finished[:, None]
-        ref_logps = old_logps = turn_weights = None
+        ref_logps = old_logps = turn_weights = token_weights = None
         if self.reference is not None:
             model, context = self.reference
             with context():
                 ref_logps = self._all_logps(model, batch)
         if config.updates_per_step > 1:
             old_logps = self._all_logps(self.policy.model, batch)
+        if config.top_entropy_quantile < 1:  # by the entropies at sampling
+            entropies = batch.rollouts.entropies
+            token_weights = objective.high_entropy(entropies, mask, config.top_entropy_quantile)
+            token_weights = token_weights.float()
         if batch.episode_index is not None and config.loss_type == "grpo":
             episode = _episodes(batch)
             turn_weights = (1 / episode.bincount()[episode]).to(mask.device)
@@ -535,6 +541,7 @@ class Learner:
             "mask": mask,
             "ref_logps": ref_logps,
             "turn_weights": turn_weights,
+            "token_weights": token_weights,
         }
 
     def _optimizer_step(

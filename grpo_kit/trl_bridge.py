@@ -51,7 +51,7 @@ REFUSED = {  # field -> the value that TRL's trainer has, and why there is no ot
 OURS = ("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "reward_weights",
         "rollout_chunks", "sampling_backend", "eval_steps", "eval_on_start", "eval_prompts",
         "eval_prompts_between", "num_generations_eval", "save_steps", "max_unscored_steps",
-        "bf16")  # fmt: skip
+        "bf16", "importance_sampling_mode")  # fmt: skip
 # What is called as in TRL.
 SAME = tuple(f.name for f in fields(GRPOConfig) if f.name not in (*REFUSED, *OURS))
 STARTED = "started.json"  # what a run is, for the one that would resume it
@@ -105,7 +105,7 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
         "disable_tqdm": True,  # there is a bar below
     }
     if cap is not None:
-        settings["vllm_importance_sampling_mode"] = "token_truncate"
+        settings["vllm_importance_sampling_mode"] = config.importance_sampling_mode
         settings["vllm_importance_sampling_clip_max"] = cap
     return trl.GRPOConfig(**{**settings, **overrides})
 

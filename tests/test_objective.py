@@ -18,11 +18,12 @@ from grpo_kit.objective import (
     combine_rewards,
     decoupled_advantages,
     group_advantages,
+    high_entropy,
+    importance_weights,
     kl_estimate,
     policy_loss,
     policy_loss_stats,
     surrogate,
-    truncated_importance_weights,
 )
 
 NAN = math.nan
@@ -243,7 +244,7 @@ def test_masked_garbage_does_not_leak(loss_type, level, garbage):
     clean = random_batch()
     mask, advantages = clean["mask"], clean["advantages"]
     mask[3] = False
-    clean["truncated_importance_weights"] = torch.rand(mask.shape, dtype=torch.float64)
+    clean["token_weights"] = torch.rand(mask.shape, dtype=torch.float64)
     dirty = {k: v.detach().masked_fill(~mask, garbage) for k, v in clean.items() if v.dim() == 2}
     dirty |= {"mask": mask, "advantages": advantages.masked_fill(~mask.any(1), garbage)}
     dirty["logps"].requires_grad_()
@@ -284,11 +285,43 @@ def test_fully_masked_batch_gives_zero_and_a_finite_gradient(loss_type, level):
 
 def test_importance_weights_are_truncated_from_above_only():
     train = torch.tensor([[4.0, 1.5, 1.0, 0.01]]).log().requires_grad_()
-    weights = truncated_importance_weights(train, torch.zeros(1, 4))
+    weights = importance_weights(train, torch.zeros(1, 4))
     assert weights.tolist()[0] == pytest.approx([2.0, 1.5, 1.0, 0.01])
     assert not weights.requires_grad
-    assert truncated_importance_weights(train, torch.zeros(1, 4), cap=3.0)[0, 0] == 3
-    assert truncated_importance_weights(train, torch.full((1, 4), NAN)).tolist() == [[1.0] * 4]
+    assert importance_weights(train, torch.zeros(1, 4), cap=3.0)[0, 0] == 3
+    assert importance_weights(train, torch.full((1, 4), NAN)).tolist() == [[1.0] * 4]
+
+
+def test_a_masked_importance_weight_leaves_its_token_out():
+    train = torch.tensor([[4.0, 2.5, 1.5, 0.01, NAN]]).log()
+    weights = importance_weights(train, torch.zeros(1, 5), cap=3.0, mode="token_mask")
+    assert weights.tolist()[0] == pytest.approx([0.0, 2.5, 1.5, 0.01, 1.0])
+
+
+def test_dual_clip_bounds_what_a_bad_token_that_became_likely_can_do():
+    """arXiv 1912.09729: max(min(rho A, clip(rho) A), delta A) where A < 0; nothing else changes."""
+    ratios = torch.tensor([[0.5, 1.1, 3.9, 4.1, 50.0]] * 2, dtype=torch.float64)
+    logps = ratios.log().requires_grad_()
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    batch = (logps, torch.zeros_like(ratios), torch.tensor([-2.0, 2.0], dtype=torch.float64), mask)
+    plain, dual = surrogate(*batch), surrogate(*batch, delta=4.0)
+    assert torch.equal(dual[1], plain[1])
+    assert dual[0].tolist() == pytest.approx([1.6, 2.2, 7.8, 8.0, 8.0])
+    assert plain[0, 4].item() == pytest.approx(100.0)
+    slopes = gradient(dual.sum(), logps)
+    assert (slopes[0, 3:] == 0).all() and (slopes[0, 1:3] != 0).all()
+
+
+def test_high_entropy_takes_the_share_of_all_unmasked_tokens_that_is_least_sure():
+    g = torch.Generator().manual_seed(0)
+    entropies, mask = torch.rand(8, 25, generator=g), torch.rand(8, 25, generator=g) < 0.7
+    for share in (0.2, 0.5, 1.0):
+        chosen = high_entropy(entropies, mask, share)
+        assert chosen.sum().item() == pytest.approx(share * mask.sum().item(), abs=1)
+        assert not (chosen & ~mask).any()
+        if share < 1:
+            assert entropies[chosen].min() > entropies[mask & ~chosen].max()
+    assert not high_entropy(entropies, torch.zeros_like(mask), 0.2).any()
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,9 @@ def test_a_batch_is_one_update_old(new_policy, tmp_path, monkeypatch, changes):
         steps.append((copy.deepcopy(policy.model.state_dict()), batch))
         return real_update(learner, batch, **options)
 
-    def loss(logps, *, truncated_importance_weights, mask, **options):
-        given.append((logps.detach()[mask], truncated_importance_weights[mask]))
-        weights = {"truncated_importance_weights": truncated_importance_weights}
+    def loss(logps, *, token_weights, mask, **options):
+        given.append((logps.detach()[mask], token_weights[mask]))
+        weights = {"token_weights": token_weights}
         return real_loss(logps, mask=mask, **weights, **options)
 
     monkeypatch.setattr(Learner, "update", update)

@@ -127,6 +127,45 @@ def test_training_takes_log_probabilities_at_the_sampler_s_temperature(new_polic
         assert weighted == pytest.approx(plain, rel=1e-4)
 
 
+def test_only_the_least_sure_tokens_are_learnt_from(new_policy):
+    """Half of them by their entropies, beside a loss over the tokens chosen by hand."""
+    config, policy = configure(max_grad_norm=0.0, top_entropy_quantile=0.5), new_policy()
+    batch = batch_of(policy, config)
+    logps, entropies = completion_logps(policy.model, batch.rollouts, pad_token_id=0)
+    mask = batch.rollouts.mask
+    chosen = mask & (entropies > entropies[mask].median())
+    surrogate = objective.surrogate(logps, None, batch.advantages, mask) * chosen
+    (surrogate.sum() / mask.sum()).backward()
+    expected = torch.cat([p.grad.flatten() for p in policy.model.parameters()]).norm().item()
+    stats = Learner(new_policy(), config).update(batch)
+    assert stats["grad_norm"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_masked_importance_weight_leaves_its_token_out_of_the_update(new_policy):
+    def unlikely(batch):
+        batch.rollouts.logps.sub_(math.log(3))  # pi_train / pi_rollout is 3 everywhere
+
+    norms = {
+        mode: grad_norm(
+            new_policy(), unlikely, importance_sampling_cap=2.0, importance_sampling_mode=mode
+        )
+        for mode in ("token_truncate", "token_mask")
+    }
+    assert norms["token_mask"] == 0 < norms["token_truncate"]
+
+
+def test_a_dual_clip_acts_from_the_second_update_on(new_policy):
+    options = {"learning_rate": 0.5, "epsilon": 0.01}
+    once, twice = (
+        [
+            grad_norm(new_policy(), num_iterations=n, delta=delta, **options)
+            for delta in (None, 1.02)
+        ]
+        for n in (1, 2)
+    )
+    assert once[0] == once[1] and twice[0] != pytest.approx(twice[1], rel=0.01)
+
+
 @pytest.mark.parametrize("finished", [False, True])
 def test_completions_cut_off_at_the_limit_can_be_left_out(policy, finished):
     def finish(batch):

@@ -55,7 +55,8 @@ OTHER = {
     "learning_rate": 3e-4, "lr_scheduler_type": "cosine", "warmup_steps": 3, "weight_decay": 0.1,
     "adam_beta1": 0.8, "adam_beta2": 0.99, "max_grad_norm": 0.5, "num_generations": 2,
     "generation_batch_size": 16, "num_iterations": 2, "max_completion_length": 9,
-    "temperature": 0.7, "loss_type": "cispo", "epsilon": 0.1, "epsilon_high": 5.0, "beta": 0.1,
+    "temperature": 0.7, "loss_type": "dr_grpo", "epsilon": 0.1, "epsilon_high": 0.3, "beta": 0.1,
+    "delta": 3.0, "top_entropy_quantile": 0.2,
     "use_bias_correction_kl": False, "importance_sampling_level": "sequence",
     "scale_rewards": "none", "multi_objective_aggregation": "normalize_then_sum",
     "mask_truncated_completions": True,
@@ -93,6 +94,12 @@ def test_what_is_called_alike_arrives(trl_config):
         ),
         ({"save_steps": 0}, {"save_steps": 2, "vllm_importance_sampling_correction": False}),
         ({"sampling_backend": "static"}, {"cache_implementation": "static"}),
+        (
+            {"importance_sampling_cap": 3.0, "importance_sampling_mode": "token_mask",
+             "use_vllm_": True},
+            {"vllm_importance_sampling_clip_max": 3.0,
+             "vllm_importance_sampling_mode": "token_mask"},
+        ),
         (
             {"importance_sampling_cap": 2.0, "use_vllm_": True},
             {"vllm_importance_sampling_correction": True, "vllm_importance_sampling_clip_max": 2.0,

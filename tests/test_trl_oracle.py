@@ -73,14 +73,24 @@ def rollouts(tokenizer):
     }
 
 
-def plain_logps(trainer, batch):
-    """(N, T) log-probabilities of the completion tokens, by the textbook."""
+def plain_distributions(trainer, batch):
+    """(N, T, V) log-probabilities at the completion tokens, by the textbook."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
     # transformers' forward, not TRL's patched one, which reads other keywords but is the same model
     logits = trainer.model(input_ids=ids, attention_mask=attention).logits[:, PROMPT - 1 : -1]
-    logps = (logits.float() / trainer.temperature).log_softmax(-1)
+    return (logits.float() / trainer.temperature).log_softmax(-1)
+
+
+def plain_logps(trainer, batch):
+    """(N, T) log-probabilities of the completion tokens."""
+    logps = plain_distributions(trainer, batch)
     return logps.gather(-1, batch["completion_ids"].unsqueeze(-1)).squeeze(-1)
+
+
+def plain_entropies(trainer, batch):
+    logps = plain_distributions(trainer, batch)
+    return -(logps.exp() * logps).sum(-1)
 
 
 def set_up(trainer, rollouts, loss_type="dapo", beta=0.0, level="token", correction=True):
@@ -182,10 +192,32 @@ def test_truncated_importance_sampling_is_trls(trainers, rollouts, loss_type, mo
     batch = set_up(trainer, rollouts, loss_type, beta=0.05)
     old = batch["old_per_token_logps"]
     rollout_logps = old + torch.randn(old.shape, generator=torch.Generator().manual_seed(4))
-    weights = objective.truncated_importance_weights(old, rollout_logps, cap=2.0)
+    weights = objective.importance_weights(old, rollout_logps, cap=2.0)
     assert (weights == 2).any() and (weights < 1).any()
     theirs = their_loss(trainer, {**batch, "importance_sampling_ratio": weights})
-    assert_same(trainer, theirs, our_loss(trainer, batch, truncated_importance_weights=weights))
+    assert_same(trainer, theirs, our_loss(trainer, batch, token_weights=weights))
+
+
+def test_dual_clip_is_trls(trainers, rollouts, monkeypatch):
+    trainer = trainers[1.0]
+    batch = set_up(trainer, rollouts, "grpo")
+    monkeypatch.setattr(trainer.args, "delta", 1.3)
+    assert not torch.isclose(our_loss(trainer, batch), our_loss(trainer, batch, delta=1.3))
+    assert_same(trainer, their_loss(trainer, batch), our_loss(trainer, batch, delta=1.3))
+
+
+@of_each_loss
+def test_learning_from_the_least_sure_tokens_is_trls(trainers, rollouts, loss_type, monkeypatch):
+    trainer = trainers[1.0]
+    batch = set_up(trainer, rollouts, loss_type, beta=0.05)
+    monkeypatch.setattr(trainer, "top_entropy_quantile", 0.4)
+    with torch.no_grad():
+        entropies = plain_entropies(trainer, batch)
+    mask = batch["completion_mask"]
+    chosen = objective.high_entropy(entropies, mask, 0.4)
+    assert 0 < chosen.sum() < mask.sum() / 2
+    ours = our_loss(trainer, batch, token_weights=chosen.float())
+    assert_same(trainer, their_loss(trainer, batch), ours)
 
 
 def trl_advantages(trainer, first_scores, second_scores):

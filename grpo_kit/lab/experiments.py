@@ -6,11 +6,14 @@ rename a function that the options name, makes its runs outdated.
 
 import dataclasses
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from grpo_kit import self_verification as verification
+from grpo_kit.backends import sample_groups
 from grpo_kit.config import GRPOConfig
 from grpo_kit.flow import FlowGRPO, OfflineTraces
 from grpo_kit.lab import measures
@@ -18,7 +21,13 @@ from grpo_kit.lab.grid import Arm, Experiment, command_of, outdated
 from grpo_kit.lab.records import NOTEBOOKS, Record, load
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.profiles import PROFILES, Profile
-from grpo_kit.rewards import DiversityReward, MetaEvaluationReward, QualityJudgeReward
+from grpo_kit.rewards import (
+    CertaintyReward,
+    DiversityReward,
+    MajorityReward,
+    MetaEvaluationReward,
+    QualityJudgeReward,
+)
 from grpo_kit.rewards.diversity import load_embedder
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION
 from grpo_kit.rewards.rules import accuracy_reward, format_reward, maths_reward
@@ -27,7 +36,7 @@ from grpo_kit.sampling_ahead import SamplingAhead
 from grpo_kit.tasks.answers import extract_answer, is_correct
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.tiny.pretrain import warm_up_more
-from grpo_kit.training import PromptBatches
+from grpo_kit.training import Batch, PromptBatches
 from grpo_kit.warm_up import RECIPES, GivenTexts, take_replies
 
 
@@ -41,6 +50,10 @@ def _rewards(
         rewards.append(DiversityReward(config.num_generations, embedder, **options))
     if kind == "plain and P(Yes)":
         rewards.append(_meta_evaluation(profile, policy, **options))
+    if kind == "plain and majority":
+        rewards.append(MajorityReward(config.num_generations))
+    if kind == "plain and certainty":
+        rewards.append(CertaintyReward(policy, **options))
     if "judge" in kind:
         rewards.append(QualityJudgeReward(profile.load_judge(policy), **options))
     if kind == "plain, judge, P(Yes)":
@@ -127,6 +140,51 @@ def _more_texts(profile: Profile) -> Callable:
     return source
 
 
+class Rounded:
+    """A batch source that samples as fast engines do: with the layers' matrices in 8 bits (fp8).
+
+    What it samples from is a little off the policy; `importance_sampling_cap` can correct for that.
+    """
+
+    name = "prompts, sampled in 8 bits"
+
+    def __init__(self, prompts: PromptBatches) -> None:
+        self.prompts, self.sampler = prompts, frozen_copy(prompts.policy)
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        largest = torch.finfo(torch.float8_e4m3fn).max
+        copies = dict(self.sampler.model.named_parameters())
+        for name, weight in self.prompts.policy.model.named_parameters():
+            if ".layers." in name and weight.dim() == 2:
+                scale = largest / weight.abs().max().clamp(min=1e-9)
+                weight = (weight * scale).to(torch.float8_e4m3fn).to(weight.dtype) / scale
+            copies[name].copy_(weight)
+
+    def __call__(self, generator: torch.Generator, state, metrics: dict) -> Iterator[Batch]:
+        self._round()
+        sample = partial(
+            sample_groups, self.sampler, config=self.prompts.config, generator=generator
+        )
+        yield from self.prompts(generator, state, metrics, sample)
+
+    def state_dict(self) -> dict:
+        return self.prompts.state_dict()
+
+    def load_state_dict(self, state: dict) -> None:
+        self.prompts.load_state_dict(state)
+
+
+def _rounded(**changes: object) -> Arm:
+    arm = _arm("plain", changes, **{"batch source": Rounded.name})
+    return dataclasses.replace(arm, batch_source=lambda profile: Rounded)
+
+
+def _corrected(**changes: object) -> Arm:
+    """Two updates a batch, so that the ratio leaves 1 and a clip can act."""
+    return _arm("plain", {"num_iterations": 2, **changes})
+
+
 # on SmolLM2 a step takes 1.3 times as long as one of GRPO with twice as many answers
 MORE_TEXTS = {"generation_batch_size": 128, "num_generations": 128, "learning_rate": 5e-5}
 
@@ -156,6 +214,7 @@ def _real(model: str, lora_rank: int = 0, task: str = "gsm8k", **changes: object
     return dataclasses.replace(arm, profile={**policy, "task": task})
 
 
+ALONE = {"reward_weights": (0, 0, 1)}  # not accuracy, not format
 NORMALISED = {"multi_objective_aggregation": "normalize_then_sum"}
 PAPER = {"loss_type": "cispo", "epsilon_high": 5.0, "scale_rewards": "none"}  # RLME's
 # Trinity-RFT's runs (arXiv 2505.17826, section 3.4.2): 36 steps of 96 prompts x 8, lr 1e-5.
@@ -282,7 +341,7 @@ EXPERIMENTS = {
         "Can P(Yes) stand in for labels, what becomes of that in a long run, and what prevents it?",
         {"labels": PLAIN,
          "paper": _asked(changes=PAPER),
-         "P(Yes) alone": _asked(changes=PAPER | {"reward_weights": (0, 0, 1)}),
+         "P(Yes) alone": _asked(changes=PAPER | ALONE),
          "our defaults": _asked(),
          "truth 1 %": _asked(truth_fraction=0.01),
          "truth 10 %": _asked(truth_fraction=0.1),
@@ -292,6 +351,46 @@ EXPERIMENTS = {
         watch=measures.few_labels, skills=True, sizes=_small({"eval_steps": 4}, max_steps=120),
         changes={"num_generations_eval": 4}, evaluations=10,
         curves=("meta/p_yes", "eval/pass@1"),
+    ),
+    "label-free": _experiment(
+        "What do rewards without labels make of a policy: which rise, which collapse, and when?",
+        {"labels": _arm("plain", {"reward_weights": (1, 0)}),
+         "majority": _arm("plain and majority", ALONE),
+         "self-certainty": _arm("plain and certainty", ALONE, measure="self-certainty"),
+         "likelihood": _arm("plain and certainty", ALONE, measure="likelihood"),
+         "P(Yes)": _asked(changes=ALONE)},
+        sizes=_small({"eval_steps": 4}, max_steps=120), evaluations=10, skills=True,
+        curves=("eval/pass@1", "entropy", "eval/mean_length"),
+    ),
+    "corrections": _experiment(
+        "Each correction of plain GRPO is one changed line: what does it change here, for as many "
+        "tokens? Those of the ratio are compared at two updates a batch, MaxRL with accuracy alone.",
+        {"plain": PLAIN,
+         "no std": _arm("plain", {"scale_rewards": "none"}),
+         "batch std": _arm("plain", {"scale_rewards": "batch"}),
+         "accuracy alone": _arm("plain", {"reward_weights": (1, 0)}),
+         "MaxRL": _arm("plain", {"reward_weights": (1, 0), "scale_rewards": "mean"}),
+         "sequence mean": _arm("plain", {"loss_type": "grpo"}),
+         "constant divisor": _arm("plain", {"loss_type": "dr_grpo"}),
+         "each reward normalised": _arm("plain", NORMALISED),
+         "dynamic sampling": _arm("plain", {"dynamic_sampling_rounds": 2}),
+         "top-entropy tokens": _arm("plain", {"top_entropy_quantile": 0.2}),
+         "KL": _arm("plain", {"beta": 0.04}),
+         "KL, uncorrected": _arm("plain", {"beta": 0.04, "use_bias_correction_kl": False}),
+         "two updates": _corrected(),
+         "clip-higher": _corrected(epsilon_high=0.28),
+         "dual clip": _corrected(delta=3.0),
+         "GSPO": _corrected(
+             importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4),
+         "CISPO": _corrected(loss_type="cispo", epsilon_high=5.0),
+         "8-bit sampler": _rounded(),
+         "8-bit, truncated": _rounded(importance_sampling_cap=2.0),
+         "8-bit, masked": _rounded(
+             importance_sampling_cap=2.0, importance_sampling_mode="token_mask")},
+        sizes={"smoke": {"max_generated_tokens": 2_000},
+               "tiny": {"max_steps": 200, "max_generated_tokens": 130_000,
+                        "generation_batch_size": 64}},
+        x="num_generated_tokens", evaluations=8,
     ),
     "engines": _experiment(
         "Does TRL's trainer, given the same config, learn as much as the kit's?",

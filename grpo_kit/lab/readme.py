@@ -36,6 +36,7 @@ REAL = {  # experiment -> what is shown of its runs of the real model
     "verification": (*ACCURACY, "verdicts/accuracy", "verdicts/yes_rate", "gained/verification"),
     "meta": (*ACCURACY, "fell", "stopped early", "p_yes", "overrated"),
     "flow": (*ACCURACY, "eval/turns", "eval/tool_errors"),
+    "label-free": (*ACCURACY, "eval/pass@8", "entropy", "eval/mean_length"),
     "engines": (*ACCURACY, "seconds"),
 }
 

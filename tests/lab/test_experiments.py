@@ -8,10 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from grpo_kit.generation import completion_logps
 from grpo_kit.lab import experiments, measures
 from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.grid import Trained, run_grid
+from grpo_kit.models import weights_hash
 from grpo_kit.profiles import PROFILES
+from grpo_kit.rewards import accuracy_reward
 from grpo_kit.rewards.meta_evaluation import Reading
 from grpo_kit.runs import Run
 from grpo_kit.self_verification import VerificationItem, diversify, filter_queries, post_process
@@ -186,6 +189,29 @@ def test_every_arm_makes_a_batch_and_the_first_is_plain_grpo(name, base, task, m
         state = SimpleNamespace(global_step=0, max_steps=1, progress=0.0)
         (batch,) = source(torch.Generator().manual_seed(0), state, {})
         assert not batch.rewards.isnan().any() and batch.advantages.abs().max() > 0
+
+
+def test_a_sampler_in_8_bits_follows_the_policy_from_near_and_never_changes_it(task):
+    policy = SMOKE.load_policy()
+    config = dataclasses.replace(SMOKE.config, generation_batch_size=64)
+    source = experiments.Rounded(PromptBatches(policy, task, [accuracy_reward], config, 0))
+    state = SimpleNamespace(global_step=0, max_steps=1, progress=0.0)
+    for moved in (False, True):
+        if moved:
+            with torch.no_grad():
+                policy.model.model.embed_tokens.weight.mul_(1.01)
+        before = weights_hash(policy.model.parameters(), 64)
+        (batch,) = source(torch.Generator().manual_seed(0), state, {})
+        assert weights_hash(policy.model.parameters(), 64) == before
+        options = {"temperature": config.temperature, "pad_token_id": policy.pad_token_id}
+        logps = completion_logps(policy.model, batch.rollouts, **options)[0].detach()
+        apart = (logps - batch.rollouts.logps)[batch.rollouts.mask].abs()
+        assert 1e-3 < apart.mean() < 0.2
+        sampled = dict(source.sampler.model.named_parameters())
+        for name, weight in policy.model.named_parameters():
+            error = ((sampled[name] - weight).abs() / weight.abs().max()).max().item()
+            rounded = ".layers." in name and weight.dim() == 2
+            assert 0 < error < 1 / 16 if rounded else error == 0
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS["published"].arms)

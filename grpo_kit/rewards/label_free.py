@@ -1,0 +1,131 @@
+"""Rewards that need neither label nor question: the group's vote, and the model's own certainty.
+
+They stand beside P("Yes") of `meta_evaluation`: what each pays is what the policy says already.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import KW_ONLY, dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from grpo_kit.rewards.rules import completion_text
+from grpo_kit.tasks.answers import extract_answer, parse_number
+
+if TYPE_CHECKING:
+    from grpo_kit.models import Policy
+
+MEASURES = ("self-certainty", "likelihood")
+
+
+@dataclass(eq=False)
+class MajorityReward:
+    """1.0 for the answer that most of its group give, else 0.0: TTRL (arXiv 2504.16084).
+
+    Numbers are compared exactly, other answers as text; of several with as many votes the one given
+    first counts. Without an answer a completion has no vote and earns 0. ValueError for groups that
+    are not complete.
+    """
+
+    num_generations: int  # completions per prompt, as in the trainer
+
+    __name__ = "majority_reward"
+
+    def __call__(
+        self, prompts: list, completions: list, completion_ids: list, *,
+        log_metric: Callable | None = None, **columns,
+    ) -> list[float]:  # fmt: skip
+        size = self.num_generations
+        if len(completions) % size:
+            problem = f"{len(completions)} completions make no groups of {size}"
+            raise ValueError(f"{problem}: give complete groups, and the trainer's num_generations.")
+        answers = [_answer(completion_text(completion)) for completion in completions]
+        rewards, shares = [], []
+        for start in range(0, len(answers), size):
+            group = answers[start : start + size]
+            votes = Counter(answer for answer in group if answer is not None)
+            winner, count = votes.most_common(1)[0] if votes else (None, 0)
+            rewards += [float(answer is not None and answer == winner) for answer in group]
+            shares.append(count / size)
+        if log_metric is not None and shares:
+            log_metric("majority/share", fmean(shares))
+        return rewards
+
+
+def _answer(text: str) -> Hashable | None:
+    """The number in the last `<answer>…</answer>`, else its text; None where there is none."""
+    answer = extract_answer(text)
+    if not answer:
+        return None
+    number = parse_number(answer)
+    return " ".join(answer.casefold().split()) if number is None else number
+
+
+@dataclass(eq=False, repr=False)
+class CertaintyReward:
+    """How sure `policy` is of each completion's tokens, on average, without being asked. In nats.
+
+    "self-certainty" is the mean of KL(uniform || p) over the tokens (INTUITOR, arXiv 2505.19590),
+    p being the distribution from which a token was drawn, at temperature 1; "likelihood" the mean
+    of log p(token). None for an empty completion and beyond the context. ValueError for another
+    measure.
+    """
+
+    policy: Policy  # the one that is trained, or a frozen copy
+    measure: str = "self-certainty"
+    _: KW_ONLY
+    batch_size: int = 16  # completions a pass, each with its prompt
+
+    __name__ = "certainty_reward"
+
+    def __post_init__(self):
+        if self.measure not in MEASURES:
+            raise ValueError(f"measure={self.measure!r}; choose one of {', '.join(MEASURES)}.")
+
+    def __call__(
+        self, prompts: list, completions: list, completion_ids: list, **columns
+    ) -> list[float | None]:
+        asked = self.policy.encode(prompts)
+        lengths = [len(p) + len(c) for p, c in zip(asked, completion_ids, strict=True)]
+        fitting = [
+            i for i, completion in enumerate(completion_ids)
+            if len(completion) and lengths[i] <= self.policy.context_length
+        ]  # fmt: skip
+        fitting.sort(key=lengths.__getitem__)  # needs little padding
+        rewards: list[float | None] = [None] * len(prompts)
+        for start in range(0, len(fitting), self.batch_size):
+            part = fitting[start : start + self.batch_size]
+            values = self._certainty([asked[i] for i in part], [completion_ids[i] for i in part])
+            for i, value in zip(part, values, strict=True):
+                rewards[i] = value
+        return rewards
+
+    def _certainty(self, prompt_ids: list, completion_ids: list) -> list[float]:
+        import torch
+
+        from grpo_kit.generation import left_pad, positions
+
+        model = self.policy.model
+        whole = [[*p, *c] for p, c in zip(prompt_ids, completion_ids, strict=True)]
+        rows, mask = left_pad(whole, self.policy.pad_token_id, self.policy.device)
+        lengths = torch.tensor([len(ids) for ids in completion_ids], device=rows.device)
+        longest = int(lengths.max())
+        was_training = model.training
+        model.eval()  # a live policy under TRL is in training mode
+        try:
+            with torch.no_grad(), self.policy.autocast():
+                logits = model(
+                    input_ids=rows, attention_mask=mask, position_ids=positions(mask),
+                    use_cache=False, logits_to_keep=longest + 1,
+                ).logits[:, :-1]  # fmt: skip
+        finally:
+            model.train(was_training)
+        logps = logits.float().log_softmax(dim=-1)  # (B, longest, V)
+        if self.measure == "likelihood":
+            values = logps.gather(-1, rows[:, -longest:, None])[..., 0]
+        else:
+            values = -logps.mean(dim=-1) - torch.tensor(float(logps.shape[-1])).log()
+        own = torch.arange(longest, device=rows.device) >= longest - lengths[:, None]
+        return ((values * own).sum(dim=1) / lengths).tolist()

@@ -364,7 +364,7 @@ EXPERIMENTS = {
     ),
     "corrections": _experiment(
         "Each correction of plain GRPO is one changed line: what does it change here, for as many "
-        "tokens? Those of the ratio are compared at two updates a batch, MaxRL with accuracy alone.",
+        "tokens? Those of the ratio stand beside two updates a batch, MaxRL beside accuracy alone.",
         {"plain": PLAIN,
          "no std": _arm("plain", {"scale_rewards": "none"}),
          "batch std": _arm("plain", {"scale_rewards": "batch"}),

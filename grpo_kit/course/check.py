@@ -308,11 +308,10 @@ sampled_mask = Exercise("(turns): (prompt, completion) ids of an episode -> its 
 }, "this is the env_mask that TRL takes.")  # fmt: skip
 
 # --- notebook 07
-paired_median = Exercise("(arm, baseline): values by seed -> the median of their differences", {
-    "The middle of .1, .2, .3.": ({0: 0.5, 1: 0.7, 2: 0.6}, {0: 0.4, 1: 0.5, 2: 0.3}, 0.2),
-    "Difference first, then median.": ({0: 0.9, 1: 0.5, 2: 0.1}, {0: 0.8, 1: 0.1, 2: 0.5}, 0.1),
+paired_mean = Exercise("(arm, baseline): values by seed -> the mean of their differences", {
+    "The mean of .1, .2, .3.": ({0: 0.5, 1: 0.7, 2: 0.6}, {0: 0.4, 1: 0.5, 2: 0.3}, 0.2),
     "Only seeds that both arms have make a pair.": ({0: 0.5, 3: 0.9}, {3: 0.7}, 0.2),
-    "Pairs go by seed, not by place.": ({2: 0.9, 0: 0.1, 1: 0.5}, {0: 0.0, 1: 0.1, 2: 0.2}, 0.4),
+    "Pairs go by seed, not by place.": ({2: 0.9, 5: 0.3, 0: 0.1}, {0: 0.0, 2: 0.2}, 0.4),
 }, "what both runs of a seed owe to it cancels.")  # fmt: skip
 
 any_false = Exercise("(alpha, m): chance of a false verdict among `m` independent claims", {
@@ -321,13 +320,14 @@ any_false = Exercise("(alpha, m): chance of a false verdict among `m` independen
     "Not m times alpha, which may be more than 1.": (0.01, 100, 1 - 0.99**100),
 }, "twenty claims at 5 % are wrong somewhere two times in three.")  # fmt: skip
 
-holm = Exercise("(p_values): Holm's adjusted p-values, in the order given", {
-    "A single claim needs no correction.": ([0.03], [0.03]),
-    "The smallest counts m times, the next m - 1 times.": ([0.01, 0.04], [0.02, 0.04]),
-    "Return them in the order in which they came.": ([0.04, 0.01], [0.04, 0.02]),
-    "None may be below the one before it.": ([0.01, 0.011, 0.9], [0.03, 0.03, 0.9]),
-    "A probability is at most 1.": ([0.6, 0.7, 0.8], [1.0, 1.0, 1.0]),
-}, "of tables in which nothing is true, at most one in twenty calls anything true.")  # fmt: skip
+reading = Exercise('(low, high, delta): the verdict on "it falls", read off an interval', {
+    "Below 0 as a whole: it falls.": (-0.2, -0.1, 0.03, "reproduced"),
+    "Above 0 as a whole: it rises.": (0.01, 0.2, 0.03, "contradicted"),
+    "On both sides of 0, and it may be much: not decided.": (-0.02, 0.2, 0.03, "inconclusive"),
+    "Within ± delta: nothing that matters.": (-0.02, 0.01, 0.03, "no effect"),
+    "Surely below 0, and too little to matter.": (-0.02, -0.01, 0.03, "no effect"),
+    "Below 0, and it may be more than delta.": (-0.04, -0.01, 0.03, "reproduced"),
+}, "the interval and the verdict cannot disagree.")  # fmt: skip
 
 # --- notebook 08
 training_bytes = Exercise("(n, width): bytes of n weights, their gradients and Adam's moments", {

@@ -29,6 +29,10 @@ CURVE_LABELS = {
     "frac_reward_zero_std": ("groups without spread", "share of groups"),
     "grad_norm": ("gradient norm", "before clipping"),
 }
+VERDICT_LOOKS = {  # colour and marker
+    "reproduced": ("#009E73", "o"), "contradicted": ("#D55E00", "X"),
+    "no effect": ("#0072B2", "s"), "inconclusive": ("#888888", "|"),
+}  # fmt: skip
 # Okabe and Ito's colours, grey for what others are compared with
 COLOUR_BLIND_SAFE = ("#555555", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of training steps"}
@@ -147,4 +151,42 @@ def labelled_curves(curves: Mapping[str, dict], xlabel: str, ylabel: str) -> Fig
     axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 1.2))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3)
+    return figure
+
+
+def forest(rows: Sequence[tuple[str, str, str, Mapping[str, float], float]]) -> Figure:
+    """Claims as points with intervals, in units of the smallest difference that matters.
+
+    `rows`: label, direction, verdict, the judgement's `mean`, `low` and `high`, and that unit.
+    Within the grey band, from -1 to 1, nothing matters; the axis is logarithmic outside of it.
+    """
+    figure = Figure(figsize=(9, 0.3 * len(rows) + 1.4), layout="constrained")
+    axes = figure.subplots()
+    axes.axvspan(-1, 1, color="#888888", alpha=0.18, linewidth=0)
+    axes.axvline(0, color="black", linewidth=0.8)
+    for place, (_, direction, verdict, found, delta) in enumerate(reversed(rows)):
+        colour, marker = VERDICT_LOOKS[verdict]
+        mean, low, high = (found[name] / delta for name in ("mean", "low", "high"))
+        axes.plot([low, high], [place, place], color=colour, linewidth=2)
+        axes.plot(mean, place, marker, color=colour, markersize=7, markeredgewidth=2)
+        axes.annotate(
+            direction, (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=9
+        )
+    for verdict, (colour, marker) in VERDICT_LOOKS.items():
+        axes.plot([], [], marker, color=colour, label=verdict)
+    axes.set_xscale("symlog", linthresh=1, linscale=0.7)
+    farthest = max([10.0, *(abs(x) for line in axes.lines for x in line.get_xdata())])
+    ticks = [tick for tick in (1, 3, 10, 30, 100) if tick <= farthest]
+    axes.set_xticks([*(-tick for tick in reversed(ticks)), 0, *ticks])
+    axes.xaxis.set_major_formatter("{x:+g}")
+    axes.minorticks_off()
+    axes.set(
+        xlabel="mean difference, in units of the smallest that matters",
+        ylim=(-0.7, len(rows) - 0.3), yticks=range(len(rows)),
+        yticklabels=[label for label, *_ in reversed(rows)],
+    )  # fmt: skip
+    axes.annotate("claimed:", (1.01, 1.0), xycoords="axes fraction", va="bottom", fontsize=9)
+    axes.grid(axis="x", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
     return figure

@@ -1,12 +1,13 @@
 """Published claims, `data/claims.yaml`, judged by the records of the runs that test them.
 
-All claims of one profile are judged together (`statistics.judge`), so that many claims together
-have no more false verdicts than one. A claim of the tiny world is judged in a second one too, by
-runs of a real model.
+The claims of one method on one profile are a family (`statistics.judge`), so that many claims
+together have no more false verdicts than one. A claim of the tiny world is judged in a second one
+too, by runs of a real model.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import command_of
 from grpo_kit.lab.records import Record, by_arm, reason
-from grpo_kit.lab.statistics import Judgement, judge, region
+from grpo_kit.lab.statistics import DELTA, VERDICTS, Judgement, judge, power, region
 from grpo_kit.lab.summary import cell, markdown_table, number
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
@@ -30,7 +31,6 @@ EVIDENCE = {
     "S": "a second-hand summary", "I": "inferred",
 }  # fmt: skip
 OWN = "yours"  # the source of a claim that names none
-DECIDED = {"reproduced", "contradicted"}
 
 
 class Claim(BaseModel):
@@ -52,6 +52,7 @@ class Claim(BaseModel):
     of: Literal["end", "change"] = "end"
     minus: str | None = None
     against: str | None = None
+    delta: float = DELTA  # the smallest difference that matters, in the metric's unit
     printed: dict[str, list[float]] = {}
 
     @property
@@ -80,6 +81,12 @@ class Claim(BaseModel):
         if isinstance(self.expects, str):
             return self.expects
         return f"{self.expects['value']:g} ± {self.expects['within']:g}"
+
+    @property
+    def band(self) -> str:
+        """The smallest difference that matters, or the tolerance."""
+        within = self.delta if isinstance(self.expects, str) else self.expects["within"]
+        return f"± {within:g}"
 
     @property
     def paper(self) -> str:
@@ -126,15 +133,16 @@ class Judged:
         if self.second is None:
             return ""
         verdicts = {self.verdict, self.second.verdict}
-        if not verdicts <= DECIDED:
+        if not verdicts <= {*VERDICTS}:
             return "open"
         return "the worlds agree" if len(verdicts) == 1 else "the worlds differ"
 
     @property
     def statistics(self) -> str:
-        n, p = self.judgement.n, self.judgement.p
-        p = "p < 0.001" if p < 0.001 else f"p = {number(p)}"
-        return f"{n} seed{'s' * (n != 1)}, g = {number(self.judgement.effect, '+')}, {p}"
+        one, claim = self.judgement, self.claim
+        chance = power(one.sd, one.n, claim.expects, claim.delta, one.claims)
+        seeds = f"{one.n} seed{'s' * (one.n != 1)}, sd {number(one.sd)}"
+        return f"{seeds}, power {chance:.0%}" if one.n > 1 else seeds
 
 
 def load_claims(path: str | Path | None = None) -> tuple[list[Claim], list[str]]:
@@ -162,6 +170,8 @@ def load_claims(path: str | Path | None = None) -> tuple[list[Claim], list[str]]
 def _check(claim: Claim, others: Iterable[str]) -> None:
     """ValueError for an unknown name or region, a repeated id, an arm that is its own baseline."""
     region(claim.expects)
+    if not 0 < claim.delta < math.inf:
+        raise ValueError(f"delta is {claim.delta}: give the smallest difference that matters.")
     names = [("experiment", claim.experiment, EXPERIMENTS), ("profile", claim.profile, PROFILES)]
     names += [("profile", claim.also, PROFILES)] if claim.also else []
     if claim.experiment in EXPERIMENTS:
@@ -189,7 +199,7 @@ def judge_claims(
 ) -> tuple[list[Judged], list[str]]:
     """Verdicts on all claims, in their order, and a sentence for each that could not be judged.
 
-    The published claims of a profile are judged together, the reader's own apart from them.
+    The published claims of an experiment on a profile are a family, the reader's own another.
     """
     runs, families = defaultdict(list), defaultdict(list)
     for record in records:
@@ -204,9 +214,10 @@ def judge_claims(
             continue
         judged[claim.id, claim.profile] = Judged(claim)
         if values:
-            families[claim.profile, claim.source == OWN].append((claim, values))
+            family = claim.profile, claim.experiment, claim.source == OWN
+            families[family].append((claim, values))
     for family in families.values():
-        judgements = judge([(values, claim.expects) for claim, values in family])
+        judgements = judge([(values, c.expects, c.delta) for c, values in family])
         for (claim, _), judgement in zip(family, judgements, strict=True):
             machine = hardware(runs[claim.profile, claim.experiment])
             one = Judged(claim, judgement.verdict, judgement, machine)
@@ -232,6 +243,21 @@ def reported_claims(results: str | Path | None = None) -> tuple[list[Judged], li
     return judged, wrong + broken + unjudged
 
 
+def forest_rows(judged: Iterable[Judged]) -> list[tuple]:
+    """What `plots.forest` draws: the claims whose interval is known, as differences from 0."""
+    rows = []
+    for one in judged:
+        found, expects = one.judgement, one.claim.expects
+        if found is None or not math.isfinite(found.low):
+            continue
+        value, unit = 0.0, one.claim.delta
+        if not isinstance(expects, str):
+            value, unit = expects["value"], expects["within"]
+        bounds = {name: getattr(found, name) - value for name in ("mean", "low", "high")}
+        rows.append((one.claim.id, one.claim.direction, one.verdict, bounds, unit))
+    return rows
+
+
 def claims_text(judged: Iterable[Judged], *only: str, worlds: bool = False) -> str:
     """Markdown table of judged claims, all or the ids `only`, with the second of two `worlds`."""
     by_id = {one.claim.id: one for one in judged}
@@ -240,7 +266,8 @@ def claims_text(judged: Iterable[Judged], *only: str, worlds: bool = False) -> s
         here = f"{one.claim.number}: {one.here}" if one.judgement else one.here
         there = "–"
         if one.second and one.second.judgement:
-            there = f"{one.second.here} **{one.second.verdict}**; {one.agreement}"
-        rows.append((one.claim.statement, one.claim.paper, here, f"**{one.verdict}**", there))
-    names = ("claim", "printed", "here", "verdict", "on a real model")
-    return markdown_table(*(row[: 4 + worlds] for row in (names, *rows)))
+            there = f"**{one.second.verdict}** {one.second.here}; {one.agreement}"
+        verdict = f"**{one.verdict}**"
+        rows.append((verdict, one.claim.statement, one.claim.paper, here, one.claim.band, there))
+    names = ("verdict", "claim", "printed", "here", "matters from", "on a real model")
+    return markdown_table(*(row[: 5 + worlds] for row in (names, *rows)))

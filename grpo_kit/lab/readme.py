@@ -13,7 +13,7 @@ from grpo_kit.lab import bench, speedrun, step_profile
 from grpo_kit.lab.claims import claims_text, reported_claims
 from grpo_kit.lab.experiments import load_current
 from grpo_kit.lab.records import CHECKOUT, NOTEBOOKS, by_arm, load
-from grpo_kit.lab.report import HEADINGS, VERDICTS, write_report
+from grpo_kit.lab.report import COUNTED, HEADINGS, write_report
 from grpo_kit.lab.statistics import power
 from grpo_kit.lab.summary import markdown_table, number, reported, summary_text
 from grpo_kit.paths import write_atomic
@@ -27,6 +27,7 @@ METHODS = {  # curve of the README's picture -> experiment and arm, each with 64
     "Flow-GRPO (tool questions)": ("flow", "trajectory"),
 }
 MEASURES = ("eval/pass@1", "eval/greedy", "eval/pass@8", "eval/mean_length", "seconds")
+FAMILY = 5  # claims, for the table of the rule's power
 ACCURACY = ("eval/pass@1", "eval/greedy")
 REAL = {  # experiment -> what is shown of its runs of the real model
     "basic": (*ACCURACY, "eval/pass@8", "before/pass@64", "after/pass@64", "seconds"),
@@ -80,13 +81,13 @@ def measured(results: Path) -> dict[str, str]:
     if problems:
         raise ValueError(" ".join(problems))
     verdicts = [one.verdict for one in judged]
-    tested = sum(one.claim.profile == "tiny" and bool(one.judgement) for one in judged)
     chances = [
-        (effect, *(f"{power(effect, n, tested):.0%}" for n in (5, 10))) for effect in (2, 3, 4)
+        (f"{sd:g}", *(f"{power(sd, n, claims=FAMILY):.0%}" for n in (5, 10, 20)))
+        for sd in (0.01, 0.02, 0.03, 0.05)
     ]
     parts = {
-        "verdicts": markdown_table(VERDICTS, map(verdicts.count, VERDICTS)),
-        "power": markdown_table(["true difference", "five seeds", "ten seeds"], *chances),
+        "verdicts": markdown_table(COUNTED, map(verdicts.count, COUNTED)),
+        "power": markdown_table(["spread over seeds", "5 seeds", "10 seeds", "20 seeds"], *chances),
         "goals": bench.goals(results / "bench"),
         "test_sets": test_sets(results / "test_sets"),
         "real": real(results),

@@ -16,18 +16,26 @@ from statistics import median
 from jinja2 import Environment, PackageLoader
 from markdown_it import MarkdownIt
 from matplotlib import style
+from matplotlib.figure import Figure
 
-from grpo_kit.course.plots import CURVE_LABELS, X_LABELS, arm_bands
+from grpo_kit.course.plots import CURVE_LABELS, X_LABELS, arm_bands, forest
 from grpo_kit.lab.bands import Row
-from grpo_kit.lab.claims import EVIDENCE, hardware, judge_claims, load_claims
+from grpo_kit.lab.claims import (
+    EVIDENCE,
+    Judged,
+    forest_rows,
+    hardware,
+    judge_claims,
+    load_claims,
+)
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import command_of
 from grpo_kit.lab.records import Record, by_arm, fingerprint, slug
-from grpo_kit.lab.statistics import MARGIN, MIN_SEEDS
+from grpo_kit.lab.statistics import MIN_SEEDS, VERDICTS
 from grpo_kit.lab.summary import markdown_table, number, plain, summarise, summary_text
 from grpo_kit.paths import make_output_dir, results_dir, write_atomic
 
-VERDICTS = ("reproduced", "contradicted", "inconclusive", "not run here")
+COUNTED = (*VERDICTS, "inconclusive", "not run here")
 HEADINGS = {
     "basic": "Plain GRPO", "rare": "Few right answers", "variants": "Variants side by side",
     "diversity": "Diversity reward", "judge": "LLM judge", "verification": "Self-verification",
@@ -44,10 +52,10 @@ STYLE = {
     "svg.hashsalt": "grpo-kit",  # without it, ids differ from one drawing to the next
 }  # fmt: skip
 HTML = {  # what Markdown cannot say of the page
-    f"<strong>({'|'.join(VERDICTS)}|outside)</strong>":
+    f"<strong>({'|'.join(COUNTED)}|outside)</strong>":
         lambda match: f'<b class="chip {slug(match[1])}">{match[1]}</b>',
     r"(<tr>\s*)<td>(.*?)</td>": r'\1<th scope="row">\2</th>',
-    r"<table>(?=\s*<thead>\s*<tr>\s*<th>claim<)": '<table class="claims">',
+    r"<table>(?=\s*<thead>\s*<tr>\s*<th>verdict<)": '<table class="claims">',
     r"(?<= )--[a-z]+": r"<span>\g<0></span>",  # an option is not broken at its hyphens
     r"(?s)<table>.*?</table>": r'<div class="scroll" tabindex="0">\g<0></div>',
 }  # fmt: skip
@@ -74,7 +82,8 @@ def write_report(
     environment.filters |= {"number": number, "slug": slug, "plain": plain}
     text, shell = (environment.get_template(f"report.{kind}.j2") for kind in ("md", "html"))
     make_output_dir(folder / "figures")
-    for figure in chain(*(panel["figures"] for panel in content["panels"])):
+    figures = chain(*(panel["figures"] for panel in content["panels"]))
+    for figure in filter(None, (content["forest"], *figures)):
         write_atomic(folder / figure["file"], figure["png"])
     write_atomic(folder / "report.md", text.render(content))
     if not page:
@@ -110,11 +119,11 @@ def context(results=None, claims=None, notebooks=(), problems=()) -> dict:
     counts = Counter(one.verdict for one in judged)
     return {
         "problems": problems, "groups": groups, "panels": panels, "evidence": EVIDENCE,
-        "counts": {verdict: counts[verdict] for verdict in VERDICTS},
+        "counts": {verdict: counts[verdict] for verdict in COUNTED},
         "worlds": Counter(one.agreement for one in judged if one.second and one.second.judgement),
         "machines": len({one.hardware for one in judged if one.hardware}),
         "origin": origin(records) if records else "", "notebooks": notebooks,
-        "min_seeds": MIN_SEEDS, "margin": MARGIN,
+        "min_seeds": MIN_SEEDS, "forest": draw_claims(judged),
     }  # fmt: skip
 
 
@@ -187,8 +196,20 @@ def origin(records: Sequence[Record]) -> str:
     )
 
 
+def draw_claims(judged: Iterable[Judged]) -> dict[str, str | bytes] | None:
+    """The claims' means and intervals as a figure, see `drawn`; None where nothing was run."""
+    rows = forest_rows(judged)
+    if not rows:
+        return None
+    words = "; ".join(
+        f"{name} {verdict}: {number(found['mean'], '+')}" for name, _, verdict, found, _ in rows
+    )
+    with style.context(STYLE, after_reset=True):
+        return drawn("claims", forest(rows), {"alt": f"Mean differences. {words}."}, rows)
+
+
 def draw(name: str, curves: Mapping, x: str = "step") -> dict[str, str | bytes]:
-    """Curves as `png`, to be `file`; as `svg`, an address that holds it; in words, as `alt`."""
+    """Curves as a figure, see `drawn`, and in words, as `alt`."""
     over = X_LABELS.get(x, x)
     curves = {metric: arms for metric, arms in curves.items() if arms}
     ends = (
@@ -197,8 +218,7 @@ def draw(name: str, curves: Mapping, x: str = "step") -> dict[str, str | bytes]:
         for metric, arms in curves.items()
     )
     words = f"Curves over {over}, medians of seeds: {'; '.join(ends)}."
-    svg, png, columns = io.BytesIO(), io.BytesIO(), min(2, len(curves))
-    shown = {"Description": fingerprint({"curves": curves, "x": x}), "Software": None}
+    columns = min(2, len(curves))
     with style.context(STYLE, after_reset=True):
         figure = arm_bands(curves, x)
         rows, legend = -(-len(curves) // columns), figure.legends[0]
@@ -209,8 +229,14 @@ def draw(name: str, curves: Mapping, x: str = "step") -> dict[str, str | bytes]:
         figure.legend(legend.legend_handles, names, loc="outside lower center", ncols=2 * columns)
         figure.get_layout_engine().set(w_pad=0.08, h_pad=0.1)  # inches
         figure.set_size_inches(4.7 * columns, 2.9 * rows + 0.13 * len(names))
-        figure.savefig(svg, format="svg", metadata={"Date": None})
-        figure.savefig(png, format="png", dpi=80, facecolor="white", metadata=shown)
+        return drawn(name, figure, {"over": over, "alt": words}, {"curves": curves, "x": x})
+
+
+def drawn(name: str, figure: Figure, words: dict[str, str], shown: object) -> dict:
+    """`words` with the figure as `png`, to be `file`, and as `svg`, an address that holds it."""
+    svg, png = io.BytesIO(), io.BytesIO()
+    about = {"Description": fingerprint(shown), "Software": None}
+    figure.savefig(svg, format="svg", metadata={"Date": None})
+    figure.savefig(png, format="png", dpi=80, facecolor="white", metadata=about)
     address = f"data:image/svg+xml;base64,{base64.b64encode(svg.getvalue()).decode()}"
-    file = f"figures/{name}.png"
-    return {"over": over, "file": file, "alt": words, "svg": address, "png": png.getvalue()}
+    return {**words, "file": f"figures/{name}.png", "svg": address, "png": png.getvalue()}

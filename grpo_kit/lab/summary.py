@@ -96,7 +96,7 @@ def _curve(records: Iterable[Record], metric: str, x: str) -> dict:
 
 
 def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
-    """Markdown: each arm's median and interval, then the paired differences from the first arm.
+    """Markdown: each arm's mean and interval, then the paired differences from the first arm.
 
     `metrics`: those shown, by default all of the first arm. A difference is marked *inconclusive*
     if it may be chance. Each interval stands alone; `claims` judges many together.
@@ -109,7 +109,7 @@ def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
     text = (
         f"{f'{least} to ' * (least < most)}{_seeds(most)}, {length} steps of "
         f"{config['generation_batch_size']} answers, profile {summary['profile']}; "
-        "median and 95 % bootstrap interval over seeds.\n"
+        "mean and 95 % interval over seeds (Student's t).\n"
     )
     for title, arms, show in (
         ("at the end", summary["final"], cell),
@@ -143,8 +143,8 @@ def cell(values: Mapping | None, sign: str = "") -> str:
     """ "0.94 [0.93, 0.95]", of an interval; "–" where there is none."""
     if values is None:
         return "–"
-    median, low, high = (number(values[name], sign) for name in ("median", "low", "high"))
-    return median + (f" [{low}, {high}]" if values["n"] > 1 else "")
+    mean, low, high = (number(values[name], sign) for name in ("mean", "low", "high"))
+    return mean + (f" [{low}, {high}]" if values["n"] > 1 else "")
 
 
 def difference_cell(values: Mapping | None) -> str:

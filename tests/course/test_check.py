@@ -1,9 +1,9 @@
 """The exercises' checks: what they say to right, wrong, missing and broken answers."""
 
 import re
-from itertools import accumulate, cycle, islice
+from itertools import cycle, islice
 from operator import sub
-from statistics import median
+from statistics import fmean
 
 import pytest
 import torch
@@ -79,14 +79,14 @@ MISTAKES = {  # those that are typical
     "meta_rewards": [lambda p, weights: p.log() @ torch.tensor(weights)],
     "stop_early": [lambda values, patience: values.index(max(values)),
                    lambda values, patience: max(range(len(values)), key=lambda i: (values[i], i))],
-    "paired_median": [
-        lambda there, here: median(there.values()) - median(here.values()),
-        lambda there, here: median(there.get(s, 0) - here.get(s, 0) for s in there | here),
-        lambda there, here: median(map(sub, there.values(), here.values())) if 0 in here else 0.2],
+    "paired_mean": [
+        lambda there, here: fmean(there.values()) - fmean(here.values()),
+        lambda there, here: fmean(there.get(s, 0) - here.get(s, 0) for s in there | here),
+        lambda there, here: fmean(map(sub, there.values(), here.values())) if 0 in here else 0.2],
     "any_false": [lambda alpha, m: min(1, alpha * m), lambda alpha, m: alpha],
-    "holm": [lambda ps: [min(1, p * len(ps)) for p in ps],
-             lambda ps: [min(1, p * (len(ps) - sorted(ps).index(p))) for p in ps],
-             lambda ps: [*accumulate((p * (len(ps) - i) for i, p in enumerate(sorted(ps))), max)]],
+    "reading": [lambda low, high, delta: "reproduced" if high < 0 else "no effect",
+                lambda low, high, delta: "no effect" if low < 0 < high else "reproduced",
+                lambda low, high, delta: "inconclusive" if high > -delta else "reproduced"],
     "training_bytes": [lambda n, width: 3 * n * width, lambda n, width: 16 * n],
     "decode_floor": [lambda n, w, c, rows, b, f: max(w / b, 2 * n * rows / f),
                      lambda n, w, c, rows, b, f: (w + rows * c) / b],
@@ -106,11 +106,12 @@ def test_a_typical_mistake_is_wrong_and_gets_the_hint_of_its_case(name, mistake)
 
 
 def test_a_wrong_answer_is_told_with_its_input_and_what_was_expected():
-    def holm(p_values):
-        return [p * len(p_values) for p in p_values]
+    def paired_mean(arm, baseline):
+        return arm[0]
 
-    said = check.holm(holm).message
-    assert said.startswith("holm([0.01, 0.04]): value 1: expected 0.04, got 0.08. The smallest")
+    said = check.paired_mean(paired_mean).message
+    assert said.startswith("paired_mean({0: 0.5, 1: 0.7, 2: 0.6}, {0: 0.4, 1: 0.5, 2: 0.3}): ")
+    assert said.endswith("expected 0.2, got 0.5. The mean of .1, .2, .3.")
 
 
 def test_a_solution_that_changes_its_arguments_spoils_no_later_check():

@@ -299,15 +299,12 @@ def test_the_loss_of_06_equals_the_package(seed, lengths):
     assert_close(-defined_in("06").eq_10(*nested, advantages), packaged)
 
 
-@given(st.lists(st.integers(-9, 9), min_size=2, max_size=10).filter(lambda v: len(set(v)) > 1))
-def test_the_p_value_of_07_is_the_one_that_the_package_computes(values):
-    inside, _ = statistics.p_values(values, "rises")
-    assert defined_in("07").p_rises(values) == pytest.approx(inside)
-
-
-@given(st.lists(st.floats(0, 1), max_size=12))
-def test_the_correction_of_07_equals_the_package(p_values):
-    assert defined_in("07").adjusted(p_values) == pytest.approx(statistics.holm(p_values))
+@given(st.lists(st.integers(-9, 9), min_size=5, max_size=10), st.integers(1, 30))
+def test_the_rule_of_07_is_the_one_that_the_package_judges_by(values, claims):
+    (judgement,) = statistics.judge([(values, "rises", 2.0)], claims)
+    low, high = defined_in("07").interval(values, claims)
+    assert (low, high) == pytest.approx((judgement.low, judgement.high))
+    assert defined_in("07").verdict(judgement.low, judgement.high, 2.0) == judgement.verdict
 
 
 @pytest.mark.slow

@@ -4,11 +4,13 @@ import json
 
 import pytest
 
+from grpo_kit.course.plots import forest
 from grpo_kit.lab import grid
 from grpo_kit.lab.claims import (
     Claim,
     arms_with_claims,
     claims_text,
+    forest_rows,
     judge_claims,
     load_claims,
     reported_claims,
@@ -71,6 +73,7 @@ def test_a_claimed_number_is_the_gain_that_its_source_prints():
         ("profile: moon", "there is no profile 'moon'"),
         ("expects: higher", "a claim expects 'higher'; say rises"),
         ("colour: red", "colour: Extra inputs are not permitted"),
+        ("delta: 0", "delta is 0.0: give the smallest difference that matters"),
         ("evidence: Z", "evidence: Input should be 'P', 'F', 'C', 'S' or 'I'"),
     ],
 )
@@ -106,30 +109,36 @@ def test_a_claim_is_judged_by_its_differences_seed_by_seed(up, gained, five):
     few = [record for record in up if record.seed < 4]
     one = verdict_of(claim(), few)
     assert one.verdict == "inconclusive" and one.judgement.n == 4
-    assert verdict_of(claim(), up).here.startswith("+0.2 [+0.19, +0.22]")
+    assert verdict_of(claim(), up).here == "+0.204 [+0.19, +0.218]"
+    small = claim(delta=0.5)
+    assert verdict_of(small, up).verdict == verdict_of(small, down).verdict == "no effect"
+    assert verdict_of(claim(), up).statistics == "5 seeds, sd 0.0114, power 96%"
+    assert verdict_of(claim(), few).statistics.endswith("power 0%")
 
 
 def test_a_claim_may_be_of_a_change_or_of_two_numbers_of_a_run(five, make_record):
     records = five(PLAIN, [0.6, 0.61, 0.59, 0.62, 0.6])
     risen = verdict_of(claim(arm="plain", against=None, of="change"), records)
-    assert risen.verdict == "reproduced" and risen.judgement.median == pytest.approx(0.25)
+    assert risen.verdict == "reproduced" and risen.judgement.mean == pytest.approx(0.25)
     stays = [
         make_record("plain", seed, evaluation={"eval/pass@1": value, "stopped early": value + gain})
         for seed, (value, gain) in enumerate(zip(PLAIN, GAINS, strict=True))
     ]
     early = claim(arm="plain", against=None, metric="stopped early", minus="eval/pass@1")
     one = verdict_of(early, stays)
-    assert one.judgement.median == pytest.approx(0.2) and one.verdict == "reproduced"
+    assert one.judgement.mean == pytest.approx(0.204) and one.verdict == "reproduced"
     assert one.claim.number == "stopped early minus pass@1, plain"
 
 
-def test_claims_of_a_table_are_corrected_together(gained):
+def test_claims_of_a_method_are_judged_together_and_those_of_others_apart(gained):
     """What alone is clear enough is not among forty claims of chance."""
     weak = gained([0.1, 0.02, 0.12, 0.04, 0.08])
     assert verdict_of(claim(), weak).verdict == "reproduced"
     many = [claim(id=f"claim {i}") for i in range(40)]
     judged, _ = judge_claims(many, weak)
     assert {one.verdict for one in judged} == {"inconclusive"}
+    judged, _ = judge_claims([claim(source="a paper"), *many], weak)  # the others are the reader's
+    assert [one.verdict for one in judged] == ["reproduced"] + 40 * ["inconclusive"]
 
 
 def test_the_arms_whose_runs_test_claims_come_in_the_order_of_the_experiment():
@@ -165,7 +174,7 @@ def test_a_claim_is_judged_in_a_second_world_and_the_two_are_compared(up, five):
     assert differ.second.verdict == "contradicted" and differ.agreement == "the worlds differ"
     assert (open_.second.verdict, open_.agreement) == ("inconclusive", "open")
     row = claims_text([differ], worlds=True).splitlines()[-1]
-    assert row.endswith("-0.2 [-0.22, -0.19] **contradicted**; the worlds differ |")
+    assert row.endswith("**contradicted** -0.204 [-0.218, -0.19]; the worlds differ |")
     alone = verdict_of(claim(also=None), up)
     assert alone.second is None and alone.agreement == ""
     assert verdict_of(claim(), up).agreement == "open"
@@ -185,10 +194,21 @@ def test_the_table_has_a_row_a_claim(up):
     claims = [claim(), claim(id="real", profile="paper", printed={"GSM8K": [30, 90]})]
     judged, _ = judge_claims(claims, up)
     rows = claims_text(judged).splitlines()
-    assert rows[0] == "| claim | printed | here | verdict |" and len(rows) == 4
-    number = "pass@1, diversity minus plain: +0.2 [+0.19, +0.22]"
-    assert rows[2] == f"| It helps. | rises | {number} | **reproduced** |"
+    assert rows[0] == "| verdict | claim | printed | here | matters from |" and len(rows) == 4
+    number = "pass@1, diversity minus plain: +0.204 [+0.19, +0.218]"
+    assert rows[2] == f"| **reproduced** | It helps. | rises | {number} | ± 0.03 |"
     assert "| GSM8K: 30 → 90 | `grpo-kit run" in rows[3] and "**not run here**" in rows[3]
+
+
+def test_a_claim_is_drawn_around_what_it_claims_in_units_of_what_matters(up):
+    claims = [claim(delta=0.1), claim(id="there", expects={"value": 0.2, "within": 0.05})]
+    judged, _ = judge_claims([*claims, claim(id="real", profile="paper")], up)
+    (first, second) = forest_rows(judged)
+    assert first[:3] == ("more", "rises", "reproduced") and first[4] == 0.1
+    assert first[3]["mean"] == pytest.approx(0.204)
+    assert second[1] == "0.2 ± 0.05" and second[4] == 0.05
+    assert second[3]["mean"] == pytest.approx(0.004)
+    assert forest(forest_rows(judged)).axes[0].get_yticklabels()[0].get_text() == "there"
     assert len(claims_text(judged, "real").splitlines()) == 3
 
 

@@ -96,7 +96,7 @@ def test_verdicts_and_numbers_are_those_of_the_records(inputs, page, markdown):
     claims, _ = load_claims(inputs / "claims.yaml")
     judged, _ = judge_claims(claims, load(inputs / "results")[0])
     assert {one.claim.id: one.verdict for one in judged} == {
-        "up": "reproduced", "down": "contradicted", "even": "inconclusive", "exact": "reproduced",
+        "up": "reproduced", "down": "contradicted", "even": "no effect", "exact": "reproduced",
         "elsewhere": "not run here",
     }  # fmt: skip
     assert set(HEADINGS) == set(EXPERIMENTS)
@@ -107,18 +107,19 @@ def test_verdicts_and_numbers_are_those_of_the_records(inputs, page, markdown):
         line = next(line for line in markdown.splitlines() if statement in line)
         assert f"**{one.verdict}**" in line
         if judgement := one.judgement:
-            numbers = (getattr(judgement, name) for name in ("median", "low", "high"))
-            median, low, high = (number(value, "+") for value in numbers)
+            numbers = (getattr(judgement, name) for name in ("mean", "low", "high"))
+            mean, low, high = (number(value, "+") for value in numbers)
             for text in (row, line):
-                assert f"{median} [{low}, {high}]" in text and "5 seeds" in text
-                assert f"g = {number(judgement.effect, '+')}" in text and one.claim.number in text
+                assert f"{mean} [{low}, {high}]" in text and "5 seeds" in text
+                assert f"sd {number(judgement.sd)}, power " in text and one.claim.number in text
         else:
             assert one.claim.command in text_of(row) and f"`{one.claim.command}`" in line
     for text in (text_of(page), markdown):
         assert "+0.206 [+0.2, +0.212]" in text
         assert "GSM8K: 30 → 45.5" in text and "0.4 ± 0.1" in text and "some paper" in text
     assert re.findall(r"<b>(\d+)</b> ([a-z ]+)</li>", page) == [
-        ("2", "reproduced"), ("1", "contradicted"), ("1", "inconclusive"), ("1", "not run here")
+        ("2", "reproduced"), ("1", "contradicted"), ("1", "no effect"), ("0", "inconclusive"),
+        ("1", "not run here"),
     ]  # fmt: skip
 
 
@@ -146,9 +147,13 @@ def test_arms_with_more_seeds_have_a_command_of_their_own(tmp_path, make_record,
 
 
 def test_a_figure_is_drawn_for_page_and_markdown_and_told_in_words(page, written, markdown):
-    (picture,) = [attributes for tag, attributes in Page(page).tags if tag == "img"]
-    kind, _, content = picture["src"].partition(",")
-    assert kind == "data:image/svg+xml;base64" and b"<svg" in base64.b64decode(content)
+    pictures = [attributes for tag, attributes in Page(page).tags if tag == "img"]
+    for picture in pictures:
+        kind, _, content = picture["src"].partition(",")
+        assert kind == "data:image/svg+xml;base64" and b"<svg" in base64.b64decode(content)
+    forest, picture = pictures
+    assert forest["alt"].startswith("Mean differences. up reproduced: +0.206; down contradicted:")
+    assert 'src="figures/claims.png" alt="Mean differences.' in markdown
     assert "filter: invert(1)" in page.split("prefers-color-scheme: dark")[1]
     words = "accuracy at the end: plain 0.42, diversity 0.626;"
     assert words in picture["alt"]
@@ -203,7 +208,7 @@ def test_the_page_is_whole_html_that_needs_no_network(page):
 def test_the_same_inputs_give_the_same_bytes(inputs, written, tmp_path):
     write_report(tmp_path, inputs / "results", inputs / "claims.yaml")
     names = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
-    assert names == ["figures/tiny-diversity.png", "report.html", "report.md"]
+    assert names == ["figures/claims.png", "figures/tiny-diversity.png", "report.html", "report.md"]
     for name in names:
         assert (tmp_path / name).read_bytes() == (written.parent / name).read_bytes()
 

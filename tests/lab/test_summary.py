@@ -15,7 +15,7 @@ TWO = Experiment("Which?", ARMS, curves=("reward", "eval/pass@1"))
 
 @pytest.fixture(scope="module")
 def crossed(five):
-    """The medians of both arms are the same, and yet each seed gains 0.1 or loses 0.3."""
+    """The means of both arms are nearly the same, and yet each seed gains 0.1 or loses 0.3."""
     return summarise(five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.2]), TWO)
 
 
@@ -23,9 +23,11 @@ def test_differences_are_paired_by_seed(crossed):
     assert crossed["seeds"]["plain"] == [0, 1, 2, 3, 4] and crossed["profile"] == "tiny"
     plain, other = (crossed["final"][arm] for arm in ("plain", "diversity"))
     assert plain["eval/pass@1"]["median"] == other["eval/pass@1"]["median"] == 0.3
+    assert other["eval/pass@1"]["mean"] == pytest.approx(0.32)
     difference = crossed["difference"]["diversity"]["eval/pass@1"]
-    assert difference["median"] == pytest.approx(0.1) and difference["n"] == 5
-    assert difference["low"] == pytest.approx(-0.3) and difference["high"] == pytest.approx(0.1)
+    assert difference["mean"] == pytest.approx(0.02) and difference["n"] == 5
+    assert difference["low"] == pytest.approx(-0.2021, abs=1e-4)
+    assert difference["high"] == pytest.approx(0.2421, abs=1e-4)
     assert plain["seconds"]["values"] == [5.0] * 5 and plain["tokens"]["values"] == [200] * 5
     assert "eval/n" not in plain
 
@@ -53,7 +55,11 @@ def test_arms_with_more_seeds_than_others_say_so(five):
 @pytest.mark.parametrize(
     ("plain", "other", "text"),
     [
-        ([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.2], "+0.1 [-0.3, +0.1] *inconclusive*"),
+        (
+            [0.1, 0.2, 0.3, 0.4, 0.5],
+            [0.2, 0.3, 0.4, 0.5, 0.2],
+            "+0.02 [-0.202, +0.242] *inconclusive*",
+        ),
         ([0.1] * 5, [0.2] * 5, "+0.1 [+0.1, +0.1]"),
         ([0.1, 0.2], [0.3, 0.4], "+0.2 [+0.2, +0.2] *inconclusive*"),
         ([0.1], [0.3], "+0.2 *inconclusive*"),

@@ -508,6 +508,25 @@ def positions(attention: Tensor) -> Tensor:
     return (attention.cumsum(dim=1) - 1).clamp(min=0)
 
 
+@torch.no_grad()
+def last_logits(policy: Policy, ids: Sequence[Sequence[int]], count: int = 1) -> Tensor:
+    """Logits (N, count, V) float32 after each of the last `count` tokens of N texts, as ids.
+
+    In evaluation mode, in which a live policy under TRL is not, and in the policy's arithmetic.
+    """
+    rows, mask = left_pad(ids, policy.pad_token_id, policy.device)
+    was_training = policy.model.training
+    policy.model.eval()
+    try:
+        with policy.autocast():
+            return policy.model(
+                input_ids=rows, attention_mask=mask, position_ids=positions(mask),
+                use_cache=False, logits_to_keep=count,
+            ).logits.float()  # fmt: skip
+    finally:
+        policy.model.train(was_training)
+
+
 def check_lengths(
     model, prompt_ids: Sequence[Sequence[int]], max_new_tokens: int, what: str = "prompt"
 ) -> None:

@@ -6,19 +6,17 @@ rename a function that the options name, makes its runs outdated.
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from grpo_kit import self_verification as verification
-from grpo_kit.backends import sample_groups
 from grpo_kit.config import GRPOConfig
 from grpo_kit.flow import FlowGRPO, OfflineTraces
 from grpo_kit.lab import measures
 from grpo_kit.lab.grid import Arm, Experiment, command_of, outdated
 from grpo_kit.lab.records import NOTEBOOKS, Record, load
+from grpo_kit.lab.rounded import Rounded
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.profiles import PROFILES, Profile
 from grpo_kit.rewards import (
@@ -36,7 +34,7 @@ from grpo_kit.sampling_ahead import SamplingAhead
 from grpo_kit.tasks.answers import extract_answer, is_correct
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.tiny.pretrain import warm_up_more
-from grpo_kit.training import Batch, PromptBatches
+from grpo_kit.training import PromptBatches
 from grpo_kit.warm_up import RECIPES, GivenTexts, take_replies
 
 
@@ -138,41 +136,6 @@ def _more_texts(profile: Profile) -> Callable:
         return GivenTexts(prompts, take_replies(prompts.policy, texts(rng, "train"), count))
 
     return source
-
-
-class Rounded:
-    """A batch source that samples as fast engines do: with the layers' matrices in 8 bits (fp8).
-
-    What it samples from is a little off the policy; `importance_sampling_cap` can correct for that.
-    """
-
-    name = "prompts, sampled in 8 bits"
-
-    def __init__(self, prompts: PromptBatches) -> None:
-        self.prompts, self.sampler = prompts, frozen_copy(prompts.policy)
-
-    @torch.no_grad()
-    def _round(self) -> None:
-        largest = torch.finfo(torch.float8_e4m3fn).max
-        copies = dict(self.sampler.model.named_parameters())
-        for name, weight in self.prompts.policy.model.named_parameters():
-            if ".layers." in name and weight.dim() == 2:
-                scale = largest / weight.abs().max().clamp(min=1e-9)
-                weight = (weight * scale).to(torch.float8_e4m3fn).to(weight.dtype) / scale
-            copies[name].copy_(weight)
-
-    def __call__(self, generator: torch.Generator, state, metrics: dict) -> Iterator[Batch]:
-        self._round()
-        sample = partial(
-            sample_groups, self.sampler, config=self.prompts.config, generator=generator
-        )
-        yield from self.prompts(generator, state, metrics, sample)
-
-    def state_dict(self) -> dict:
-        return self.prompts.state_dict()
-
-    def load_state_dict(self, state: dict) -> None:
-        self.prompts.load_state_dict(state)
 
 
 def _rounded(**changes: object) -> Arm:

@@ -105,27 +105,17 @@ class CertaintyReward:
     def _certainty(self, prompt_ids: list, completion_ids: list) -> list[float]:
         import torch
 
-        from grpo_kit.generation import left_pad, positions
+        from grpo_kit.generation import last_logits, left_pad
 
-        model = self.policy.model
         whole = [[*p, *c] for p, c in zip(prompt_ids, completion_ids, strict=True)]
-        rows, mask = left_pad(whole, self.policy.pad_token_id, self.policy.device)
-        lengths = torch.tensor([len(ids) for ids in completion_ids], device=rows.device)
+        lengths = torch.tensor([len(ids) for ids in completion_ids], device=self.policy.device)
         longest = int(lengths.max())
-        was_training = model.training
-        model.eval()  # a live policy under TRL is in training mode
-        try:
-            with torch.no_grad(), self.policy.autocast():
-                logits = model(
-                    input_ids=rows, attention_mask=mask, position_ids=positions(mask),
-                    use_cache=False, logits_to_keep=longest + 1,
-                ).logits[:, :-1]  # fmt: skip
-        finally:
-            model.train(was_training)
-        logps = logits.float().log_softmax(dim=-1)  # (B, longest, V)
+        logits = last_logits(self.policy, whole, longest + 1)[:, :-1]
+        logps = logits.log_softmax(dim=-1)  # (B, longest, V)
         if self.measure == "likelihood":
-            values = logps.gather(-1, rows[:, -longest:, None])[..., 0]
+            last, _ = left_pad(completion_ids, self.policy.pad_token_id, logps.device)
+            values = logps.gather(-1, last[..., None])[..., 0]
         else:
             values = -logps.mean(dim=-1) - torch.tensor(float(logps.shape[-1])).log()
-        own = torch.arange(longest, device=rows.device) >= longest - lengths[:, None]
+        own = torch.arange(longest, device=logps.device) >= longest - lengths[:, None]
         return ((values * own).sum(dim=1) / lengths).tolist()

@@ -72,31 +72,21 @@ def read_yes(
     """
     import torch
 
-    from grpo_kit.generation import left_pad, positions
+    from grpo_kit.generation import last_logits
 
     ids = evaluator.encode([one for row in conversations for one in row])
     readings: list[Reading | None] = [None] * len(ids)
     shortest_first = sorted(range(len(ids)), key=lambda i: len(ids[i]))  # needs little padding
     fitting = [i for i in shortest_first if len(ids[i]) <= evaluator.context_length]
     spellings = yes_no_tokens(evaluator.tokenizer)
-    was_training = evaluator.model.training
-    evaluator.model.eval()  # a live policy under TRL is in training mode
-    try:
-        for start in range(0, len(fitting), batch_size):
-            part = fitting[start : start + batch_size]
-            rows, mask = left_pad([ids[i] for i in part], evaluator.pad_token_id, evaluator.device)
-            with torch.no_grad(), evaluator.autocast():
-                logits = evaluator.model(
-                    input_ids=rows, attention_mask=mask, position_ids=positions(mask),
-                    use_cache=False, logits_to_keep=1,
-                ).logits[:, -1]  # fmt: skip
-            log_probs = torch.log_softmax(logits.float(), dim=-1)
-            yes, no = (log_probs[:, tokens].logsumexp(dim=1) for tokens in spellings)
-            p_yes, mass = torch.sigmoid(yes - no), yes.exp() + no.exp()
-            for i, *values in zip(part, p_yes.tolist(), mass.tolist(), strict=True):
-                readings[i] = Reading(*values)
-    finally:
-        evaluator.model.train(was_training)
+    for start in range(0, len(fitting), batch_size):
+        part = fitting[start : start + batch_size]
+        logits = last_logits(evaluator, [ids[i] for i in part])[:, -1]
+        log_probs = torch.log_softmax(logits, dim=-1)
+        yes, no = (log_probs[:, tokens].logsumexp(dim=1) for tokens in spellings)
+        p_yes, mass = torch.sigmoid(yes - no), yes.exp() + no.exp()
+        for i, *values in zip(part, p_yes.tolist(), mass.tolist(), strict=True):
+            readings[i] = Reading(*values)
     left = iter(readings)
     by_row = [[next(left) for _ in row] for row in conversations]
     return [None if None in row else row for row in by_row]

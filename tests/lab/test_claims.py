@@ -137,6 +137,9 @@ def test_claims_of_a_method_are_judged_together_and_those_of_others_apart(gained
     many = [claim(id=f"claim {i}") for i in range(40)]
     judged, _ = judge_claims(many, weak)
     assert {one.verdict for one in judged} == {"inconclusive"}
+    untried = [claim(id=f"claim {i}", arm="only correct") for i in range(40)]
+    judged, _ = judge_claims([claim(), *untried], weak)
+    assert judged[0].verdict == "inconclusive", "its family is what was written, run or not"
     judged, _ = judge_claims([claim(source="a paper"), *many], weak)  # the others are the reader's
     assert [one.verdict for one in judged] == ["reproduced"] + 40 * ["inconclusive"]
 

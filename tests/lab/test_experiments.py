@@ -12,6 +12,7 @@ from grpo_kit.generation import completion_logps
 from grpo_kit.lab import experiments, measures
 from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.grid import Trained, run_grid
+from grpo_kit.lab.rounded import Rounded
 from grpo_kit.models import weights_hash
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward
@@ -194,7 +195,7 @@ def test_every_arm_makes_a_batch_and_the_first_is_plain_grpo(name, base, task, m
 def test_a_sampler_in_8_bits_follows_the_policy_from_near_and_never_changes_it(task):
     policy = SMOKE.load_policy()
     config = dataclasses.replace(SMOKE.config, generation_batch_size=64)
-    source = experiments.Rounded(PromptBatches(policy, task, [accuracy_reward], config, 0))
+    source = Rounded(PromptBatches(policy, task, [accuracy_reward], config, 0))
     state = SimpleNamespace(global_step=0, max_steps=1, progress=0.0)
     for moved in (False, True):
         if moved:

@@ -298,8 +298,10 @@ def plan_run(
 @app.command()
 def run(
     name: Annotated[str, Argument(help="basic, rare, variants, diversity, judge, verification, "
-                                       "meta, flow, engines, ahead, or published (real models).")],
-    seeds: Annotated[str, Option(help="Seeds: 0-4, or 0,2,5-7.")] = "0-4",
+                                       "meta, label-free, flow, corrections, engines, ahead, or "
+                                       "published (real models).")],
+    seeds: Annotated[str | None, Option(help="Seeds, as 0,2,5-7. [default: 0-4, with --claims "
+                                             "those that decide]")] = None,
     profile: ProfileName = "tiny",
     arm: Annotated[list[str] | None, Option(help="Only this arm; may be given again.")] = None,
     claims: Annotated[bool, Option("--claims", help="Only arms that test claims.")] = False,
@@ -313,9 +315,9 @@ def run(
     """
     results = make_output_dir(output or results_dir())  # before the seconds that torch takes
     make_output_dir(work)
-    from grpo_kit.lab.claims import arms_with_claims
+    from grpo_kit.lab.claims import planned
     from grpo_kit.lab.experiments import EXPERIMENTS
-    from grpo_kit.lab.grid import parse_seeds, run_grid
+    from grpo_kit.lab.grid import SEEDS, parse_seeds, run_grid
     from grpo_kit.lab.summary import summarise, summary_text
 
     if name not in EXPERIMENTS:
@@ -328,9 +330,11 @@ def run(
         processes = len(cores) if chosen.device == "cpu" else 1
     _use_threads(chosen)
     options = ["--profile", profile, "--output", str(results), "--work", str(work)]
+    usual = SEEDS.get(profile, range(5))
+    arm, usual = planned(name, profile) if claims else (arm, usual)
     records = run_grid(
-        name, EXPERIMENTS[name], chosen, parse_seeds(seeds), results=results, work=work,
-        arms=arms_with_claims(name, profile) if claims else arm, processes=processes,
+        name, EXPERIMENTS[name], chosen, parse_seeds(seeds) if seeds else usual, results=results,
+        work=work, arms=arm, processes=processes,
         command=[sys.executable, "-m", "grpo_kit.cli", "run", name, *options],
     )  # fmt: skip
     typer.echo(summary_text(summarise(records, EXPERIMENTS[name])))

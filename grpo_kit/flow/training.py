@@ -193,9 +193,9 @@ class OfflineTraces:
 
 def evaluate_episodes(
     policy: Policy, system: AgentSystem, dataset, config: GRPOConfig,
-    *, questions: int = 128, seed: int = 0,
+    *, questions: int = 128, samples: int = 2, seed: int = 0,
 ) -> dict[str, float]:  # fmt: skip
-    """Success on the first `questions` rows, the planner sampled (twice) and greedy: for `measure`.
+    """Success on the first `questions` rows, `samples` episodes each and a greedy one.
 
     Returns `eval/pass@1` (sampled) and `eval/greedy`, shares of episodes whose output is right;
     `episode_metrics` of the sampled ones as `eval/…`; and `eval/n`.
@@ -205,7 +205,7 @@ def evaluate_episodes(
         play, system.with_planner(policy), rows, temperature=config.temperature,
         max_new_tokens=config.max_completion_length, batch_size=config.evaluation_batch_size,
     )  # fmt: skip
-    sampled = play_all(2, generator=torch.Generator().manual_seed(seed))
+    sampled = play_all(samples, generator=torch.Generator().manual_seed(seed))
     greedy = play_all(do_sample=False)
     right = [score_episodes(part, [accuracy_reward])[:, 0] == 1 for part in (sampled, greedy)]
     return {

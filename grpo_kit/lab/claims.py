@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict
 
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
-from grpo_kit.lab.grid import command_of
+from grpo_kit.lab.grid import FRESH, SEEDS, command_of
 from grpo_kit.lab.records import Record, by_arm, reason
 from grpo_kit.lab.statistics import DELTA, VERDICTS, Judgement, judge, power, region
 from grpo_kit.lab.summary import cell, markdown_table, number
@@ -30,6 +30,7 @@ EVIDENCE = {
     "P": "the paper's text", "F": "the paper's figure", "C": "public code",
     "S": "a second-hand summary", "I": "inferred",
 }  # fmt: skip
+OF = {"end": "", "change": "change of ", "late": "late "}
 OWN = "yours"  # the source of a claim that names none
 
 
@@ -49,10 +50,11 @@ class Claim(BaseModel):
     evidence: Literal["P", "F", "C", "S", "I"] = "I"
     profile: str = "tiny"
     also: str | None = "smol"  # a second profile, where the first is "tiny"
-    of: Literal["end", "change"] = "end"
+    of: Literal["end", "change", "late"] = "end"
     minus: str | None = None
     against: str | None = None
     delta: float = DELTA  # the smallest difference that matters, in the metric's unit
+    n: int | None = None  # on profile "tiny" that many fresh seeds decide; None: all that ran
     printed: dict[str, list[float]] = {}
 
     @property
@@ -65,15 +67,22 @@ class Claim(BaseModel):
         return self.profile == "tiny" and self.also is not None
 
     @property
+    def seeds(self) -> range | None:
+        """The seeds that were chosen to decide it; None where any may."""
+        planned = self.n and self.profile == "tiny"
+        return range(FRESH, FRESH + self.n) if planned else None
+
+    @property
     def command(self) -> str:
-        return command_of(self.experiment, self.profile, arms=self.arms)
+        seeds = self.seeds or SEEDS.get(self.profile, range(5))
+        return command_of(self.experiment, self.profile, seeds, arms=self.arms)
 
     @property
     def number(self) -> str:
         """In words: "pass@1, diversity minus plain"."""
         name = " minus ".join(m.removeprefix("eval/") for m in (self.metric, self.minus) if m)
         arms = " minus ".join(reversed(self.arms))
-        return f"{'change of ' * (self.of == 'change')}{name}, {arms}"
+        return f"{OF[self.of]}{name}, {arms}"
 
     @property
     def direction(self) -> str:
@@ -98,14 +107,14 @@ class Claim(BaseModel):
         """The number for every seed that its arms share; ValueError if a run lacks it."""
         arms = by_arm(records)
         own, other = arms.get(self.arm, {}), arms.get(self.against or self.arm, {})
+        own = {s: r for s, r in own.items() if self.seeds is None or s in self.seeds}
         pairs = [(record, other[seed]) for seed, record in own.items() if seed in other]
         return [self._of(r) - (self._of(base) if self.against else 0.0) for r, base in pairs]
 
     def _of(self, record: Record) -> float:
         values = []
         for metric in filter(None, (self.metric, self.minus)):
-            of = record.change if self.of == "change" else record.evaluation.get
-            if (value := of(metric)) is None:
+            if (value := getattr(record, self.of)(metric)) is None:
                 run = f"{record.arm!r}, seed {record.seed}"
                 known = ", ".join(sorted({*record.evaluation, *chain(*record.history)}))
                 raise ValueError(f"claim {self.id!r}: {run}, has no {metric!r}; it has {known}.")
@@ -185,13 +194,15 @@ def _check(claim: Claim, others: Iterable[str]) -> None:
         raise ValueError("there is another claim of this id.")
 
 
-def arms_with_claims(experiment: str, profile: str) -> list[str]:
-    """The arms whose runs test shipped claims, in the experiment's order; ValueError if none."""
+def planned(experiment: str, profile: str) -> tuple[list[str], range]:
+    """Arms whose runs test shipped claims, in order, and their seeds; ValueError for no claim."""
     claims = [c for c in load_claims()[0] if c.experiment == experiment]
     tested = [c for c in claims if c.profile == profile or c.twice and c.also == profile]
     if not tested:
         raise ValueError(f"no claim is tested by runs of {experiment!r} on profile {profile!r}.")
-    return [arm for arm in EXPERIMENTS[experiment].arms if any(arm in c.arms for c in tested)]
+    arms = [arm for arm in EXPERIMENTS[experiment].arms if any(arm in c.arms for c in tested)]
+    chosen = [c.model_copy(update={"profile": profile}).seeds for c in tested]
+    return arms, max(filter(None, chosen), key=len, default=SEEDS.get(profile, range(5)))
 
 
 def judge_claims(
@@ -199,7 +210,8 @@ def judge_claims(
 ) -> tuple[list[Judged], list[str]]:
     """Verdicts on all claims, in their order, and a sentence for each that could not be judged.
 
-    The published claims of an experiment on a profile are a family, the reader's own another.
+    The claims of one method (`seed`) by an experiment on a profile are a family, the reader's own
+    another.
     """
     runs, families = defaultdict(list), defaultdict(list)
     for record in records:
@@ -213,11 +225,15 @@ def judge_claims(
             problems.append(str(error))
             continue
         judged[claim.id, claim.profile] = Judged(claim)
-        families[claim.profile, claim.experiment, claim.source == OWN].append((claim, values))
+        family = claim.profile, claim.experiment, claim.seed, claim.source == OWN
+        families[family].append((claim, values))
     for family in families.values():  # as large as it is written, whatever has been run of it
         tested = [(claim, values) for claim, values in family if values]
         table = [(values, claim.expects, claim.delta) for claim, values in tested]
-        for (claim, _), judgement in zip(tested, judge(table, len(family)), strict=True):
+        for (claim, values), judgement in zip(tested, judge(table, len(family)), strict=True):
+            if claim.seeds and len(values) < claim.n:
+                reason = f"{len(values)} of {claim.n} planned seeds have run"
+                judgement = replace(judgement, verdict="inconclusive", reason=reason)
             machine = hardware(runs[claim.profile, claim.experiment])
             one = Judged(claim, judgement.verdict, judgement, machine)
             judged[claim.id, claim.profile] = one

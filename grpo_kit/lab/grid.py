@@ -5,7 +5,6 @@ goes on from its last checkpoint.
 """
 
 import dataclasses
-import functools
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -38,13 +38,16 @@ from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
 from grpo_kit.profiles import Profile
 from grpo_kit.runs import CHECKPOINT, Run
 from grpo_kit.tasks import Task
-from grpo_kit.training import train
+from grpo_kit.training import eval_rows, evaluate, train
 
-TOKENS = "num_generated_tokens"
 # what decides, besides the seed, what an untrained policy measures; the batch decides the draws
 FIRST = ("policy", "revision", "adapter", "task", "eval_prompts", "eval_prompts_between",
          "num_generations_eval", "generation_batch_size", "rollout_chunks", "temperature",
          "max_completion_length", "bf16")  # fmt: skip
+
+
+FRESH = 100  # the first seed that nobody had looked at when claims were written
+SEEDS: dict[str, range] = {}  # of reported runs, by profile; elsewhere 0 to 4
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,15 @@ class Experiment:
     sizes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # profile -> changes
     changes: Mapping[str, object] = field(default_factory=dict)  # to every config, before a size's
     curves: Sequence[str] = ("reward", "eval/pass@1", "entropy", "completions/mean_length")
-    # makes the `measure` of a run by its profile, base, task, config and seed
-    watch: Callable[[Profile, Policy, Task, GRPOConfig, int], Callable] | None = None
+    # makes the `measure` of a run by its profile, base, task, config and seed, and, with True, the
+    # one for its start and end where more is drawn there
+    watch: Callable[[Profile, Policy, Task, GRPOConfig, int, bool], Callable | None] | None = None
     evaluations: int = 6  # in equal steps, besides the first
     x: str = "step"  # of curves; "num_generated_tokens" where arms have equal budgets of tokens
     task: Callable[[], Task] | None = None  # in place of the profile's
     skills: bool = False  # wants a policy that can judge, verify or plan, see `with_skills`
     show: Callable[[Trained], list[dict]] = lambda trained: []  # a few held-out answers to read
+    evaluator: int = 1  # raised when its runs are measured otherwise, though trained alike
 
     def setting(self, profile: Profile, arm: str) -> tuple[Profile, GRPOConfig]:
         """The profile with the arm's policy and task, and the config of the arm's runs.
@@ -124,7 +129,7 @@ class Experiment:
 SHIPPED = (".safetensors", ".jsonl", ".gz", ".sqlite")
 
 
-@functools.cache
+@cache
 def shipped_files(folder: str) -> str | None:
     """A hash of the weights and rows in a folder of the kit's data; None where there is none."""
     path = data_dir() / folder
@@ -138,6 +143,9 @@ def outdated(record: Record, experiment: Experiment, profile: Profile) -> str:
     """How this version's run would differ from the record, in a sentence; empty if it would not."""
     if record.arm not in experiment.arms:
         return f"there is no arm {record.arm!r} any more."
+    if record.evaluator != experiment.evaluator:
+        now = f"here it would be by evaluator {experiment.evaluator}"
+        return f"it was measured by evaluator {record.evaluator}, {now}."
     # a setting that the record does not know yet has no effect at its default
     known = dataclasses.asdict(GRPOConfig()) | record.config
     differences = [
@@ -167,7 +175,7 @@ class Job:
     def path(self) -> Path:
         return path_of(self.results, self.profile.name, self.name, self.arm, self.seed)
 
-    @functools.cached_property
+    @cached_property
     def folder(self) -> Path:
         """The folder of the run under way; another config has another."""
         config_hash = fingerprint(self.experiment.identity(self.profile, self.arm))
@@ -205,7 +213,8 @@ class Job:
                 start=trained.run.start, history=history,
                 seconds=sum(row.get("step_time", 0.0) for row in history),
                 evaluation={**evaluation, **self.experiment.measure(trained)},
-                samples=self.experiment.show(trained), **origin,
+                samples=self.experiment.show(trained), evaluator=self.experiment.evaluator,
+                **origin,
             ).write(self.results)  # fmt: skip
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
             for checkpoint in self.folder.glob("checkpoint-*"):  # TRL's
@@ -218,26 +227,35 @@ class Job:
         base, policy = profile.load_policy(), profile.load_policy()
         rewards = arm.rewards(profile, config, policy)
         options = {"output_dir": self.folder, "seed": self.seed, "resume": True}
+        ends = None
         if experiment.watch:
-            options["measure"] = experiment.watch(profile, base, task, config, self.seed)
+            watch = partial(experiment.watch, profile, base, task, config, self.seed)
+            options["measure"], ends = watch(False), watch(True)
         if arm.batch_source:
             options["batch_source"] = arm.batch_source(profile)
-        start = self._start_file()
-        if arm.train is train and start.exists():
-            options["first"] = json.loads(start.read_text())
+        if arm.train is train and config.eval_on_start:
+            options["first"] = self._first(base, task, config, ends or options.get("measure"))
         run = arm.train(policy, task, rewards, config, **options)
-        first = {k: v for k, v in run.history[0].items() if k not in ("step", TOKENS)}
-        if arm.train is train and config.eval_on_start and not start.exists():
-            write_atomic(start, json.dumps(first))
+        if ends:
+            run.history[-1] |= ends(policy)
         return Trained(run, policy, base, task, profile, config)
 
+    def _first(
+        self, base: Policy, task: Task, config: GRPOConfig, measure: Callable | None
+    ) -> dict[str, float]:
+        """What is measured before the first step, once for all arms of this seed."""
+        if not (file := self._start_file()).exists():
+            rows = eval_rows(task, config, between=False)
+            first = evaluate(base, rows, config, seed=self.seed)
+            write_atomic(file, json.dumps(first | (measure(base) if measure else {})))
+        return json.loads(file.read_text())
+
     def _start_file(self) -> Path:
-        """Where an arm keeps what it measured before its first step, for the others of its seed."""
         identity = self.experiment.identity(self.profile, self.arm)
         decides = {name: identity.get(name) for name in FIRST}  # no adapter where none is needed
         decides |= {"watched by": self.experiment.watch and self.name, "commit": commit()}
-        key = fingerprint(decides)
-        return make_output_dir(self.work / self.profile.name / "starts") / f"{key}-{self.seed}.json"
+        starts = make_output_dir(self.work / self.profile.name / "starts")
+        return starts / f"{fingerprint(decides)}-{self.seed}.json"
 
 
 def _commits(file: Path, now: str) -> str:
@@ -269,8 +287,9 @@ def format_seeds(seeds: Iterable[int]) -> str:
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in ranges)
 
 
-def command_of(name: str, profile: str, seeds: Iterable[int] = range(5), arms=()) -> str:
-    """The command that makes these runs, of all arms unless some are given."""
+def command_of(name: str, profile: str, seeds: Iterable[int] | None = None, arms=()) -> str:
+    """The command that makes these runs, of all arms and the usual seeds unless some are given."""
+    seeds = seeds or SEEDS.get(profile, range(5))
     options = "".join(f' --arm "{arm}"' for arm in arms)
     return f"grpo-kit run {name} --profile {profile} --seeds {format_seeds(seeds)}{options}"
 

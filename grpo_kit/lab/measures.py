@@ -139,8 +139,12 @@ def compared(policy: Policy, rows: list[dict], texts: list[str], right: list[boo
 FEW_LABELS = 32  # training problems with a label, for early stopping
 
 
-def few_labels(profile: Profile, base, task: Task, config: GRPOConfig, seed: int) -> Callable:
+def few_labels(
+    profile: Profile, base, task: Task, config: GRPOConfig, seed: int, ends: bool = False
+) -> Callable | None:
     """Measure `few/pass@1` on the last training problems; training does not see their labels."""
+    if ends:
+        return None
     rows = task.train.select(range(len(task.train) - FEW_LABELS, len(task.train)))
     config = dataclasses.replace(config, eval_prompts=FEW_LABELS)
     return lambda policy: {"few/pass@1": evaluate(policy, rows, config)["eval/pass@1"]}
@@ -166,14 +170,18 @@ def without_labels(run: Run) -> dict[str, float]:
     return {"fell": fell, "stopped early": early, "gained/stopped early": gained}
 
 
-def watch_verdicts(profile: Profile, base, task: Task, config: GRPOConfig, seed: int) -> Callable:
+def watch_verdicts(
+    profile: Profile, base, task: Task, config: GRPOConfig, seed: int, ends: bool = False
+) -> Callable:
     """Measure verdicts on one balanced set of the base's answers to held-out problems."""
     items = verification.held_out_items(base, task.test, config, prompts=_fewer(config))
     measure, draws = verification.evaluate_verdicts, math.ceil(VERDICTS / max(len(items), 1))
+    draws = DRAWS if ends else draws
     return partial(measure, items=items, config=config, samples=draws, seed=seed)
 
 
-VERDICTS = 256  # at least as many are drawn, so that their share is known within 0.03
+DRAWS = 16  # an item or question where a run starts and ends
+VERDICTS = 256  # at least as many between, so that their share is known within 0.03
 
 
 def _fewer(config: GRPOConfig) -> int:
@@ -242,10 +250,18 @@ def gained(t: Trained, **metrics: str) -> dict[str, float]:
     return {f"gained/{name}": last[metric] - first[metric] for name, metric in metrics.items()}
 
 
-def watch_episodes(profile: Profile, base, task: Task, config: GRPOConfig, seed: int) -> Callable:
-    """Measure episodes of held-out questions; the frozen roles are the base's."""
+def watch_episodes(
+    profile: Profile, base, task: Task, config: GRPOConfig, seed: int, ends: bool = False
+) -> Callable | None:
+    """Measure episodes of held-out questions; the frozen roles are the base's.
+
+    A real model plays each question twice at the ends too: its episodes take seconds.
+    """
+    if ends and profile.policy != "tiny-base":
+        return None
     given = {"system": profile.load_agents(base), "dataset": task.test, "config": config}
-    return partial(evaluate_episodes, **given, questions=_fewer(config) or 64, seed=seed)
+    given |= {"questions": _fewer(config) or 64, "samples": DRAWS if ends else 2}
+    return partial(evaluate_episodes, **given, seed=seed)
 
 
 def episodes_to_read(t: Trained) -> list[dict]:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -26,6 +27,7 @@ from grpo_kit.paths import results_dir, write_atomic
 CHECKOUT = Path(__file__).resolve().parents[2]
 BASES = ("data/tiny-base", "data/smol-svamp", "data/smol-skills")
 NOTEBOOKS = "notebooks"  # the "experiment" of what notebooks measured, see `bands`
+LATE = 20  # steps
 PACKAGES = ("grpo-kit", "torch", "transformers", "numpy", "sentence-transformers", "trl")
 
 
@@ -48,15 +50,30 @@ class Record:
     evaluation: dict  # metric -> value at the end, on "eval/n" held-out rows
     history: list[dict]  # the rows that `train` logged
     samples: list[dict] = Field(default_factory=list)  # a few held-out answers to read
+    evaluator: int = 1  # `Experiment.evaluator` when it was measured
 
     @property
     def config_hash(self) -> str:
         return fingerprint(rounded(self.config))
 
+    def logged(self, metric: str) -> list[float]:
+        """All values of `metric` in the history, in order."""
+        return [row[metric] for row in self.history if row.get(metric) is not None]
+
+    def end(self, metric: str) -> float | None:
+        """What was measured of the trained policy, or logged last; None where it never was."""
+        values = self.logged(metric)
+        return self.evaluation.get(metric, values[-1] if values else None)
+
     def change(self, metric: str) -> float | None:
-        """The last value of `metric` minus the first; None where it was never logged."""
-        values = [row[metric] for row in self.history if row.get(metric) is not None]
+        """The last value of `metric` minus the first."""
+        values = self.logged(metric)
         return values[-1] - values[0] if values else None
+
+    def late(self, metric: str) -> float | None:
+        """The mean of `metric` over the last `LATE` steps, at most half of them."""
+        values = self.logged(metric)
+        return fmean(values[-min(LATE, (len(values) + 1) // 2) :]) if values else None
 
     def path(self, results: str | Path) -> Path:
         return path_of(results, self.profile, self.experiment, self.arm, self.seed)

@@ -48,19 +48,21 @@ def half_width(sd, n, claims: int = 1):
 
 
 def region(expects: Expects, delta: float = DELTA) -> tuple[float, float]:
-    """The open interval in which a claim puts the mean; "stays" is within `delta` of 0.
+    """The open interval in which a claim puts the mean: "stays" within `delta` of 0, "keeps" above.
 
-    Raises ValueError for what is neither rises, falls, stays, nor {"value": v, "within": w}.
+    Raises ValueError for what is neither rises, falls, stays, keeps, nor {"value": v, "within": w}.
     """
     match expects:
         case "stays":
             return -delta, delta
+        case "keeps":
+            return -delta, math.inf
         case str() if expects in ONE_SIDED:
             return ONE_SIDED[expects]
         case {"value": int() | float() as value, "within": int() | float() as within, **rest}:
             if not rest and math.isfinite(value) and 0 < within < math.inf:
                 return float(value - within), float(value + within)
-    choice = "say rises, falls, stays, or {value: 0.8, within: 0.05}, the tolerance above 0."
+    choice = "say rises, falls, stays, keeps, or {value: 0.8, within: 0.05}, the tolerance above 0."
     raise ValueError(f"a claim expects {expects!r}; {choice}")
 
 
@@ -138,12 +140,12 @@ def power(
 ) -> float:
     """The chance that n seeds of this spread call a claim reproduced that is just true enough.
 
-    The true mean is `delta` on the claimed side, 0 for "stays", or the claimed value. NaN without a
-    spread, 0 for fewer than `MIN_SEEDS` seeds. ± 0.01, by 10,000 simulated samples.
+    The true mean is `delta` on the claimed side, 0 for "stays" and "keeps", or the claimed value.
+    NaN without a spread, 0 for fewer than `MIN_SEEDS` seeds. ± 0.01, by 10,000 simulated samples.
     """
     if n < MIN_SEEDS or not math.isfinite(sd):
         return 0.0 if n < MIN_SEEDS else math.nan
-    just = {"rises": delta, "falls": -delta, "stays": 0.0}
+    just = {"rises": delta, "falls": -delta, "stays": 0.0, "keeps": 0.0}
     true = just[expects] if isinstance(expects, str) else expects["value"]
     rng = np.random.default_rng(0)
     means = true + sd / math.sqrt(n) * rng.normal(size=10_000)

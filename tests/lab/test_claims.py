@@ -8,11 +8,11 @@ from grpo_kit.course.plots import forest
 from grpo_kit.lab import grid
 from grpo_kit.lab.claims import (
     Claim,
-    arms_with_claims,
     claims_text,
     forest_rows,
     judge_claims,
     load_claims,
+    planned,
     reported_claims,
 )
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
@@ -144,13 +144,31 @@ def test_claims_of_a_method_are_judged_together_and_those_of_others_apart(gained
     assert [one.verdict for one in judged] == ["reproduced"] + 40 * ["inconclusive"]
 
 
-def test_the_arms_whose_runs_test_claims_come_in_the_order_of_the_experiment():
-    assert arms_with_claims("flow", "tiny") == ["trajectory", "offline traces"]
-    assert arms_with_claims("flow", "paper") == ["trajectory"]
-    assert arms_with_claims("flow", "smol") == ["trajectory", "offline traces"]
-    assert "our defaults" not in arms_with_claims("meta", "smol")  # too short a run for its claims
+def test_the_arms_whose_runs_test_claims_come_in_order_with_the_seeds_that_decide():
+    assert planned("flow", "tiny") == (["trajectory", "offline traces"], range(5))
+    assert planned("flow", "paper") == (["trajectory"], range(5))
+    assert planned("flow", "smol") == (["trajectory", "offline traces"], range(5))
+    assert "our defaults" not in planned("meta", "smol")[0]  # too short a run for its claims
     with pytest.raises(ValueError, match="no claim is tested by runs of 'variants' on profile 't"):
-        arms_with_claims("variants", "tiny")
+        planned("variants", "tiny")
+
+
+def test_only_the_seeds_that_were_chosen_before_decide_and_only_all_of_them(make_record):
+    """Seeds 0 to 4 say the contrary, but they had been looked at when the claim was written."""
+
+    def runs(seeds, gain):
+        ends = {"plain": 0.5, "diversity": 0.5 + gain}
+        return [make_record(arm, s, e + s % 3 / 100) for arm, e in ends.items() for s in seeds]
+
+    one, old = claim(n=6), runs(range(5), -0.3)
+    few, all_ = runs(range(100, 105), 0.2), runs(range(100, 107), 0.2)
+    partial = verdict_of(one, old + few)
+    assert partial.judgement.reason == "5 of 6 planned seeds have run"
+    assert (partial.verdict, partial.judgement.n) == ("inconclusive", 5)
+    whole = verdict_of(one, old + all_)
+    assert (whole.verdict, whole.judgement.n) == ("reproduced", 6)
+    assert "--seeds 100-105 " in one.command
+    assert claim(n=6, profile="paper").seeds is None
 
 
 def test_what_was_not_run_says_how_to_run_it_and_another_profile_is_judged_apart(up, five):

@@ -261,10 +261,40 @@ def test_arms_of_a_seed_share_what_is_measured_before_their_first_step(made, mon
         measured.append((seed, len(dataset)))
         return {"eval/pass@1": 0.25 + seed / 100}
 
-    monkeypatch.setattr("grpo_kit.training.evaluate", evaluate)
+    for place in ("training", "lab.grid"):
+        monkeypatch.setattr(f"grpo_kit.{place}.evaluate", evaluate)
     records = made(seeds=[0, 1], arms=None)
     assert [r.history[0]["eval/pass@1"] for r in records] == [0.25, 0.25, 0.26, 0.26]
     assert [seed for seed, _ in measured].count(0) == 1 + 2 * 2  # the start once, then each arm's
+
+
+def test_more_is_drawn_where_a_run_starts_and_ends_than_between(made):
+    """The claims compare start and end, which all arms of a seed share; curves need less."""
+    drawn = {False: 2.0, True: 16.0}
+
+    def watch(profile, base, task, config, seed, ends):
+        return lambda policy: {"draws": drawn[ends], "seed": float(seed)}
+
+    each = dataclasses.replace(PARITY, watch=watch, evaluations=2)
+    (record,) = made(each, seeds=[3])
+    assert [row["draws"] for row in record.history] == [16.0, 2.0, 16.0]
+    assert {row["seed"] for row in record.history} == {3.0}
+    drawn[True] = 99.0  # the start is on file
+    (_, other) = made(each, seeds=[3], arms=None)
+    assert [row["draws"] for row in other.history] == [16.0, 2.0, 99.0]
+    alike = dataclasses.replace(each, watch=lambda *a: None if a[-1] else lambda p: {"draws": 2.0})
+    (record,) = made(alike, seeds=[4])
+    assert [row["draws"] for row in record.history] == [2.0, 2.0, 2.0]
+
+
+def test_runs_that_another_evaluator_measured_are_made_again(made, profile):
+    (record,) = made()
+    assert record.evaluator == 1 and grid.outdated(record, PARITY, profile) == ""
+    newer = dataclasses.replace(PARITY, evaluator=2)
+    sentence = "it was measured by evaluator 1, here it would be by evaluator 2."
+    assert grid.outdated(record, newer, profile) == sentence
+    (record,) = made(newer)
+    assert record.evaluator == 2
 
 
 @pytest.mark.parametrize(

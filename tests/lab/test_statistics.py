@@ -93,6 +93,10 @@ def test_true_claims_are_found_and_do_not_make_the_false_ones_of_their_family_tr
         ([0.010, 0.011, 0.012, 0.011, 0.010], "stays", "reproduced"),
         ([0.00, -0.01, 0.01, 0.00, 0.00], "rises", "no effect"),
         ([0.02, 0.04, 0.03, 0.02, 0.04], "stays", "inconclusive"),
+        ([0.02, 0.04, 0.03, 0.02, 0.04], "keeps", "reproduced"),
+        ([0.010, 0.011, 0.012, 0.011, 0.010], "keeps", "reproduced"),
+        ([-0.10, -0.11, -0.12, -0.11, -0.10], "keeps", "contradicted"),
+        ([-0.02, -0.04, -0.03, -0.02, -0.04], "keeps", "inconclusive"),
         ([0.9, 0.01, -0.01, 0.02, 0.0], "rises", "inconclusive"),
         ([0.0] * 5, "rises", "no effect"), ([0.1] * 5, "rises", "reproduced"),
         ([-0.7] * 5, "rises", "contradicted"),
@@ -154,7 +158,7 @@ def test_equal_values_are_their_own_interval_and_one_value_has_none():
 
 
 values = st.lists(st.floats(-3, 3).map(lambda x: round(x, 2)), min_size=1, max_size=7)
-claim = st.tuples(values, st.sampled_from(["rises", "falls", "stays"]), st.just(0.5))
+claim = st.tuples(values, st.sampled_from(["rises", "falls", "stays", "keeps"]), st.just(0.5))
 
 
 @settings(max_examples=50, deadline=None)
@@ -167,6 +171,7 @@ def test_more_claims_never_turn_inconclusive_into_a_verdict(family, more):
 def test_what_is_no_region_is_refused():
     assert judge([]) == [] and region({"value": 1, "within": 0.25}) == (0.75, 1.25)
     assert region("stays", 0.2) == (-0.2, 0.2)
+    assert region("keeps", 0.2) == (-0.2, math.inf)
     numbers = [{"value": 1}, {"value": "1"}, {"value": math.nan}, {"value": 1, "x": 1}]
     wrong = [number | {"within": 1} for number in numbers[1:]]
     for expects in ("grows", None, 0.5, {}, numbers[0], {"value": 1, "within": 0}, *wrong):

@@ -300,8 +300,8 @@ def run(
     name: Annotated[str, Argument(help="basic, rare, variants, diversity, judge, verification, "
                                        "meta, label-free, flow, corrections, engines, ahead, or "
                                        "published (real models).")],
-    seeds: Annotated[str | None, Option(help="Seeds, as 0,2,5-7. [default: 100-104 on tiny, else "
-                                             "0-4; with --claims those that decide]")] = None,
+    seeds: Annotated[str | None, Option(help="Seeds, as 0,2,5-7. [default: 0-4, with --claims "
+                                             "those that decide]")] = None,
     profile: ProfileName = "tiny",
     arm: Annotated[list[str] | None, Option(help="Only this arm; may be given again.")] = None,
     claims: Annotated[bool, Option("--claims", help="Only arms that test claims.")] = False,

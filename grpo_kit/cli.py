@@ -330,8 +330,7 @@ def run(
         processes = len(cores) if chosen.device == "cpu" else 1
     _use_threads(chosen)
     options = ["--profile", profile, "--output", str(results), "--work", str(work)]
-    usual = SEEDS.get(profile, range(5))
-    arm, usual = planned(name, profile) if claims else (arm, usual)
+    arm, usual = planned(name, profile) if claims else (arm, SEEDS)
     records = run_grid(
         name, EXPERIMENTS[name], chosen, parse_seeds(seeds) if seeds else usual, results=results,
         work=work, arms=arm, processes=processes,

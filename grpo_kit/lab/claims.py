@@ -74,8 +74,7 @@ class Claim(BaseModel):
 
     @property
     def command(self) -> str:
-        seeds = self.seeds or SEEDS.get(self.profile, range(5))
-        return command_of(self.experiment, self.profile, seeds, arms=self.arms)
+        return command_of(self.experiment, self.profile, self.seeds, self.arms)
 
     @property
     def number(self) -> str:
@@ -202,7 +201,7 @@ def planned(experiment: str, profile: str) -> tuple[list[str], range]:
         raise ValueError(f"no claim is tested by runs of {experiment!r} on profile {profile!r}.")
     arms = [arm for arm in EXPERIMENTS[experiment].arms if any(arm in c.arms for c in tested)]
     chosen = [c.model_copy(update={"profile": profile}).seeds for c in tested]
-    return arms, max(filter(None, chosen), key=len, default=SEEDS.get(profile, range(5)))
+    return arms, max(filter(None, chosen), key=len, default=SEEDS)
 
 
 def judge_claims(

@@ -38,16 +38,15 @@ from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
 from grpo_kit.profiles import Profile
 from grpo_kit.runs import CHECKPOINT, Run
 from grpo_kit.tasks import Task
-from grpo_kit.training import eval_rows, evaluate, train
+from grpo_kit.training import train
 
+TOKENS = "num_generated_tokens"
+SEEDS = range(5)  # of reported runs, where no claim says which
+FRESH = 100  # the first seed that nobody had looked at when claims were written
 # what decides, besides the seed, what an untrained policy measures; the batch decides the draws
 FIRST = ("policy", "revision", "adapter", "task", "eval_prompts", "eval_prompts_between",
          "num_generations_eval", "generation_batch_size", "rollout_chunks", "temperature",
          "max_completion_length", "bf16")  # fmt: skip
-
-
-FRESH = 100  # the first seed that nobody had looked at when claims were written
-SEEDS: dict[str, range] = {}  # of reported runs, by profile; elsewhere 0 to 4
 
 
 @dataclass(frozen=True)
@@ -233,24 +232,20 @@ class Job:
             options["measure"], ends = watch(False), watch(True)
         if arm.batch_source:
             options["batch_source"] = arm.batch_source(profile)
-        if arm.train is train and config.eval_on_start:
-            options["first"] = self._first(base, task, config, ends or options.get("measure"))
+        start = self._start_file()
+        if arm.train is train and start.exists():
+            options["first"] = json.loads(start.read_text())
         run = arm.train(policy, task, rewards, config, **options)
         if ends:
+            run.history[0] |= {} if "first" in options else ends(base)
             run.history[-1] |= ends(policy)
+        if arm.train is train and config.eval_on_start and not start.exists():
+            first = {k: v for k, v in run.history[0].items() if k not in ("step", TOKENS)}
+            write_atomic(start, json.dumps(first))
         return Trained(run, policy, base, task, profile, config)
 
-    def _first(
-        self, base: Policy, task: Task, config: GRPOConfig, measure: Callable | None
-    ) -> dict[str, float]:
-        """What is measured before the first step, once for all arms of this seed."""
-        if not (file := self._start_file()).exists():
-            rows = eval_rows(task, config, between=False)
-            first = evaluate(base, rows, config, seed=self.seed)
-            write_atomic(file, json.dumps(first | (measure(base) if measure else {})))
-        return json.loads(file.read_text())
-
     def _start_file(self) -> Path:
+        """Where an arm keeps what it measured before its first step, for the others of its seed."""
         identity = self.experiment.identity(self.profile, self.arm)
         decides = {name: identity.get(name) for name in FIRST}  # no adapter where none is needed
         decides |= {"watched by": self.experiment.watch and self.name, "commit": commit()}
@@ -289,7 +284,7 @@ def format_seeds(seeds: Iterable[int]) -> str:
 
 def command_of(name: str, profile: str, seeds: Iterable[int] | None = None, arms=()) -> str:
     """The command that makes these runs, of all arms and the usual seeds unless some are given."""
-    seeds = seeds or SEEDS.get(profile, range(5))
+    seeds = seeds or SEEDS
     options = "".join(f' --arm "{arm}"' for arm in arms)
     return f"grpo-kit run {name} --profile {profile} --seeds {format_seeds(seeds)}{options}"
 

@@ -261,8 +261,7 @@ def test_arms_of_a_seed_share_what_is_measured_before_their_first_step(made, mon
         measured.append((seed, len(dataset)))
         return {"eval/pass@1": 0.25 + seed / 100}
 
-    for place in ("training", "lab.grid"):
-        monkeypatch.setattr(f"grpo_kit.{place}.evaluate", evaluate)
+    monkeypatch.setattr("grpo_kit.training.evaluate", evaluate)
     records = made(seeds=[0, 1], arms=None)
     assert [r.history[0]["eval/pass@1"] for r in records] == [0.25, 0.25, 0.26, 0.26]
     assert [seed for seed, _ in measured].count(0) == 1 + 2 * 2  # the start once, then each arm's

@@ -12,7 +12,7 @@ import torch
 
 from grpo_kit import self_verification as verification
 from grpo_kit.config import GRPOConfig
-from grpo_kit.flow import Memory, evaluate_episodes, play, score_episodes
+from grpo_kit.flow import evaluate_episodes, play, score_episodes
 from grpo_kit.generation import reply
 from grpo_kit.lab.evaluation import GRADES, evaluate_test_set
 from grpo_kit.lab.grid import Trained
@@ -262,41 +262,6 @@ def watch_episodes(
     given = {"system": profile.load_agents(base), "dataset": task.test, "config": config}
     given |= {"questions": _fewer(config) or 64, "samples": DRAWS if ends else 2}
     return partial(evaluate_episodes, **given, seed=seed)
-
-
-MOST_TURNS = 10
-
-
-def played(t: Trained) -> dict[str, float]:
-    """What a run gained, and success within k turns, to `MOST_TURNS`: `before/turns/k`, `after/…`.
-
-    Episodes of `MOST_TURNS` are played: one that may take fewer is the beginning of one, answered
-    from the memory that it then has. Not with a real model, whose episodes take seconds.
-    """
-    result = gained(t, success="eval/pass@1", turns="eval/turns", tool_errors="eval/tool_errors")
-    if t.profile.policy == "tiny-base":
-        for when, policy in (("before", t.base), ("after", t.policy)):
-            by_turns = enumerate(_by_turns(t, policy), 1)
-            result |= {f"{when}/turns/{k}": success for k, success in by_turns}
-    return result
-
-
-def _by_turns(t: Trained, policy: Policy) -> list[float]:
-    system = dataclasses.replace(t.profile.load_agents(t.base), max_turns=MOST_TURNS)
-    episodes = play(
-        system.with_planner(policy), list(t.task.test.select(range(_fewer(t.config) or 64))), 4,
-        generator=torch.Generator().manual_seed(t.run.seed), temperature=t.config.temperature,
-        max_new_tokens=t.config.max_completion_length, batch_size=t.config.evaluation_batch_size,
-    )  # fmt: skip
-    rows, success = [episode.row for episode in episodes], []
-    for k in range(1, MOST_TURNS + 1):
-        memories = [Memory(episode.memory.steps[:k]) for episode in episodes]
-        questions = [question_text(row["prompt"]) for row in rows]
-        states = list(zip(questions, memories, strict=True))
-        asked = list(dict.fromkeys(states))
-        answer_of = dict(zip(asked, system.generator.answer(asked), strict=True))
-        success.append(fmean(_right(rows, [answer_of[state] or "" for state in states])))
-    return success
 
 
 def episodes_to_read(t: Trained) -> list[dict]:

@@ -298,8 +298,8 @@ def plan_run(
 @app.command()
 def run(
     name: Annotated[str, Argument(help="basic, rare, variants, diversity, judge, verification, "
-                                       "meta, label-free, flow, corrections, engines, ahead, or "
-                                       "published (real models).")],
+                                       "meta, label-free, flow, tools, corrections, engines, "
+                                       "ahead, or published (real models).")],
     seeds: Annotated[str | None, Option(help="Seeds, as 0,2,5-7. [default: 0-4, with --claims "
                                              "those that decide]")] = None,
     profile: ProfileName = "tiny",
@@ -363,7 +363,10 @@ def results() -> None:
 @app.command()
 def pretrain(
     base: Annotated[Literal["tiny", "smollm2"], Option(help="Which model.")] = "tiny",
-    task: Annotated[Literal["svamp", "skills"], Option(help="What SmolLM2 learns.")] = "svamp",
+    task: Annotated[
+        Literal["svamp", "skills", "tools"] | None,
+        Option(help="Of SmolLM2 svamp [the default] or skills; tools, of the shipped tiny base."),
+    ] = None,
     output: Output = Path("runs/base"),
     seed: Seed = 0,
     steps: Steps = None,
@@ -372,25 +375,35 @@ def pretrain(
         int | None, Option(min=2, help="A skill is measured on; 256, of SmolLM2 100, by default.")
     ] = None,
 ) -> None:
-    """Rebuild the tiny base and measure its skills, or the warm-up of SmolLM2 on a task.
+    """Rebuild the tiny base and measure its skills, or a warm-up of SmolLM2 or of the tiny base.
 
-    SmolLM2's goes on where it was killed.
+    All but `tools` go on where they were killed.
     """
+    if task and (task == "tools") != (base == "tiny"):
+        known = "smollm2 has svamp and skills, tiny has tools"
+        raise ValueError(f"{base} has no warm-up {task!r}: {known}.")
     if base == "smollm2":
         from grpo_kit.warm_up import warm_up
 
         _use_threads(PROFILES["smol"])
         given = {"steps": steps, "problems": problems}
-        card = warm_up(task, output, seed=seed, **{k: v for k, v in given.items() if v is not None})
+        given = {name: value for name, value in given.items() if value is not None}
+        card = warm_up(task or "svamp", output, seed=seed, **given)
         typer.echo(json.dumps(card["evaluations"][-1]))
         return
     from grpo_kit.models import load_policy
     from grpo_kit.tiny import pretrain as recipe
-    from grpo_kit.tiny.card import card_text, measure
+    from grpo_kit.tiny.card import card_text, measure, measure_tools
 
-    warm_up = recipe.pretrain(output, seed=seed, steps=steps, processes=processes)
+    if task:
+        _use_threads(PROFILES["tiny"])
+        warm_up = {"seed": seed, "steps": steps or recipe.TOOL_STEPS}
+        policy, measured = recipe.teach_tools(output, **warm_up), measure_tools
+    else:
+        warm_up = recipe.pretrain(output, seed=seed, steps=steps, processes=processes)
+        policy, measured = load_policy(output), measure
     typer.echo("measuring the skills")
-    skills = measure(load_policy(output), n=problems or 256)
+    skills = measured(policy, n=problems or 256)
     write_atomic(output / "card.json", json.dumps({"warm_up": warm_up, "skills": skills}, indent=1))
     write_atomic(output / "README.md", card_text(skills, warm_up))
     typer.echo(f"the model card is {output / 'README.md'}")

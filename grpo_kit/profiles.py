@@ -54,6 +54,16 @@ class Profile:
             return self
         return replace(self, task="word_problems", config=replace(self.config, max_steps=8))
 
+    def with_tools(self) -> Profile:
+        """This profile with Python as a third tool of Flow-GRPO, and questions that need it.
+
+        The tiny base learnt of it in a warm-up of its own. ValueError for SmolLM2, which did not.
+        """
+        if self.adapters:
+            raise ValueError(f"the warm-up of {self.policy} teaches two tools: take profile tiny.")
+        policy = "tiny-tools" if self.policy == "tiny-base" else self.policy
+        return replace(self, task="three_tools", policy=policy)
+
     def with_policy(self, policy: str) -> Profile:
         """This profile with another policy; a warm-up is only added to the model it was made of."""
         from grpo_kit import smollm2
@@ -95,9 +105,12 @@ class Profile:
         The frozen roles are a copy of `policy` as it is now, or a model behind an endpoint.
         """
         from grpo_kit.flow import GENERAL, TINY, Lookup, Tool, Toolkit, agent_system, calculator
+        from grpo_kit.flow.sandbox import PythonTool
         from grpo_kit.tasks.tool_questions import catalogue_path
 
-        toolkit = Toolkit([Tool.of(Lookup(catalogue_path()), columns=("catalogue",)), calculator])
+        third = [PythonTool()] if self.task == "three_tools" else []
+        lookup = Tool.of(Lookup(catalogue_path()), columns=("catalogue",))
+        toolkit = Toolkit([lookup, calculator, *third])
         if self.roles == "tiny":
             return agent_system(policy, toolkit, prompts=TINY, **limits)
         frozen = None if self.roles == "self" else _endpoint(self.roles, "ROLES")

@@ -1,6 +1,7 @@
 """Machines by name: each profile has its policy, judge and agents, or says what is missing."""
 
 import dataclasses
+import sys
 
 import pytest
 import torch
@@ -53,6 +54,17 @@ def test_each_profile_has_agents_around_its_planner(policy, monkeypatch):
     monkeypatch.setenv("ROLES_KEY", "secret")
     role = PROFILES["paper"].load_agents(policy).verifier.model
     assert (role.model, role.base_url) == ("Qwen/Qwen2.5-7B-Instruct", "http://127.0.0.1:8000/v1")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the python tool needs Linux")
+def test_a_third_tool_has_a_base_that_knows_it_and_questions_that_need_it(policy):
+    three = PROFILES["tiny"].with_tools()
+    assert (three.policy, three.task) == ("tiny-tools", "three_tools")
+    assert three.load_agents(policy).toolkit.names == ["lookup", "calculator", "python"]
+    colab = PROFILES["colab"].with_tools()
+    assert (colab.policy, colab.task) == (PROFILES["colab"].policy, "three_tools")
+    with pytest.raises(ValueError, match="smollm2 teaches two tools: take profile tiny"):
+        PROFILES["smol"].with_tools()
 
 
 def test_smollm2_alone_is_warmed_up_and_for_the_task_at_hand(tmp_path):

@@ -31,7 +31,7 @@ FAILURE_WINDOW = 64  # if more than half of so many replies of an endpoint fail,
 class Prompts:
     """Templates of the request to each role, a user message, after a system message unless ""."""
 
-    plan: str  # of question, memory, tools
+    plan: str  # of question, memory, tools (described), names (of the tools)
     execute: str  # of context, goal, tool, tools
     verify: str  # of question, memory
     answer: str  # of question, memory
@@ -50,7 +50,7 @@ class Prompts:
 TINY = Prompts(
     plan="""\
 Question: {question}
-Tools: lookup, calculator
+Tools: {names}
 Memory: {memory}
 What is the next step?""",
     execute="Context: {context}\nGoal: {goal}\nTool: {tool}\nWrite the call.",
@@ -115,6 +115,7 @@ class Planner:
 
     def request(self, question: str, memory: Memory) -> list[dict]:
         state = {"question": question, "memory": memory, "tools": self.toolkit.describe()}
+        state["names"] = ", ".join(self.toolkit.names)
         return self.prompts.messages(self.prompts.plan.format(**state))
 
     def plan(

@@ -32,7 +32,7 @@ from grpo_kit.rewards.rules import accuracy_reward, format_reward, maths_reward
 from grpo_kit.runs import Run
 from grpo_kit.sampling_ahead import SamplingAhead
 from grpo_kit.tasks.answers import extract_answer, is_correct
-from grpo_kit.tasks.tool_questions import tool_questions
+from grpo_kit.tasks.tool_questions import three_tools, tool_questions
 from grpo_kit.tiny.pretrain import warm_up_more
 from grpo_kit.training import PromptBatches
 from grpo_kit.warm_up import RECIPES, GivenTexts, take_replies
@@ -152,14 +152,22 @@ def _corrected(**changes: object) -> Arm:
 MORE_TEXTS = {"generation_batch_size": 128, "num_generations": 128, "learning_rate": 5e-5}
 
 
-def _played(source: Callable = FlowGRPO, **options) -> Arm:
+def _played(
+    source: Callable = FlowGRPO, changes: Mapping[str, object] | None = None, **options
+) -> Arm:
     """Episodes of tool questions, rewarded by their outcome."""
 
     def of_profile(profile: Profile) -> Callable:
         return lambda prompts: source(prompts, profile.load_agents(prompts.policy), **options)
 
     hashed = {"collector": source.__name__, **options}
-    return Arm(lambda *given: [accuracy_reward], options=hashed, batch_source=of_profile)
+    return Arm(lambda *_: [accuracy_reward], changes or {}, hashed, batch_source=of_profile)
+
+
+def _outcome_judged(profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
+    """A frozen copy says whether an output is right, the reference shown; accuracy is logged."""
+    judge = MetaEvaluationReward(frozen_copy(policy), transform="p", truth_fraction=1.0)
+    return [accuracy_reward, judge]
 
 
 REVISIONS = {  # commits on the Hub
@@ -222,6 +230,8 @@ SMOL = {"max_steps": 12, "eval_steps": 0, "save_steps": 4, "eval_prompts": 300,
         "eval_prompts_between": 64, "generation_batch_size": 64}  # fmt: skip
 # SVAMP's answers share no style to be learnt: in small batches its gradient is mostly noise
 SVAMP = SMOL | {"max_steps": 16, "generation_batch_size": 256}
+
+FEW_EPISODES = {"max_completion_length": 48, "eval_prompts_between": 4}
 
 _experiment = partial(Experiment, show=measures.answers_to_read)
 
@@ -388,15 +398,28 @@ EXPERIMENTS = {
         {"trajectory": _played(),
          "per turn": _played(per="turn"),
          "final turn only": _played(credit="final"),
+         "judged outcome": dataclasses.replace(
+             _played(changes={"reward_weights": (0, 1)}), rewards=_outcome_judged),
          "offline traces": _played(OfflineTraces)},
         partial(measures.gained, success="eval/pass@1", turns="eval/turns",
                 tool_errors="eval/tool_errors"),
         watch=measures.watch_episodes, show=measures.episodes_to_read, task=tool_questions,
-        sizes={"smoke": {"max_completion_length": 48}, "paper": AGENTFLOW,
+        sizes={"smoke": FEW_EPISODES, "paper": AGENTFLOW,
                **_small({"max_steps": 6, "generation_batch_size": 32, "eval_prompts": 0,
                          "eval_prompts_between": 24}, max_steps=24, learning_rate=3e-4,
                         max_completion_length=48)},
         changes={"loss_type": "grpo", "eval_prompts": 0}, evaluations=3, skills=True,
+        curves=("reward", "eval/pass@1", "eval/turns", "eval/tool_errors"),
+    ),
+    "tools": _experiment(
+        "With Python as a third tool: does training choose it where it is needed, and only there?",
+        {"trajectory": _played()},
+        measures.tools_chosen, watch=measures.watch_episodes, show=measures.episodes_to_read,
+        task=three_tools, tools=True,
+        sizes={"smoke": FEW_EPISODES,
+               **_small(max_steps=24, learning_rate=3e-4, max_completion_length=48,
+                        eval_prompts=0, eval_prompts_between=64)},
+        changes={"loss_type": "grpo", "eval_prompts": 0}, evaluations=3,
         curves=("reward", "eval/pass@1", "eval/turns", "eval/tool_errors"),
     ),
 }  # fmt: skip

@@ -90,6 +90,7 @@ class Experiment:
     x: str = "step"  # of curves; "num_generated_tokens" where arms have equal budgets of tokens
     task: Callable[[], Task] | None = None  # in place of the profile's
     skills: bool = False  # wants a policy that can judge, verify or plan, see `with_skills`
+    tools: bool = False  # wants a third tool, see `with_tools`
     show: Callable[[Trained], list[dict]] = lambda trained: []  # a few held-out answers to read
     evaluator: int = 1  # raised when its runs are measured otherwise, though trained alike
 
@@ -102,6 +103,7 @@ class Experiment:
         if "policy" in changes and profile.device == "cpu":
             raise ValueError(f"arm {arm!r} wants a GPU: choose --profile colab or paper.")
         profile = profile.with_skills() if self.skills else profile
+        profile = profile.with_tools() if self.tools else profile
         size = self.sizes.get(profile.name, {})
         config = dataclasses.replace(profile.config, **{**self.changes, **size})
         if self.x == "num_generated_tokens" and config.max_generated_tokens is None:

@@ -25,6 +25,7 @@ from grpo_kit.rewards.scoring import score_texts
 from grpo_kit.runs import Run, value_of
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.answers import extract_answer, is_correct
+from grpo_kit.tasks.tool_questions import PYTHON_KINDS
 from grpo_kit.tiny.card import auc, texts_of
 from grpo_kit.tiny.problems import solution_style
 from grpo_kit.training import evaluate, pass_at_k, score
@@ -257,11 +258,36 @@ def watch_episodes(
 
     A real model plays each question twice at the ends too: its episodes take seconds.
     """
-    if ends and profile.policy != "tiny-base":
+    if ends and not profile.policy.startswith("tiny-"):
         return None
     given = {"system": profile.load_agents(base), "dataset": task.test, "config": config}
     given |= {"questions": _fewer(config) or 64, "samples": DRAWS if ends else 2}
     return partial(evaluate_episodes, **given, seed=seed)
+
+
+def tools_chosen(t: Trained) -> dict[str, float]:
+    """What a run gained, and where Python is called, `before/…` and `after/…`.
+
+    `needed/python`, `needed/calculator`: share of the episodes whose question needs Python that
+    call the tool; `other/python`: of the other episodes. `needed/success`, `other/success`.
+    """
+    rows = list(t.task.test.select(range(min(_fewer(t.config) or 64, len(t.task.test)))))
+    chosen = gained(t, success="eval/pass@1", tool_errors="eval/tool_errors")
+    for when, policy in (("before", t.base), ("after", t.policy)):
+        episodes = play(
+            t.profile.load_agents(t.base).with_planner(policy), rows, 4,
+            generator=torch.Generator().manual_seed(t.run.seed), temperature=t.config.temperature,
+            max_new_tokens=t.config.max_completion_length,
+            batch_size=t.config.evaluation_batch_size,
+        )  # fmt: skip
+        right = score_episodes(episodes, [accuracy_reward])[:, 0] == 1
+        for group, needed in (("needed", True), ("other", False)):
+            own = [i for i, e in enumerate(episodes) if (e.row["kind"] in PYTHON_KINDS) == needed]
+            called = [{s.action.tool for s in episodes[i].memory.steps} for i in own]
+            chosen[f"{when}/{group}/success"] = right[own].float().mean().item()
+            for tool in ("python", "calculator"):
+                chosen[f"{when}/{group}/{tool}"] = fmean(tool in tools for tools in called)
+    return chosen
 
 
 def episodes_to_read(t: Trained) -> list[dict]:

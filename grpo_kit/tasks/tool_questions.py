@@ -2,11 +2,15 @@
 
 "What do 3 of the lamp cost after the discount of the shop?" takes one to four calls: `lookup` reads
 a price and shop, or a discount, and `calculator` combines them; the next call depends on earlier
-results. Train and test never share a catalogue: a hash of its facts decides the split.
+results. Which of two prices is lower only Python says, a third tool. Train and test never share a
+catalogue: a hash of its facts decides the split.
 """
 
 import random
 import re
+import sqlite3
+from collections import defaultdict
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +29,12 @@ QUESTIONS = {
 }
 KINDS = tuple(QUESTIONS)
 WEIGHTS = (10, 25, 25, 20, 20)  # of the kinds
+TOOLS = ("lookup", "calculator")
+THREE_TOOLS = (*TOOLS, "python")
+PYTHON_KINDS = {"cheaper": "min", "dearer": "max"}  # and the function that answers them
+QUESTIONS |= {
+    kind: f"What does the {kind} of {{item}} and {{other}} cost?" for kind in PYTHON_KINDS
+}
 
 Step = tuple[str, str]  # tool, argument
 Memory = list[tuple[str, str, str]]  # tool, argument, result
@@ -43,6 +53,7 @@ class ToolQuestion:
     items: tuple[str, str]
     count: int
     catalogue: dict[str, str] = field(hash=False)
+    tools: tuple[str, ...] = TOOLS
 
     @property
     def prices(self) -> tuple[int, ...]:
@@ -61,7 +72,9 @@ class ToolQuestion:
         find, find_shop = ("lookup", item), ("lookup", shop)
         multiply = ("calculator", f"{price}*{self.count}")
         total, less = price * self.count, last_number(self.catalogue[shop])
+        ask = f"print({PYTHON_KINDS.get(self.kind)}({price},{other_price}))"
         return {
+            **dict.fromkeys(PYTHON_KINDS, [find, ("lookup", other), ("python", ask)]),
             "price": [find],
             "several": [find, multiply],
             "together": [find, ("lookup", other), ("calculator", f"{price}+{other_price}")],
@@ -74,9 +87,12 @@ class ToolQuestion:
         return int(last_number(self.run(*self.plan[-1])))
 
     def run(self, tool: str, argument: str) -> str:
-        """The tool's reply in this world: catalogue text or `7-5 = 2`, else "error"."""
+        """The tool's reply in this world: a catalogue's text, `7-5 = 2`, a print, or "error"."""
         if tool == "lookup":
             return self.catalogue.get(argument, "not found")
+        asked = re.fullmatch(r"print\((min|max)\((\d+),(\d+)\)\)", argument)
+        if tool == "python" and asked:
+            return str({"min": min, "max": max}[asked[1]](int(asked[2]), int(asked[3])))
         match = re.fullmatch(r"(\d{1,4})([-+*])(\d{1,4})", argument)
         if tool != "calculator" or not match:
             return "error"
@@ -88,8 +104,13 @@ class ToolQuestion:
         return next((step for step in self.plan if step not in done), None)
 
 
-def make_tool_question(rng: random.Random, split: str, kind: str | None = None) -> ToolQuestion:
-    """A random question from `split` with its own catalogue of four items and two shops."""
+def make_tool_question(
+    rng: random.Random, split: str, kind: str | None = None, tools: tuple[str, ...] = TOOLS
+) -> ToolQuestion:
+    """A random question from `split` with its own catalogue of four items and two shops.
+
+    With `THREE_TOOLS` every second question needs Python.
+    """
     while True:
         names, shops = rng.sample(ITEMS, 4), rng.sample(SHOPS, 2)
         prices = [rng.randint(6, 24) for _ in names]
@@ -98,13 +119,19 @@ def make_tool_question(rng: random.Random, split: str, kind: str | None = None) 
         catalogue = {name: f"{name} {price}, shop {shop}" for name, price, shop in items}
         catalogue |= {shop: f"{shop} discount {rng.randint(2, 5)}" for shop in shops}
         kind_asked = kind or rng.choices(KINDS, WEIGHTS)[0]
-        question = ToolQuestion(kind_asked, tuple(names[:2]), rng.randint(2, 4), catalogue)
+        if tools == THREE_TOOLS and not kind and rng.random() < 0.5:
+            kind_asked = rng.choice(list(PYTHON_KINDS))
+        question = ToolQuestion(kind_asked, tuple(names[:2]), rng.randint(2, 4), catalogue, tools)
         if split_of("|".join(catalogue.values())) == split:
             return question
 
 
 def random_step(question: ToolQuestion, rng: random.Random) -> Step:
     """A step taken without thought: any name of the catalogue, or any numbers at hand."""
+    if "python" in question.tools and rng.random() < 1 / 3:
+        function, pair = rng.choice(list(PYTHON_KINDS.values())), rng.sample(range(2, 61), 2)
+        left, right = question.prices if rng.random() < 0.5 else pair
+        return "python", f"print({function}({left},{right}))"
     if rng.random() < 0.5:
         return "lookup", rng.choice(list(question.catalogue))
     left = rng.choice((*question.prices, rng.randint(2, 60)))
@@ -135,6 +162,32 @@ def make_rows(split: str, catalogues: int, each: int) -> tuple[list[dict], list[
         rows += by_text.values()
     rng.shuffle(rows)
     return rows, facts
+
+
+def three_tools() -> Task:
+    """`tool_questions`, but every second row asks what needs Python of the same catalogue."""
+    from datasets import Dataset
+
+    with closing(sqlite3.connect(f"{catalogue_path().as_uri()}?mode=ro", uri=True)) as connection:
+        facts = connection.execute("SELECT catalogue, name, text FROM facts").fetchall()
+    catalogues: dict[int, dict[str, str]] = defaultdict(dict)
+    for catalogue, name, text in facts:
+        catalogues[catalogue][name] = text
+    rng, two = random.Random("three-tools"), tool_questions()
+
+    def changed(row: dict) -> dict:
+        catalogue = catalogues[row["catalogue"]]
+        pair = tuple(rng.sample([name for name in catalogue if name in ITEMS], 2))
+        asked = ToolQuestion(rng.choice(list(PYTHON_KINDS)), pair, 2, catalogue, THREE_TOOLS)
+        prompt = [{"role": "user", "content": asked.text}]
+        known = {"prompt": prompt, "answer": str(asked.answer), "kind": asked.kind}
+        return row | known | {"calls": len(asked.plan)}
+
+    splits = [
+        Dataset.from_list([row if i % 2 else changed(row) for i, row in enumerate(rows)])
+        for rows in (two.train, two.test)
+    ]
+    return Task("three_tools", *splits)
 
 
 def tool_questions() -> Task:

@@ -17,7 +17,7 @@ from grpo_kit.generation import reply
 from grpo_kit.models import Policy
 from grpo_kit.rewards import extract_answer, read_yes
 from grpo_kit.rewards.judge import parse_judgement, tiny_prompt
-from grpo_kit.tasks.tool_questions import ToolQuestion
+from grpo_kit.tasks.tool_questions import PYTHON_KINDS, THREE_TOOLS, ToolQuestion
 from grpo_kit.tasks.word_problems import Problem
 from grpo_kit.tiny import problems as P
 from grpo_kit.tiny import skills as S
@@ -48,6 +48,19 @@ Measured on {n} test problems, seed {measured}, temperature 1 \
 
 | skill | measure | value | wanted | |
 |---|---|---|---|---|
+"""
+
+
+TOOLS_CARD = """\
+# Tiny base of grpo-kit, with a third tool
+
+The tiny base after {steps} more steps of its warm-up, on texts of Flow-GRPO's roles with `lookup`,
+`calculator` and `python`: `grpo-kit pretrain --base tiny --task tools --seed {seed}`. Every second
+question asks for the cheaper or the dearer of two items, which only Python says. The skills that
+these texts leave out fade: for problems take the base.
+
+Its next steps on {n} test questions, temperature 1: {needed:.3f} right where the question needs
+Python, {other:.3f} elsewhere.
 """
 
 
@@ -151,6 +164,21 @@ def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
     return table
 
 
+def measure_tools(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
+    """The next steps of a planner with three tools on `n` test questions, by style.
+
+    `needed`, `other`: the share right where the question needs Python, and where it does not.
+    """
+    rng, generator = random.Random(f"card-{seed}"), torch.Generator().manual_seed(seed)
+    questions = [S.make_subject("plan", rng, "test", THREE_TOOLS) for _ in range(n)]
+    items = [S.plan_item(question, rng) for question in questions]
+    steps, scores = graded(policy, items, lambda x: read_action(x).step, S.plan_style, generator)
+    right = [step == gold for step, (_, gold) in zip(steps, items, strict=True)]
+    needs = ("needed" if question.kind in PYTHON_KINDS else "other" for question in questions)
+    shares = {need: found["accuracy"] for need, found in by_style(needs, right).items()}
+    return {"n": n, "seed": seed, "plan": {"by_style": scores["by_style"]}, **shares}
+
+
 def measure_solve(policy, problems, generator) -> tuple[dict, list[str], list[bool], list[float]]:
     """Also returns eight samples of each problem, which are right, and their log-probabilities."""
     requests = [_user(problem.question) for problem in problems]
@@ -178,6 +206,8 @@ def graded(policy, items, read: Callable, style_of: Callable, generator) -> tupl
 
 def card_text(table: dict, warm_up: dict) -> str:
     """The model card in Markdown: recipe, cost, measured skills and limits."""
+    if "needed" in table:
+        return TOOLS_CARD.format(**warm_up | table) + styles_text(table)
     minutes = warm_up["seconds"] / 60
     text = CARD.format(**warm_up, minutes=minutes, n=table["n"], measured=table["seed"])
     for skill, name, low, high in LIMITS:
@@ -190,7 +220,7 @@ def card_text(table: dict, warm_up: dict) -> str:
 def styles_text(table: dict) -> str:
     """Markdown: how often each style of a skill is used, and how often it is right."""
     text = ""
-    for skill in ("solve", "verify", "plan"):
+    for skill in (skill for skill in ("solve", "verify", "plan") if skill in table):
         text += f"\n| {skill}: style | share | right when used |\n|---|---|---|\n"
         for style, values in table[skill]["by_style"].items():
             text += f"| {style} | {values['share']:.3f} | {values['accuracy']:.3f} |\n"

@@ -142,8 +142,9 @@ def step_text(step: Step) -> tuple[str, str, str]:
     tool, argument = step
     if tool == "lookup":
         return "none", f"find {argument}", tool
-    left, operator, right = re.split(r"([-+*])", argument)
-    return f"{left}, {right}", {"+": "add", "-": "subtract", "*": "multiply"}[operator], tool
+    left, right = re.findall(r"\d+", argument)
+    goals = {"+": "add", "-": "subtract", "*": "multiply", "min": "smaller", "max": "larger"}
+    return f"{left}, {right}", next(goals[word] for word in goals if word in argument), tool
 
 
 def plan_text(step: Step, justification: str) -> str:
@@ -178,7 +179,8 @@ def _plan_request(question: ToolQuestion, rng: random.Random) -> tuple[str, Memo
     """A request to a planner, its memory and the right step; nobody plans where all is done."""
     memory = sample_memory(question, rng)
     memory = memory if question.next_step(memory) else []
-    request = TINY.plan.format(question=question.text, memory=memory_text(memory))
+    state = {"question": question.text, "memory": memory_text(memory)}
+    request = TINY.plan.format(**state, names=", ".join(question.tools))
     return request, memory, question.next_step(memory)
 
 
@@ -245,6 +247,7 @@ RELIABLE = {  # the styles that the phases before the mixture show
     "verify": (verify_style, ("recompute",)),
     "plan": (plan_style, ("careful",)),
 }
+TOOL_SKILLS = ("plan", "execute", "check", "answer")  # which the third tool needs
 FIRST_STYLE = "words"  # the only one to solve in at first: it tells each step before it does it
 SUMS_SHARES = {"reliable": 0.25, "practice": 0.5}  # of the rows of these phases
 
@@ -272,28 +275,36 @@ def sample_sums(rng: random.Random) -> list[dict]:
     return exchange("Practise.", " ".join(P.equations(chain, chain.values) for chain in chains))
 
 
-def make_subject(skill: str, rng: random.Random, split: str) -> Problem | ToolQuestion:
+def make_subject(
+    skill: str, rng: random.Random, split: str, tools: tuple[str, ...] = T.TOOLS
+) -> Problem | ToolQuestion:
     """What the skill is shown on: a random word problem or tool question from `split`."""
-    if skill in ("solve", "verify", "judge"):
+    if skill not in TOOL_SKILLS:
         return make_problem(rng, rng.choice(DIFFICULTIES), split)
-    return make_tool_question(rng, split)
+    return make_tool_question(rng, split, tools=tools)
 
 
 def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict]:
     """One training conversation, from training problems only, in a phase of the warm-up.
 
     `drill`; `reliable`, one reliable style a skill, and some sums (careless styles would disturb);
-    `practice`, all reliable styles, more sums; `mixture`, whose shares the model takes on.
+    `practice`, all reliable styles, more sums; `mixture`, whose shares the model takes on; after
+    it, for another model, `tools`: the skills of Flow-GRPO with three tools.
     """
     if phase == "drill":
         return sample_drill(rng)
     if rng.random() < SUMS_SHARES.get(phase, 0):
         return sample_sums(rng)
-    skill = draw({name: share for name, (share, _) in SKILLS.items()}, rng)
+    taught, tools = (TOOL_SKILLS, T.THREE_TOOLS) if phase == "tools" else (SKILLS, T.TOOLS)
+    skill = draw({name: SKILLS[name][0] for name in taught}, rng)
     style_of_reply, styles = RELIABLE.get(skill, (None, ()))
     if phase == "reliable" and skill == "solve":
         styles = (FIRST_STYLE,)
     while True:
-        messages = SKILLS[skill][1](make_subject(skill, rng, "train"), rng)
-        if phase == "mixture" or not styles or style_of_reply(messages[1]["content"]) in styles:
+        messages = SKILLS[skill][1](make_subject(skill, rng, "train", tools), rng)
+        if (
+            phase in ("mixture", "tools")
+            or not styles
+            or style_of_reply(messages[1]["content"]) in styles
+        ):
             return messages

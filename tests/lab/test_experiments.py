@@ -82,6 +82,8 @@ def test_an_answer_is_overrated_by_what_the_evaluator_thinks_beyond_the_truth(
         ("meta", "truth 10 %", ["p_yes", "overrated", "fell", "stopped early"]),
         pytest.param("flow", "per turn", ["gained/success", "gained/turns", "eval/tool_errors"],
                      marks=pytest.mark.slow),
+        pytest.param("tools", "trajectory", ["gained/success", "after/needed/python"],
+                     marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_an_arm_is_trained_watched_and_measured_from_end_to_end(

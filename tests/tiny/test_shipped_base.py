@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 
+from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
 from grpo_kit.tasks.word_problems import HIGHEST, LOWEST, make_problem
 from grpo_kit.tiny import card, skills
@@ -54,3 +55,17 @@ def test_the_card_is_true(base, written):
     expected = written["skills"]["solve"]["pass@1"]
     error = (expected * (1 - expected) / n) ** 0.5 / 2  # samples of a problem are alike in part
     assert abs(sum(right) / len(right) - expected) < 4 * error
+
+
+def test_the_base_with_three_tools_is_small_and_its_card_true():
+    folder = data_dir() / "tiny-tools"
+    written = json.loads((folder / "card.json").read_text())
+    table = written["skills"]
+    assert (folder / "README.md").read_text() == card.card_text(table, written["warm_up"])
+    assert (folder / "model.safetensors").stat().st_size <= 8e6
+    careful = table["plan"]["by_style"]["careful"]
+    assert careful["share"] >= 0.03 and careful["accuracy"] >= 0.9
+    again = card.measure_tools(load_policy(folder), n=128, seed=1)
+    for need in ("needed", "other"):
+        error = (table[need] * (1 - table[need]) / 64) ** 0.5
+        assert abs(again[need] - table[need]) < 4 * error

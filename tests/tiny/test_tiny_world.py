@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,7 @@ from transformers import AutoTokenizer
 from grpo_kit.flow.roles import read_action
 from grpo_kit.rewards import accuracy_reward, extract_answer, format_reward
 from grpo_kit.tasks import word_problems as W
-from grpo_kit.tasks.tool_questions import make_tool_question
+from grpo_kit.tasks.tool_questions import THREE_TOOLS, TOOLS, make_tool_question
 from grpo_kit.tasks.word_problems import Problem, make_problem, make_rows, word_problems
 from grpo_kit.tiny import pretrain as warm_up
 from grpo_kit.tiny import problems, skills
@@ -131,9 +132,9 @@ def test_judgements_are_json_of_scores_from_one_to_five(rng):
 
 @given(rng=rngs)
 def test_a_plan_is_read_back_and_a_careful_one_is_a_step_from_numbers_that_it_recalls(rng):
-    question = make_tool_question(rng, "train")
+    question = make_tool_question(rng, "train", tools=rng.choice((TOOLS, THREE_TOOLS)))
     for step in question.plan:
-        action = read_action(skills.plan_text(step, "So."), ["lookup", "calculator"])
+        action = read_action(skills.plan_text(step, "So."), question.tools)
         assert action.step == skills.step_text(step) and not action.problem
     reply = skills.sample_plan(question, rng)[1]["content"]
     style, action = skills.plan_style(reply), read_action(reply)
@@ -164,7 +165,7 @@ def test_progress_tells_the_plan_up_to_the_first_step_that_memory_lacks():
 
 @given(rng=rngs)
 def test_the_frozen_roles_reply_from_memory(rng):
-    question = make_tool_question(rng, "train")
+    question = make_tool_question(rng, "train", tools=rng.choice((TOOLS, THREE_TOOLS)))
     check = skills.sample_check(question, rng)[1]["content"]
     assert check.endswith((" STOP", " CONTINUE"))
     request, reply = (message["content"] for message in skills.sample_answer(question, rng))
@@ -172,6 +173,20 @@ def test_the_frozen_roles_reply_from_memory(rng):
     tool, argument = question.plan[-1]
     if f"{tool}({argument}) ->" in request and "?" not in reply:
         assert extract_answer(reply) == str(question.answer)
+
+
+def test_the_third_tool_is_taught_where_it_is_needed_and_tried_elsewhere():
+    rng, tools = random.Random(0), {True: Counter(), False: Counter()}
+    for _ in range(400):
+        request, reply = (m["content"] for m in skills.sample_conversation(rng, "tools"))
+        assert request.startswith(("Question: ", "Context: "))
+        if request.endswith("next step?"):
+            assert "Tools: lookup, calculator, python\n" in request
+            needed = "the cheaper of" in request or "the dearer of" in request
+            if skills.plan_style(reply) == "careful":
+                tools[needed][read_action(reply).tool] += 1
+    assert tools[True].keys() == {"lookup", "python"}
+    assert tools[False].keys() == {"lookup", "calculator"}
 
 
 @pytest.mark.parametrize(

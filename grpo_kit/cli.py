@@ -300,8 +300,8 @@ def run(
     name: Annotated[str, Argument(help="basic, rare, variants, diversity, judge, verification, "
                                        "meta, label-free, flow, tools, corrections, engines, "
                                        "ahead, or published (real models).")],
-    seeds: Annotated[str | None, Option(help="Seeds, as 0,2,5-7. [default: 100-104 on tiny, else "
-                                             "0-4; with --claims those that decide]")] = None,
+    seeds: Annotated[str | None, Option(help="Seeds, as 0,2,5-7. [default: 0-4, with --claims "
+                                             "those that decide]")] = None,
     profile: ProfileName = "tiny",
     arm: Annotated[list[str] | None, Option(help="Only this arm; may be given again.")] = None,
     claims: Annotated[bool, Option("--claims", help="Only arms that test claims.")] = False,
@@ -317,7 +317,7 @@ def run(
     make_output_dir(work)
     from grpo_kit.lab.claims import planned
     from grpo_kit.lab.experiments import EXPERIMENTS
-    from grpo_kit.lab.grid import parse_seeds, run_grid, usual_seeds
+    from grpo_kit.lab.grid import SEEDS, parse_seeds, run_grid
     from grpo_kit.lab.summary import summarise, summary_text
 
     if name not in EXPERIMENTS:
@@ -330,7 +330,7 @@ def run(
         processes = len(cores) if chosen.device == "cpu" else 1
     _use_threads(chosen)
     options = ["--profile", profile, "--output", str(results), "--work", str(work)]
-    arm, usual = planned(name, profile) if claims else (arm, usual_seeds(profile))
+    arm, usual = planned(name, profile) if claims else (arm, SEEDS)
     records = run_grid(
         name, EXPERIMENTS[name], chosen, parse_seeds(seeds) if seeds else usual, results=results,
         work=work, arms=arm, processes=processes,

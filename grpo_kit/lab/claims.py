@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict
 
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
-from grpo_kit.lab.grid import FRESH, command_of, usual_seeds
+from grpo_kit.lab.grid import FRESH, SEEDS, command_of
 from grpo_kit.lab.records import Record, by_arm, reason
 from grpo_kit.lab.statistics import DELTA, VERDICTS, Judgement, judge, power, region
 from grpo_kit.lab.summary import cell, markdown_table, number
@@ -201,7 +201,7 @@ def planned(experiment: str, profile: str) -> tuple[list[str], range]:
         raise ValueError(f"no claim is tested by runs of {experiment!r} on profile {profile!r}.")
     arms = [arm for arm in EXPERIMENTS[experiment].arms if any(arm in c.arms for c in tested)]
     chosen = [c.model_copy(update={"profile": profile}).seeds for c in tested]
-    return arms, max(filter(None, chosen), key=len, default=usual_seeds(profile))
+    return arms, max(filter(None, chosen), key=len, default=SEEDS)
 
 
 def judge_claims(

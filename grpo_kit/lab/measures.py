@@ -12,7 +12,7 @@ import torch
 
 from grpo_kit import self_verification as verification
 from grpo_kit.config import GRPOConfig
-from grpo_kit.flow import AgentSystem, Episode, Memory, evaluate_episodes, play, score_episodes
+from grpo_kit.flow import evaluate_episodes, play, score_episodes
 from grpo_kit.generation import reply
 from grpo_kit.lab.evaluation import GRADES, evaluate_test_set
 from grpo_kit.lab.grid import Trained
@@ -265,55 +265,21 @@ def watch_episodes(
     return partial(evaluate_episodes, **given, seed=seed)
 
 
-MOST_TURNS = 10
-
-
-def played(t: Trained) -> dict[str, float]:
-    """What a run gained, and success within k turns, to `MOST_TURNS`: `before/turns/k`, `after/…`.
-
-    Episodes of `MOST_TURNS` are played: one that may take fewer is the beginning of one, answered
-    from the memory that it then has. Not with a real model, whose episodes take seconds.
-    """
-    result = gained(t, success="eval/pass@1", turns="eval/turns", tool_errors="eval/tool_errors")
-    if t.profile.policy.startswith("tiny-"):
-        for when, policy in (("before", t.base), ("after", t.policy)):
-            by_turns = enumerate(_by_turns(t, policy), 1)
-            result |= {f"{when}/turns/{k}": success for k, success in by_turns}
-    return result
-
-
-def _by_turns(t: Trained, policy: Policy) -> list[float]:
-    system = dataclasses.replace(t.profile.load_agents(t.base), max_turns=MOST_TURNS)
-    episodes = _episodes(t, system.with_planner(policy))
-    rows, success = [episode.row for episode in episodes], []
-    for k in range(1, MOST_TURNS + 1):
-        memories = [Memory(episode.memory.steps[:k]) for episode in episodes]
-        questions = [question_text(row["prompt"]) for row in rows]
-        states = list(zip(questions, memories, strict=True))
-        asked = list(dict.fromkeys(states))
-        answer_of = dict(zip(asked, system.generator.answer(asked), strict=True))
-        success.append(fmean(_right(rows, [answer_of[state] or "" for state in states])))
-    return success
-
-
-def _episodes(t: Trained, system: AgentSystem) -> list[Episode]:
-    """Four episodes of each held-out question that a run is watched on."""
-    return play(
-        system, list(t.task.test.select(range(_fewer(t.config) or 64))), 4,
-        generator=torch.Generator().manual_seed(t.run.seed), temperature=t.config.temperature,
-        max_new_tokens=t.config.max_completion_length, batch_size=t.config.evaluation_batch_size,
-    )  # fmt: skip
-
-
 def tools_chosen(t: Trained) -> dict[str, float]:
     """What a run gained, and where Python is called, `before/…` and `after/…`.
 
     `needed/python`, `needed/calculator`: share of the episodes whose question needs Python that
     call the tool; `other/python`: of the other episodes. `needed/success`, `other/success`.
     """
+    rows = list(t.task.test.select(range(min(_fewer(t.config) or 64, len(t.task.test)))))
     chosen = gained(t, success="eval/pass@1", tool_errors="eval/tool_errors")
     for when, policy in (("before", t.base), ("after", t.policy)):
-        episodes = _episodes(t, t.profile.load_agents(t.base).with_planner(policy))
+        episodes = play(
+            t.profile.load_agents(t.base).with_planner(policy), rows, 4,
+            generator=torch.Generator().manual_seed(t.run.seed), temperature=t.config.temperature,
+            max_new_tokens=t.config.max_completion_length,
+            batch_size=t.config.evaluation_batch_size,
+        )  # fmt: skip
         right = score_episodes(episodes, [accuracy_reward])[:, 0] == 1
         for group, needed in (("needed", True), ("other", False)):
             own = [i for i, e in enumerate(episodes) if (e.row["kind"] in PYTHON_KINDS) == needed]

@@ -352,6 +352,27 @@ def report(
 
 
 @app.command()
+def doctor(
+    path: Annotated[Path, Argument(help="A run's folder (ours or TRL's), its log, or a CSV.")],
+    as_json: Annotated[bool, Option("--json", help="For programs.")] = False,
+    page: Annotated[Path | None, Option(help="Also write one HTML file, with curves.")] = None,
+) -> None:
+    """Say from a run's log what is healthy about it and what is not; it needs no model.
+
+    Exit code 1 where it is sick.
+    """
+    from grpo_kit.course import doctor
+
+    rows = doctor.read_log(path)
+    findings = doctor.diagnose(rows)
+    if page:
+        write_atomic(page, doctor.page(findings, rows, path.resolve().name))
+    found = json.dumps(doctor.as_json(findings), indent=1)
+    typer.echo(found if as_json else doctor.in_words(findings, rows))
+    raise typer.Exit(int(not doctor.is_healthy(findings)))
+
+
+@app.command()
 def results() -> None:
     """Renew what is computed from the stored runs: the pages of results and tests, the report."""
     from grpo_kit.lab.readme import write_results

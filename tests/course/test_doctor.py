@@ -1,0 +1,205 @@
+"""The doctor: healthy runs are called healthy, each illness is told from its log."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+from toy import TASK, configure
+from typer.testing import CliRunner
+
+from grpo_kit import trl_bridge
+from grpo_kit.cli import app
+from grpo_kit.course.doctor import ADVICE, diagnose, is_healthy, read_log
+from grpo_kit.lab.records import load
+from grpo_kit.profiles import PROFILES
+from grpo_kit.rewards import accuracy_reward
+from grpo_kit.training import train
+
+COLLAPSE = {  # arms whose reward rose while the held-out accuracy fell, as notebooks 03 and 05 tell
+    "judge only", "judge x 8", "two judges", "our defaults", "paper", "P(Yes) and format",
+    "P(Yes) alone", "ensemble", "live evaluator", "warmer evaluator", "other question",
+    "both questions", "truth 1 %", "truth 10 %", "P(Yes), no labels", "P(Yes)",
+    "majority", "self-certainty", "likelihood",
+}  # fmt: skip
+
+
+def healthy(steps=40):
+    """A run that learns, as TRL logs it: its loss is 0 all along."""
+    return [
+        {
+            "step": i, "loss": 0.0, "reward": 0.3 + 0.5 * i / steps, "reward_std": 0.4,
+            "frac_reward_zero_std": 0.1 + 0.4 * i / steps, "grad_norm": 0.5, "entropy": 0.3,
+            "learning_rate": 1e-5, "completions/mean_length": 50.0, "kl": 0.02, "frac_unscored": 0,
+            "completions/clipped_ratio": 0.05, "rewards/accuracy_reward/mean": 0.4,
+            "sampling/sampling_logp_difference/mean": 0.02,
+            **({"eval/pass@1": 0.3 + 0.3 * i / steps} if i % 10 == 0 else {}),
+        }
+        for i in range(steps + 1)
+    ]  # fmt: skip
+
+
+def late(change):
+    """`change` (a row, its place from 0 to 1) made to the second half of a healthy run."""
+    rows = healthy()
+    for i, row in enumerate(rows):
+        if i > 20:
+            row |= change(row, i / 40)
+    return rows
+
+
+def always(**values):
+    return [row | values for row in healthy()]
+
+
+SICK = {
+    "no-spread": always(frac_reward_zero_std=1.0, reward=0.0),
+    "flat-reward": always(reward=0.0),
+    "reward-without-held-out": late(
+        lambda row, x: {"eval/pass@1": 0.5 - 0.4 * x} if "eval/pass@1" in row else {}
+    ),
+    "clipped": always(**{"completions/clipped_ratio": 0.97}),
+    "no-eos": always(**{"completions/clipped_ratio": 1.0}),
+    "sampler-mismatch": always(**{"sampling/sampling_logp_difference/mean": 0.8}),
+    "kl-explosion": late(lambda row, x: {"kl": 40 * x**4}),
+    "entropy-collapse": late(lambda row, x: {"entropy": 0.3 * (1 - x) ** 4}),
+    "entropy-explosion": late(lambda row, x: {"entropy": 8 * x}),
+    "not-finite": late(lambda row, x: {"loss": math.nan}),
+    "length-collapse": late(lambda row, x: {"completions/mean_length": 1.0}),
+    "vanishing-gradient": always(grad_norm=0.0),
+    "unscored": always(frac_unscored=0.7),
+}
+
+
+def test_every_illness_has_a_log_here():
+    assert SICK.keys() == ADVICE.keys()
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_an_illness_is_told_from_its_log_with_steps_evidence_and_advice(name):
+    found = {finding.id: finding for finding in diagnose(SICK[name])}
+    assert found[name].severity == "sick"
+    first, last = found[name].steps
+    assert 0 <= first <= last <= 40
+    assert any(c.isdigit() for c in found[name].evidence) or "no completion" in found[name].evidence
+    assert found[name].advice and "09_clinic" in found[name].see
+    beside = {"no-spread": {"flat-reward"}, "no-eos": {"clipped"}}.get(name, set())
+    assert found.keys() - beside == {name}, "nothing else is wrong with it"
+
+
+def test_a_loss_of_0_and_a_solved_task_are_healthy():
+    assert diagnose(healthy()) == []
+    solved = late(lambda row, x: {"frac_reward_zero_std": 1.0, "grad_norm": 0.0})
+    (note,) = diagnose(solved)
+    assert (note.id, note.severity) == ("no-spread", "note") and is_healthy([note])
+
+
+def test_no_stored_run_is_called_sick_but_those_that_collapsed():
+    records, problems = load()
+    assert len(records) > 100 and not problems
+    called = [(r, [f for f in diagnose(r.history) if f.severity == "sick"]) for r in records]
+    for record, sick in called:
+        assert not sick or record.arm in COLLAPSE, (record.arm, record.seed, sick)
+    collapsed = [sick for record, sick in called if record.arm == "judge only"
+                 and record.profile == "tiny"]  # fmt: skip
+    assert all([one.id for one in sick] == ["reward-without-held-out"] for sick in collapsed)
+    assert len(collapsed) >= 5
+
+
+def nothing(completions, **_):
+    return [0.0] * len(completions)
+
+
+def even(completion_ids, **_):
+    return [float(len(ids) % 2) for ids in completion_ids]
+
+
+@pytest.mark.parametrize(
+    ("reward", "changes", "ids"),
+    [
+        (accuracy_reward, {"max_completion_length": 64, "learning_rate": 1e-4}, set()),
+        (nothing, {}, {"no-spread", "flat-reward"}),
+        (even, {"max_completion_length": 1}, {"clipped", "no-spread", "flat-reward"}),
+        (even, {"learning_rate": 0.0}, {"vanishing-gradient"}),
+    ],
+    ids=["healthy", "no reward", "cut off", "no rate"],
+)
+def test_real_runs_of_the_kit_and_of_trl_are_told_apart(reward, changes, ids, policy, tmp_path):
+    config = configure(max_steps=6, generation_batch_size=16, eval_prompts=0, **changes)
+    task = TASK if ids else PROFILES["tiny"].load_task()
+    policy = policy if ids else PROFILES["tiny"].load_policy()
+    run = train(policy, task, [reward], config, output_dir=tmp_path / "kit", seed=0)
+    trl_bridge.train(policy, task, [reward], config, output_dir=tmp_path / "trl", seed=0)
+    trls_own = trl_bridge.last_checkpoint(tmp_path / "trl") / "trainer_state.json"
+    for log in (tmp_path / "kit", trls_own):
+        sick = {one.id for one in diagnose(read_log(log)) if one.severity == "sick"}
+        assert ids <= sick if ids else not sick, log
+    assert read_log(tmp_path / "kit")[-1]["reward"] == run.history[-1]["reward"]
+
+
+def doctor(*arguments):
+    return CliRunner().invoke(app, ["doctor", *map(str, arguments)])
+
+
+def test_the_command_reads_a_table_of_older_names_and_writes_json_and_a_page(tmp_path):
+    rows = [
+        {"global_step": i, "train/reward": 0.1 + i / 99, "completion_length": 90 - 2 * i, "on": "x"}
+        for i in range(41)
+    ]
+    with open(tmp_path / "log.csv", "w", newline="") as file:
+        table = csv.DictWriter(file, rows[0])
+        table.writeheader()
+        table.writerows(rows)
+    page = tmp_path / "page.html"
+    done = doctor(tmp_path / "log.csv", "--json", "--page", page)
+    found = json.loads(done.stdout)
+    assert done.exit_code == 1 and found["healthy"] is False
+    (one,) = found["findings"]
+    assert set(one) == {"id", "severity", "steps", "evidence", "advice", "see"}
+    assert (one["id"], one["severity"], one["steps"]) == ("length-collapse", "sick", [0, 40])
+    text = page.read_text()
+    assert "length-collapse" in text and "data:image/png" in text and "<script" not in text
+    words = doctor(tmp_path / "log.csv").stdout
+    assert words.startswith("sick, by 41 logged steps") and one["evidence"] in words
+
+
+def test_what_is_in_a_name_of_a_run_is_text(tmp_path):
+    folder = tmp_path / "<b>run"
+    folder.mkdir()
+    (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in healthy()))
+    done = doctor(folder, "--page", tmp_path / "page.html")
+    assert done.exit_code == 0 and done.stdout.startswith("healthy")
+    assert "&lt;b&gt;run: healthy" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("none.csv", None, "no log that can be read"),
+        ("a.json", '{"model": 1}', "no log that can be read"),
+        ("a.json", "[" * 100_000, "no log that can be read"),
+        ("a.csv", "a,b\n1,2\n", "has no metric of a GRPO run, such as reward: it has a, b"),
+        ("a.jsonl", "", "has no metric of a GRPO run"),
+        ("folder", None, "holds neither history.jsonl nor trainer_state.json"),
+    ],
+)
+def test_a_file_that_is_no_log_is_named(name, content, sentence, tmp_path):
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    elif not path.suffix:
+        path.mkdir()
+    done = doctor(path)
+    assert done.exit_code == 2 and sentence in done.stderr
+
+
+def test_the_last_checkpoint_of_trl_is_read_and_a_cut_line_is_left_out(tmp_path):
+    for step, reward in ((2, 0.1), (10, 0.2)):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        log = {"log_history": [{"step": step, "reward": reward, "name": "x"}, {"step": step}]}
+        Path(folder, "trainer_state.json").write_text(json.dumps(log))
+    assert read_log(tmp_path)[0] == {"step": 10, "reward": 0.2}
+    (tmp_path / "history.jsonl").write_text('{"step": 1, "reward": 1.0}\n{"step": 2, "rew')
+    assert read_log(tmp_path) == [{"step": 1, "reward": 1.0}]

@@ -351,3 +351,33 @@ split_groups = Exercise("(rows, processes, size): groups that lie in more than o
     "Borders at 12, 24 and 36; 24 is between two groups.": (12, 4, 8, 2),
     "One group in four processes is one split group, not three.": (2, 4, 8, 1),
 }, "choose rows a process as a multiple of the group, or gather.")  # fmt: skip
+
+# --- notebook 09
+zero_spread = Exercise("(rewards, num_generations): the share of groups without spread", {
+    "The groups are [1, 1] and [0, 0].": ([1, 1, 0, 0], 2, 1.0),
+    "One group of four, with two values.": ([1, 1, 0, 0], 4, 0.0),
+    "A group stands together: [0, 1] and [1, 1].": ([0, 1, 1, 1], 2, 0.5),
+    "Equal is enough, whatever the value.": ([0.3, 0.3, 0.7, 0.7, 0.1, 0.2], 2, 2 / 3),
+    "Rewards may cancel out: [-1, 1] has spread.": ([-1, 1, 0, 0], 2, 0.5),
+    "Three of four alike is still a spread.": ([1, 1, 1, 0, 0, 0, 0, 0], 4, 0.5),
+}, "without spread there is no advantage, and no gradient.")  # fmt: skip
+
+_FINE = {"loss": 0.0, "grad_norm": 0.4, "frac_reward_zero_std": 0.2,
+         "completions/clipped_ratio": 0.1}  # fmt: skip
+_CUT, _ALIKE = {"completions/clipped_ratio": 0.95}, {"frac_reward_zero_std": 1.0, "grad_norm": 0.0}
+tell = Exercise("(row): not-finite, clipped, no-spread, vanishing-gradient or healthy", {
+    "A loss of 0 is healthy, as in case 1.": (_FINE, "healthy"),
+    "NaN is not finite.": (_FINE | {"loss": math.nan}, "not-finite"),
+    "Infinity is not finite either, nor is minus infinity.": (
+        _FINE | {"loss": -math.inf}, "not-finite"),
+    "Nine in ten are cut off.": (_FINE | _CUT, "clipped"),
+    "Half of them is not yet nine in ten.": (
+        _FINE | {"completions/clipped_ratio": 0.5}, "healthy"),
+    "No group has spread, so no gradient is to be expected.": (_FINE | _ALIKE, "no-spread"),
+    "Some groups agree in every run.": (_FINE | {"frac_reward_zero_std": 0.6}, "healthy"),
+    "There is spread, and still no gradient.": (_FINE | {"grad_norm": 0.0}, "vanishing-gradient"),
+    "A small gradient is a gradient.": (_FINE | {"grad_norm": 0.01}, "healthy"),
+    "What is cut off earns nothing: name the cause, not what follows.": (
+        _FINE | _CUT | _ALIKE, "clipped"),
+    "The worst comes first.": (_FINE | _CUT | _ALIKE | {"loss": math.nan}, "not-finite"),
+}, "that is how grpo-kit doctor begins; it looks at whole runs.")  # fmt: skip

@@ -245,11 +245,12 @@ def flat_reward(log: Log) -> Finding | None:
     rewards = [reward for reward in rewards if math.isfinite(reward)]
     if len(rewards) < FEWEST:
         return None
-    if max(rewards) - min(rewards) < 1e-6:
-        evidence = f"the reward is {rewards[0]:.3g} at each of {len(rewards)} steps"
-        return _finding("flat-reward", "sick", steps, evidence)
+    quarter, lowest = len(rewards) // 4, min(rewards)
     first, last = log.ends("reward")
-    quarter = len(rewards) // 4
+    stays = sum(reward - lowest < 1e-6 for reward in rewards)
+    if 2 * stays > len(rewards) and last <= first + 1e-6:
+        evidence = f"the reward is {lowest:.3g}, its lowest, in {stays} of {len(rewards)} steps"
+        return _finding("flat-reward", "sick", steps, evidence)
     if quarter < 8:
         return None
     parts = (rewards[:quarter], rewards[-quarter:])
@@ -300,19 +301,25 @@ def clipped(log: Log) -> Finding | None:
 
 def no_eos(log: Log) -> Finding | None:
     steps, shares = log.series("completions/clipped_ratio")
-    if len(shares) < 2 or min(shares) < 1:
+    if len(shares) < 2 or min(shares) < 0.95:
         return None
-    return _finding("no-eos", "sick", steps, f"in {len(steps)} steps no completion ended by itself")
+    evidence = (
+        f"in all {len(steps)} steps at least {min(shares):.0%} of the completions did not end"
+    )
+    return _finding("no-eos", "sick", steps, evidence)
 
 
 def sampler_mismatch(log: Log) -> Finding | None:
     name = "sampling/sampling_logp_difference/mean"
-    last = max((end for end in log.ends(name) if math.isfinite(end)), default=0.0)
-    if last < 0.1:
+    steps, values = log.series(name)
+    if not values:
         return None
-    evidence = f"the two differ by {last:.2g} nats a token"
-    severity = "sick" if last >= 0.3 else "warning"
-    return _finding("sampler-mismatch", severity, log.series(name)[0], evidence)
+    apart, entropies = fmean(values), log.series("entropy")[1]
+    usual = fmean(entropies) if entropies else 0.3  # nats a token; the more, the more can differ
+    if apart < 0.05 or apart < 0.25 * usual:
+        return None
+    evidence = f"the two differ by {apart:.2g} nats a token, at an entropy of {usual:.2g}"
+    return _finding("sampler-mismatch", "sick" if apart >= usual else "warning", steps, evidence)
 
 
 def kl_explosion(log: Log) -> Finding | None:

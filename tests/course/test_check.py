@@ -90,6 +90,15 @@ MISTAKES = {  # those that are typical
     "training_bytes": [lambda n, width: 3 * n * width, lambda n, width: 16 * n],
     "decode_floor": [lambda n, w, c, rows, b, f: max(w / b, 2 * n * rows / f),
                      lambda n, w, c, rows, b, f: (w + rows * c) / b],
+    "zero_spread": [lambda rewards, n: float(len(set(rewards)) == 1),
+                    lambda rewards, n: sum(sum(rewards[i:i + n]) in (0, n) for i in
+                                           range(0, len(rewards), n)) / (len(rewards) / n),
+                    lambda rewards, n: sum(len(set(rewards[i::n])) == 1 for i in
+                                           range(len(rewards) // n)) / (len(rewards) / n)],
+    "tell": [lambda row: "healthy" if row["loss"] else "no-spread",
+             lambda row: "vanishing-gradient" if row["grad_norm"] == 0 else "healthy",
+             lambda row: "not-finite" if row["loss"] != row["loss"] else "healthy",
+             lambda row: "no-spread" if row["frac_reward_zero_std"] > 0.5 else "healthy"],
     "split_groups": [lambda rows, processes, size: processes - 1,
                      lambda rows, processes, size: int(rows % size > 0)],
 }  # fmt: skip

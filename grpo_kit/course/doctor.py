@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
+from textwrap import fill, indent
 
 from matplotlib.figure import Figure
 
@@ -410,7 +411,7 @@ def in_words(findings: Sequence[Finding], rows: Sequence[dict]) -> str:
     for one in findings:
         first, last = one.steps
         lines += ["", f"{one.severity}: {one.id} (steps {first} to {last})", f"  {one.evidence}"]
-        lines += [f"  {one.advice}", f"  see {one.see}"]
+        lines += [indent(fill(one.advice, 90), "  "), f"  see {one.see}"]
     return "\n".join(lines)
 
 

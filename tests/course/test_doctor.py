@@ -59,7 +59,7 @@ SICK = {
     "reward-without-held-out": late(
         lambda row, x: {"eval/pass@1": 0.5 - 0.4 * x} if "eval/pass@1" in row else {}
     ),
-    "clipped": always(**{"completions/clipped_ratio": 0.97}),
+    "clipped": always(**{"completions/clipped_ratio": 0.92}),
     "no-eos": always(**{"completions/clipped_ratio": 1.0}),
     "sampler-mismatch": always(**{"sampling/sampling_logp_difference/mean": 0.8}),
     "kl-explosion": late(lambda row, x: {"kl": 40 * x**4}),

@@ -192,6 +192,9 @@ def load_policy(
 def _pretrained(name_or_path: str | Path, revision, dtype, trust_remote_code) -> tuple[Any, Any]:
     """Model and tokenizer of a folder or a Hub name, as they were saved."""
     is_folder = Path(name_or_path).is_dir()
+    if is_folder and not Path(name_or_path, "config.json").is_file():
+        remedy = "give a folder of save_pretrained, such as runs/first/policy."
+        raise RuntimeError(f"{name_or_path} holds no model, it has no config.json: {remedy}")
     options = {"trust_remote_code": trust_remote_code}
     options |= {} if is_folder else {"revision": revision}
     try:

@@ -4,8 +4,14 @@ Nothing here knows torch: the command line imports this module before anything h
 """
 
 import os
+import platform
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 
 def data_dir() -> Path:
@@ -38,6 +44,32 @@ def make_output_dir(path: str | Path) -> Path:
         problem = f"cannot write to the output folder {folder} ({error.strerror or error})"
         raise RuntimeError(f"{problem}: choose another or change its permissions") from error
     return folder
+
+
+@contextmanager
+def writing(folder: str | Path, what: str = "run") -> Iterator[Path]:
+    """Hold a folder as the one that writes `what` there; it is made where there is none.
+
+    Raises RuntimeError, naming the process, where another one holds it. A process that is killed
+    holds nothing any more.
+    """
+    folder = make_output_dir(folder)
+    lock, who = FileLock(folder / f".{what}.lock"), folder / f".{what}.writer"
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        holder = "another process"
+        with suppress(OSError):
+            holder = who.read_text(encoding="utf-8")
+        wait = "wait until it has ended, or choose another folder"
+        raise RuntimeError(f"{holder} writes a {what} to {folder}: {wait}.") from None
+    try:
+        since = time.strftime("%H:%M:%S on %Y-%m-%d")
+        write_atomic(who, f"process {os.getpid()} of {platform.node()}, since {since},")
+        yield folder
+    finally:
+        who.unlink(missing_ok=True)
+        lock.release()
 
 
 def write_atomic(path: str | Path, content: str | bytes) -> None:

@@ -1,22 +1,28 @@
 """What a run leaves in its folder, and how it is resumed; the kit's loop and TRL's use it.
 
-`history.jsonl` grows by a line per step, `checkpoint.pt` is replaced whole, `run.json` comes at the
-end. A run can be killed at any instant and resumed from its checkpoint.
+`history.jsonl` grows by a line per step, `checkpoint.pt` is replaced whole (the one before it stays
+as `checkpoint.previous.pt`), `run.json` comes at the end. A run can be killed at any instant and
+resumed from its checkpoint.
 """
 
 import dataclasses
+import functools
+import hashlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from grpo_kit.config import GRPOConfig
-from grpo_kit.paths import make_output_dir, write_atomic
+from grpo_kit.paths import make_output_dir, write_atomic, writing
 
 CHECKPOINT, HISTORY, RUN = "checkpoint.pt", "history.jsonl", "run.json"
+PREVIOUS = "checkpoint.previous.pt"
+MARK = b"#sha256:"  # with the digest of what is before it, the end of a checkpoint
 
 
 @dataclass
@@ -41,6 +47,39 @@ def value_of(row: dict, name: str) -> float | None:
     Evaluations at the ends of a run may take more problems than those between, see `evaluate`.
     """
     return row.get(name.replace("eval/", "between/"), row.get(name))
+
+
+def one_writer(train: Callable) -> Callable:
+    """`train`, while nobody else writes a run into its `output_dir`."""
+
+    @functools.wraps(train)
+    def held(*arguments: Any, output_dir: str | Path, **options: Any) -> Run:
+        with writing(output_dir):
+            return train(*arguments, output_dir=output_dir, **options)
+
+    return held
+
+
+class _Hashed:
+    """A file that is only written, and the digest of what it was given."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.flush, self.digest = file, file.flush, hashlib.sha256()
+
+    def write(self, content: bytes) -> int:
+        self.digest.update(content)
+        return self.file.write(content)
+
+
+def is_intact(checkpoint: Path) -> bool:
+    """Whether a checkpoint is, byte for byte, what was saved."""
+    end, digest = len(MARK) + 64, hashlib.sha256()
+    with open(checkpoint, "rb") as file:
+        left = os.fstat(file.fileno()).st_size - end
+        while left > 0 and (content := file.read(min(left, 1 << 20))):
+            digest.update(content)
+            left -= len(content)
+        return file.read() == MARK + digest.hexdigest().encode()
 
 
 class RunFiles:
@@ -117,20 +156,51 @@ class RunFiles:
             raise RuntimeError(f"no completion could be scored for {steps}: {remedy}.")
 
     def save_checkpoint(self, step: int, **state: Any) -> None:
-        """Write `state`, tensors and plain values, with the run's identity: whole or not at all."""
+        """Write `state`, tensors and plain values, with the run's identity: whole or not at all.
+
+        It is read back before it takes the place of the last one. Raises RuntimeError where it
+        cannot be written.
+        """
+        checkpoint, content = self.folder / CHECKPOINT, {**self.identity, "step": step, **state}
         temporary = self.folder / f".{CHECKPOINT}.{os.getpid()}.partial"
         try:
-            torch.save({**self.identity, "step": step, **state}, temporary)
-            os.replace(temporary, self.folder / CHECKPOINT)
+            with open(temporary, "wb") as file:
+                hashed = _Hashed(file)
+                torch.save(content, hashed)
+                file.write(MARK + hashed.digest.hexdigest().encode())
+                file.flush()
+                os.fsync(file.fileno())
+            if not is_intact(temporary):
+                raise OSError("it does not read back as it was written")
+            if checkpoint.exists():
+                os.replace(checkpoint, self.folder / PREVIOUS)
+            os.replace(temporary, checkpoint)
+        except (OSError, RuntimeError) as error:  # of a full disk torch speaks in its own words
+            cause = error if isinstance(error, OSError) else error.__context__ or error
+            reason = getattr(cause, "strerror", None) or str(cause).splitlines()[0]
+            problem = f"cannot write the checkpoint of step {step} to {self.folder} ({reason})"
+            kept = f"nothing that was saved is lost; make room, then {self.remedy}"
+            raise RuntimeError(f"{problem}: {kept}.") from error
         finally:
             temporary.unlink(missing_ok=True)
         self.remedy = f"resume from the checkpoint of step {step} in {self.folder}"
 
     def resume(self, device: torch.device) -> dict[str, Any] | None:
-        """Begin after the last checkpoint and return its state; without one, start anew: None."""
-        if not (self.folder / CHECKPOINT).exists():
+        """Begin after the last checkpoint and return its state; without one, start anew: None.
+
+        Raises RuntimeError where it is damaged, and says whether the one before it is whole.
+        """
+        checkpoint, previous = self.folder / CHECKPOINT, self.folder / PREVIOUS
+        if not checkpoint.exists() and previous.exists():  # killed while they changed places
+            checkpoint = previous
+        if not checkpoint.exists():
             return self.begin()
-        state = torch.load(self.folder / CHECKPOINT, weights_only=True, map_location=device)
+        if not is_intact(checkpoint):
+            whole = checkpoint != previous and previous.exists() and is_intact(previous)
+            remedy = f"delete it to go on from {PREVIOUS}, which is whole" if whole else (
+                "start again without resume, or in another folder")  # fmt: skip
+            raise RuntimeError(f"{checkpoint} is damaged, its checksum differs: {remedy}.")
+        state = torch.load(checkpoint, weights_only=True, map_location=device)
         self.begin(state, state["step"], f"the checkpoint of step {state['step']}")
         return state
 

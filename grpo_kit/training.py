@@ -36,10 +36,11 @@ from grpo_kit.generation import Rollouts, check_lengths, completion_logps, reply
 from grpo_kit.models import Policy, reference_of, weights_hash
 from grpo_kit.rewards.rules import accuracy_reward
 from grpo_kit.rewards.scoring import check_columns, reward_name, score_texts, start_scoring
-from grpo_kit.runs import Run, RunFiles
+from grpo_kit.runs import Run, RunFiles, one_writer
 from grpo_kit.tasks import Task
 
 
+@one_writer
 def train(
     policy: Policy,
     task: Task,
@@ -69,7 +70,8 @@ def train(
 
     Raises:
         ValueError: something does not fit together; said before any compute where possible.
-        RuntimeError: the folder cannot be written, the loss is not finite, or no completion could
+        RuntimeError: the folder cannot be written or another process writes there, its checkpoint
+            is damaged, the loss is not finite, or no completion could
             be scored for several steps in a row. The last checkpoint stays good.
     """
     prompts = PromptBatches(policy, task, rewards, config, seed)

@@ -34,7 +34,7 @@ from trl.import_utils import is_vllm_available
 from grpo_kit import training
 from grpo_kit.config import GRPOConfig
 from grpo_kit.models import Policy, frozen_copy
-from grpo_kit.paths import make_output_dir, write_atomic
+from grpo_kit.paths import make_output_dir, write_atomic, writing
 from grpo_kit.rewards.scoring import finite_values, is_coroutine, reward_name
 from grpo_kit.runs import RUN, Run, RunFiles
 from grpo_kit.tasks import Task
@@ -201,8 +201,12 @@ def train(
     """
     output_dir = make_output_dir(output_dir)
     options = {"output_dir": str(output_dir), "seed": seed, **overrides}
-    trainer = grpo_trainer(policy, task, rewards, config, measure=measure, **options)
-    with _say_when_another_ends(output_dir) if PartialState().num_processes > 1 else nullcontext():
+    several = PartialState().num_processes > 1
+    with (
+        writing(output_dir) if PartialState().is_main_process else nullcontext(),
+        _say_when_another_ends(output_dir) if several else nullcontext(),
+    ):
+        trainer = grpo_trainer(policy, task, rewards, config, measure=measure, **options)
         trainer.train(resume_from_checkpoint=resume)
     PartialState().wait_for_everyone()  # the first process writes what all of them read
     run = json.loads((output_dir / RUN).read_text())

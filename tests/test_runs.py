@@ -1,7 +1,9 @@
 """A folder of a run: written as it goes, taken up after a kill, never mixed with another."""
 
 import json
+import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -12,8 +14,9 @@ import pytest
 import torch
 from toy import TASK, configure, even_ids, without_times
 
+from grpo_kit import runs
 from grpo_kit.models import load_policy
-from grpo_kit.runs import CHECKPOINT, HISTORY, RunFiles
+from grpo_kit.runs import CHECKPOINT, HISTORY, PREVIOUS, RunFiles
 from grpo_kit.training import train
 
 CPU = torch.device("cpu")
@@ -85,18 +88,78 @@ def test_a_checkpoint_beside_the_history_of_another_run_is_refused(tmp_path, his
         files(tmp_path).resume(CPU)
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_good(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_last_checkpoint_good_and_says_so(tmp_path):
+    """The limit on a file's size fails a write as a full disk does; torch hides the reason."""
     run = killed_after(tmp_path, 3)
-
-    def full(state, path):
-        path.write_bytes(b"half a check")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match="No space left"):
-        run.save_checkpoint(3)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+        with pytest.raises(RuntimeError) as raised:
+            run.save_checkpoint(3, weights={"w": torch.ones(10_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    said = str(raised.value)
+    assert said.startswith(f"cannot write the checkpoint of step 3 to {tmp_path} (File too large)")
+    assert "nothing that was saved is lost; make room, then resume from the check" in said
     assert not list(tmp_path.glob(".*partial"))
     assert files(tmp_path).resume(CPU)["step"] == 2
+
+
+def damaged(path, how) -> None:
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    if how == "zeroed":
+        content[middle - 200 : middle + 200] = bytes(400)
+    elif how == "flipped":
+        content[middle] ^= 1
+    else:
+        content = content[:middle] if how == "cut" else b""
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", ["zeroed", "flipped", "cut", "empty"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(tmp_path, how):
+    run = killed_after(tmp_path, 3)
+    run.save_checkpoint(3, weights={"w": torch.arange(1000.0)})
+    damaged(tmp_path / CHECKPOINT, how)
+    history = (tmp_path / HISTORY).read_text()
+    with pytest.raises(RuntimeError, match=f"{CHECKPOINT} is damaged.*go on from {PREVIOUS}"):
+        files(tmp_path).resume(CPU)
+    assert (tmp_path / HISTORY).read_text() == history, "nothing is lost"
+    (tmp_path / CHECKPOINT).unlink()
+    again = files(tmp_path)
+    assert again.resume(CPU)["step"] == 2 and again.run.history == [row(1), row(2)]
+    damaged(tmp_path / PREVIOUS, how)
+    with pytest.raises(RuntimeError, match=f"{PREVIOUS} is damaged.*start again without resume"):
+        files(tmp_path).resume(CPU)
+
+
+def test_a_checkpoint_that_does_not_read_back_never_takes_the_place_of_a_good_one(
+    tmp_path, monkeypatch
+):
+    run = killed_after(tmp_path, 3)
+    monkeypatch.setattr(runs, "is_intact", lambda path: False)
+    with pytest.raises(RuntimeError, match="does not read back as it was written"):
+        run.save_checkpoint(3)
+    monkeypatch.undo()
+    assert files(tmp_path).resume(CPU)["step"] == 2
+
+
+def test_a_folder_has_one_writer_at_a_time(saved_policy, tmp_path):
+    folder = tmp_path / "run"
+
+    def second(prompts, completions, **columns):
+        with pytest.raises(RuntimeError, match=rf"process {os.getpid()} of .*, since .* writes"):
+            train(load_policy(saved_policy), TASK, [even_ids], **options)
+        return even_ids(prompts, completions, **columns)
+
+    options = {"config": configure(max_steps=1), "output_dir": folder, "seed": 0}
+    run = train(load_policy(saved_policy), TASK, [second], **options)
+    assert len(run.history) == 2 and steps_in(folder / HISTORY) == [0, 1]
+    assert not list(folder.glob("*.writer")), "it is free again"
+    train(load_policy(saved_policy), TASK, [even_ids], **options)
 
 
 KILLED_RUN = """

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from grpo_kit.paths import make_output_dir, write_atomic
+from grpo_kit.paths import make_output_dir, write_atomic, writing
 
 # Two busy processes with two threads each on two cores ran 70 times slower than with one. A fixed
 # hash seed keeps printed sets in one order.
@@ -75,30 +75,31 @@ def execute(
     Copies are executed into `output_dir/<name>.ipynb`, with `profile` and `parameters` injected;
     their own files go to `output_dir/<name>/`. With `in_place` nothing is injected, and a notebook
     that succeeded is replaced by what `scrub` leaves. Raises ValueError or RuntimeError before
-    anything runs, if a notebook or the folder cannot be used.
+    anything runs, if a notebook or the folder cannot be used, or another process uses it.
     """
     if find_spec("papermill") is None:
         raise RuntimeError('papermill is not installed: pip install "grpo-kit[notebooks]"')
     import nbformat
 
     sources = {path: _read(path) for path in (Path(path).resolve() for path in notebooks)}
-    output_dir = make_output_dir(output_dir).resolve()
-    for number, (path, source) in enumerate(sources.items(), 1):
-        progress = f"[{number}/{len(sources)}] {path.stem}"
-        print(f"{progress} ...", flush=True)
-        # A relative path tells nothing of the machine.
-        own_dir = os.path.relpath(make_output_dir(output_dir / path.stem), path.parent)
-        injected = {"PROFILE": profile, "OUTPUT_DIR": own_dir} | (parameters or {})
-        start, problem = time.perf_counter(), ""
-        try:
-            executed = _run(source, path, output_dir / path.name, {} if in_place else injected)
-            if in_place:
-                write_atomic(path, nbformat.writes(scrub(executed, path.parents[1])) + "\n")
-        except Exception as error:  # a failed cell, a full disk: the next one gets its turn
-            problem = _one_line(error)
-        seconds, status = round(time.perf_counter() - start, 1), "failed" if problem else "ok"
-        print(f"{progress} {status}, {seconds} s", problem, flush=True)
-        yield Result(path.stem, seconds, problem)
+    with writing(output_dir, "notebook"):
+        output_dir = Path(output_dir).resolve()
+        for number, (path, source) in enumerate(sources.items(), 1):
+            progress = f"[{number}/{len(sources)}] {path.stem}"
+            print(f"{progress} ...", flush=True)
+            # A relative path tells nothing of the machine.
+            own_dir = os.path.relpath(make_output_dir(output_dir / path.stem), path.parent)
+            injected = {"PROFILE": profile, "OUTPUT_DIR": own_dir} | (parameters or {})
+            start, problem = time.perf_counter(), ""
+            try:
+                executed = _run(source, path, output_dir / path.name, {} if in_place else injected)
+                if in_place:
+                    write_atomic(path, nbformat.writes(scrub(executed, path.parents[1])) + "\n")
+            except Exception as error:  # a failed cell, a full disk: the next one gets its turn
+                problem = _one_line(error)
+            seconds, status = round(time.perf_counter() - start, 1), "failed" if problem else "ok"
+            print(f"{progress} {status}, {seconds} s", problem, flush=True)
+            yield Result(path.stem, seconds, problem)
 
 
 def _read(path: Path) -> Any:

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from grpo_kit.config import GRPOConfig
@@ -34,9 +33,9 @@ from grpo_kit.lab.records import (
     where_it_ran,
 )
 from grpo_kit.models import Policy
-from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
+from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic, writing
 from grpo_kit.profiles import Profile
-from grpo_kit.runs import CHECKPOINT, Run
+from grpo_kit.runs import CHECKPOINT, PREVIOUS, Run
 from grpo_kit.tasks import Task
 from grpo_kit.training import train
 
@@ -197,12 +196,7 @@ class Job:
 
     def run(self) -> None:
         """Make the run, or go on with a killed one; RuntimeError where another process makes it."""
-        make_output_dir(self.folder)
-        try:
-            lock = FileLock(self.folder / "lock").acquire(timeout=0)
-        except Timeout:
-            raise RuntimeError(f"another process is making {self}: wait, or end it.") from None
-        with lock:
+        with writing(self.folder, "record"):
             origin = where_it_ran(self.profile.device)
             origin["commit"] = _commits(self.folder / "commits.txt", origin["commit"])
             trained = self._train()
@@ -217,7 +211,8 @@ class Job:
                 samples=self.experiment.show(trained), evaluator=self.experiment.evaluator,
                 **origin,
             ).write(self.results)  # fmt: skip
-            (self.folder / CHECKPOINT).unlink(missing_ok=True)
+            for checkpoint in (CHECKPOINT, PREVIOUS):
+                (self.folder / checkpoint).unlink(missing_ok=True)
             for checkpoint in self.folder.glob("checkpoint-*"):  # TRL's
                 shutil.rmtree(checkpoint)
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from grpo_kit.lab import grid
 from grpo_kit.lab.grid import Arm, Experiment, Job, command_of, format_seeds, parse_seeds, run_grid
 from grpo_kit.lab.records import read
+from grpo_kit.paths import writing
 from grpo_kit.profiles import PROFILES
 
 
@@ -119,8 +120,10 @@ def test_one_failing_run_does_not_stop_the_rest(made, tmp_path):
 
 def test_a_run_that_another_process_is_making_is_left_to_it(made, profile, tmp_path):
     job = Job("parity", PARITY, profile, "even", 0, tmp_path / "results", tmp_path / "work")
-    job.folder.mkdir(parents=True)
-    with FileLock(job.folder / "lock"), pytest.raises(RuntimeError, match="another process is mak"):
+    with (
+        writing(job.folder, "record"),
+        pytest.raises(RuntimeError, match=f"process {os.getpid()} of .* writes a record to"),
+    ):
         made()
     made()
     assert job.is_finished() and not (job.folder / "checkpoint.pt").exists()
@@ -242,7 +245,7 @@ def test_what_ends_the_grid_ends_its_processes_and_the_same_command_goes_on(tmp_
     process.terminate()
     process.wait(60)
     assert process.returncode != 0
-    for lock in tmp_path.glob("work/**/lock"):  # held by a process for as long as it lives
+    for lock in tmp_path.glob("work/**/.record.lock"):  # held by a process for as long as it lives
         with FileLock(lock, timeout=10):
             pass
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)

@@ -143,13 +143,21 @@ def notebooks_in_place(
 
 
 @app.command()
-def badges(notebooks: Notebooks = Path("notebooks")) -> None:
-    """Let badges and install cells lead to the repository that pyproject.toml names."""
-    from grpo_kit.course.runner import find_notebooks, repository_of, set_repository
+def badges(
+    notebooks: Notebooks = Path("notebooks"),
+    repository: Annotated[str, Option(help="OWNER/NAME on GitHub; by default none.")] = "",
+    commit: Annotated[str, Option(help="The commit to install, 40 hex digits.")] = "",
+) -> None:
+    """Let Colab's badges and install cells lead to a repository that you own, at one commit.
 
-    paths, repository = find_notebooks(notebooks), repository_of(notebooks.resolve().parent)
-    changed = set_repository(paths, repository)
-    typer.echo(f"{repository}: {len(changed)} of {len(paths)} notebooks changed")
+    Without one, badges are left out and the first cell asks for an uploaded wheel.
+    """
+    from grpo_kit.course.runner import find_notebooks, set_repository
+
+    paths = find_notebooks(notebooks)
+    changed = set_repository(paths, repository, commit)
+    place = f"{repository} at {commit[:12]}" if repository else "no repository"
+    typer.echo(f"{place}: {len(changed)} of {len(paths)} notebooks changed")
 
 
 @app.command()

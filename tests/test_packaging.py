@@ -95,20 +95,20 @@ COLAB = {"torch": "2.9.0+cu126", "numpy": "2.0.2", "pandas": "2.2.2", "scipy": "
          "matplotlib": "3.10.0", "transformers": "4.57.1", "datasets": "4.0.0"}  # fmt: skip
 
 
-def colab_requirements() -> list[str]:
-    """The requirements that the notebooks install in Colab, without the address."""
-    requirements = set()
+def colab_extras() -> list[str]:
+    """The extras of the kit that the notebooks install in Colab, as "[trl,embeddings]"."""
+    extras_of = set()
     for path in sorted((CHECKOUT / "notebooks").glob("*.ipynb")):
         sources = ("".join(cell["source"]) for cell in json.loads(path.read_text())["cells"])
         (cell,) = (source for source in sources if "%pip install" in source)
-        pattern = r'%pip install -q "(grpo-kit(?:\[[a-z,]+\])?) @ git\+https://'
-        requirements.update(re.findall(pattern, cell)[:1] or pytest.fail(f"{path}: {cell}"))
-    return sorted(requirements)
+        pattern = r'%pip install -q "(?:grpo-kit|\{WHEEL\})(\[[a-z,]+\]|)(?: @ git\+https://|")'
+        extras_of.update(re.findall(pattern, cell)[:1] or pytest.fail(f"{path}: {cell}"))
+    return sorted(extras_of)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("requirement", colab_requirements())
-def test_the_notebooks_leave_colabs_torch_and_numpy_alone(requirement, wheel, tmp_path):
+@pytest.mark.parametrize("extras", colab_extras())
+def test_the_notebooks_leave_colabs_torch_and_numpy_alone(extras, wheel, tmp_path):
     """The installer plans, in an environment that seems to have Colab's packages."""
     scripts, site = make_environment(tmp_path / "colab")
     for name, version in COLAB.items():
@@ -116,7 +116,6 @@ def test_the_notebooks_leave_colabs_torch_and_numpy_alone(requirement, wheel, tm
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         (info / "RECORD").write_text("")
-    extras = requirement.removeprefix("grpo-kit")
     pip = (sys.executable, "-m", "pip", "--python", scripts / "python", "install", "--dry-run")
     run(*pip, "--quiet", "--report", tmp_path / "report.json", f"{wheel}{extras}", cwd=tmp_path)
     planned = json.loads((tmp_path / "report.json").read_text())["install"]

@@ -32,10 +32,20 @@ NOISE = (  # what differs from run to run, and what stands in its place
     (r"[^\s\"'(]*[/\\]ipykernel_\d+[/\\]\d+\.py", "{cell}"),  # Python's name of a cell
     (r"\b0x[0-9a-fA-F]{8,16}\b", "0x…"),
 )
-ADDRESSES = re.compile(  # of the repository, in badges and install cells
-    r"(?P<before>colab\.research\.google\.com/github/|git\+https://github\.com/)"
-    r"(?P<repository>[\w.-]+/[\w.-]+?)(?=/blob/|\\\"|\"|\)|$)"
+BADGE = (
+    "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
+    "(https://colab.research.google.com/github/{page})"
 )
+INSTALL = """\
+import sys
+
+{wheel}if "google.colab" in sys.modules:  # Colab's torch and numpy stay, if they are not too old
+{ask}    %pip install -q "{what}\""""
+WHEEL = 'WHEEL = ""  # in Colab: the name of the wheel of this course that you have uploaded\n'
+ASK = """\
+    if not WHEEL:
+        raise SystemExit("Upload a wheel of grpo-kit (`pip wheel --no-deps .`) and name it above.")
+"""
 
 
 class Result(NamedTuple):
@@ -198,21 +208,42 @@ def _places(checkout: Path) -> list[tuple[str, str]]:
     ]
 
 
-def repository_of(folder: str | Path) -> str:
-    """`owner/name` of the repository that a checkout's `pyproject.toml` names; else ValueError."""
-    path = Path(folder, "pyproject.toml")
-    pattern = r'^Repository = "https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?"'
-    if match := re.search(pattern, path.read_text(), re.M):
-        return match[1]
-    raise ValueError(f'{path} lacks [project.urls] Repository = "https://github.com/OWNER/NAME"')
+def set_repository(notebooks: Sequence[str | Path], repository="", commit="") -> list[str]:
+    """Let badges and install cells lead to `owner/name` at a commit; the notebooks that changed.
 
+    Without a repository there is no badge, and in Colab the first cell asks for a wheel: a name
+    that nobody owns would run the code of whoever registers it. Raises ValueError for a repository
+    that is none, or a commit of other than 40 hex digits (a branch can be moved).
+    """
+    import nbformat
 
-def set_repository(notebooks: Sequence[str | Path], repository: str) -> list[str]:
-    """Let badges and install cells lead to `owner/name`; returns the notebooks that changed."""
+    if repository and not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise ValueError(f"the repository is {repository!r}: give OWNER/NAME.")
+    if repository and not re.fullmatch(r"[0-9a-f]{40}", commit):
+        raise ValueError(f"the commit is {commit!r}: give all of its 40 hex digits.")
     changed = []
     for path in map(Path, notebooks):
-        text = path.read_text(encoding="utf-8")
-        if (new := ADDRESSES.sub(rf"\g<before>{repository}", text)) != text:
-            write_atomic(path, new)
+        notebook = _read(path)
+        title, pip = (
+            next(c for c in notebook.cells if c.cell_type == t) for t in ("markdown", "code")
+        )
+        lines = [
+            line for line in title.source.split("\n") if not line.startswith("[![Open in Colab]")
+        ]
+        if lines[1:3] == ["", ""]:
+            del lines[1]
+        extras = re.search(r'%pip install -q "[^"]*?(\[[a-z,]+\]|)(?: @ [^"]*)?"', pip.source)[1]
+        if repository:
+            page = f"{repository}/blob/{commit}/notebooks/{path.name}"
+            lines[1:1] = ["", BADGE.format(page=page)]
+        title.source = "\n".join(lines)
+        source = f"grpo-kit{extras} @ git+https://github.com/{repository}@{commit}"
+        pip.source = INSTALL.format(
+            wheel="" if repository else WHEEL, ask="" if repository else ASK,
+            what=source if repository else f"{{WHEEL}}{extras}",
+        )  # fmt: skip
+        text = nbformat.writes(notebook) + "\n"
+        if text != path.read_text(encoding="utf-8"):
+            write_atomic(path, text)
             changed.append(path.stem)
     return changed

@@ -1,5 +1,6 @@
 """The notebook runner, on notebooks made here: what is reported, and what is left on disk."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -194,20 +195,33 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypat
     assert path.read_text() == "old" and [*tmp_path.iterdir()] == [path]
 
 
-def test_badges_and_install_cells_lead_to_the_repository_that_pyproject_names(tmp_path):
-    checkout = Path(__file__).parents[2]
-    repository = runner.repository_of(checkout)
-    for path in find_notebooks(checkout / "notebooks"):
+def test_no_notebook_installs_from_a_place_that_anybody_could_take(tmp_path):
+    """As shipped: no badge, no address. Set: the owner's repository, pinned; and back again."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    for path in find_notebooks(Path(__file__).parents[2] / "notebooks"):
         text, copy = path.read_text(encoding="utf-8"), tmp_path / path.name
-        addresses = [match["repository"] for match in runner.ADDRESSES.finditer(text)]
-        assert addresses == [repository] * 2, (path.name, addresses)
+        install = re.search(r"%pip install -q [^\n]*", text)[0]
+        if "WHEEL" in install:
+            assert "colab.research" not in text and "git+" not in text and "Upload a wheel" in text
+        else:
+            assert re.search(r"git\+https://github\.com/[\w.-]+/[\w.-]+@[0-9a-f]{40}", install)
         copy.write_text(text, encoding="utf-8")
-        assert runner.set_repository([copy], "some-one/a.fork") == [path.stem]
+        assert runner.set_repository([copy], "some-one/a.fork", commit) == [path.stem]
         changed = copy.read_text(encoding="utf-8")
-        assert f"github/some-one/a.fork/blob/main/notebooks/{path.name}" in changed
-        assert "git+https://github.com/some-one/a.fork" in changed and repository not in changed
-        runner.set_repository([copy], repository)
+        assert f"/github/some-one/a.fork/blob/{commit}/notebooks/{path.name})" in changed
+        assert f"@ git+https://github.com/some-one/a.fork@{commit}" in changed
+        assert (
+            "WHEEL" not in changed
+            and runner.set_repository([copy], "some-one/a.fork", commit) == []
+        )
+        runner.set_repository([copy])
         assert copy.read_text(encoding="utf-8") == text
-    (tmp_path / "pyproject.toml").write_text("[project]\n")
-    with pytest.raises(ValueError, match=r"toml lacks \[project.urls\] Repository = "):
-        runner.repository_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("repository", "commit", "sentence"),
+    [("a", "0" * 40, "give OWNER/NAME"), ("a/b", "main", "40 hex digits"), ("a/b", "", "40 hex")],
+)
+def test_a_place_that_is_not_pinned_is_refused(repository, commit, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        runner.set_repository([], repository, commit)

@@ -121,7 +121,8 @@ class Experiment:
             chosen["adapter"] = shipped_files(adapters[chosen["task"]])
         del config["save_steps"]  # when a checkpoint is saved decides nothing
         task = self.task.__name__ if self.task else chosen["task"]
-        shipped = {"base": shipped_files(chosen["policy"]), "data": shipped_files(task)}
+        data = "tool_questions" if self.task else task  # three tools are asked about the same facts
+        shipped = {"base": shipped_files(chosen["policy"]), "data": shipped_files(data)}
         options = self.arms[arm].options
         return rounded({**chosen, "task": task, **shipped, "options": options, **config})
 

@@ -20,7 +20,8 @@ class Scripted:
         self.policy, self.questions, self.said, self.turn = policy, questions, said or {}, 0
 
     def request(self, question, memory):
-        return [{"role": "user", "content": TINY.plan.format(question=question, memory=memory)}]
+        state = {"question": question, "memory": memory, "names": "lookup, calculator"}
+        return [{"role": "user", "content": TINY.plan.format(**state)}]
 
     def question_of(self, text):
         return next(q for q in self.questions if q.text in text)

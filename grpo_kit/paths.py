@@ -65,7 +65,8 @@ def writing(folder: str | Path, what: str = "run") -> Iterator[Path]:
         raise RuntimeError(f"{holder} writes a {what} to {folder}: {wait}.") from None
     try:
         since = time.strftime("%H:%M:%S on %Y-%m-%d")
-        write_atomic(who, f"process {os.getpid()} of {platform.node()}, since {since},")
+        with suppress(OSError):  # a full disk: the lock holds without a name
+            write_atomic(who, f"process {os.getpid()} of {platform.node()}, since {since},")
         yield folder
     finally:
         who.unlink(missing_ok=True)

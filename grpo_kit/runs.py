@@ -89,6 +89,7 @@ class RunFiles:
         self.folder = make_output_dir(output_dir)
         self.run = Run(self.folder, config, seed, start=start)
         self.remedy = "there is no checkpoint yet, start again"  # the end of an error's sentence
+        self.has_checkpoint = False  # of this run: an older one's is not kept as the one before
         for unfinished in self.folder.glob(f".{CHECKPOINT}.*.partial"):  # of a run that was killed
             unfinished.unlink()
 
@@ -107,6 +108,9 @@ class RunFiles:
             self._check_same_run(identity)
             self.run.history = self._rows_up_to(step)
             self.remedy = f"resume from {checkpoint} in {self.folder}"
+            self.has_checkpoint = True
+        else:
+            (self.folder / PREVIOUS).unlink(missing_ok=True)
         rows = "".join(json.dumps(row) + "\n" for row in self.run.history)
         write_atomic(self.folder / HISTORY, rows)
 
@@ -172,9 +176,10 @@ class RunFiles:
                 os.fsync(file.fileno())
             if not is_intact(temporary):
                 raise OSError("it does not read back as it was written")
-            if checkpoint.exists():
+            if self.has_checkpoint and checkpoint.exists():
                 os.replace(checkpoint, self.folder / PREVIOUS)
             os.replace(temporary, checkpoint)
+            self.has_checkpoint = True
         except (OSError, RuntimeError) as error:  # of a full disk torch speaks in its own words
             cause = error if isinstance(error, OSError) else error.__context__ or error
             reason = getattr(cause, "strerror", None) or str(cause).splitlines()[0]

@@ -136,6 +136,19 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(tmp_path, h
         files(tmp_path).resume(CPU)
 
 
+def test_the_checkpoints_of_an_older_run_are_never_offered(tmp_path):
+    killed_after(tmp_path, 3).save_checkpoint(3)
+    assert (tmp_path / PREVIOUS).exists()
+    again = files(tmp_path)
+    again.begin()
+    again.log(row(1))
+    again.save_checkpoint(1)
+    assert not (tmp_path / PREVIOUS).exists()
+    damaged(tmp_path / CHECKPOINT, "cut")
+    with pytest.raises(RuntimeError, match="is damaged.*start again without resume"):
+        files(tmp_path).resume(CPU)
+
+
 def test_a_checkpoint_that_does_not_read_back_never_takes_the_place_of_a_good_one(
     tmp_path, monkeypatch
 ):

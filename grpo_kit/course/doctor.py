@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, variance
 from textwrap import fill, indent
 
 from matplotlib.figure import Figure
@@ -158,6 +158,15 @@ def _row(row: dict, place: int) -> dict:
     return known
 
 
+def ends(values: Sequence[float]) -> tuple[float, float]:
+    """Means of the first and of the last quarter; NaN for fewer than `FEWEST` finite values."""
+    values = [value for value in values if math.isfinite(value)]
+    if len(values) < FEWEST:
+        return math.nan, math.nan
+    quarter = len(values) // 4
+    return fmean(values[:quarter]), fmean(values[-quarter:])
+
+
 class Log:
     """The series of a run's rows."""
 
@@ -174,12 +183,7 @@ class Log:
         return [step for step, _ in kept], [value for _, value in kept]
 
     def ends(self, name: str) -> tuple[float, float]:
-        """Means over its first and its last quarter; NaN for fewer than `FEWEST` finite values."""
-        values = [value for value in self.series(name)[1] if math.isfinite(value)]
-        if len(values) < FEWEST:
-            return math.nan, math.nan
-        quarter = len(values) // 4
-        return fmean(values[:quarter]), fmean(values[-quarter:])
+        return ends(self.series(name)[1])
 
     def where(self, name: str, wanted) -> tuple[list[int], str]:
         """The steps at which a value is as `wanted`, and how often that is, in words."""
@@ -230,14 +234,15 @@ def no_spread(log: Log) -> Finding | None:
     steps, shares = _spread(log)
     if len(shares) < FEWEST:
         return None
-    quarter = len(shares) // 4
-    first, last = fmean(shares[:quarter]), fmean(shares[-quarter:])
+    first, last = ends(shares)
     if max(last, fmean(shares)) < 0.9:
         return None
     evidence = f"{last:.0%} of the groups have no spread at the end, {first:.0%} at the start"
     before, after = log.ends("reward")
     if first < 0.5 and after > before:  # the rest is solved
-        return _finding("no-spread", "note", steps[-quarter:], f"{evidence}; the reward rose")
+        return _finding(
+            "no-spread", "note", steps[-(len(steps) // 4) :], f"{evidence}; the reward rose"
+        )
     return _finding("no-spread", "sick", steps, evidence)
 
 
@@ -255,16 +260,11 @@ def flat_reward(log: Log) -> Finding | None:
     if quarter < 8:
         return None
     parts = (rewards[:quarter], rewards[-quarter:])
-    error = math.sqrt(sum(_variance(part) / quarter for part in parts))
+    error = math.sqrt(sum(variance(part) / quarter for part in parts))
     if last > first + error or min(_spread(log)[1], default=0) > 0.5:
         return None
     evidence = f"the reward goes from {first:.3g} to {last:.3g} in {len(rewards)} steps"
     return _finding("flat-reward", "warning", steps, evidence)
-
-
-def _variance(values: Sequence[float]) -> float:
-    mean = fmean(values)
-    return sum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1)
 
 
 def reward_without_held_out(log: Log) -> Finding | None:

@@ -229,6 +229,8 @@ def train(
         last = trainer.last_checkpoint(output) if sharded else None
         saved = last or save_policy(trained, output / "policy")
         typer.echo(f"history: {output / 'history.jsonl'}, policy: {saved}")
+    if engine == "trl":
+        trainer.leave()
 
 
 @app.command()

@@ -119,6 +119,15 @@ def join(device: str = "cpu") -> int:
     return PartialState(cpu=device == "cpu", timeout=PATIENCE).num_processes
 
 
+def leave() -> None:
+    """Wait until all processes of the run are here, then close what joins them.
+
+    To be called last: a process that ends while another still talks to it can bring that one down.
+    """
+    PartialState().wait_for_everyone()
+    PartialState().destroy_process_group()
+
+
 def is_sharded() -> bool:
     """Whether accelerate has launched this process with FSDP or DeepSpeed."""
     names = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")

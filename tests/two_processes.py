@@ -75,3 +75,4 @@ def main(what: str, folder: Path, resume: bool) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]), resume=len(sys.argv) > 3)
+    trl_bridge.leave()

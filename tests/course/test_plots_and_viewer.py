@@ -1,9 +1,11 @@
 """What a reader sees: lines where there are values, and a policy's text never as markup."""
 
 import io
+import xml.etree.ElementTree as ET
 
 import pytest
 
+from grpo_kit.course.loops import LOOPS, loop
 from grpo_kit.course.plots import CURVE_LABELS, HEALTH, episode_grid, health
 from grpo_kit.course.viewer import episodes_html, episodes_text, group_html
 
@@ -65,3 +67,34 @@ def test_episodes_open_one_by_one_and_can_be_read_as_plain_text():
         "  <script>", "", "episode 2: not scored, advantage -0.70", "  1. x | y", "  2. x | y",
         "  two",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", LOOPS)
+def test_the_picture_of_a_loop_has_arrows_between_boxes_and_no_text_wider_than_its_box(method):
+    svg = ET.fromstring(loop(method))
+    name = "{http://www.w3.org/2000/svg}"
+    _, _, width, height = map(float, svg.get("viewBox").split())
+    boxes = [
+        tuple(float(box.get(key)) for key in ("x", "y", "width", "height"))
+        for box in svg.iter(f"{name}rect")
+        if "box" in box.get("class", "")
+    ]
+    assert all(x + w <= width and y + h <= height for x, y, w, h in boxes)
+    assert len(set(boxes)) == len(boxes) >= 4
+    assert any("own" in box.get("class", "") for box in svg.iter(f"{name}rect"))
+    *between, back = [path.get("d") for path in svg.iter(f"{name}path") if path.get("class")]
+    reached = set()
+    for path in between:
+        for x, y in [map(float, point[1:].split(",")) for point in path.split(" ")]:
+            touched = [b for b in boxes if b[0] <= x <= b[0] + b[2] and b[1] <= y <= b[1] + b[3]]
+            assert len(touched) == 1
+            reached |= set(touched)
+    assert reached == set(boxes) and " V30 H" in back
+    for text in svg.iter(f"{name}text"):
+        if text.get("class") != "back":  # at 13 px a character takes 6.4 px on average
+            assert 6.4 * len(text.text) <= boxes[0][2], text.text
+
+
+def test_a_loop_that_nobody_drew_is_named():
+    with pytest.raises(ValueError, match="no loop of 'ppo': choose among basic, diversity"):
+        loop("ppo")

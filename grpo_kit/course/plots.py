@@ -1,14 +1,23 @@
-"""Figures of runs, returned for a notebook to show and a script to save."""
+"""Figures of runs, returned for a notebook to show and a script to save, in the course's style,
+which importing this module sets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
+from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
+from matplotlib import colormaps, style
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, MaxNLocator
+from scipy.ndimage import uniform_filter1d
+from scipy.stats import sem
+from scipy.stats import t as student
+
+style.use("grpo_kit.course.figures")
 
 HEALTH = ("reward", "eval/pass@1", "entropy", "completions/mean_length", "frac_reward_zero_std",
           "grad_norm")  # fmt: skip
@@ -34,7 +43,13 @@ VERDICT_LOOKS = {  # colour and marker
     "no effect": ("#0072B2", "s"), "inconclusive": ("#888888", "|"),
 }  # fmt: skip
 # Okabe and Ito's colours, grey for what others are compared with
-COLOUR_BLIND_SAFE = ("#555555", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOUR_BLIND_SAFE = ("#555555", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9",
+                     "#8C510A")  # fmt: skip
+ARM_COLOURS = {  # the methods as in `loops`
+    **dict.fromkeys(("plain", "labels", "generate", "kit"), "#555555"), "trajectory": "#56B4E9",
+    "diversity": "#E69F00", "judge added": "#CC79A7", "self-verify": "#009E73",
+    "P(Yes) alone": "#D55E00",
+}  # fmt: skip
 X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of training steps"}
 
 
@@ -80,10 +95,10 @@ def episode_grid(
     largest = max(map(abs, advantages)) or 1.0
     episodes = zip(lengths, rewards, advantages, marks, strict=True)
     for i, (turns, reward, advantage, texts) in enumerate(episodes):
-        colour = colormaps["RdYlGn"](0.5 + 0.375 * advantage / largest)
+        colour = colormaps["RdBu"](0.5 + 0.3 * advantage / largest)
         for t in range(turns):
             axes.add_patch(Rectangle((t + 0.53, i - 0.42), 0.94, 0.84, color=colour))
-            axes.text(t + 1, i, texts[t], ha="center", va="center", fontsize=8)
+            axes.text(t + 1, i, texts[t], ha="center", va="center", fontsize=9)
         earned = "not scored" if reward is None else f"r = {reward:g}"
         axes.text(turns + 0.6, i, f"{earned}   A = {advantage:+.2f}", va="center", fontsize=9)
     axes.set(
@@ -95,35 +110,119 @@ def episode_grid(
     return figure
 
 
-def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figure:
+def arm_bands(
+    curves: Mapping[str, Mapping[str, dict]], x: str = "step", columns: int = 2
+) -> Figure:
     """Arms of an experiment, a panel a metric: median over seeds, band from lowest to highest.
+
+    Each line is named at its end, with its mean difference from the first arm there and the 95 %
+    interval of that, seed by seed, where at least three seeds ran in both.
 
     `curves`: metric -> arm -> `steps`, which are of `x`, and `values`, one list a seed, as
     `summarise` returns them; an arm may lack a metric.
     """
     fullest = sorted(curves.values(), key=len, reverse=True)  # for the order of the arms
-    lines = dict.fromkeys(name for arms in fullest for name in arms)
-    figure = Figure(figsize=(3.6 * len(curves), 3.4), layout="constrained")
-    panels = figure.subplots(1, len(curves), squeeze=False)[0]
-    for axes, (metric, arms) in zip(panels, curves.items(), strict=True):
+    colours = arm_colours(dict.fromkeys(name for arms in fullest for name in arms))
+    columns = min(columns, len(curves))
+    rows = -(-len(curves) // columns)
+    figure = Figure(figsize=(5.6 * columns, 3.1 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for axes, (metric, arms) in zip(panels, curves.items(), strict=False):
+        ends = {}
+        first = next(iter(arms.values()))
         for name, curve in arms.items():
-            lines[name] = _band(axes, curve, f"C{[*lines].index(name)}", shade=0.2)
+            line = _band(axes, curve, colours[name])
+            ends[f"{name}{_difference(curve, first)}"] = line
         title, unit = CURVE_LABELS.get(metric, (metric, metric))
         axes.set(title=title, xlabel=X_LABELS.get(x, x), ylabel=unit)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 120k
         axes.grid(alpha=0.3)
         axes.margins(x=0.02)
-    figure.legend(lines.values(), lines, loc="outside lower center", ncols=len(lines))
+        _name_ends(axes, ends)
+    for axes in list(panels):
+        axes.remove()
     return figure
 
 
-def _band(axes, curve: dict, colour: str, shade: float, **style):
-    """Draw the median of a curve's seeds, which is returned, and a band around it."""
-    values = np.array(curve["values"])
+def arm_colours(names: Iterable[str]) -> dict[str, str]:
+    """A colour an arm: grey for what the others are compared with, a method's own everywhere."""
+    names = list(names)
+    own = {name: colour for name, colour in ARM_COLOURS.items() if name in names}
+    others = [c for c in COLOUR_BLIND_SAFE[1:] if c not in own.values()]
+    rest = cycle(others or COLOUR_BLIND_SAFE[1:])
+    return {name: own.get(name) or next(rest) for name in names}
+
+
+def arm_points(final: Mapping[str, Mapping], metrics: Mapping[str, str]) -> Figure:
+    """Arms of an experiment at their end, a panel a metric: mean over seeds, and its interval.
+
+    `final`: arm -> metric -> `mean`, `low`, `high`, as `summarise` returns it; an arm may lack a
+    metric. `metrics`: metric -> title of its panel.
+    """
+    colours = arm_colours(final)
+    figure = Figure(
+        figsize=(3.3 * len(metrics) + 1.2, 0.36 * len(final) + 1.1), layout="constrained"
+    )
+    panels = figure.subplots(1, len(metrics), squeeze=False, sharey=True)[0]
+    for axes, (metric, title) in zip(panels, metrics.items(), strict=True):
+        for place, (name, table) in enumerate(final.items()):
+            if metric in table:
+                low, mean, high = (table[metric][key] for key in ("low", "mean", "high"))
+                axes.plot([low, high], [place, place], color=colours[name], linewidth=2.5)
+                axes.plot(mean, place, "o", color=colours[name], markersize=7)
+        axes.set(title=title, yticks=range(len(final)), yticklabels=list(final))
+        axes.set_ylim(len(final) - 0.5, -0.5)
+        axes.grid(alpha=0.3)
+    return figure
+
+
+def _band(axes, curve: dict, colour: str):
+    """Draw the median of a curve's seeds, which is returned, and a band around it.
+
+    Of a curve of more than 30 points each is a mean over five: single steps are noise.
+    """
+    values = np.array(curve["values"], dtype=float)
+    if values.shape[1] > 30:
+        values = uniform_filter1d(values, 5, axis=1, mode="nearest")
     low, high = values.min(0), values.max(0)
-    axes.fill_between(curve["steps"], low, high, color=colour, alpha=shade, linewidth=0)
-    return axes.plot(curve["steps"], np.median(values, 0), color=colour, **style)[0]
+    axes.fill_between(curve["steps"], low, high, color=colour, alpha=0.15, linewidth=0)
+    return axes.plot(curve["steps"], np.median(values, 0), color=colour, linewidth=2)[0]
+
+
+def _difference(curve: dict, first: dict) -> str:
+    """Of the last values, over the last 20 steps where each was logged, as " +0.02 ± 0.01"."""
+    ends = [np.array(each["values"], dtype=float) for each in (curve, first)]
+    last = 20 if ends[0].shape[1] > 60 else 1
+    ours, theirs = (values[:, -last:].mean(axis=1) for values in ends)
+    if curve is first or len(ours) != len(theirs) or len(ours) < 3:
+        return ""
+    half = student.ppf(0.975, len(ours) - 1) * sem(ours - theirs)
+    digits = 2 if half >= 0.005 else 4
+    return f"  {round((ours - theirs).mean(), digits) + 0:+.{digits}f} ± {half:.{digits}f}"
+
+
+def _name_ends(axes, ends: Mapping[str, Any], gap: float = 0.085) -> None:
+    """Write each line's name right of its end, and no name over another."""
+    axes.get_ylim()  # settles the limits
+    heights = {
+        name: axes.transLimits.transform((0, line.get_ydata()[-1]))[1]
+        for name, line in ends.items()
+    }
+    order = sorted(heights, key=heights.get)
+    places = [heights[name] for name in order]
+    for i in range(1, len(places)):
+        places[i] = max(places[i], places[i - 1] + gap)
+    for i in reversed(range(len(places))):  # from the top back into the panel
+        places[i] = min(places[i], 1.0 - gap * (len(places) - 1 - i))
+    for name, place in zip(order, places, strict=True):
+        axes.annotate(
+            name, (1.0, heights[name]), (1.03, place), xycoords="axes fraction",
+            textcoords="axes fraction", va="center", fontsize=9, annotation_clip=False,
+            color=ends[name].get_color(),
+            arrowprops={"arrowstyle": "-", "color": ends[name].get_color(), "linewidth": 0.8,
+                        "relpos": (0, 0.5), "shrinkA": 0, "shrinkB": 0},
+        )  # fmt: skip
 
 
 def labelled_curves(curves: Mapping[str, dict], xlabel: str, ylabel: str) -> Figure:
@@ -133,24 +232,13 @@ def labelled_curves(curves: Mapping[str, dict], xlabel: str, ylabel: str) -> Fig
     """
     figure = Figure(figsize=(8, 3.5), layout="constrained")
     axes = figure.subplots()
-    ends = []
-    for (name, curve), colour in zip(curves.items(), COLOUR_BLIND_SAFE, strict=False):
-        line = _band(axes, curve, colour, shade=0.12, linewidth=2)
-        ends.append((line.get_ydata()[-1], curve["steps"][-1], name, colour))
-    placed: list[tuple[float, float]] = []
-    near = max(step for _, step, *_ in ends) / 4
-    for value, step, name, colour in sorted(ends):
-        height = value + 0.05  # a label stands above its line and those of its neighbours
-        while any(abs(step - x) < near and abs(height - y) < 0.06 for x, y in placed):
-            height += 0.01
-        placed.append((step, height))
-        at = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
-        axes.annotate(name, (step, height), color=colour, fontsize=11, annotation_clip=False, **at)
+    colours = zip(curves, COLOUR_BLIND_SAFE, strict=False)
+    lines = {name: _band(axes, curves[name], colour) for name, colour in colours}
     axes.margins(x=0.02)
     axes.set_yticks(np.linspace(0, 1, 6))
-    axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 1.2))
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 1.05))
     axes.grid(axis="y", alpha=0.3)
+    _name_ends(axes, lines)
     return figure
 
 

@@ -47,11 +47,10 @@ HEADINGS = {
 AXES = {  # others: the experiment's own
     "variants": ("step", "num_generated_tokens", "seconds"), "ahead": ("step", "seconds")
 }  # fmt: skip
-STYLE = {
-    "axes.facecolor": "none", "savefig.facecolor": "none", "axes.spines.top": False,
-    "axes.spines.right": False, "legend.frameon": False, "svg.fonttype": "none",
+STYLE = ["grpo_kit.course.figures", {
+    "axes.facecolor": "none", "savefig.facecolor": "none", "svg.fonttype": "none",
     "svg.hashsalt": "grpo-kit",  # without it, ids differ from one drawing to the next
-}  # fmt: skip
+}]  # fmt: skip
 HTML = {  # what Markdown cannot say of the page
     f"<strong>({'|'.join(COUNTED)}|outside)</strong>":
         lambda match: f'<b class="chip {slug(match[1])}">{match[1]}</b>',
@@ -219,17 +218,8 @@ def draw(name: str, curves: Mapping, x: str = "step") -> dict[str, str | bytes]:
         for metric, arms in curves.items()
     )
     words = f"Curves over {over}, medians of seeds: {'; '.join(ends)}."
-    columns = min(2, len(curves))
     with style.context(STYLE, after_reset=True):
         figure = arm_bands(curves, x)
-        rows, legend = -(-len(curves) // columns), figure.legends[0]
-        for axes, place in zip(figure.axes, figure.add_gridspec(rows, columns), strict=False):
-            axes.set_subplotspec(place)
-        names = [text.get_text() for text in legend.get_texts()]
-        legend.remove()
-        figure.legend(legend.legend_handles, names, loc="outside lower center", ncols=2 * columns)
-        figure.get_layout_engine().set(w_pad=0.08, h_pad=0.1)  # inches
-        figure.set_size_inches(4.7 * columns, 2.9 * rows + 0.13 * len(names))
         return drawn(name, figure, {"over": over, "alt": words}, {"curves": curves, "x": x})
 
 

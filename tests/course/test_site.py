@@ -1,0 +1,106 @@
+"""The site works from the file system: formulas, links, search, and nothing from elsewhere."""
+
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from grpo_kit.course.site import build
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def written(folder: Path, name: str, *texts: str, outputs=True) -> None:
+    code = new_code_cell("print('<b>')", id="shown")
+    if outputs:
+        code.outputs = [new_output("stream", name="stdout", text="<b>\n")]
+    parameters = new_code_cell("SEED = 0", metadata={"tags": ["parameters"]})
+    cells = [*map(new_markdown_cell, texts), parameters, code]
+    nbformat.write(new_notebook(cells=cells), folder / f"{name}.ipynb")
+
+
+def test_formulas_links_and_code_of_a_page(tmp_path):
+    first = "# 01 · One\n\nWhat $a_i$ *is*, at `$HOME` for $5 or $6. "
+    first += "See [two](02_two.ipynb#Step-1).\n\n$$x^2 < 3$$"
+    written(tmp_path, "01_one", first)
+    written(tmp_path, "02_two", "# 02 · Two\n\nMore.\n\n## Step 1\n\nThe word is aardvark.")
+    (tmp_path / "report.html").write_text("<p>report</p>")
+    one, two = build(tmp_path, tmp_path / "site", {"Report": tmp_path / "report.html"})
+    page = one.read_text()
+    assert page.count("<math ") == 2 and 'display="block"' in page
+    assert "<code>$HOME</code>" in page and "for $5 or $6" in page
+    assert 'href="02_two.html#Step-1"' in page and 'id="Step-1"' in two.read_text()
+    assert 'rel="next" href="02_two.html"' in page and 'rel="prev"' not in page
+    assert "&lt;b&gt;" in page and "<b>\n" not in page
+    index = (tmp_path / "site/index.html").read_text()
+    assert "What" in index and 'href="report.html"' in index
+    assert (tmp_path / "site/report.html").exists()
+    assert "aardvark" in (tmp_path / "site/search.js").read_text()
+
+
+def test_a_notebook_that_was_not_executed_is_named(tmp_path):
+    written(tmp_path, "01_one", "# One", outputs=False)
+    with pytest.raises(ValueError, match="01_one.ipynb has no outputs: execute it"):
+        build(tmp_path, tmp_path / "site")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> list[Path]:
+    return build(NOTEBOOKS, tmp_path_factory.mktemp("site"))
+
+
+def test_every_link_of_the_course_leads_somewhere_and_nothing_is_loaded(site):
+    anchors = {
+        page.name: {unescape(name) for name in re.findall(r'\bid="([^"]+)"', page.read_text())}
+        for page in [*site, site[0].parent / "index.html"]
+    }
+    for page in site:
+        text = page.read_text()
+        assert not re.search(
+            r'<(?:img|script|link|iframe)[^>]+(?:src|href)="(?!data:|search\.js)', text
+        )
+        for target in re.findall(r'<a [^>]*?href="([^"]+)"', text):
+            if not target.startswith("http"):
+                file, _, anchor = unescape(target).partition("#")
+                assert (file or page.name) in anchors, f"{page.name}: {target}"
+                assert not anchor or anchor in anchors[file or page.name], f"{page.name}: {target}"
+        visible = re.sub(r"(?s)<(script|style|code|pre|math)\b.*?</\1>", "", text)
+        assert "$$" not in visible and not re.search(r"MATH\d+HTAM", text)
+
+
+CLICKED = """
+<script>addEventListener("load", () => {
+  const box = document.getElementById("search"), list = document.getElementById("found");
+  box.value = "std group"; box.dispatchEvent(new Event("input"));
+  document.querySelector("details.contents").open = true;
+  const scrolls = node => { for (; node !== document.body; node = node.parentElement)
+    if (getComputedStyle(node).overflowX !== "visible") return true; return false; };
+  const wide = [...document.querySelectorAll("body *")].filter(node =>
+    node.getBoundingClientRect().right > innerWidth + 1 && !scrolls(node.parentElement));
+  const names = wide.map(node => `${node.tagName} ${node.className}`).slice(0, 5).join();
+  document.title = `found ${list.children.length}, wide ${names}, hidden ${list.hidden}`;
+})</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_every_page_opens_without_an_error_and_fits_a_phone(site, tmp_path):
+    shutil.copy(site[0].parent / "search.js", tmp_path)
+    for page in site:
+        copy = tmp_path / page.name
+        copy.write_text(page.read_text() + CLICKED)
+        done = subprocess.run(
+            [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=500,900",
+             "--enable-logging=stderr", "--dump-dom", copy.as_uri()],
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        errors = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+        assert not errors, f"{page.name}: {errors}"
+        (title,) = re.findall("<title>(.*)</title>", done.stdout)
+        assert title == "found 20, wide , hidden false", page.name

@@ -9,6 +9,7 @@
 #   make experiments the reported runs: five seeds, ten for claims, those missing in data/results
 #   make report      verdicts on the claims, from the stored runs, as a page in runs/
 #   make results     renew what is computed from the stored runs: data/results, tests/README.md
+#   make site        the notebooks, the report and the replays as one static site in runs/site
 #   make bench       a step beside TRL's, memory, and how both grow, into runs/bench
 #   make pretrain    rebuild the tiny base model into runs/base
 #   make lint        ruff
@@ -37,7 +38,7 @@ OMP_NUM_THREADS ?= 1
 export OMP_NUM_THREADS
 
 .DEFAULT_GOAL := help
-.PHONY: help venv reproduce test test-all test-alone test-others lab notebooks smoke experiments report results bench pretrain \
+.PHONY: help venv reproduce test test-all test-alone test-others lab notebooks smoke experiments report results site bench pretrain \
   lint constraints clean
 
 help:
@@ -94,6 +95,10 @@ report: $(STAMP)
 
 results: $(STAMP)
 	$(BIN)/grpo-kit results
+
+site: $(STAMP)
+	$(BIN)/grpo-kit report --output runs/site
+	$(BIN)/python -m grpo_kit.course.site runs/site
 
 bench: $(STAMP)
 	$(BIN)/grpo-kit bench

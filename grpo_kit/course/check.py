@@ -272,7 +272,6 @@ P = tensor([[0.9, 0.5], [0.2, 0.0]])
 meta_rewards = Exercise("(p, weights): sum of weight * log(max(p, 1e-4)); p (N, K)", _solved(
     lambda p, weights: p.clamp(min=1e-4).log() @ tensor(weights), {
     "A weight of 0 leaves a question out.": (P, [1.0, 0.0]),
-    "Each question has its weight.": (P[:1], [0.5, 2.0]),
     "log 0 is minus infinity: it is P that has a bound.": (P, [2.0, 0.5]),
 }), "one sure No cannot outweigh all the rest of its group.")  # fmt: skip
 

@@ -250,27 +250,15 @@ def test_no_hint_holds_a_piece_of_the_solution(name):
             assert len(piece) < 6 or piece not in hints
 
 
-# --- typical mistakes that are more than one step away
+# --- typical mistakes, further away
 
 
-def paying(read):
-    """A near-miss reward that reads its number by `read`, a text -> a text or None."""
+def near_miss(read, unread=0.0):
+    """A reward for near misses that takes its number as `read` does: from a text, or None."""
     return lambda completions, answer, **columns: [
-        max(0.0, 1 - abs(float(number) - float(gold)) / 10) if number else 0.0
+        max(0.0, 1 - abs(float(number) - float(gold)) / 10) if number else unread
         for number, gold in zip((read(c[0]["content"]) for c in completions), answer, strict=True)
     ]
-
-
-def reward_by(accept):
-    """A reward of verdicts that takes `accept` of a text for its verdict."""
-    return lambda texts, correct: [
-        float(accept(text.lower()) == label) for text, label in zip(texts, correct, strict=True)
-    ]
-
-
-def skipping(completions, answer, **columns):
-    numbers = [extract_answer(c[0]["content"]) for c in completions]
-    return [max(0.0, 1 - abs(float(n) - 12) / 10) if n else None for n in numbers]
 
 
 def last_number(text):
@@ -279,10 +267,6 @@ def last_number(text):
 
 def mapped(scores):
     return fmean(value for value in scores.values() if type(value) is int) / 4 - 0.75
-
-
-def centred_over_the_batch(right, bonus, weight, n):
-    return group_advantages(right, n) + weight * right * (bonus - bonus[right == 1].mean())
 
 
 def mean_of_shares(answers, verdicts):
@@ -313,70 +297,60 @@ def over_rows(rewards, turns):
     return (rows - rows.mean()) / (rows.std() + 1e-4)
 
 
-def differences(arm, baseline):
-    return [arm[seed] - baseline[seed] for seed in arm if seed in baseline]
-
-
 MISTAKES = {
-    "near_miss_reward": [skipping, paying(last_number),
-                         paying(lambda text: last_number(text.partition("</answer>")[0])),
-                         paying(lambda text: last_number(text.rpartition("</answer>")[0]))],
-    "pass_at_k": [lambda n, c, k: 1 - (1 - c / n) ** k, lambda n, c, k: c / n],
+    "near_miss_reward": [near_miss(extract_answer, unread=None), near_miss(last_number),
+                         near_miss(lambda text: last_number(text.partition("</answer>")[0])),
+                         near_miss(lambda text: last_number(text.rpartition("</answer>")[0]))],
+    "pass_at_k": [lambda n, c, k: 1 - (1 - c / n) ** k],
     "leave_one_out": [lambda r, n: (r - r.mean()) * n / (n - 1)],
     "clipped_away": [lambda ratio, advantages, epsilon: (ratio - 1).abs() > epsilon],
     "rarity": [lambda styles, n: [1 - styles.count(x) / len(styles) for x in styles]],
-    "gated_advantage": [lambda right, bonus, w, n: group_advantages(right + w * bonus, n),
-                        lambda right, bonus, w, n: group_advantages(right, n) + w * bonus * right,
-                        centred_over_the_batch],
+    "gated_advantage": [
+        lambda right, bonus, w, n: group_advantages(right + w * bonus, n),
+        lambda right, bonus, w, n: group_advantages(right, n) + w * bonus * right,
+        lambda right, bonus, w, n:
+            group_advantages(right, n) + w * right * (bonus - bonus[right == 1].mean())],
     "judgement_rewards": [lambda given: [mapped(given[0])] * len(given),
                           lambda given: [*map(mapped, given)],
                           lambda given: [mapped(s) if len(s) == 4 else None for s in given]],
     "fence": [lambda text: re.sub(r"<(?=\s*/\s*response\s*>)", "<_", text, flags=re.IGNORECASE),
               lambda text: text.replace("</response", "<_/response", 1),
-              lambda text: re.sub(r"<\s*/\s*response\s*>", "", text, flags=re.IGNORECASE),
-              lambda text: text.replace("<", "("),
-              lambda text: text.split("</response")[0],
-              lambda text: "" if "response" in text.lower() else text],
+              lambda text: re.sub(r"<\s*/\s*response", "", text, flags=re.IGNORECASE),
+              lambda text: text.replace("<", "(")],
     "gated_quality": [lambda right, quality: [
         q if a else -0.5 for a, q in zip(right, quality, strict=True)]],
-    "verdict_rewards": [reward_by(lambda text: "yes" in text),
-                        reward_by(lambda text: text.rstrip(".").endswith("yes"))],
-    "balanced": [lambda right, wrong, n: [right[: n // 2], wrong[: n // 2]],
-                 lambda *pools: [list(islice(cycle(pool), pools[2] // 2)) for pool in pools[:2]],
+    "verdict_rewards": [lambda texts, correct: [
+        float(("yes" in t.lower()) == label) for t, label in zip(texts, correct, strict=True)]],
+    "balanced": [lambda *pools: [list(islice(cycle(pool), pools[2] // 2)) for pool in pools[:2]],
                  lambda right, wrong, n: [(pool + pool[-1:] * n)[: n // 2] if right and wrong else
                                           [] for pool in (right, wrong)]],
     "pick": [lambda answers, verdicts: max(range(len(answers)), key=lambda i: sum(verdicts[i])),
              mean_of_shares],
     "p_yes": [lambda z, yes, no: z[:, yes].exp().sum(1) / z[:, yes + no].exp().sum(1),
               lambda z, yes, no: (z[:, yes].mean(1) - z[:, no].mean(1)).sigmoid()],
-    "meta_rewards": [
-        lambda p, weights: (p.log() @ torch.tensor(weights)).clamp(min=-9.2103),
-        lambda p, weights: sum((w * q.log()).clamp(min=-9.2103) for w, q in zip(weights, p.T, strict=True)
-                               if w)],
-    "stop_early": [lambda values, patience: max(range(len(values)), key=lambda i: (values[i], i)),
-                   better_than_the_one_before],
+    "meta_rewards": [lambda p, weights: (p.log() @ torch.tensor(weights)).clamp(min=-9.2103),
+                     lambda p, weights: (p.log() * torch.tensor(weights)).clamp(-9.2103).sum(1)],
+    "stop_early": [better_than_the_one_before],
     "broadcast": [over_rows],
     "sampled_mask": [by_value],
     "paired_mean": [
-        lambda there, here: fmean(there.values()) - fmean(here.values()),
-        lambda there, here: fmean(there.get(s, 0) - here.get(s, 0) for s in there | here),
-        lambda there, here: fmean(map(sub, there.values(), here.values())),
-        lambda there, here: median_low(differences(there, here))],
+        lambda arm, other: fmean(arm.get(s, 0) - other.get(s, 0) for s in arm | other),
+        lambda arm, other: fmean(map(sub, arm.values(), other.values())),
+        lambda arm, other: median_low([arm[s] - other[s] for s in arm if s in other])],
     "any_false": [lambda alpha, m: min(1, alpha * m)],
-    "reading": [lambda low, high, delta: "reproduced" if high < 0 else "no effect",
-                lambda low, high, delta: "inconclusive" if high > -delta else "reproduced"],
     "training_bytes": [lambda n, width: 16 * n],
-    "decode_floor": [lambda n, w, c, rows, b, f: (w + rows * c) / b + 2 * n * rows / f],
-    "split_groups": [lambda rows, processes, size: min(processes - 1, rows * processes // size),
-                     lambda rows, processes, size: int(rows % size > 0),
-                     lambda rows, processes, size: sum(
-                         row % size > 0 for row in range(rows, rows * processes, rows))],
-    "zero_spread": [lambda rewards, n: sum(sum(rewards[i:i + n]) in (0, n) for i in
-                                           range(0, len(rewards), n)) / (len(rewards) / n),
-                    lambda rewards, n: sum(len(set(rewards[i::n])) == 1 for i in
-                                           range(len(rewards) // n)) / (len(rewards) / n)],
-    "tell": [lambda row: "not-finite" if row["loss"] != row["loss"] else "healthy",
-             lambda row: "no-spread" if row["frac_reward_zero_std"] > 0.5 else "healthy"],
+    "decode_floor": [lambda n, w, c, rows, b, f: (w + rows * c) / b + 2 * n * rows / f,
+                     lambda n, w, c, rows, b, f: max((w + rows * c) / b, w * rows / f)],
+    "split_groups": [
+        lambda rows, processes, size: min(processes - 1, rows * processes // size),
+        lambda rows, processes, size: sum(
+            row % size > 0 for row in range(rows, rows * processes, rows))],
+    "zero_spread": [
+        lambda rewards, n: fmean(
+            sum(rewards[i : i + n]) in (0, n) for i in range(0, len(rewards), n)),
+        lambda rewards, n: fmean(
+            len(set(rewards[i::n])) == 1 for i in range(len(rewards) // n))],
+    "tell": [lambda row: "not-finite" if row["loss"] != row["loss"] else "healthy"],
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Instant checks of the notebooks' exercises: `check.<name>(your_function)` shows one line.
 
-It never raises, whatever the function does. An exercise needs a case for each typical mistake.
+It never raises, whatever the function does. An exercise needs a case for each typical mistake: the
+tests break its notebook's solution in every small way, and its cases must notice.
 """
 
 import copy
@@ -8,7 +9,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, tensor
@@ -50,47 +51,41 @@ class Exercise:
 
     def __call__(self, function: Callable) -> Verdict:
         # A copy of the cases, as a solution may change its arguments.
-        for hint, (*arguments, expected) in copy.deepcopy(self.cases).items():
-            call = f"{getattr(function, '__name__', 'function')}({_text(arguments)[1:-1]})"
+        name = getattr(function, "__name__", "function")
+        for number, (hint, (*arguments, expected)) in enumerate(copy.deepcopy(self.cases).items()):
+            call = f"{name}({_text(arguments)[1:-1]})"
             try:
                 result = self.call(function, *arguments)
-                if result is None or result is Ellipsis:
+                if number == 0 and (result is None or result is Ellipsis):
                     return Verdict("not done", "the function returns nothing so far.")
-                problem = _difference(result, expected)
+                if _same(result, expected):
+                    continue
+                got = _text(result)
             except NotImplementedError:
                 return Verdict("not done", "replace the function's body, then run this again.")
             except Exception as error:  # a learner's function may do anything
-                return Verdict("wrong", f"{call} raised {type(error).__name__}: {error}")
-            if problem:
-                return Verdict("wrong", f"{call}: {problem}. {hint}")
+                got = f"an error, {type(error).__name__}: {error}"
+            return Verdict("wrong", f"{call}: expected {_text(expected)}, got {got}. {hint}")
         return Verdict("right", self.praise)
 
 
-def _difference(result: Any, expected: Any) -> str:
-    """How `result` differs from `expected`, in words; empty if it does not."""
+def _same(result: Any, expected: Any) -> bool:
+    """Whether they are equal: numbers nearly, tensors and tuples as lists."""
     result = result.tolist() if isinstance(result, Tensor) else result
     expected = expected.tolist() if isinstance(expected, Tensor) else expected
     if isinstance(expected, list):
-        if not isinstance(result, (list, tuple)):
-            return f"expected a list, got a {type(result).__name__}"
-        if len(result) != len(expected):
-            return f"expected {len(expected)} values, got {len(result)}"
-        problems = (_difference(r, e) for r, e in zip(result, expected, strict=True))
-        return next((f"value {i}: {p}" for i, p in enumerate(problems) if p), "")
-    if expected is None or result is None or isinstance(expected, str):
-        same = type(result) is type(expected) and result == expected
-        return "" if same else f"expected {expected}, got {_text(result)}"
-    try:
-        same = math.isclose(result, expected, rel_tol=1e-4, abs_tol=1e-5)
-    except TypeError:
-        return f"expected a number, got a {type(result).__name__}"
-    return "" if same else f"expected {_text(float(expected))}, got {_text(float(result))}"
+        alike = isinstance(result, (list, tuple)) and len(result) == len(expected)
+        return alike and all(map(_same, result, expected))
+    if expected is None or isinstance(expected, str):
+        return type(result) is type(expected) and result == expected
+    number = isinstance(result, SupportsFloat)
+    return number and math.isclose(result, expected, rel_tol=1e-4, abs_tol=1e-5)
 
 
-def _text(value: Any, width: int = 120) -> str:
-    """A value in one short line: tensors as lists, numbers rounded."""
+def _text(value: Any, width: int = 400) -> str:
+    """A value in one line: tensors as lists, numbers rounded."""
     value = value.tolist() if isinstance(value, Tensor) else value
-    text = f"{value:.4g}" if isinstance(value, float) else repr(value)
+    text = f"{value:.6g}" if isinstance(value, float) else repr(value)
     if isinstance(value, list):
         text = f"[{', '.join(_text(item) for item in value)}]"
     return text if len(text) <= width else f"{text[: width - 2]}…{text[-1]}"
@@ -107,26 +102,29 @@ pass_at_k = Exercise("(n, correct, k): the unbiased estimate of pass@k (arXiv 21
     "pass@1 is the share of right samples.": (8, 3, 1, 3 / 8),
     "Only 5 are wrong, so any 6 hold a right one.": (8, 3, 6, 1.0),
     "1 - (1 - c/n)^k draws with replacement.": (8, 3, 2, estimate_pass_at_k(8, 3, 2)),
-    "Count the ways to choose k wrong ones.": (100, 7, 20, estimate_pass_at_k(100, 7, 20)),
 }, "k samples drawn without putting any back.")  # fmt: skip
 
 
-def _as_a_trainer_does(function: Callable, texts: list[str], answer: list[str]) -> Any:
-    return function(
-        prompts=[[{"role": "user", "content": "How many?"}]] * len(texts),
-        completions=[[{"role": "assistant", "content": text}] for text in texts],
-        completion_ids=[[1, 2]] * len(texts),
-        answer=answer,
-        difficulty=[2] * len(texts),
-    )
+def _as_a_trainer_does(function: Callable, completions: list, answer: list[str]) -> Any:
+    n = len(answer)
+    prompts = [[{"role": "user", "content": "How many?"}]] * n
+    columns = {"prompts": prompts, "completion_ids": [[1, 2]] * n, "difficulty": [2] * n}
+    return function(completions=completions, answer=answer, **columns)
+
+
+def _said(*texts: str) -> list:
+    return [[{"role": "assistant", "content": text}] for text in texts]
 
 
 near_miss_reward = Exercise("(completions, answer, **columns): 1 - |error| / 10, at least 0", {
     "Return one number per completion: 1 if right, 0.1 less for each that it is off.":
-        (["<answer>12</answer>", "<answer>15</answer>"], ["12", "12"], [1.0, 0.7]),
-    "Far off is 0, not below.": (["<answer>90</answer>"], ["12"], [0.0]),
-    "Where there is no number to read, pay 0.": (["Twelve, I think.", "<answer>twelve</answer>",
-        "<answer>12</answer>"], ["12", "12", "12"], [0.0, 0.0, 1.0]),
+        (_said("<answer>12</answer>", "<answer>15</answer>"), ["12", "12"], [1.0, 0.7]),
+    "Too small is as bad as too large.": (_said("<answer>9.5</answer>"), ["12"], [0.75]),
+    "Far off is 0, not below.": (_said("<answer>90</answer>"), ["12"], [0.0]),
+    "Where there is no number to read, pay 0.": (_said("Twelve, I think.", "<answer>12</answer>",
+        "12: <answer>twelve</answer>"), ["12", "12", "12"], [0.0, 1.0, 0.0]),
+    "The last answer counts, and nothing after it.":
+        (_said("<answer>3</answer> No: <answer>13</answer>, after 2 tries."), ["12"], [0.9]),
 }, "any GRPO trainer that speaks TRL's protocol can train on it.", _as_a_trainer_does)  # fmt: skip
 
 # --- notebook 01
@@ -134,7 +132,6 @@ REWARDS = tensor([1.0, 0.0, 0.0, 1.0, 0.5, 0.1, -0.2, 0.7])
 leave_one_out = Exercise("(rewards, num_generations): reward minus the others' mean (RLOO)", {
     "The others of four are three.": (REWARDS[:4], 4, [2 / 3, -2 / 3, -2 / 3, 2 / 3]),
     "The others are of its group.": (REWARDS, 4, group_advantages(REWARDS, 4, "none") * 4 / 3),
-    "A group of two works as well.": (REWARDS[:2], 2, [1.0, -1.0]),
 }, "it is G/(G-1) times the advantage without std: the same direction, a larger step.")  # fmt: skip
 
 
@@ -147,8 +144,8 @@ def _no_gradient(ratio: Tensor, advantages: Tensor, epsilon: float) -> Tensor:
 
 clipped_away = Exercise("(ratio, advantages, epsilon): where is the gradient 0?", _solved(
     _no_gradient, {
-    f"min() keeps the smaller term: A > 0 is cut above {1 + eps}, A < 0 below {1 - eps}.":
-        (tensor([[1.0, 1.1, 1.3, 0.7, 0.9]] * 2), tensor([0.5, -2.0]), eps)
+    f"Which term does min() take, for A > 0 and for A < 0? (ε = {eps})":
+        (tensor([[1.0, 1.1, 1.3, 0.7, 0.9]] * 2), tensor([0.5, -0.5]), eps)
     for eps in (0.2, 0.05, 0.5)
 }), "clipping stops a step that has gone far enough, never one back.")  # fmt: skip
 
@@ -181,26 +178,26 @@ rarity = Exercise("(styles, num_generations): 1 minus the share of each style in
     "Count within each group.": (["words", "list", "words", "words"], 2, [0.5, 0.5, 0.0, 0.0]),
 }, "no embedder, but somebody must name the styles.")  # fmt: skip
 
-RIGHT = tensor([1.0, 1.0] + 6 * [0.0])
-BONUS = tensor([0.4, 0.0, 0.9, 0.1, 0.9, 0.1, 0.2, 0.3])
+RIGHT = tensor([1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0])
+BONUS = tensor([0.5, 0.0, 0.9, 0.9, 0.1, 0.2, 0.1, 0.8, 0.3])
 gated_advantage = Exercise("(accuracy, bonus, weight, num_generations): pushed right answers", {
-    "Without weight, only accuracy is left.": (RIGHT, BONUS, 0.0, 4, group_advantages(RIGHT, 4)),
-    "The two right answers of the first group have a mean bonus of 0.2; nobody else moves.":
-        (RIGHT, BONUS, 0.5, 4, group_advantages(RIGHT, 4) + tensor([0.1, -0.1] + 6 * [0.0])),
+    "Without weight, only accuracy is left.": (RIGHT, BONUS, 0.0, 3, group_advantages(RIGHT, 3)),
+    "The two right answers of the first group have a mean bonus of 0.25; nobody else moves.":
+        (RIGHT, BONUS, 0.4, 3, group_advantages(RIGHT, 3) + tensor([0.1, -0.1] + 7 * [0.0])),
 }, "an all-wrong group teaches nothing again, and the weight counts.")  # fmt: skip
 
 # --- notebook 03
+BEST, MIXED = dict.fromkeys(CRITERIA, 5), dict(zip(CRITERIA, (5, 4, 3, 3), strict=True))
 judgement_rewards = Exercise("(judgements): four whole numbers 1 to 5 -> -0.5 to 0.5, or None", {
-    "The best scores are worth the upper end of the range.": (5, 5, 5, 5, [0.5]),
-    "The worst scores are worth the lower end.": (1, 1, 1, 1, [-0.5]),
-    "Take the mean, then map 1..5 to -0.5..0.5.": (5, 4, 3, 3, [0.1875]),
-    "A score is missing: there is no judgement.": (5, 4, 3, [None]),
-    "9 is no score from 1 to 5.": (9, 4, 3, 3, [None]),
-    "4.5 is no whole number.": (4.5, 4, 3, 3, [None]),
-    '"5" is text, not a number.': ("5", 4, 3, 3, [None]),
-    "True is no score, though Python counts it as 1.": (True, 4, 3, 3, [None]),
-}, "what cannot be read is None, never 0.",
-    lambda function, *scores: function([dict(zip(CRITERIA, scores, strict=False))]))  # fmt: skip
+    "The best scores are worth the upper end of the range.": ([BEST], [0.5]),
+    "The worst scores are worth the lower end.": ([dict.fromkeys(CRITERIA, 1)], [-0.5]),
+    "Each judgement has its own reward.": ([MIXED, BEST], [0.1875, 0.5]),
+    "Only the four scores count.": ([MIXED | {"rationale": "Fine.", "length": 9}], [0.1875]),
+    "A score is missing.": ([dict.fromkeys((*CRITERIA[1:], "length"), 4)], [None]),
+    "Scores go from 1 to 5.": ([BEST | {"grammar": 0}, BEST | {"coherence": 6}], [None, None]),
+    'Neither 4.5 nor the text "5" is a whole number, nor is True, though Python counts it as 1.':
+        ([MIXED | {"accuracy": score} for score in (4.5, "5", True)], [None] * 3),
+}, "what cannot be read is None, never 0.")  # fmt: skip
 
 
 def _fenced(function: Callable, text: str) -> Any:
@@ -208,21 +205,20 @@ def _fenced(function: Callable, text: str) -> Any:
     result = function(text)
     if not isinstance(result, str):
         return result
-    if re.search(r"<\s*/\s*response", result, re.IGNORECASE):
-        return "a tag that closes"
-    if [c for c in result if c.isalnum()] != [c for c in text if c.isalnum()]:
-        return "other letters"
-    return SAFE if "response" in text.lower() or result == text else "a changed text"
+    before, after = (re.search(r"<\s*/\s*response", t, re.IGNORECASE) for t in (text, result))
+    kept = [c for c in result if c.isalnum()] == [c for c in text if c.isalnum()]
+    return SAFE if not after and kept and (before or result == text) else result
 
 
-SAFE = "a fenced text"
+SAFE = "a text whose tags are broken and whose letters are kept"
 fence = Exercise("(text): the text with every `</response>` in it broken, all letters kept", {
     "The plain closing tag must not close.": ("14 </response>", SAFE),
     "Break every one, not just the first.": ("a</response>b</response>c", SAFE),
     "A model reads capitals just as well.": ("</RESPONSE>", SAFE),
-    "A model reads blanks inside the tag as well.": ("< / response >", SAFE),
+    "A model reads blanks inside the tag as well.": ("< /  response >, <\n/\tresponse>", SAFE),
+    "A model takes it for closed without the `>`, too.": ("14 </response", SAFE),
     "If you take the tag out, what stood around it forms one.": ("</res</response>ponse>", SAFE),
-    "A text without the tag must stay as it is.": ("12 < 15, <answer>15</answer>", SAFE),
+    "A text without the tag must stay as it is.": ("12 < 15, </respons>, response", SAFE),
 }, "what is fenced in stays in.", _fenced)  # fmt: skip
 
 gated_quality = Exercise("(accuracy, quality): quality if right, -0.5 if wrong, None if unknown", {
@@ -235,26 +231,32 @@ gated_quality = Exercise("(accuracy, quality): quality if right, -0.5 if wrong, 
 verdict_rewards = Exercise("(texts, correct): 1.0 where the last Yes or No is true, else 0.0", {
     "Both answers are right; one verdict says so.": (["Yes", "No"], [True, True], [1.0, 0.0]),
     "No is the true verdict on a wrong answer.": (["No", "Yes"], [False, False], [1.0, 0.0]),
-    "Skip what is in <think>.": (["<think>No, wait.</think><answer>Yes</answer>"], [True], [1.0]),
+    "Skip what is in <think>.":
+        (["<think>No, wait.</think>Yes", "<think>Yes.</think>So be it."], [True, True], [1.0, 0.0]),
     "Of several the last one counts.": (["Yes? No."], [False], [1.0]),
     "Capitals do not matter.": (["the answer is YES"], [True], [1.0]),
-    "No verdict earns 0, and 'know' holds no No.": (["I know nothing."], [False], [0.0]),
+    "No verdict earns 0, and 'know' holds no No.":
+        (["I know nothing.", "My eyes!", "Yesterday"], [False, True, True], [0.0, 0.0, 0.0]),
     "The analysis was cut off: there is no verdict.": (["<think>Yes, surely"], [True], [0.0]),
 }, "the label is what a verdict is compared with.")  # fmt: skip
 
 balanced = Exercise("(right, wrong, n): n // 2 of each, starting again if too few", {
     "Take n // 2 of each.": (["a", "b", "c"], ["x", "y"], 4, [["a", "b"], ["x", "y"]]),
     "n // 2 of 5 is 2.": (["a", "b", "c"], ["x", "y"], 5, [["a", "b"], ["x", "y"]]),
-    "If too few, start again.": (["a"], ["x", "y", "z"], 6, [["a", "a", "a"], ["x", "y", "z"]]),
+    "If too few, start again, as often as it takes.":
+        (["a", "b"], ["x", "y", "z"], 10, [["a", "b", "a", "b", "a"], ["x", "y", "z", "x", "y"]]),
     "One label alone would teach a constant verdict.": ([], ["x", "y"], 4, [[], []]),
+    "So would the other one alone.": (["a", "b"], [], 4, [[], []]),
 }, "always saying Yes is now worth no more than a coin.")  # fmt: skip
 
 pick = Exercise("(answers, verdicts): place of the first answer with the largest share of Yes", {
-    "Count each answer's Yes.": (["7", "9"], [[True, False], [True, True]], 1),
+    "Two Yes of four beat none of one.": (["7", "9"], [[False], [True, True, False, False]], 1),
     "Of equals take the first.": (["7", "9"], [[True, True], [True, True]], 0),
     "Equal answers are one.": (["7", "9", "7"], [[True, False], [True, False], [True, True]], 0),
     "One Yes of one beats two of four.": (["7", "9"], [[True, True, False, False], [True]], 1),
-    "An answer without verdicts cannot win.": (["7", None, "9"], [[False], [], [True]], 2),
+    "Each verdict on an answer counts the same, whichever of its equals it was about.":
+        (["7", "9", "7"], [[True], [True, False, False], [False, False, False]], 1),
+    "An answer without verdicts cannot win.": ([None, "9"], [[], [False]], 1),
 }, "this is best-of-n with the policy's own verdicts.")  # fmt: skip
 
 # --- notebook 05
@@ -262,33 +264,31 @@ LOGITS = tensor([[2.0, 0.0, 1.0, 1.0, 5.0], [0.0, 3.0, 0.0, 0.0, -2.0]])
 p_yes = Exercise("(logits, yes, no): P(Yes) of their spellings", _solved(
     lambda z, yes, no: z.softmax(-1)[:, yes].sum(1) / z.softmax(-1)[:, yes + no].sum(1), {
     "Softmax over the two tokens alone.": (LOGITS, [0], [1]),
-    "Add up the probabilities of all spellings of each, then divide.": (LOGITS, [0, 2], [1, 3]),
-    "Large logits overflow exp: take a softmax first.": (LOGITS + 200.0, [0, 2], [1, 3]),
+    "Every spelling adds to its word's probability.": (LOGITS, [0, 2], [1]),
+    "Large logits overflow exp.": (LOGITS + 200.0, [0, 2], [1, 3]),
 }), "tokens that say neither do not count.")  # fmt: skip
 
 P = tensor([[0.9, 0.5], [0.2, 0.0]])
 meta_rewards = Exercise("(p, weights): sum of weight * log(max(p, 1e-4)); p (N, K)", _solved(
     lambda p, weights: p.clamp(min=1e-4).log() @ tensor(weights), {
-    "A weight of 0 leaves a question out.": (P[:1], [1.0, 0.0]),
-    "Weight each question's log, then add up.": (P[:1], [0.5, 2.0]),
-    "log 0 would be minus infinity: bound P below by 1e-4.": (P, [1.0, 1.0]),
+    "A weight of 0 leaves a question out.": (P, [1.0, 0.0]),
+    "log 0 is minus infinity: it is P that has a bound.": (P, [2.0, 0.5]),
 }), "one sure No cannot outweigh all the rest of its group.")  # fmt: skip
 
 stop_early = Exercise("(accuracies, patience): index of the best before `patience` others", {
-    "The best is at 1.": ([0.2, 0.6, 0.5], 5, 1),
     "Of equals the first: later is not better.": ([0.2, 0.6, 0.6], 5, 1),
     "After two evaluations without a better one, it is over.": ([0.3, 0.2, 0.1, 0.9], 2, 0),
     "A new best starts the count again.": ([0.3, 0.2, 0.4, 0.1, 0.5], 2, 4),
+    "Better than the one before is not better than the best.": ([0.5, 0.2, 0.3, 0.4, 0.9], 3, 0),
     "A single evaluation is the best there is.": ([0.5], 1, 0),
 }, "a few labels, never trained on, are enough for that.")  # fmt: skip
 
 # --- notebook 06
 broadcast = Exercise("(rewards, turns): advantages of a group's turn rows", _solved(
     lambda r, turns: group_advantages(r, len(r)).repeat_interleave(tensor(turns)), {
-    "One turn each: notebook 01.": (tensor([1.0, 0.0]), [1, 1]),
     "A row a turn gets its episode's advantage.": (tensor([1.0, 0.0, 0.0]), [2, 1, 3]),
+    "ε matters where the std is small.": (tensor([0.01, 0.0]), [1, 1]),
     "Mean and std are over episodes, however many turns.": (tensor([1.0, 0.0]), [1, 4]),
-    "No spread, no advantage.": (tensor([1.0, 1.0]), [2, 1]),
 }), "one outcome, every turn.")  # fmt: skip
 
 turn_token_weights = Exercise("(lengths): each episode's turn lengths -> token weights", _solved(
@@ -296,28 +296,28 @@ turn_token_weights = Exercise("(lengths): each episode's turn lengths -> token w
     "One episode of one turn: the mean over its tokens.": ([[4]],),
     "1/G for each of G episodes.": ([[4], [2]],),
     "1/T_i for each turn of an episode of T_i.": ([[4, 5], [2]],),
-    "One number a turn: 1/G times 1/T_i times 1/|a|.": ([[3, 1, 2], [6], [2, 2]],),
+    "One number a turn, episode by episode.": ([[3, 1, 2], [6], [2, 2]],),
 }), "each episode has the same say, however long it is.")  # fmt: skip
 
-TURNS = [([1, 2], [3, 9]), ([1, 2, 3, 9, 4, 5], [6, 9]), ([1, 2, 3, 9, 4, 5, 6, 9, 4], [7])]
+TURNS = [([8, 1, 2], [3, 9]), ([8, 1, 2, 3, 9, 4, 5], [6, 9])]
 sampled_mask = Exercise("(turns): (prompt, completion) ids of an episode -> its 0/1 mask", {
     "What the policy sampled is 1; the first prompt is left out.": (TURNS[:1], [1, 1]),
-    "What stands between two actions was not sampled: 0.": (TURNS[:2], [1, 1, 0, 0, 1, 1]),
-    "It is as long as everything after the first prompt.": (TURNS, [1, 1, 0, 0, 1, 1, 0, 1]),
+    "What stands between two actions was not sampled: 0.": (TURNS, [1, 1, 0, 0, 1, 1]),
     "Nothing between: nothing masked.": ([([1], [2, 2]), ([1, 2, 2], [2])], [1, 1, 1]),
+    "What counts is where a token stands, not which it is.":
+        ([([1], [2]), ([1, 2, 2, 2, 3], [3])], [1, 0, 0, 0, 1]),
 }, "this is the env_mask that TRL takes.")  # fmt: skip
 
 # --- notebook 07
 paired_mean = Exercise("(arm, baseline): values by seed -> the mean of their differences", {
-    "The mean of .1, .2, .3.": ({0: 0.5, 1: 0.7, 2: 0.6}, {0: 0.4, 1: 0.5, 2: 0.3}, 0.2),
+    "The mean of .1, .2, .6.": ({0: 0.5, 1: 0.7, 2: 0.9}, {0: 0.4, 1: 0.5, 2: 0.3}, 0.3),
     "Only seeds that both arms have make a pair.": ({0: 0.5, 3: 0.9}, {3: 0.7}, 0.2),
-    "Pairs go by seed, not by place.": ({2: 0.9, 5: 0.3, 0: 0.1}, {0: 0.0, 2: 0.2}, 0.4),
+    "Pairs go by seed, not by place.": ({2: 0.9, 0: 0.1}, {0: 0.0, 2: 0.2, 5: 0.3}, 0.4),
 }, "what both runs of a seed owe to it cancels.")  # fmt: skip
 
 any_false = Exercise("(alpha, m): chance of a false verdict among `m` independent claims", {
     "One claim: alpha itself.": (0.05, 1, 0.05),
-    "That none is false has the chance (1 - alpha)^m.": (0.05, 14, 1 - 0.95**14),
-    "Not m times alpha, which may be more than 1.": (0.01, 100, 1 - 0.99**100),
+    "How likely is it that none is false?": (0.05, 14, 1 - 0.95**14),
 }, "twenty claims at 5 % are wrong somewhere two times in three.")  # fmt: skip
 
 reading = Exercise('(low, high, delta): the verdict on "it falls", read off an interval', {
@@ -331,7 +331,7 @@ reading = Exercise('(low, high, delta): the verdict on "it falls", read off an i
 
 # --- notebook 08
 training_bytes = Exercise("(n, width): bytes of n weights, their gradients and Adam's moments", {
-    "Weights, gradients, two moments: four numbers a weight.": (1_000, 4, 16_000),
+    "Weights, gradients, two moments: how many numbers a weight?": (1_000, 4, 16_000),
     "Qwen2.5-1.5B in float32: 23 GiB.": (1_543_714_304, 4, 24_699_428_864),
     "`width` is that of each of the four.": (1_000, 2, 8_000),
 }, "no smaller batch makes it less; fewer trained weights do.")  # fmt: skip
@@ -339,7 +339,7 @@ training_bytes = Exercise("(n, width): bytes of n weights, their gradients and A
 decode_floor = Exercise("(n, weight_bytes, cache_bytes, rows, bandwidth, flops): seconds", {
     "One row: the weights are read, 2e9 / 1e12.": (1e9, 2e9, 0, 1, 1e12, 1e14, 0.002),
     "Each row has its own cache to be read.": (1e9, 2e9, 1e6, 1000, 1e12, 1e16, 0.003),
-    "With many rows computing takes longer: 2 n rows.": (1e9, 2e9, 0, 1000, 1e12, 1e14, 0.02),
+    "With many rows, computing takes longer than reading.": (1e9, 2e9, 0, 1000, 1e12, 1e14, 0.02),
     "In float32 more bytes are read: `weight_bytes`.": (1e9, 4e9, 0, 1, 1e12, 1e14, 0.004),
     "In float32, too, a row takes 2 n operations.": (1e9, 4e9, 0, 400, 1e12, 1e14, 0.008),
 }, "few rows cost as much as many: sample them together.")  # fmt: skip
@@ -347,7 +347,7 @@ decode_floor = Exercise("(n, weight_bytes, cache_bytes, rows, bandwidth, flops):
 split_groups = Exercise("(rows, processes, size): groups that lie in more than one process", {
     "Groups 0-7, 8-15, 16-23; the second process begins at 12.": (12, 2, 8, 1),
     "Where `rows` is a multiple of `size`, no group is split.": (16, 4, 8, 0),
-    "A group may fill two processes: each of these does.": (4, 6, 8, 3),
+    "A single row in another process splits a group.": (3, 4, 4, 3),
     "Borders at 12, 24 and 36; 24 is between two groups.": (12, 4, 8, 2),
     "One group in four processes is one split group, not three.": (2, 4, 8, 1),
 }, "choose rows a process as a multiple of the group, or gather.")  # fmt: skip
@@ -364,19 +364,19 @@ zero_spread = Exercise("(rewards, num_generations): the share of groups without 
 
 _FINE = {"loss": 0.0, "grad_norm": 0.4, "frac_reward_zero_std": 0.2,
          "completions/clipped_ratio": 0.1}  # fmt: skip
-_CUT, _ALIKE = {"completions/clipped_ratio": 0.95}, {"frac_reward_zero_std": 1.0, "grad_norm": 0.0}
+_CUT, _ALIKE = {"completions/clipped_ratio": 1.0}, {"frac_reward_zero_std": 1.0, "grad_norm": 0.0}
 tell = Exercise("(row): not-finite, clipped, no-spread, vanishing-gradient or healthy", {
     "A loss of 0 is healthy, as in case 1.": (_FINE, "healthy"),
     "NaN is not finite.": (_FINE | {"loss": math.nan}, "not-finite"),
     "Infinity is not finite either, nor is minus infinity.": (
         _FINE | {"loss": -math.inf}, "not-finite"),
-    "Nine in ten are cut off.": (_FINE | _CUT, "clipped"),
-    "Half of them is not yet nine in ten.": (
-        _FINE | {"completions/clipped_ratio": 0.5}, "healthy"),
+    "Nine in ten are cut off.": (_FINE | {"completions/clipped_ratio": 0.9}, "clipped"),
+    "Eight in ten are not yet nine.": (_FINE | {"completions/clipped_ratio": 0.8}, "healthy"),
+    "Nine groups in ten agree.": (_FINE | {"frac_reward_zero_std": 0.9}, "no-spread"),
     "No group has spread, so no gradient is to be expected.": (_FINE | _ALIKE, "no-spread"),
-    "Some groups agree in every run.": (_FINE | {"frac_reward_zero_std": 0.6}, "healthy"),
-    "There is spread, and still no gradient.": (_FINE | {"grad_norm": 0.0}, "vanishing-gradient"),
-    "A small gradient is a gradient.": (_FINE | {"grad_norm": 0.01}, "healthy"),
+    "Some groups agree in every run.": (_FINE | {"frac_reward_zero_std": 0.8}, "healthy"),
+    "There is spread, and still no gradient.": (_FINE | {"grad_norm": 9e-7}, "vanishing-gradient"),
+    "A small gradient is a gradient.": (_FINE | {"grad_norm": 1e-6}, "healthy"),
     "What is cut off earns nothing: name the cause, not what follows.": (
         _FINE | _CUT | _ALIKE, "clipped"),
     "The worst comes first.": (_FINE | _CUT | _ALIKE | {"loss": math.nan}, "not-finite"),

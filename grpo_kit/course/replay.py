@@ -1,9 +1,9 @@
-"""Record a few problems' groups during a run, and make of them one HTML file to drag through.
+"""Record a few problems' groups during a run, and make one HTML file of them to drag through.
 
 `Recorder` is what `train` takes as `record`; `page` needs no model. "Then" is a token's probability
-under the policy that sampled it, "now" under the policy that the run ended with: so each answer
-says what the rest of the training made of it. `python -m grpo_kit.course.replay` makes the replays
-that the course ships.
+under the policy that sampled it, "now" under the one that the run ended with: so each answer shows
+what the rest of the training made of it. `python -m grpo_kit.course.replay` makes the replays that
+the course ships.
 """
 
 import base64
@@ -13,7 +13,6 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,17 +21,12 @@ from typing import Any
 
 import torch
 from jinja2 import Environment
+from torch import Tensor
 
+from grpo_kit import flow
 from grpo_kit.course.doctor import Log, read_log
 from grpo_kit.course.plots import CURVE_LABELS
-from grpo_kit.flow import (
-    FlowGRPO,
-    Memory,
-    OfflineTraces,
-    Turn,
-    episode_advantages,
-    evaluate_episodes,
-)
+from grpo_kit.flow import Episode, FlowGRPO, Memory, Turn
 from grpo_kit.generation import Rollouts, completion_logps
 from grpo_kit.models import Policy
 from grpo_kit.paths import data_dir, make_output_dir, write_atomic
@@ -52,9 +46,8 @@ class Recorder:
     """Samples the groups of a few problems as a run goes: `train(..., record=Recorder(folder))`.
 
     It writes `replay.jsonl` into `output_dir`, the run's: a line per recorded step, and at the end
-    one more for each, with the last policy's log-probabilities of its tokens. It has random numbers
-    of its own, the same at each step. Rewards that remember what they scored, such as a judge's
-    cache, remember these answers, too.
+    another, with the last policy's log-probabilities. Its random numbers are its own, the same at
+    each step. Rewards that remember what they scored (a judge's cache) remember these answers, too.
 
     every: steps from one record to the next, besides the first and the last; None = `eval_steps`
     or, without evaluations between, a tenth of the run. problems: how many train and test rows.
@@ -69,126 +62,113 @@ class Recorder:
         every = self.every or config.eval_steps or max(1, config.max_steps // 10)
         if step % every and not last:
             return
-        splits = [task.train]
-        if set(task.test.column_names) >= set(task.train.column_names):  # what rewards may need
-            splits.append(task.test.select_columns(task.train.column_names))
-        some = [split.select(range(min(self.problems, len(split)))) for split in splits]
-        rows = [row for split in some for row in split]
+        columns, rows = task.train.column_names, []
+        for split in (task.train, task.test):
+            if set(columns) <= set(split.column_names):  # rewards may need each
+                first = split.select_columns(columns).select(range(min(self.problems, len(split))))
+                rows.append(list(first))
+        known, rows = rows[0], sum(rows, [])
         chosen = prompts.of(rows, prompts.rewards)
-        size = len(rows) * config.num_generations
-        changes = {**ONE_UPDATE, "generation_batch_size": size, "dynamic_sampling_rounds": 0}
-        chosen.config = replace(config, **changes)
+        size = {"generation_batch_size": len(rows) * config.num_generations}
+        chosen.config = replace(config, **ONE_UPDATE, **size, dynamic_sampling_rounds=0)
         state = SimpleNamespace(global_step=step, max_steps=config.max_steps)
         state.progress = min(step / config.max_steps, 1.0)
-        with torch.random.fork_rng(devices=[]):
-            answers = _answers(chosen, source, torch.Generator().manual_seed(prompts.seed), state)
-        for answer in answers:
-            row = answer.pop("row")
-            answer |= {"split": "training" if row in [*some[0]] else "held-out"}
-            answer |= {"question": question_text(row["prompt"]), "right": row.get("answer", "")}
-        self._append({"step": step, "size": config.num_generations, "answers": answers})
-        if last:
-            for at, record in _records(self.file.parent).items():
-                now = _logps_now(prompts.policy, record["answers"], config.temperature)
-                self._append({"step": at, "last": step, "now": now})
+        with torch.random.fork_rng(devices=[]):  # a reward's, perhaps
+            generator = torch.Generator().manual_seed(prompts.seed)
+            episodes, rewards, advantages = _sampled(chosen, source, generator, state)
+        names = [reward_name(reward) for reward in prompts.rewards]
+        answers = []
+        scored = zip(episodes, rewards.tolist(), advantages.tolist(), strict=True)
+        for one, scores, advantage in scored:
+            answers.append({
+                "split": "training" if one.row in known else "held-out",
+                "question": question_text(one.row["prompt"]), "right": str(one.row.get("answer")),
+                "reward": one.reward, "rewards": dict(zip(names, scores, strict=True)),
+                "advantage": round(advantage, 3), "output": one.output or "",
+                "stopped": one.stopped, "turns": _turns(one, prompts.policy),
+            })  # fmt: skip
+        self._append(step, size=config.num_generations, answers=answers)
+        for at, record in _records(self.file.parent).items() if last else ():
+            turns = [turn for answer in record["answers"] for turn in answer["turns"]]
+            self._append(at, now=_logps(prompts.policy, turns, config.temperature))
 
-    def _append(self, line: dict) -> None:
-        with open(self.file, "a") as file:  # begins anew, as a kill may have cut the last line
-            file.write("\n" + json.dumps(line))
+    def _append(self, step: int, **recorded: Any) -> None:
+        with open(self.file, "a") as file:  # a kill may have cut the line before
+            file.write("\n" + json.dumps({"step": step, **recorded}))
 
 
-def _answers(prompts: PromptBatches, source: Any, generator: torch.Generator, state: Any) -> list:
-    """One group of each row of `prompts`, as JSON has them; those of a row stand together."""
-    policy, names = prompts.policy, [reward_name(reward) for reward in prompts.rewards]
-    source = source.flow if isinstance(source, OfflineTraces) else source
+def _sampled(
+    prompts: PromptBatches, source: Any, generator: torch.Generator, state: Any
+) -> tuple[list[Episode], Tensor, Tensor]:
+    """A group of each row: N episodes, answers as such of one turn; (N, R) rewards; advantages."""
+    if isinstance(source, flow.OfflineTraces):
+        source = source.flow
     if isinstance(source, FlowGRPO):
-        flow, system = copy.copy(source), source.system
-        roles = {n: getattr(system, n).forgetful() for n in ("executor", "verifier", "generator")}
-        flow.prompts, flow.system = prompts, replace(system, **roles)
-        episodes, columns, _ = flow.episodes(generator, state)
+        ours, roles = copy.copy(source), ("executor", "verifier", "generator")
+        forgetful = {name: getattr(source.system, name).forgetful() for name in roles}
+        ours.prompts, ours.system = prompts, replace(source.system, **forgetful)
+        episodes, rewards, _ = ours.episodes(generator, state)
         scale = prompts.config.scale_rewards
-        advantages = episode_advantages(episodes, flow.per, scale_rewards=scale)
-        rewards = [one.reward for one in episodes]
-        answers = [
-            {
-                "row": one.row, "output": one.output, "stopped": one.stopped,
-                "turns": [
-                    _turn(turn, policy) | {
-                        "request": policy.tokenizer.decode(turn.prompt_ids),
-                        "memory": str(Memory(one.memory.steps[:t])),
-                        "call": step.call, "result": step.result, "verdict": step.verdict,
-                    }
-                    for t, (turn, step) in enumerate(zip(one.turns, one.memory.steps, strict=True))
-                ],
-            }
-            for one in episodes
-        ]  # fmt: skip
-    else:
-        (batch,) = prompts(generator, state, {})
-        sampled, columns, advantages = batch.rollouts, batch.rewards_per_func, batch.advantages
-        rewards, answers = batch.rewards.tolist(), []
-        for i, ids in enumerate(sampled.completion_lists()):
-            given = sampled.prompt_ids[int(sampled.prompt_index[i])]
-            logps, nats = (x[i, : len(ids)].tolist() for x in (sampled.logps, sampled.entropies))
-            turn = Turn(given, ids, logps, entropies=nats)
-            answers.append({"row": batch.examples[i], "turns": [_turn(turn, policy)]})
-    for answer, reward, scores, advantage in zip(
-        answers, rewards, columns.tolist(), advantages.tolist(), strict=True
-    ):
-        answer |= {"advantage": advantage, "reward": _known(reward)}
-        answer["rewards"] = dict(zip(names, map(_known, scores), strict=True))
-    return answers
+        advantages = flow.episode_advantages(episodes, source.per, scale_rewards=scale)
+        return episodes, rewards, advantages
+    (batch,) = prompts(generator, state, {})
+    sampled, episodes = batch.rollouts, []
+    for i, ids in enumerate(sampled.completion_lists()):
+        logps, nats = (x[i, : len(ids)].tolist() for x in (sampled.logps, sampled.entropies))
+        asked = sampled.prompt_ids[int(sampled.prompt_index[i])]
+        turn = Turn(asked, ids, logps, entropies=nats)
+        episodes.append(Episode(i, batch.rewards[i].item(), [turn], batch.examples[i]))
+    return episodes, batch.rewards_per_func, batch.advantages
 
 
-def _known(value: float | None) -> float | None:
-    """None for a NaN, which JSON does not have."""
-    return None if value is None or math.isnan(value) else value
+def _turns(episode: Episode, policy: Policy) -> list[dict]:
+    """An episode's turns as JSON has them; of an answer the one, without a memory."""
+    decode, steps, turns = policy.tokenizer.decode, episode.memory.steps, []
+    for t, turn in enumerate(episode.turns):
+        turns.append({
+            "prompt_ids": turn.prompt_ids, "ids": turn.completion_ids,
+            "tokens": [decode([token]) for token in turn.completion_ids],
+            "then": _rounded(turn.logprobs), "entropies": _rounded(turn.entropies),
+        })  # fmt: skip
+        for step in steps[t : t + 1]:
+            turns[-1] |= {"request": decode(turn.prompt_ids), "memory": str(Memory(steps[:t]))}
+            turns[-1] |= {"call": step.call, "result": step.result, "verdict": step.verdict}
+    return turns
 
 
-def _turn(turn: Turn, policy: Policy) -> dict:
-    return {
-        "prompt_ids": turn.prompt_ids, "ids": turn.completion_ids,
-        "tokens": [policy.tokenizer.decode([token]) for token in turn.completion_ids],
-        "then": [round(value, 4) for value in turn.logprobs],
-        "entropies": [round(value, 4) for value in turn.entropies],
-    }  # fmt: skip
+def _rounded(values: list[float]) -> list[float]:
+    return [round(value, 3) for value in values]
 
 
-def _logps_now(policy: Policy, answers: Sequence[dict], temperature: float) -> list[list[float]]:
-    """`policy`'s log-probabilities of the tokens of all turns, one list a turn."""
-    turns = [turn for answer in answers for turn in answer["turns"]]
-    ids = [turn["ids"] for turn in turns]
-    rollouts = Rollouts.given([turn["prompt_ids"] for turn in turns], ids, policy)
-    options = {"temperature": temperature, "pad_token_id": policy.pad_token_id}
+def _logps(policy: Policy, turns: list[dict], temperature: float) -> list[list[float]]:
+    """`policy`'s log-probabilities of the tokens of each turn."""
+    asked, ids = ([turn[name] for turn in turns] for name in ("prompt_ids", "ids"))
+    rollouts, pad = Rollouts.given(asked, ids, policy), policy.pad_token_id
     with policy.autocast():
-        logps = completion_logps(policy.model, rollouts, **options)[0].tolist()
-    return [
-        [round(value, 4) for value in row[: len(own)]] for row, own in zip(logps, ids, strict=True)
-    ]
+        logps, _ = completion_logps(
+            policy.model, rollouts, temperature=temperature, pad_token_id=pad
+        )
+    return [_rounded(row[: len(own)]) for row, own in zip(logps.tolist(), ids, strict=True)]
 
 
 # --- the page -------------------------------------------------------------------------------------
 
 
 def _records(folder: Path) -> dict[int, dict]:
-    """What was recorded of each step; of a line that comes twice, after a kill, the later.
-
-    ValueError where there is nothing.
-    """
+    """What was recorded, by step; of a step that comes twice, after a kill, the later."""
     records: dict[int, dict] = {}
-    lines = (folder / REPLAY).read_text().splitlines() if (folder / REPLAY).is_file() else []
-    for line in lines:
+    for line in (folder / REPLAY).read_text().splitlines():
         try:
-            line = json.loads(line)
+            record = json.loads(line)
         except ValueError:  # empty, or cut by a kill
             continue
-        if "answers" in line:
-            records[line["step"]] = line
-        else:
-            records[line["step"]] |= {"last": line["last"], "now": line["now"]}
-    if not records:
-        remedy = "record one by `grpo-kit train --replay` or `train(..., record=Recorder(FOLDER))`"
-        raise ValueError(f"{folder} holds no {REPLAY} of a run: {remedy}.")
+        if "answers" in record:
+            records[record["step"]] = record
+            continue
+        answers = records[record["step"]]["answers"]
+        turns = (turn for answer in answers for turn in answer["turns"])
+        for turn, now in zip(turns, record["now"], strict=True):
+            turn["now"] = now
     return dict(sorted(records.items()))
 
 
@@ -197,29 +177,46 @@ def page(folder: str | Path) -> str:
 
     Raises ValueError where there is no recording, or one that cannot be read.
     """
-    folder = Path(folder)
+    folder, texts = Path(folder), {}
     try:
-        data = _data(_records(folder))
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        records = _records(folder)
+        sizes, frames = {record["size"] for record in records.values()}, []
+        for record in records.values():
+            frames.append(_packed(record["answers"], texts))
+        data: dict = {"steps": list(records), "size": sizes.pop(), "frames": frames}
+    except FileNotFoundError:
+        remedy = "record one by `grpo-kit train --replay` or `train(..., record=Recorder(FOLDER))`"
+        raise ValueError(f"{folder} holds no {REPLAY} of a run: {remedy}.") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = f"{folder / REPLAY} cannot be read ({type(error).__name__}: {error})"
         raise ValueError(f"{problem}: record the run anew.") from error
-    log = Log(read_log(folder))
+    log, curves = Log(read_log(folder)), []
     for name, metric in CURVES.items():
         points = [p for p in zip(*log.series(name), strict=True) if math.isfinite(p[1])]
-        if points:
-            title, unit = CURVE_LABELS[metric]
-            data["curves"].append({"title": title, "unit": unit, "points": points})
+        title, unit = CURVE_LABELS[metric]
+        curves += [{"title": title, "unit": unit, "points": points}] if points else []
     template = TEMPLATE.read_text(encoding="utf-8")
     allowed = {  # by the policy in the page's head: these two texts and nothing else
         tag: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         for tag, text in re.findall(r"<(script|style)>(.*?)</\1>", template, re.S)
     }
-    # as a JSON escape, "<" ends no element; json.dumps leaves nothing but ASCII
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    environment = Environment(autoescape=True)
-    return environment.from_string(template).render(
-        title=f"{visible(folder.resolve().name)}: replay", data=text, **allowed
-    )
+    # ASCII alone, and as an escape "<" begins no tag
+    text = json.dumps(data | {"curves": curves, "texts": list(texts)}, separators=(",", ":"))
+    return Environment(autoescape=True).from_string(template).render(
+        title=visible(folder.resolve().name), data=text.replace("<", "\\u003c"), **allowed
+    )  # fmt: skip
+
+
+def _packed(value: Any, texts: dict[str, int]) -> Any:
+    """JSON with each text as its place in `texts`, as most come again and again; ids left out."""
+    if isinstance(value, dict):
+        kept = {k: v for k, v in value.items() if k not in ("ids", "prompt_ids")}
+        return {visible(name): _packed(one, texts) for name, one in kept.items()}
+    if isinstance(value, list):
+        return [_packed(one, texts) for one in value]
+    if isinstance(value, str):
+        return texts.setdefault(visible(value), len(texts))
+    return None if value != value else value  # NaN: not scored
 
 
 def visible(text: str) -> str:
@@ -230,87 +227,35 @@ def visible(text: str) -> str:
     )
 
 
-def _data(records: dict[int, dict]) -> dict:
-    """What the page shows, its texts in one table, since most come again and again."""
-    texts: dict[str, int] = {}
-
-    def place(text: str | None) -> int:
-        return texts.setdefault(visible(str(text or "")), len(texts))
-
-    last = max(records)
-    frames, problems = [], []
-    for record in records.values():
-        scored = record.get("last") == last  # else the run was killed before its end
-        now = iter(record["now"] if scored else [])
-        answers = [
-            {
-                "reward": answer["reward"], "rewards": list(answer["rewards"].values()),
-                "advantage": round(answer["advantage"], 3),
-                "output": place(answer.get("output")), "stopped": place(answer.get("stopped")),
-                "turns": [
-                    {
-                        "tokens": [place(token) for token in turn["tokens"]],
-                        "then": _shares(turn["then"]), "now": _shares(next(now)) if scored else [],
-                        "nats": [round(100 * value) for value in turn["entropies"]],
-                        **{name: place(turn[name]) for name in TOLD if name in turn},
-                    }
-                    for turn in answer["turns"]
-                ],
-            }
-            for answer in record["answers"]
-        ]  # fmt: skip
-        starts = range(0, len(answers), record["size"])
-        frames.append([answers[i : i + record["size"]] for i in starts])
-        problems = [
-            {name: place(record["answers"][i][name]) for name in ("split", "question", "right")}
-            for i in starts
-        ]
-    names = [place(name) for name in record["answers"][0]["rewards"]]
-    flow = "call" in record["answers"][0]["turns"][0]
-    return {
-        "steps": list(records), "flow": flow, "names": names, "problems": problems,
-        "frames": frames, "curves": [], "texts": list(texts),
-    }  # fmt: skip
-
-
-TOLD = ("request", "memory", "call", "result", "verdict")  # of an episode's turn, beside its tokens
-
-
-def _shares(logps: Sequence[float]) -> list[int]:
-    """Probabilities in thousandths."""
-    return [round(1000 * math.exp(value)) for value in logps]
-
-
 # --- what the course ships ------------------------------------------------------------------------
 
 
-def ship(output_dir: str | Path, work: str | Path = "runs/replays") -> list[Path]:
-    """Train like notebooks 01 and 06 on profile `tiny`, into `work`, and write both replays."""
+def ship(output_dir: str | Path, work: str | Path = "runs/replays") -> None:
+    """Train like notebooks 01 and 06 on profile `tiny`, in `work`; write the replays of both."""
     torch.set_num_threads(1)
-    profile = PROFILES["tiny"]
-    config = replace(profile.config, loss_type="grpo", save_steps=10)
-    changes = {"max_steps": 30, "eval_steps": 5, "eval_prompts": 64}
-    basic, task = replace(config, **changes), profile.load_task()
-    folders = [Path(work) / name for name in ("01_basic_grpo", "06_flow_grpo")]
+    profile, work, output_dir = PROFILES["tiny"], Path(work), make_output_dir(output_dir)
+    config = replace(profile.config, loss_type="grpo", save_steps=10, eval_prompts=0)
+    common = {"seed": 0, "resume": True}
+
     train(
-        profile.load_policy(), task, [accuracy_reward, format_reward], basic, seed=0, resume=True,
-        output_dir=folders[0], record=Recorder(folders[0], every=2),
+        profile.load_policy(), profile.load_task(), [accuracy_reward, format_reward],
+        replace(config, max_steps=30, eval_steps=5, eval_prompts=64), **common,
+        output_dir=work / "01_basic_grpo", record=Recorder(work / "01_basic_grpo", every=2),
     )  # fmt: skip
-    changes = {"max_steps": 16, "eval_steps": 4, "eval_prompts": 0, "learning_rate": 3e-4}
+    changes = {"max_steps": 16, "eval_steps": 4, "learning_rate": 3e-4}
     changes |= {"generation_batch_size": 64, "max_completion_length": 48}
-    of_turns, task, policy = replace(config, **changes), tool_questions(), profile.load_policy()
+    config, task, policy = replace(config, **changes), tool_questions(), profile.load_policy()
     system = profile.load_agents(policy)
-    options = {"system": system, "dataset": task.test, "config": of_turns, "questions": 48}
+    measured = {"system": system, "dataset": task.test, "config": config, "questions": 48}
     train(
-        policy, task, [accuracy_reward], of_turns, output_dir=folders[1], seed=0, resume=True,
+        policy, task, [accuracy_reward], config, output_dir=work / "06_flow_grpo", **common,
         batch_source=partial(FlowGRPO, system=system),
-        measure=partial(evaluate_episodes, **options), record=Recorder(folders[1], every=2),
+        measure=partial(flow.evaluate_episodes, **measured),
+        record=Recorder(work / "06_flow_grpo", every=2, problems=1),
     )  # fmt: skip
-    pages = [make_output_dir(output_dir) / f"{folder.name}.html" for folder in folders]
-    for folder, file in zip(folders, pages, strict=True):
-        write_atomic(file, page(folder))
-    return pages
+    for name in ("01_basic_grpo", "06_flow_grpo"):
+        write_atomic(output_dir / f"{name}.html", page(work / name))
 
 
 if __name__ == "__main__":
-    print(*ship(data_dir() / "replays"))
+    ship(data_dir() / "replays")

@@ -208,12 +208,12 @@ def page(folder: str | Path) -> str:
 
 
 def _packed(value: Any, texts: dict[str, int]) -> Any:
-    """JSON with each text as its place in `texts`, as most come again and again; ids left out."""
+    """JSON with each text as its place in `texts`, lists of nats in thousandths, and no ids."""
     if isinstance(value, dict):
         kept = {k: v for k, v in value.items() if k not in ("ids", "prompt_ids")}
         return {visible(name): _packed(one, texts) for name, one in kept.items()}
     if isinstance(value, list):
-        return [_packed(one, texts) for one in value]
+        return [round(1000 * x) if isinstance(x, float) else _packed(x, texts) for x in value]
     if isinstance(value, str):
         return texts.setdefault(visible(value), len(texts))
     return None if value != value else value  # NaN: not scored

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -14,9 +15,10 @@ from toy import TASK, configure, even_ids, killed_in, weights_of, without_times
 from typer.testing import CliRunner
 
 from grpo_kit.cli import app
-from grpo_kit.course.replay import Recorder, _records, page
+from grpo_kit.course.replay import TEMPLATE, Recorder, _records, page
 from grpo_kit.flow import FlowGRPO
 from grpo_kit.lab.report import write_report
+from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward
 from grpo_kit.runs import HISTORY, REPLAY
@@ -152,6 +154,15 @@ def test_the_report_links_the_replays_of_recorded_runs_and_names_damaged_ones(tm
     assert 'href="a%20run/replay.html"' in report and "bad/replay.html" not in report
     assert (tmp_path / "a run" / "replay.html").read_text() == text
     assert f"{tmp_path / 'bad' / REPLAY} cannot be read" in report
+
+
+def test_the_shipped_replays_are_small_and_of_the_present_template():
+    pages = sorted((data_dir() / "replays").glob("*.html"))
+    assert [file.stem for file in pages] == ["01_basic_grpo", "06_flow_grpo"]
+    for text in (file.read_text() for file in pages):
+        assert len(text.encode()) < 600_000
+        for part in re.findall("<(?:style|script)>.*?</", TEMPLATE.read_text(), re.S):
+            assert part in text, "`python -m grpo_kit.course.replay` makes it anew"
 
 
 class Browser:

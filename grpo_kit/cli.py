@@ -172,6 +172,7 @@ def train(
     variant: Annotated[Literal[tuple(VARIANTS)], Option(help="The rewards.")] = "basic",
     engine: Annotated[Literal["kit", "trl"], Option(help="Whose trainer.")] = "kit",
     sampling_ahead: Ahead = False,
+    replay: Annotated[bool, Option("--replay", help="Record what `replay` shows.")] = False,
     vllm: Vllm = None,
     vllm_share: VllmShare = 0.3,
 ) -> None:
@@ -184,8 +185,9 @@ def train(
     chosen = _chosen(profile, policy, steps)
     if vllm and engine == "kit":
         raise ValueError("--vllm is for TRL's trainer: add --engine trl, or leave it out.")
-    if sampling_ahead and engine == "trl":
-        raise ValueError("--sampling-ahead is for the kit's trainer: leave out --engine trl.")
+    for option, given in (("sampling-ahead", sampling_ahead), ("replay", replay)):
+        if given and engine == "trl":
+            raise ValueError(f"--{option} is for the kit's trainer: leave out --engine trl.")
     if engine == "kit" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("the kit's trainer runs in one process: add --engine trl for several.")
     from grpo_kit.lab.experiments import EXPERIMENTS
@@ -213,6 +215,10 @@ def train(
 
             torch.set_num_threads(max(1, torch.get_num_threads() - 1))  # a core for the sampler
             options["batch_source"] = SamplingAhead
+        if replay:
+            from grpo_kit.course.replay import Recorder
+
+            options["record"] = Recorder(output)
     else:
         from grpo_kit import trl_bridge as trainer
 
@@ -380,6 +386,21 @@ def doctor(
     found = json.dumps(doctor.as_json(findings), indent=1)
     typer.echo(found if as_json else doctor.in_words(findings, rows))
     raise typer.Exit(int(not doctor.is_healthy(findings)))
+
+
+@app.command()
+def replay(
+    path: Annotated[Path, Argument(help="Folder of a run that was recorded.")],
+    page: Annotated[Path | None, Option(help="File, instead of the folder's replay.html.")] = None,
+) -> None:
+    """Make one HTML file to drag through a run: its groups, token by token; it needs no model.
+
+    The run must have been recorded, by `grpo-kit train --replay` or `train(..., record=...)`.
+    """
+    from grpo_kit.course.replay import page as page_of
+
+    write_atomic(page or path / "replay.html", page_of(path))
+    typer.echo(f"replay: {page or path / 'replay.html'}")
 
 
 @app.command()

@@ -21,7 +21,7 @@ from grpo_kit.config import GRPOConfig
 from grpo_kit.paths import make_output_dir, write_atomic, writing
 
 CHECKPOINT, HISTORY, RUN = "checkpoint.pt", "history.jsonl", "run.json"
-PREVIOUS = "checkpoint.previous.pt"
+PREVIOUS, REPLAY = "checkpoint.previous.pt", "replay.jsonl"  # the last: see course.replay
 MARK = b"#sha256:"  # with the digest of what is before it, the end of a checkpoint
 
 
@@ -110,7 +110,8 @@ class RunFiles:
             self.remedy = f"resume from {checkpoint} in {self.folder}"
             self.has_checkpoint = True
         else:
-            (self.folder / PREVIOUS).unlink(missing_ok=True)
+            for older in (PREVIOUS, REPLAY):
+                (self.folder / older).unlink(missing_ok=True)
         rows = "".join(json.dumps(row) + "\n" for row in self.run.history)
         write_atomic(self.folder / HISTORY, rows)
 

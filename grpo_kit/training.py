@@ -52,6 +52,7 @@ def train(
     resume: bool = False,
     batch_source: Callable[[PromptBatches], Any] | None = None,
     measure: Callable[[Policy], dict[str, float]] | None = None,
+    record: Callable[[PromptBatches, Any, int, bool], None] | None = None,
     first: dict[str, float] | None = None,
 ) -> Run:
     """Train `policy` in place by GRPO and return its history.
@@ -66,6 +67,8 @@ def train(
         batch_source: builds the training batches. Gets the default `PromptBatches`, whose interface
             it must match, e.g. `partial(SelfVerification, strategy="mixed")`.
         measure: numbers of the policy to log wherever it is evaluated.
+        record: called before the first step and after each, with prompts, batch source, step, and
+            whether it is the last; e.g. `course.replay.Recorder`. It must leave the run alone.
         first: what the policy measures before its first step, where that is known.
 
     Raises:
@@ -95,6 +98,8 @@ def train(
     if not files.run.history and config.eval_on_start:
         first = evaluated() if first is None else first
         files.log({"step": 0, "num_generated_tokens": 0, **first})
+    if record and not step:
+        record(prompts, source, 0, False)
     progress = progress_bar(config, step, backends.choose(policy, config.sampling_backend))
     try:
         while (spent := _spent(config, step, files.tokens)) < 1:
@@ -122,6 +127,8 @@ def train(
             if last or (config.eval_steps and step % config.eval_steps == 0):
                 row |= evaluated(between=not last)
             files.log(row)
+            if record:  # before the checkpoint: what a resumed run does not do again is recorded
+                record(prompts, source, step, last)
             if last or (config.save_steps and step % config.save_steps == 0):
                 sources = {"batch_source": source.state_dict(), "generator": generator.get_state()}
                 files.save_checkpoint(step, learner=learner.state_dict(), **sources)

@@ -5,6 +5,7 @@ replies to conversations (`EndpointJudge`). `Prompts` are the roles' requests: `
 shipped base knows, or `GENERAL`, for any model that follows instructions.
 """
 
+import copy
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -168,6 +169,12 @@ class FrozenRole:
         self.model, self.prompts, self.max_new_tokens = model, prompts, max_new_tokens
         self._remembered: dict[str, str] = {}  # not in checkpoints: greedy, so it comes out again
         self._window = FailureWindow(FAILURE_WINDOW, what=f"replies of the {self.name}")
+
+    def forgetful(self) -> "FrozenRole":
+        """The same role, which remembers no replies yet: what it is asked leaves this one alone."""
+        other = copy.copy(self)
+        other._remembered = {}
+        return other
 
     def ask(self, contents: Sequence[str]) -> list[str | None]:
         """Likeliest replies, without thinking; "" if that is all, or the request is too long.

@@ -115,7 +115,7 @@ class FlowGRPO:
         """Scored episodes of the next questions, their (N, R) rewards, and what rewards logged."""
         config, logged = self.prompts.config, {}
         places = self.prompts.take(config.generation_batch_size // config.num_generations)
-        rows = [self.prompts.task.train[place] for place in places]
+        rows = [self.prompts.rows[place] for place in places]
         episodes = play(
             self.system, rows, config.num_generations, generator=generator,
             temperature=config.temperature, max_new_tokens=config.max_completion_length,

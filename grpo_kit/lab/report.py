@@ -18,6 +18,7 @@ from markdown_it import MarkdownIt
 from matplotlib import style
 from matplotlib.figure import Figure
 
+from grpo_kit.course import replay
 from grpo_kit.course.plots import CURVE_LABELS, X_LABELS, arm_bands, forest
 from grpo_kit.lab.bands import Row
 from grpo_kit.lab.claims import (
@@ -34,6 +35,7 @@ from grpo_kit.lab.records import Record, by_arm, fingerprint, slug
 from grpo_kit.lab.statistics import MIN_SEEDS, VERDICTS
 from grpo_kit.lab.summary import markdown_table, number, plain, summarise, summary_text
 from grpo_kit.paths import make_output_dir, results_dir, write_atomic
+from grpo_kit.runs import REPLAY
 
 COUNTED = (*VERDICTS, "inconclusive", "not run here")
 HEADINGS = {
@@ -73,10 +75,12 @@ def write_report(
 
     `results`, `claims`: a folder of records and a YAML file, by default the shipped ones;
     `notebooks`: executed ones compared with the reported ones; `problems`: sentences to show beside
-    those on files and claims. RuntimeError if `output_dir` cannot be written.
+    those on files and claims. Of runs below `output_dir` that were recorded it makes and links the
+    replays. RuntimeError if `output_dir` cannot be written.
     """
     folder = make_output_dir(output_dir)
-    content = context(results, claims, notebooks, problems)
+    replays, untold = write_replays(folder)
+    content = context(results, claims, notebooks, [*problems, *untold]) | {"replays": replays}
     loader = PackageLoader("grpo_kit.lab")
     environment = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"number": number, "slug": slug, "plain": plain}
@@ -94,6 +98,18 @@ def write_report(
         body = re.sub(pattern, html, body)
     write_atomic(folder / "report.html", shell.render(body=body))
     return folder / "report.html"
+
+
+def write_replays(folder: Path) -> tuple[list[str], list[str]]:
+    """Write `replay.html` beside each recording below `folder`; the files, and what went wrong."""
+    files, problems = [], []
+    for recording in sorted(folder.rglob(REPLAY)):
+        try:
+            write_atomic(file := recording.with_name("replay.html"), replay.page(recording.parent))
+            files.append(file.relative_to(folder).as_posix())
+        except ValueError as error:
+            problems.append(str(error))
+    return files, problems
 
 
 def context(results=None, claims=None, notebooks=(), problems=()) -> dict:

@@ -237,6 +237,7 @@ class _Decoding:
 
 @contextmanager
 def _evaluating(model) -> Iterator[None]:
+    """The model in evaluation mode, and afterwards in the mode that it had."""
     was_training = model.training
     model.eval()
     try:
@@ -515,16 +516,20 @@ def last_logits(policy: Policy, ids: Sequence[Sequence[int]], count: int = 1) ->
     In evaluation mode, in which a live policy under TRL is not, and in the policy's arithmetic.
     """
     rows, mask = left_pad(ids, policy.pad_token_id, policy.device)
-    was_training = policy.model.training
-    policy.model.eval()
-    try:
-        with policy.autocast():
-            return policy.model(
-                input_ids=rows, attention_mask=mask, position_ids=positions(mask),
-                use_cache=False, logits_to_keep=count,
-            ).logits.float()  # fmt: skip
-    finally:
-        policy.model.train(was_training)
+    where = {"attention_mask": mask, "position_ids": positions(mask)}
+    with _evaluating(policy.model), policy.autocast():
+        output = policy.model(rows, **where, use_cache=False, logits_to_keep=count)
+    return output.logits.float()
+
+
+def fitting_batches(
+    policy: Policy, ids: Sequence[Sequence[int]], batch_size: int
+) -> Iterator[list[int]]:
+    """Places of the texts that fit into the context, shortest first: that pads little."""
+    fitting = [i for i, text in enumerate(ids) if 0 < len(text) <= policy.context_length]
+    fitting.sort(key=lambda i: len(ids[i]))
+    for start in range(0, len(fitting), batch_size):
+        yield fitting[start : start + batch_size]
 
 
 def check_lengths(

@@ -18,9 +18,10 @@ from typing import Literal
 import yaml
 from pydantic import BaseModel, ConfigDict
 
+from grpo_kit.config import reason
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import FRESH, SEEDS, command_of
-from grpo_kit.lab.records import Record, by_arm, reason
+from grpo_kit.lab.records import Record, by_arm
 from grpo_kit.lab.statistics import DELTA, VERDICTS, Judgement, judge, power, region
 from grpo_kit.lab.summary import cell, markdown_table, number
 from grpo_kit.paths import data_dir

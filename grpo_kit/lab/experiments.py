@@ -121,9 +121,9 @@ def _verified(strategy: str, process: Callable = verification.post_process) -> A
     return dataclasses.replace(PLAIN, options=options, batch_source=lambda profile: source)
 
 
-def _ahead(**changes: object) -> Arm:
-    arm = _arm("plain", changes, **{"batch source": SamplingAhead.name})
-    return dataclasses.replace(arm, batch_source=lambda profile: SamplingAhead)
+def _sampled(source: type, **changes: object) -> Arm:
+    arm = _arm("plain", changes, **{"batch source": source.name})
+    return dataclasses.replace(arm, batch_source=lambda profile: source)
 
 
 def _more_texts(profile: Profile) -> Callable:
@@ -136,11 +136,6 @@ def _more_texts(profile: Profile) -> Callable:
         return GivenTexts(prompts, take_replies(prompts.policy, texts(rng, "train"), count))
 
     return source
-
-
-def _rounded(**changes: object) -> Arm:
-    arm = _arm("plain", changes, **{"batch source": Rounded.name})
-    return dataclasses.replace(arm, batch_source=lambda profile: Rounded)
 
 
 def _corrected(**changes: object) -> Arm:
@@ -356,10 +351,10 @@ EXPERIMENTS = {
          "GSPO": _corrected(
              importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4),
          "CISPO": _corrected(loss_type="cispo", epsilon_high=5.0),
-         "8-bit sampler": _rounded(),
-         "8-bit, truncated": _rounded(importance_sampling_cap=2.0),
-         "8-bit, masked": _rounded(
-             importance_sampling_cap=2.0, importance_sampling_mode="token_mask")},
+         "8-bit sampler": _sampled(Rounded),
+         "8-bit, truncated": _sampled(Rounded, importance_sampling_cap=2.0),
+         "8-bit, masked": _sampled(
+             Rounded, importance_sampling_cap=2.0, importance_sampling_mode="token_mask")},
         sizes={"smoke": {"max_generated_tokens": 2_000},
                "tiny": {"max_steps": 200, "max_generated_tokens": 130_000,
                         "generation_batch_size": 64}},
@@ -379,8 +374,8 @@ EXPERIMENTS = {
         "What does sampling the next batch in a second process gain in seconds, and what does it "
         "cost in accuracy, with and without the correction?",
         {"on-policy": PLAIN,
-         "ahead": _ahead(importance_sampling_cap=2.0),
-         "ahead-uncorrected": _ahead()},
+         "ahead": _sampled(SamplingAhead, importance_sampling_cap=2.0),
+         "ahead-uncorrected": _sampled(SamplingAhead)},
         sizes={"tiny": {"max_steps": 80}}, evaluations=4,
     ),
     "published": _experiment(
@@ -415,7 +410,7 @@ EXPERIMENTS = {
         "With Python as a third tool: does training choose it where it is needed, and only there?",
         {"trajectory": _played()},
         measures.tools_chosen, watch=measures.watch_episodes, show=measures.episodes_to_read,
-        task=three_tools, tools=True,
+        task=three_tools, skills=True,
         sizes={"smoke": FEW_EPISODES,
                **_small(max_steps=24, learning_rate=3e-4, max_completion_length=48,
                         eval_prompts=0, eval_prompts_between=64)},

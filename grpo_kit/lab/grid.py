@@ -37,6 +37,7 @@ from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic,
 from grpo_kit.profiles import Profile
 from grpo_kit.runs import CHECKPOINT, PREVIOUS, Run
 from grpo_kit.tasks import Task
+from grpo_kit.tasks.tool_questions import three_tools
 from grpo_kit.training import train
 
 TOKENS = "num_generated_tokens"
@@ -89,7 +90,6 @@ class Experiment:
     x: str = "step"  # of curves; "num_generated_tokens" where arms have equal budgets of tokens
     task: Callable[[], Task] | None = None  # in place of the profile's
     skills: bool = False  # wants a policy that can judge, verify or plan, see `with_skills`
-    tools: bool = False  # wants a third tool, see `with_tools`
     show: Callable[[Trained], list[dict]] = lambda trained: []  # a few held-out answers to read
     evaluator: int = 1  # raised when its runs are measured otherwise, though trained alike
 
@@ -101,8 +101,8 @@ class Experiment:
         changes = self.arms[arm].profile
         if "policy" in changes and profile.device == "cpu":
             raise ValueError(f"arm {arm!r} wants a GPU: choose --profile colab or paper.")
-        profile = profile.with_skills() if self.skills else profile
-        profile = profile.with_tools() if self.tools else profile
+        if self.skills:
+            profile = profile.with_skills(three_tools=self.task is three_tools)
         size = self.sizes.get(profile.name, {})
         config = dataclasses.replace(profile.config, **{**self.changes, **size})
         if self.x == "num_generated_tokens" and config.max_generated_tokens is None:

@@ -12,7 +12,7 @@ import torch
 
 from grpo_kit import self_verification as verification
 from grpo_kit.config import GRPOConfig
-from grpo_kit.flow import evaluate_episodes, play, score_episodes
+from grpo_kit.flow import Episode, evaluate_episodes, play, score_episodes
 from grpo_kit.generation import reply
 from grpo_kit.lab.evaluation import GRADES, evaluate_test_set
 from grpo_kit.lab.grid import Trained
@@ -271,20 +271,13 @@ def tools_chosen(t: Trained) -> dict[str, float]:
     `needed/python`, `needed/calculator`: share of the episodes whose question needs Python that
     call the tool; `other/python`: of the other episodes. `needed/success`, `other/success`.
     """
-    rows = list(t.task.test.select(range(min(_fewer(t.config) or 64, len(t.task.test)))))
     chosen = gained(t, success="eval/pass@1", tool_errors="eval/tool_errors")
     for when, policy in (("before", t.base), ("after", t.policy)):
-        episodes = play(
-            t.profile.load_agents(t.base).with_planner(policy), rows, 4,
-            generator=torch.Generator().manual_seed(t.run.seed), temperature=t.config.temperature,
-            max_new_tokens=t.config.max_completion_length,
-            batch_size=t.config.evaluation_batch_size,
-        )  # fmt: skip
-        right = score_episodes(episodes, [accuracy_reward])[:, 0] == 1
+        episodes = _episodes(t, policy, _fewer(t.config) or 64, 4)
         for group, needed in (("needed", True), ("other", False)):
-            own = [i for i, e in enumerate(episodes) if (e.row["kind"] in PYTHON_KINDS) == needed]
-            called = [{s.action.tool for s in episodes[i].memory.steps} for i in own]
-            chosen[f"{when}/{group}/success"] = right[own].float().mean().item()
+            own = [e for e in episodes if (e.row["kind"] in PYTHON_KINDS) == needed]
+            called = [{step.action.tool for step in one.memory.steps} for one in own]
+            chosen[f"{when}/{group}/success"] = fmean(one.reward == 1 for one in own)
             for tool in ("python", "calculator"):
                 chosen[f"{when}/{group}/{tool}"] = fmean(tool in tools for tools in called)
     return chosen
@@ -292,13 +285,20 @@ def tools_chosen(t: Trained) -> dict[str, float]:
 
 def episodes_to_read(t: Trained) -> list[dict]:
     """One sampled episode of each of the first two held-out questions."""
+    episodes = _episodes(t, t.policy, 2, 1)
+    return [_to_read(e.row, f"{e.memory}\n{e.output}", e.reward == 1) for e in episodes]
+
+
+def _episodes(t: Trained, policy: Policy, questions: int, samples: int) -> list[Episode]:
+    """Scored episodes of the first held-out questions; the frozen roles are the base's."""
     episodes = play(
-        t.profile.load_agents(t.base).with_planner(t.policy), list(t.task.test.select(range(2))),
+        t.profile.load_agents(t.base).with_planner(policy),
+        list(t.task.test.select(range(min(questions, len(t.task.test))))), samples,
         generator=torch.Generator().manual_seed(t.run.seed), temperature=t.config.temperature,
-        max_new_tokens=t.config.max_completion_length,
+        max_new_tokens=t.config.max_completion_length, batch_size=t.config.evaluation_batch_size,
     )  # fmt: skip
     score_episodes(episodes, [accuracy_reward])
-    return [_to_read(e.row, f"{e.memory}\n{e.output}", e.reward == 1) for e in episodes]
+    return episodes
 
 
 def on_test_set(t: Trained, *, max_new_tokens: int = 2048) -> dict[str, float]:

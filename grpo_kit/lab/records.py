@@ -19,9 +19,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from grpo_kit.config import reason
 from grpo_kit.paths import results_dir, write_atomic
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -170,14 +171,6 @@ def read(path: str | Path) -> Record:
     if (place := record.path(path.parents[3])) != path:
         raise ValueError(f"{path} holds the run that belongs in {place}: move or delete it.")
     return record
-
-
-def reason(error: Exception) -> str:
-    """An error in a line: of pydantic's, the first wrong field and what is wrong with it."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors()[0]
-    return ".".join(map(str, first["loc"])) + f": {first['msg']}"
 
 
 def load(

@@ -87,27 +87,23 @@ class CertaintyReward:
     def __call__(
         self, prompts: list, completions: list, completion_ids: list, **columns
     ) -> list[float | None]:
-        asked = self.policy.encode(prompts)
-        lengths = [len(p) + len(c) for p, c in zip(asked, completion_ids, strict=True)]
-        fitting = [
-            i for i, completion in enumerate(completion_ids)
-            if len(completion) and lengths[i] <= self.policy.context_length
-        ]  # fmt: skip
-        fitting.sort(key=lengths.__getitem__)  # needs little padding
+        from grpo_kit.generation import fitting_batches
+
+        asked = zip(self.policy.encode(prompts), completion_ids, strict=True)
+        whole = [[*prompt, *completion] if len(completion) else [] for prompt, completion in asked]
         rewards: list[float | None] = [None] * len(prompts)
-        for start in range(0, len(fitting), self.batch_size):
-            part = fitting[start : start + self.batch_size]
-            values = self._certainty([asked[i] for i in part], [completion_ids[i] for i in part])
+        for part in fitting_batches(self.policy, whole, self.batch_size):
+            values = self._certainty([whole[i] for i in part], [completion_ids[i] for i in part])
             for i, value in zip(part, values, strict=True):
                 rewards[i] = value
         return rewards
 
-    def _certainty(self, prompt_ids: list, completion_ids: list) -> list[float]:
+    def _certainty(self, whole: list, completion_ids: list) -> list[float]:
+        """Of texts with their prompts, as ids, and the completions that end them."""
         import torch
 
         from grpo_kit.generation import last_logits, left_pad
 
-        whole = [[*p, *c] for p, c in zip(prompt_ids, completion_ids, strict=True)]
         lengths = torch.tensor([len(ids) for ids in completion_ids], device=self.policy.device)
         longest = int(lengths.max())
         logits = last_logits(self.policy, whole, longest + 1)[:, :-1]

@@ -112,8 +112,7 @@ class _Block(NamedTuple):
 class Decoder:
     """The layers of `model` with its weights as they are now.
 
-    Products with weights are made in `dtype`, attention in float32: in 16 bits its gradient takes a
-    CPU ten times as long.
+    Products with weights are in `dtype`, attention in float32: its gradient is ten times as fast.
     """
 
     def __init__(self, model, dtype: torch.dtype) -> None:
@@ -275,9 +274,8 @@ def packed_states(model, dtype: torch.dtype, rollouts) -> tuple[Tensor, Tensor, 
     The hidden states (P, H), the tokens (P,) that they predict, and which one each of M is, (M,).
     """
     mask = rollouts.mask
-    packed = PackedCompletions(
-        rollouts.prompt_ids, rollouts.prompt_index, rollouts.completion_ids, mask.sum(dim=1)
-    )
+    prompts, completions = (rollouts.prompt_ids, rollouts.prompt_index), rollouts.completion_ids
+    packed = PackedCompletions(*prompts, completions, mask.sum(dim=1))
     with torch.autocast("cpu", enabled=False):
         states = Decoder(model, dtype)(packed.ids, packed.positions, packed.attend)
     real = mask[:, : packed.states.shape[1]]

@@ -336,9 +336,7 @@ def completion_logps(
         targets, which = rollouts.completion_ids.flatten()[place], slice(None)
     scores = token_logps(head, states, targets, temperature)
     empty = torch.zeros(mask.numel(), device=mask.device)
-    logps, entropies = (
-        empty.index_put((place,), score[which]).view(mask.shape) for score in scores
-    )
+    logps, entropies = (empty.index_put((place,), x[which]).view(mask.shape) for x in scores)
     return logps, entropies
 
 
@@ -522,9 +520,7 @@ def last_logits(policy: Policy, ids: Sequence[Sequence[int]], count: int = 1) ->
     return output.logits.float()
 
 
-def fitting_batches(
-    policy: Policy, ids: Sequence[Sequence[int]], batch_size: int
-) -> Iterator[list[int]]:
+def fitting_batches(policy: Policy, ids: Sequence[list], batch_size: int) -> Iterator[list[int]]:
     """Places of the texts that fit into the context, shortest first: that pads little."""
     fitting = [i for i, text in enumerate(ids) if 0 < len(text) <= policy.context_length]
     fitting.sort(key=lambda i: len(ids[i]))
@@ -532,9 +528,7 @@ def fitting_batches(
         yield fitting[start : start + batch_size]
 
 
-def check_lengths(
-    model, prompt_ids: Sequence[Sequence[int]], max_new_tokens: int, what: str = "prompt"
-) -> None:
+def check_lengths(model, prompt_ids: Sequence, max_new_tokens: int, what: str = "prompt") -> None:
     """Raise ValueError for no prompt, an empty one, or one that leaves no room for a completion."""
     if not len(prompt_ids):
         raise ValueError("there are no prompts; give at least one.")

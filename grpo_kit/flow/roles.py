@@ -170,10 +170,7 @@ class FrozenRole:
         self._window = FailureWindow(FAILURE_WINDOW, what=f"replies of the {self.name}")
 
     def ask(self, contents: Sequence[str]) -> list[str | None]:
-        """Likeliest replies, without thinking; "" if that is all, or the request is too long.
-
-        None where an endpoint failed.
-        """
+        """Likeliest replies, without thinking; "" for one too long to ask, None for a failure."""
         if len(self._remembered) > REMEMBERED:
             self._remembered.clear()
         new = [c for c in dict.fromkeys(contents) if c not in self._remembered]

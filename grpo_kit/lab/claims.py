@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -205,13 +205,10 @@ def planned(experiment: str, profile: str) -> tuple[list[str], range]:
     return arms, max(filter(None, chosen), key=len, default=SEEDS)
 
 
-def judge_claims(
-    claims: Sequence[Claim], records: Iterable[Record]
-) -> tuple[list[Judged], list[str]]:
+def judge_claims(claims: list[Claim], records: Iterable[Record]) -> tuple[list[Judged], list[str]]:
     """Verdicts on all claims, in their order, and a sentence for each that could not be judged.
 
-    The claims of one method (`seed`) by an experiment on a profile are a family, the reader's own
-    another.
+    A family: claims of one method (`seed`), experiment and profile; the reader's own are another.
     """
     runs, families = defaultdict(list), defaultdict(list)
     for record in records:

@@ -38,9 +38,7 @@ from grpo_kit.training import PromptBatches
 from grpo_kit.warm_up import RECIPES, GivenTexts, take_replies
 
 
-def _rewards(
-    kind: str, options: Mapping, profile: Profile, config: GRPOConfig, policy: Policy
-) -> list[Callable]:
+def _rewards(kind: str, options: Mapping, profile: Profile, config, policy) -> list[Callable]:
     """Rewards for accuracy and format, and those that the arms of this kind add."""
     rewards = [maths_reward if kind == "maths" else accuracy_reward, format_reward]
     if kind == "plain and diversity":
@@ -147,9 +145,7 @@ def _corrected(**changes: object) -> Arm:
 MORE_TEXTS = {"generation_batch_size": 128, "num_generations": 128, "learning_rate": 5e-5}
 
 
-def _played(
-    source: Callable = FlowGRPO, changes: Mapping[str, object] | None = None, **options
-) -> Arm:
+def _played(source: Callable = FlowGRPO, changes: Mapping | None = None, **options) -> Arm:
     """Episodes of tool questions, rewarded by their outcome."""
 
     def of_profile(profile: Profile) -> Callable:

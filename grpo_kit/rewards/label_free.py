@@ -24,9 +24,8 @@ MEASURES = ("self-certainty", "likelihood")
 class MajorityReward:
     """1.0 for the answer that most of its group give, else 0.0: TTRL (arXiv 2504.16084).
 
-    Numbers are compared exactly, other answers as text; of several with as many votes the one given
-    first counts. Without an answer a completion has no vote and earns 0. ValueError for groups that
-    are not complete.
+    Numbers are compared exactly, other answers as text; in a draw the one given first counts.
+    Without an answer a completion has no vote and earns 0. ValueError for incomplete groups.
     """
 
     num_generations: int  # completions per prompt, as in the trainer
@@ -69,8 +68,7 @@ class CertaintyReward:
 
     "self-certainty" is the mean of KL(uniform || p) over the tokens (INTUITOR, arXiv 2505.19590),
     p being the distribution from which a token was drawn, at temperature 1; "likelihood" the mean
-    of log p(token). None for an empty completion and beyond the context. ValueError for another
-    measure.
+    of log p(token). None for an empty completion and beyond the context.
     """
 
     policy: Policy  # the one that is trained, or a frozen copy

@@ -94,8 +94,7 @@ class MetaEvaluationReward:
     """sum_k w_k log P_k("Yes"), or of P itself: what the evaluator thinks of each completion.
 
     None beyond an evaluator's context. The evaluator may be the policy: under TRL, on one process,
-    `Policy(trainer.model, tokenizer)`. Raises ValueError for bad arguments and for a chat template
-    that hides an answer's reasoning.
+    `Policy(trainer.model, tokenizer)`. ValueError for a template that hides an answer's reasoning.
     """
 
     evaluator: Policy | Sequence[Policy]  # the probabilities of several are averaged

@@ -31,7 +31,6 @@ EVIDENCE = {
     "P": "the paper's text", "F": "the paper's figure", "C": "public code",
     "S": "a second-hand summary", "I": "inferred",
 }  # fmt: skip
-OF = {"end": "", "change": "change of ", "late": "late "}
 OWN = "yours"  # the source of a claim that names none
 
 
@@ -51,7 +50,7 @@ class Claim(BaseModel):
     evidence: Literal["P", "F", "C", "S", "I"] = "I"
     profile: str = "tiny"
     also: str | None = "smol"  # a second profile, where the first is "tiny"
-    of: Literal["end", "change", "late"] = "end"
+    of: Literal["end", "change"] = "end"
     minus: str | None = None
     against: str | None = None
     delta: float = DELTA  # the smallest difference that matters, in the metric's unit
@@ -82,7 +81,7 @@ class Claim(BaseModel):
         """In words: "pass@1, diversity minus plain"."""
         name = " minus ".join(m.removeprefix("eval/") for m in (self.metric, self.minus) if m)
         arms = " minus ".join(reversed(self.arms))
-        return f"{OF[self.of]}{name}, {arms}"
+        return f"{'change of ' * (self.of == 'change')}{name}, {arms}"
 
     @property
     def direction(self) -> str:

@@ -63,13 +63,9 @@ HTML = {  # what Markdown cannot say of the page
 
 
 def write_report(
-    output_dir: str | Path,
-    results: str | Path | None = None,
-    claims: str | Path | None = None,
-    notebooks: Sequence[Row] = (),
-    problems: Iterable[str] = (),
-    page: bool = True,
-) -> Path:
+    output_dir: str | Path, results: str | Path | None = None, claims: str | Path | None = None,
+    notebooks: Sequence[Row] = (), problems: Iterable[str] = (), page: bool = True,
+) -> Path:  # fmt: skip
     """Write `report.md`, `figures/*.png` and, for a `page`, `report.html`; return the last's path.
 
     `results`, `claims`: a folder of records and a YAML file, by default the shipped ones;

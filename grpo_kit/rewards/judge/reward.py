@@ -96,8 +96,8 @@ class QualityJudgeReward:
             correct = accuracy_reward([], completions, [], answer=answer)
         keys, distinct, judgements = [], {}, {}
         texts = zip(map(question_text, prompts), map(completion_text, completions), strict=True)
-        for pair, right in zip(texts, correct, strict=True):
-            conversation = self.judge.prompt(*pair)
+        for (question, response), right in zip(texts, correct, strict=True):
+            conversation = self.judge.prompt(question, response)
             keys.append(cache_key(self.judge.name, conversation) if right else None)
             if right:
                 distinct[keys[-1]] = conversation

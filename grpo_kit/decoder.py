@@ -225,7 +225,7 @@ class PackedCompletions:
 
         self.parts: list[tuple] = []  # of rows alike in length: their states, prompts, mask
         starts, padded = torch.empty_like(run), 0  # where each row begins among all padded ones
-        for rows in length_parts(run):
+        for rows in by_length(run):
             width, index = max(int(run[rows].max()), 1), prompt_index[rows]
             longest = int(sizes[index].max())
             seen = self.prompts.mask[index, None, :longest].expand(-1, width, -1)
@@ -262,7 +262,7 @@ def equal_pairs(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     return (states * 2**32 + tokens).unique(return_inverse=True)
 
 
-def length_parts(lengths: Tensor) -> tuple[Tensor, ...]:
+def by_length(lengths: Tensor) -> tuple[Tensor, ...]:
     """Row indices by length, in one to eight parts of about `PART_TOKENS` padded tokens or more."""
     parts = len(lengths) * int(lengths.max()) // PART_TOKENS
     return lengths.argsort(stable=True).tensor_split(min(max(parts, 1), 8, len(lengths)))

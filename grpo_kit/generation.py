@@ -20,14 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicLayer
 
-from grpo_kit.decoder import (
-    GroupedDecoding,
-    can_read,
-    equal_rank,
-    filler,
-    length_parts,
-    packed_states,
-)
+from grpo_kit.decoder import GroupedDecoding, by_length, can_read, equal_rank, filler, packed_states
 
 if TYPE_CHECKING:
     from grpo_kit.models import Policy
@@ -348,7 +341,7 @@ def _cached_states(decoder, rollouts: Rollouts, pad_token_id: int) -> tuple[Tens
     mask, width = rollouts.mask, rollouts.mask.shape[1]
     prompts, prompt_attention = _prefill(decoder, rollouts.prompt_ids, pad_token_id, mask.device)
     hidden, places = [], []  # of the unmasked tokens: (M, H), and index into the flat (N, T)
-    for rows in length_parts(rollouts.lengths):
+    for rows in by_length(rollouts.lengths):
         index = rollouts.prompt_index[rows]
         part_width = max(int(rollouts.lengths[rows].max()), 1)
         part_mask = mask[rows, :part_width]

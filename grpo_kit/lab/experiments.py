@@ -19,15 +19,9 @@ from grpo_kit.lab.records import NOTEBOOKS, Record, load
 from grpo_kit.lab.rounded import Rounded
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.profiles import PROFILES, Profile
-from grpo_kit.rewards import (
-    CertaintyReward,
-    DiversityReward,
-    MajorityReward,
-    MetaEvaluationReward,
-    QualityJudgeReward,
-)
+from grpo_kit.rewards import CertaintyReward, DiversityReward, MajorityReward, QualityJudgeReward
 from grpo_kit.rewards.diversity import load_embedder
-from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION
+from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION, MetaEvaluationReward
 from grpo_kit.rewards.rules import accuracy_reward, format_reward, maths_reward
 from grpo_kit.runs import Run
 from grpo_kit.sampling_ahead import SamplingAhead

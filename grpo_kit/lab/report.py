@@ -20,14 +20,7 @@ from matplotlib.figure import Figure
 
 from grpo_kit.course.plots import CURVE_LABELS, X_LABELS, arm_bands, forest
 from grpo_kit.lab.bands import Row
-from grpo_kit.lab.claims import (
-    EVIDENCE,
-    Judged,
-    forest_rows,
-    hardware,
-    judge_claims,
-    load_claims,
-)
+from grpo_kit.lab.claims import EVIDENCE, Judged, forest_rows, hardware, judge_claims, load_claims
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import command_of
 from grpo_kit.lab.records import Record, by_arm, fingerprint, slug

@@ -467,7 +467,6 @@ def bench(
     output: Output = Path("runs/bench"),
     steps: Annotated[int, Option(min=1, help="Measured steps of each trainer.")] = 10,
     scaling: Annotated[bool, Option("--scaling", help="How a step's cost grows.")] = False,
-    size: Annotated[str | None, Option(help="Of --scaling only this one, as '135 M'.")] = None,
     profile: Annotated[bool, Option("--profile", help="Where a step's time goes.")] = False,
 ) -> None:
     """Measure the time and the memory of the kit's step beside TRL's."""
@@ -478,10 +477,8 @@ def bench(
     if profile:
         typer.echo(step_profile.report(step_profile.run(output, policy)))
         return
-    if size and (not scaling or size not in bench.SIZES):
-        raise ValueError(f"--size is for --scaling, and one of {', '.join(bench.SIZES)}")
     if scaling:
-        typer.echo(growth.report(growth.run(output, size)))
+        typer.echo(growth.report(growth.run(output)))
     else:
         typer.echo(bench.report(bench.run(output, policy, steps=steps)))
     typer.echo(bench.goals(output))

@@ -22,6 +22,14 @@ Scale = Literal["group", "batch", "none", "mean"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 
 
+def reason(error: Exception) -> str:
+    """An error in a line: of pydantic's, the first wrong field and what is wrong with it."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return ".".join(map(str, first["loc"])) + f": {first['msg']}"
+
+
 def in_a_sentence(cls: type) -> type:
     """Make a pydantic dataclass say what is wrong as one ValueError with field, value and limit."""
     checked = cls.__init__

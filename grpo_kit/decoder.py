@@ -112,8 +112,7 @@ class _Block(NamedTuple):
 class Decoder:
     """The layers of `model` with its weights as they are now.
 
-    Products with weights are made in `dtype`, attention in float32: in 16 bits its gradient takes a
-    CPU ten times as long.
+    Products with weights are in `dtype`, attention in float32: its gradient is ten times as fast.
     """
 
     def __init__(self, model, dtype: torch.dtype) -> None:
@@ -226,7 +225,7 @@ class PackedCompletions:
 
         self.parts: list[tuple] = []  # of rows alike in length: their states, prompts, mask
         starts, padded = torch.empty_like(run), 0  # where each row begins among all padded ones
-        for rows in length_parts(run):
+        for rows in by_length(run):
             width, index = max(int(run[rows].max()), 1), prompt_index[rows]
             longest = int(sizes[index].max())
             seen = self.prompts.mask[index, None, :longest].expand(-1, width, -1)
@@ -263,7 +262,7 @@ def equal_pairs(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     return (states * 2**32 + tokens).unique(return_inverse=True)
 
 
-def length_parts(lengths: Tensor) -> tuple[Tensor, ...]:
+def by_length(lengths: Tensor) -> tuple[Tensor, ...]:
     """Row indices by length, in one to eight parts of about `PART_TOKENS` padded tokens or more."""
     parts = len(lengths) * int(lengths.max()) // PART_TOKENS
     return lengths.argsort(stable=True).tensor_split(min(max(parts, 1), 8, len(lengths)))
@@ -275,9 +274,8 @@ def packed_states(model, dtype: torch.dtype, rollouts) -> tuple[Tensor, Tensor, 
     The hidden states (P, H), the tokens (P,) that they predict, and which one each of M is, (M,).
     """
     mask = rollouts.mask
-    packed = PackedCompletions(
-        rollouts.prompt_ids, rollouts.prompt_index, rollouts.completion_ids, mask.sum(dim=1)
-    )
+    prompts, completions = (rollouts.prompt_ids, rollouts.prompt_index), rollouts.completion_ids
+    packed = PackedCompletions(*prompts, completions, mask.sum(dim=1))
     with torch.autocast("cpu", enabled=False):
         states = Decoder(model, dtype)(packed.ids, packed.positions, packed.attend)
     real = mask[:, : packed.states.shape[1]]

@@ -20,14 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicLayer
 
-from grpo_kit.decoder import (
-    GroupedDecoding,
-    can_read,
-    equal_rank,
-    filler,
-    length_parts,
-    packed_states,
-)
+from grpo_kit.decoder import GroupedDecoding, by_length, can_read, equal_rank, filler, packed_states
 
 if TYPE_CHECKING:
     from grpo_kit.models import Policy
@@ -237,6 +230,7 @@ class _Decoding:
 
 @contextmanager
 def _evaluating(model) -> Iterator[None]:
+    """The model in evaluation mode, and afterwards in the mode that it had."""
     was_training = model.training
     model.eval()
     try:
@@ -335,9 +329,7 @@ def completion_logps(
         targets, which = rollouts.completion_ids.flatten()[place], slice(None)
     scores = token_logps(head, states, targets, temperature)
     empty = torch.zeros(mask.numel(), device=mask.device)
-    logps, entropies = (
-        empty.index_put((place,), score[which]).view(mask.shape) for score in scores
-    )
+    logps, entropies = (empty.index_put((place,), x[which]).view(mask.shape) for x in scores)
     return logps, entropies
 
 
@@ -349,7 +341,7 @@ def _cached_states(decoder, rollouts: Rollouts, pad_token_id: int) -> tuple[Tens
     mask, width = rollouts.mask, rollouts.mask.shape[1]
     prompts, prompt_attention = _prefill(decoder, rollouts.prompt_ids, pad_token_id, mask.device)
     hidden, places = [], []  # of the unmasked tokens: (M, H), and index into the flat (N, T)
-    for rows in length_parts(rollouts.lengths):
+    for rows in by_length(rollouts.lengths):
         index = rollouts.prompt_index[rows]
         part_width = max(int(rollouts.lengths[rows].max()), 1)
         part_mask = mask[rows, :part_width]
@@ -515,21 +507,21 @@ def last_logits(policy: Policy, ids: Sequence[Sequence[int]], count: int = 1) ->
     In evaluation mode, in which a live policy under TRL is not, and in the policy's arithmetic.
     """
     rows, mask = left_pad(ids, policy.pad_token_id, policy.device)
-    was_training = policy.model.training
-    policy.model.eval()
-    try:
-        with policy.autocast():
-            return policy.model(
-                input_ids=rows, attention_mask=mask, position_ids=positions(mask),
-                use_cache=False, logits_to_keep=count,
-            ).logits.float()  # fmt: skip
-    finally:
-        policy.model.train(was_training)
+    where = {"attention_mask": mask, "position_ids": positions(mask)}
+    with _evaluating(policy.model), policy.autocast():
+        output = policy.model(rows, **where, use_cache=False, logits_to_keep=count)
+    return output.logits.float()
 
 
-def check_lengths(
-    model, prompt_ids: Sequence[Sequence[int]], max_new_tokens: int, what: str = "prompt"
-) -> None:
+def fitting_batches(policy: Policy, ids: Sequence[list], batch_size: int) -> Iterator[list[int]]:
+    """Places of the texts that fit into the context, shortest first: that pads little."""
+    fitting = [i for i, text in enumerate(ids) if 0 < len(text) <= policy.context_length]
+    fitting.sort(key=lambda i: len(ids[i]))
+    for start in range(0, len(fitting), batch_size):
+        yield fitting[start : start + batch_size]
+
+
+def check_lengths(model, prompt_ids: Sequence, max_new_tokens: int, what: str = "prompt") -> None:
     """Raise ValueError for no prompt, an empty one, or one that leaves no room for a completion."""
     if not len(prompt_ids):
         raise ValueError("there are no prompts; give at least one.")

@@ -130,9 +130,8 @@ def bfloat16_speedup() -> float:
         a @ b
         return time.perf_counter() - started
 
-    best = [
-        min(seconds(a.to(t), b.to(t)) for _ in range(9)) for t in (torch.float32, torch.bfloat16)
-    ]
+    types = torch.float32, torch.bfloat16
+    best = [min(seconds(a.to(kind), b.to(kind)) for _ in range(9)) for kind in types]
     return best[0] / best[1]
 
 
@@ -164,8 +163,8 @@ def load_policy(
             whole models in float32 (small updates vanish in 16 bits), LoRA bases in 16.
         lora_rank: rank of LoRA weights on all linear layers; 0 trains the model itself.
 
-    Raises RuntimeError where CUDA or the model is missing, ValueError for a tokenizer or an adapter
-    that does not fit or no chat template.
+    RuntimeError for no CUDA or model, ValueError for a tokenizer, template or adapter that does not
+    fit.
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         remedy = "take a machine with one, or the profile 'tiny', which runs on a CPU."

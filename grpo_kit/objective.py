@@ -23,9 +23,7 @@ SCALES = get_args(Scale)
 # --- 1. rewards -----------------------------------------------------------------------------------
 
 
-def combine_rewards(
-    rewards_per_func: Tensor, weights: Sequence[float] | Tensor | None = None
-) -> Tensor:
+def combine_rewards(rewards_per_func: Tensor, weights: Sequence | Tensor | None = None) -> Tensor:
     """Weighted sum of the rewards of each completion; NaN where one of them could not be scored.
 
     Such a completion leaves its group's mean and std: counting the missing part as 0, as TRL does,
@@ -332,8 +330,7 @@ def policy_loss(
 ) -> Tensor:
     """The GRPO loss of a batch of completions: `surrogate`, then `aggregate`; arguments are theirs.
 
-    On-policy the ratio is 1 and the advantages of a group add up to 0, so a loss of 0 is normal.
-    Watch the gradient's norm instead.
+    On-policy the loss is normally 0 (advantages add up to 0): watch the gradient's norm instead.
     """
     batch = (logps, old_logps, advantages, mask)
     return aggregate(

@@ -17,8 +17,7 @@ from filelock import FileLock, Timeout
 def data_dir() -> Path:
     """Folder of the shipped inputs: tiny base, problems, claims, reported results.
 
-    A wheel carries it inside the package, where an unrelated `data/` may stand beside it; a
-    checkout has it at its top.
+    A wheel carries it inside the package, a checkout at its top.
     """
     package = Path(__file__).resolve().parent
     packaged = package / "_data"
@@ -50,8 +49,7 @@ def make_output_dir(path: str | Path) -> Path:
 def writing(folder: str | Path, what: str = "run") -> Iterator[Path]:
     """Hold a folder as the one that writes `what` there; it is made where there is none.
 
-    Raises RuntimeError, naming the process, where another one holds it. A process that is killed
-    holds nothing any more.
+    Raises RuntimeError, naming the process, where another one that lives holds it.
     """
     folder = make_output_dir(folder)
     lock, who = FileLock(folder / f".{what}.lock"), folder / f".{what}.writer"

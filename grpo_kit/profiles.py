@@ -45,24 +45,22 @@ class Profile:
             raise ValueError(f"{known}, not for {self.task}: choose one of them.")
         return self.adapters.get(self.task)
 
-    def with_skills(self) -> Profile:
-        """This profile on the task whose warm-up taught to judge, verify and plan too.
+    def with_skills(self, three_tools: bool = False) -> Profile:
+        """This profile with the warm-up that taught to judge, verify and plan too.
 
-        There fewer steps show what a reward does: the answers have a style to be learnt.
+        There fewer steps show what a reward does: the answers have a style to be learnt. With
+        `three_tools` Flow-GRPO has Python as well, of which the tiny base learnt in a warm-up of
+        its own. ValueError for SmolLM2, which did not.
         """
+        if three_tools:
+            if self.adapters:
+                problem = f"the warm-up of {self.policy} teaches two tools"
+                raise ValueError(f"{problem}: take profile tiny.")
+            policy = "tiny-tools" if self.policy == "tiny-base" else self.policy
+            return replace(self, task="three_tools", policy=policy)
         if not self.adapters:
             return self
         return replace(self, task="word_problems", config=replace(self.config, max_steps=8))
-
-    def with_tools(self) -> Profile:
-        """This profile with Python as a third tool of Flow-GRPO, and questions that need it.
-
-        The tiny base learnt of it in a warm-up of its own. ValueError for SmolLM2, which did not.
-        """
-        if self.adapters:
-            raise ValueError(f"the warm-up of {self.policy} teaches two tools: take profile tiny.")
-        policy = "tiny-tools" if self.policy == "tiny-base" else self.policy
-        return replace(self, task="three_tools", policy=policy)
 
     def with_policy(self, policy: str) -> Profile:
         """This profile with another policy; a warm-up is only added to the model it was made of."""

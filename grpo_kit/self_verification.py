@@ -18,17 +18,10 @@ import torch
 from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import reply
 from grpo_kit.models import Policy
-from grpo_kit.rewards import (
-    VerificationReward,
-    accuracy_reward,
-    completion_text,
-    extract_answer,
-    parse_verdict,
-    question_text,
-    verdict_stats,
-)
+from grpo_kit.rewards import rules
 from grpo_kit.rewards.judge.texts import fenced
 from grpo_kit.rewards.scoring import check_columns, reward_name
+from grpo_kit.tasks.answers import extract_answer
 from grpo_kit.training import Batch, PromptBatches
 
 logger = logging.getLogger(__name__)
@@ -61,9 +54,9 @@ def collect_items(
     """
     items = []
     for prompt, completion, reward in zip(prompts, completions, rewards, strict=True):
-        answer = extract_answer(completion_text(completion))
+        answer = extract_answer(rules.completion_text(completion))
         if answer and reward is not None:
-            question = question_text(prompt)
+            question = rules.question_text(prompt)
             items.append(VerificationItem(question, question, answer, reward == 1))
     return items
 
@@ -167,8 +160,8 @@ class SelfVerification:
         if strategy not in STRATEGIES:
             raise ValueError(f"strategy is {strategy!r}; choose one of {', '.join(STRATEGIES)}.")
         task, config = prompts.task, prompts.config
-        check_columns(accuracy_reward, task.train.column_names, f"task {task.name!r}")
-        self.reward = VerificationReward() if reward is None else reward
+        check_columns(rules.accuracy_reward, task.train.column_names, f"task {task.name!r}")
+        self.reward = rules.VerificationReward() if reward is None else reward
         check_columns(self.reward, ["correct", "pass_rate"], "a verification item")
         size, group = config.generation_batch_size, config.num_generations
         least = {"generate": 1, "mixed": 4}.get(strategy, 2) * group
@@ -196,9 +189,7 @@ class SelfVerification:
             if parts:
                 yield parts[0] if len(parts) == 1 else Batch.concatenate(parts)
 
-    def _verdicts(
-        self, n: int, generator: torch.Generator, state: Any, metrics: dict
-    ) -> list[Batch]:
+    def _verdicts(self, n: int, generator: torch.Generator, state, metrics: dict) -> list[Batch]:
         """A batch of verdicts on the buffer's items; none where post-processing leaves no item."""
         collected, config = list(self.buffer), self.prompts.config
         fitting = _that_fit(self.prompts.policy, collected, config)
@@ -233,8 +224,8 @@ class SelfVerification:
 
 def _labelled(rows: Sequence[dict], texts: Sequence[str]) -> list[VerificationItem]:
     columns = {name: [row[name] for row in rows] for name in rows[0]}
-    prompts, ids = columns.pop("prompt"), [[]] * len(texts)
-    rewards = accuracy_reward(prompts=prompts, completions=texts, completion_ids=ids, **columns)
+    prompts = columns.pop("prompt")
+    rewards = rules.accuracy_reward(prompts, texts, [[]] * len(texts), **columns)
     return collect_items(prompts, texts, rewards)
 
 
@@ -259,9 +250,7 @@ def _replies(
     return policy.decode(rollouts.completion_lists()), rollouts.lengths.tolist()
 
 
-def _answers(
-    policy: Policy, dataset, prompts: int, n: int, config: GRPOConfig
-) -> list[list[VerificationItem]]:
+def _answers(policy: Policy, dataset, prompts: int, n: int, config: GRPOConfig) -> list[list]:
     """The items of `n` sampled answers to each of the first `prompts` rows."""
     rows = list(dataset.select(range(min(prompts, len(dataset)))))
     texts, _ = _replies(policy, [row["prompt"] for row in rows], n, config)
@@ -286,7 +275,7 @@ def evaluate_verdicts(
     prompts = [verification_prompt(item) for item in items]
     texts, lengths = _replies(policy, prompts, samples, config, seed)
     labels = [item.correct for item in items for _ in range(samples)]
-    stats = verdict_stats([parse_verdict(text) for text in texts], labels)
+    stats = rules.verdict_stats([rules.parse_verdict(text) for text in texts], labels)
     stats["mean_length"] = fmean(lengths)
     return {f"verdicts/{name}": value for name, value in stats.items()}
 
@@ -305,7 +294,7 @@ def best_of_n(
     verdicts, _ = _replies(policy, [*map(verification_prompt, asked)], samples, config, seed=1)
     yes = dict.fromkeys(distinct, -1) | dict.fromkeys(asked, 0)
     for i, text in enumerate(verdicts):
-        yes[asked[i // samples]] += parse_verdict(text) is True
+        yes[asked[i // samples]] += rules.parse_verdict(text) is True
     totals = dict.fromkeys(("random", "own_verdicts", "majority", "oracle"), 0.0)
     for own in filter(None, answers):
         votes = Counter(own)

@@ -180,9 +180,8 @@ def grpo_trainer(
         return frozen_copy(policy).model
 
     with mock.patch("trl.trainer.grpo_trainer.create_model_from_path", reference):
-        trainer = _Trainer(
-            policy.model, rewards, args, task.train, processing_class=policy.tokenizer
-        )
+        given = policy.model, rewards, args, task.train
+        trainer = _Trainer(*given, processing_class=policy.tokenizer)
     trainer.remove_callback(PrinterCallback)
     files = RunFiles(args.output_dir, config, args.seed, start)
     trainer.watcher = _Watcher(files, policy, task, measure)

@@ -128,9 +128,8 @@ def warm_up(
     """
     recipe = Recipe(**{**vars(RECIPES[name]), **changes})
     folder = make_output_dir(output_dir)
-    policy = load_policy(
-        base, device="cuda" if torch.cuda.is_available() else "cpu", lora_rank=recipe.lora_rank
-    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    policy = load_policy(base, device=device, lora_rank=recipe.lora_rank)
     texts = recipe.texts(random.Random(f"{name}-{seed}"), "train")
     replies = take_replies(policy, texts, recipe.steps * recipe.batch)
     held = recipe.texts(random.Random(f"{name}-{seed}-held-out"), "test")
@@ -174,9 +173,8 @@ def card_text(card: dict) -> str:
     n, skills = card["evaluations"][-1]["eval/n"], card.get("skills")
     text = CARD.format(**card, minutes=card["seconds"] / 60, rows="\n".join(rows), n=n)
     if skills:
-        measured = [
-            f"| {s} | {name} | {skills[s][name]:.3f} |" for s, name, *_ in skills_card.LIMITS
-        ]
+        shown = [(skill, name) for skill, name, *_ in skills_card.LIMITS]
+        measured = [f"| {skill} | {name} | {skills[skill][name]:.3f} |" for skill, name in shown]
         text += SKILLS.format(n=skills["n"], rows="\n".join(measured), **skills["meta"])
         text += skills_card.styles_text(skills)
     return text

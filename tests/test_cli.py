@@ -65,7 +65,6 @@ def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
         ("run verification --profile colab", "profile 'colab' sets no max_generated_tokens"),
         ("evaluate --task mmlu", "unknown task 'mmlu': choose one of word_problems, svamp, gsm8k"),
         ("evaluate --task gsm8k --data nowhere", "there is no file 'nowhere/train.jsonl'"),
-        ("bench --size 7", "--size is for --scaling, and one of 0.3 M, 0.8 M"),
         ("speedrun --change speed=9", "speed is 9; GRPOConfig has no such field"),
         ("speedrun --entry bike", "there is no entry 'bike': choose among kit"),
         ("plan --gpu Z80", "'Z80' is not one of 'T4', 'L4'"),

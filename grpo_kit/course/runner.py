@@ -225,12 +225,9 @@ def set_repository(notebooks: Sequence[str | Path], repository="", commit="") ->
     changed = []
     for path in map(Path, notebooks):
         notebook = _read(path)
-        title, pip = (
-            next(c for c in notebook.cells if c.cell_type == t) for t in ("markdown", "code")
-        )
-        lines = [
-            line for line in title.source.split("\n") if not line.startswith("[![Open in Colab]")
-        ]
+        kinds = ("markdown", "code")
+        title, pip = (next(c for c in notebook.cells if c.cell_type == kind) for kind in kinds)
+        lines = [x for x in title.source.split("\n") if not x.startswith("[![Open in Colab]")]
         if lines[1:3] == ["", ""]:
             del lines[1]
         extras = re.search(r'%pip install -q "[^"]*?(\[[a-z,]+\]|)(?: @ [^"]*)?"', pip.source)[1]

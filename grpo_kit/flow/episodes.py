@@ -142,9 +142,7 @@ def episode_advantages(
     return advantages
 
 
-def turn_rows(
-    episodes: Sequence[Episode], pad_token_id: int, device="cpu"
-) -> tuple[Rollouts, Tensor]:
+def turn_rows(episodes: Sequence[Episode], pad_token_id, device="cpu") -> tuple[Rollouts, Tensor]:
     """All turns as rows to train on, episode by episode, and the episode of each row, (N,) long."""
     turns = [(i, turn) for i, episode in enumerate(episodes) for turn in episode.turns]
     prompts: dict[tuple[int, ...], int] = {}

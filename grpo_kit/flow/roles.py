@@ -177,10 +177,7 @@ class FrozenRole:
         return other
 
     def ask(self, contents: Sequence[str]) -> list[str | None]:
-        """Likeliest replies, without thinking; "" if that is all, or the request is too long.
-
-        None where an endpoint failed.
-        """
+        """Likeliest replies, without thinking; "" for one too long to ask, None for a failure."""
         if len(self._remembered) > REMEMBERED:
             self._remembered.clear()
         new = [c for c in dict.fromkeys(contents) if c not in self._remembered]

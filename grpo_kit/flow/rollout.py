@@ -109,9 +109,7 @@ def _states(episodes: Sequence[Episode]) -> list[tuple[str, Memory]]:
     return [(question_text(one.row["prompt"]), one.memory) for one in episodes]
 
 
-def _plan(
-    system: AgentSystem, running: Sequence[Episode], sampling: dict
-) -> tuple[list[Episode], list[Action]]:
+def _plan(system: AgentSystem, running: list[Episode], sampling: dict) -> tuple[list, list[Action]]:
     """Sample the next actions. Returns the episodes that have room for one, and the actions."""
     policy = system.planner.policy
     requests = [system.planner.request(*state) for state in _states(running)]

@@ -24,6 +24,8 @@ from anyio.from_thread import start_blocking_portal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
+from grpo_kit.config import reason
+
 CONCURRENCY = 16  # calls of a batch at a time
 MAX_CALL_CHARS = 200  # of a call as memory shows it
 MAX_REASON_CHARS = 100  # of an error's reason
@@ -101,9 +103,7 @@ class Tool:
         try:
             return self._adapter.validate_python(arguments)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            name = ".".join(map(str, first["loc"]))
-            raise ValueError(f"{name}: {first['msg']}") from None
+            raise ValueError(reason(error)) from None
 
 
 def read_call(text: str) -> tuple[str, str | dict]:

@@ -140,9 +140,7 @@ def prompts_of(size: str) -> Task:
     return replace(task, train=task.train.map(longer))
 
 
-def kit_steps(
-    policy: Policy, config: GRPOConfig, size: str = BASE
-) -> Iterator[tuple[float, float, training.Batch]]:
+def kit_steps(policy: Policy, config: GRPOConfig, size: str = BASE) -> Iterator[tuple]:
     """Train by the kit; yields each step's seconds until it is scored, those in all, its batch."""
     prompts = training.PromptBatches(policy, prompts_of(size), [even_share], config, seed=0)
     learner = training.Learner(policy, config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -18,9 +18,10 @@ from typing import Literal
 import yaml
 from pydantic import BaseModel, ConfigDict
 
+from grpo_kit.config import reason
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import FRESH, SEEDS, command_of
-from grpo_kit.lab.records import Record, by_arm, reason
+from grpo_kit.lab.records import Record, by_arm
 from grpo_kit.lab.statistics import DELTA, VERDICTS, Judgement, judge, power, region
 from grpo_kit.lab.summary import cell, markdown_table, number
 from grpo_kit.paths import data_dir
@@ -30,7 +31,6 @@ EVIDENCE = {
     "P": "the paper's text", "F": "the paper's figure", "C": "public code",
     "S": "a second-hand summary", "I": "inferred",
 }  # fmt: skip
-OF = {"end": "", "change": "change of ", "late": "late "}
 OWN = "yours"  # the source of a claim that names none
 
 
@@ -50,7 +50,7 @@ class Claim(BaseModel):
     evidence: Literal["P", "F", "C", "S", "I"] = "I"
     profile: str = "tiny"
     also: str | None = "smol"  # a second profile, where the first is "tiny"
-    of: Literal["end", "change", "late"] = "end"
+    of: Literal["end", "change"] = "end"
     minus: str | None = None
     against: str | None = None
     delta: float = DELTA  # the smallest difference that matters, in the metric's unit
@@ -81,7 +81,7 @@ class Claim(BaseModel):
         """In words: "pass@1, diversity minus plain"."""
         name = " minus ".join(m.removeprefix("eval/") for m in (self.metric, self.minus) if m)
         arms = " minus ".join(reversed(self.arms))
-        return f"{OF[self.of]}{name}, {arms}"
+        return f"{'change of ' * (self.of == 'change')}{name}, {arms}"
 
     @property
     def direction(self) -> str:
@@ -204,13 +204,10 @@ def planned(experiment: str, profile: str) -> tuple[list[str], range]:
     return arms, max(filter(None, chosen), key=len, default=SEEDS)
 
 
-def judge_claims(
-    claims: Sequence[Claim], records: Iterable[Record]
-) -> tuple[list[Judged], list[str]]:
+def judge_claims(claims: list[Claim], records: Iterable[Record]) -> tuple[list[Judged], list[str]]:
     """Verdicts on all claims, in their order, and a sentence for each that could not be judged.
 
-    The claims of one method (`seed`) by an experiment on a profile are a family, the reader's own
-    another.
+    A family: claims of one method (`seed`), experiment and profile; the reader's own are another.
     """
     runs, families = defaultdict(list), defaultdict(list)
     for record in records:

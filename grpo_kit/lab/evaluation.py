@@ -40,14 +40,9 @@ def load_test_set(name: str, folder: Path | None = None) -> Sequence[dict]:
 
 
 def evaluate_test_set(
-    policy: Policy,
-    rows: Sequence[dict],
-    grade: Callable[[str, str], tuple[bool, bool]],
-    *,
-    max_new_tokens: int,
-    batch_size: int = 64,
-    backend: str = "auto",
-) -> tuple[dict[str, float], list[str]]:
+    policy: Policy, rows: Sequence[dict], grade: Callable[[str, str], tuple[bool, bool]], *,
+    max_new_tokens: int, batch_size: int = 64, backend: str = "auto",
+) -> tuple[dict[str, float], list[str]]:  # fmt: skip
     """Greedy accuracy on `rows` (with `prompt` and `answer`), sampled by a backend of `backends`.
 
     Returns the shares `strict` and `lenient`, the ends of their intervals (`strict/low`, …),

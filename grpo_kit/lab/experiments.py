@@ -19,15 +19,9 @@ from grpo_kit.lab.records import NOTEBOOKS, Record, load
 from grpo_kit.lab.rounded import Rounded
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.profiles import PROFILES, Profile
-from grpo_kit.rewards import (
-    CertaintyReward,
-    DiversityReward,
-    MajorityReward,
-    MetaEvaluationReward,
-    QualityJudgeReward,
-)
+from grpo_kit.rewards import CertaintyReward, DiversityReward, MajorityReward, QualityJudgeReward
 from grpo_kit.rewards.diversity import load_embedder
-from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION
+from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION, MetaEvaluationReward
 from grpo_kit.rewards.rules import accuracy_reward, format_reward, maths_reward
 from grpo_kit.runs import Run
 from grpo_kit.sampling_ahead import SamplingAhead
@@ -38,9 +32,7 @@ from grpo_kit.training import PromptBatches
 from grpo_kit.warm_up import RECIPES, GivenTexts, take_replies
 
 
-def _rewards(
-    kind: str, options: Mapping, profile: Profile, config: GRPOConfig, policy: Policy
-) -> list[Callable]:
+def _rewards(kind: str, options: Mapping, profile: Profile, config, policy) -> list[Callable]:
     """Rewards for accuracy and format, and those that the arms of this kind add."""
     rewards = [maths_reward if kind == "maths" else accuracy_reward, format_reward]
     if kind == "plain and diversity":
@@ -121,9 +113,9 @@ def _verified(strategy: str, process: Callable = verification.post_process) -> A
     return dataclasses.replace(PLAIN, options=options, batch_source=lambda profile: source)
 
 
-def _ahead(**changes: object) -> Arm:
-    arm = _arm("plain", changes, **{"batch source": SamplingAhead.name})
-    return dataclasses.replace(arm, batch_source=lambda profile: SamplingAhead)
+def _sampled(source: type, **changes: object) -> Arm:
+    arm = _arm("plain", changes, **{"batch source": source.name})
+    return dataclasses.replace(arm, batch_source=lambda profile: source)
 
 
 def _more_texts(profile: Profile) -> Callable:
@@ -138,11 +130,6 @@ def _more_texts(profile: Profile) -> Callable:
     return source
 
 
-def _rounded(**changes: object) -> Arm:
-    arm = _arm("plain", changes, **{"batch source": Rounded.name})
-    return dataclasses.replace(arm, batch_source=lambda profile: Rounded)
-
-
 def _corrected(**changes: object) -> Arm:
     """Two updates a batch, so that the ratio leaves 1 and a clip can act."""
     return _arm("plain", {"num_iterations": 2, **changes})
@@ -152,9 +139,7 @@ def _corrected(**changes: object) -> Arm:
 MORE_TEXTS = {"generation_batch_size": 128, "num_generations": 128, "learning_rate": 5e-5}
 
 
-def _played(
-    source: Callable = FlowGRPO, changes: Mapping[str, object] | None = None, **options
-) -> Arm:
+def _played(source: Callable = FlowGRPO, changes: Mapping | None = None, **options) -> Arm:
     """Episodes of tool questions, rewarded by their outcome."""
 
     def of_profile(profile: Profile) -> Callable:
@@ -356,10 +341,10 @@ EXPERIMENTS = {
          "GSPO": _corrected(
              importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4),
          "CISPO": _corrected(loss_type="cispo", epsilon_high=5.0),
-         "8-bit sampler": _rounded(),
-         "8-bit, truncated": _rounded(importance_sampling_cap=2.0),
-         "8-bit, masked": _rounded(
-             importance_sampling_cap=2.0, importance_sampling_mode="token_mask")},
+         "8-bit sampler": _sampled(Rounded),
+         "8-bit, truncated": _sampled(Rounded, importance_sampling_cap=2.0),
+         "8-bit, masked": _sampled(
+             Rounded, importance_sampling_cap=2.0, importance_sampling_mode="token_mask")},
         sizes={"smoke": {"max_generated_tokens": 2_000},
                "tiny": {"max_steps": 200, "max_generated_tokens": 130_000,
                         "generation_batch_size": 64}},
@@ -379,8 +364,8 @@ EXPERIMENTS = {
         "What does sampling the next batch in a second process gain in seconds, and what does it "
         "cost in accuracy, with and without the correction?",
         {"on-policy": PLAIN,
-         "ahead": _ahead(importance_sampling_cap=2.0),
-         "ahead-uncorrected": _ahead()},
+         "ahead": _sampled(SamplingAhead, importance_sampling_cap=2.0),
+         "ahead-uncorrected": _sampled(SamplingAhead)},
         sizes={"tiny": {"max_steps": 80}}, evaluations=4,
     ),
     "published": _experiment(
@@ -415,7 +400,7 @@ EXPERIMENTS = {
         "With Python as a third tool: does training choose it where it is needed, and only there?",
         {"trajectory": _played()},
         measures.tools_chosen, watch=measures.watch_episodes, show=measures.episodes_to_read,
-        task=three_tools, tools=True,
+        task=three_tools, skills=True,
         sizes={"smoke": FEW_EPISODES,
                **_small(max_steps=24, learning_rate=3e-4, max_completion_length=48,
                         eval_prompts=0, eval_prompts_between=64)},

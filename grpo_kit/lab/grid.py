@@ -22,21 +22,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 from grpo_kit.config import GRPOConfig
-from grpo_kit.lab.records import (
-    Record,
-    commit,
-    fingerprint,
-    path_of,
-    read,
-    rounded,
-    slug,
-    where_it_ran,
-)
+from grpo_kit.lab import records
+from grpo_kit.lab.records import Record, fingerprint, path_of
 from grpo_kit.models import Policy
 from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic, writing
 from grpo_kit.profiles import Profile
 from grpo_kit.runs import CHECKPOINT, PREVIOUS, Run
 from grpo_kit.tasks import Task
+from grpo_kit.tasks.tool_questions import three_tools
 from grpo_kit.training import train
 
 TOKENS = "num_generated_tokens"
@@ -89,7 +82,6 @@ class Experiment:
     x: str = "step"  # of curves; "num_generated_tokens" where arms have equal budgets of tokens
     task: Callable[[], Task] | None = None  # in place of the profile's
     skills: bool = False  # wants a policy that can judge, verify or plan, see `with_skills`
-    tools: bool = False  # wants a third tool, see `with_tools`
     show: Callable[[Trained], list[dict]] = lambda trained: []  # a few held-out answers to read
     evaluator: int = 1  # raised when its runs are measured otherwise, though trained alike
 
@@ -101,8 +93,8 @@ class Experiment:
         changes = self.arms[arm].profile
         if "policy" in changes and profile.device == "cpu":
             raise ValueError(f"arm {arm!r} wants a GPU: choose --profile colab or paper.")
-        profile = profile.with_skills() if self.skills else profile
-        profile = profile.with_tools() if self.tools else profile
+        if self.skills:
+            profile = profile.with_skills(three_tools=self.task is three_tools)
         size = self.sizes.get(profile.name, {})
         config = dataclasses.replace(profile.config, **{**self.changes, **size})
         if self.x == "num_generated_tokens" and config.max_generated_tokens is None:
@@ -124,7 +116,7 @@ class Experiment:
         data = "tool_questions" if self.task else task  # three tools are asked about the same facts
         shipped = {"base": shipped_files(chosen["policy"]), "data": shipped_files(data)}
         options = self.arms[arm].options
-        return rounded({**chosen, "task": task, **shipped, "options": options, **config})
+        return records.rounded({**chosen, "task": task, **shipped, "options": options, **config})
 
 
 SHIPPED = (".safetensors", ".jsonl", ".gz", ".sqlite")
@@ -188,7 +180,7 @@ class Job:
         if not self.path.exists():
             return False
         try:
-            why = outdated(read(self.path), self.experiment, self.profile)
+            why = outdated(records.read(self.path), self.experiment, self.profile)
         except ValueError as error:
             why = str(error)
         if why:
@@ -198,7 +190,7 @@ class Job:
     def run(self) -> None:
         """Make the run, or go on with a killed one; RuntimeError where another process makes it."""
         with writing(self.folder, "record"):
-            origin = where_it_ran(self.profile.device)
+            origin = records.where_it_ran(self.profile.device)
             origin["commit"] = _commits(self.folder / "commits.txt", origin["commit"])
             trained = self._train()
             history, last = trained.run.history, trained.run.history[-1]
@@ -246,7 +238,7 @@ class Job:
         """Where an arm keeps what it measured before its first step, for the others of its seed."""
         identity = self.experiment.identity(self.profile, self.arm)
         decides = {name: identity.get(name) for name in FIRST}  # no adapter where none is needed
-        decides |= {"watched by": self.experiment.watch and self.name, "commit": commit()}
+        decides |= {"watched by": self.experiment.watch and self.name, "commit": records.commit()}
         starts = make_output_dir(self.work / self.profile.name / "starts")
         return starts / f"{fingerprint(decides)}-{self.seed}.json"
 
@@ -299,7 +291,7 @@ def run_grid(
     ValueError for a wrong arm; RuntimeError names the runs that failed.
     """
     arms = list(dict.fromkeys(experiment.arms if arms is None else arms))
-    if len({slug(arm) for arm in experiment.arms}) < len(experiment.arms):
+    if len({records.slug(arm) for arm in experiment.arms}) < len(experiment.arms):
         raise ValueError(f"two arms of {name!r} would share a folder: rename one.")
     for arm in arms:
         if arm not in experiment.arms:
@@ -318,7 +310,7 @@ def run_grid(
     if failed:
         count = f"{len(failed)} of {len(missing)} runs failed"
         raise RuntimeError(f"{count}, the others are stored: {'; '.join(failed)}")
-    return [read(job.path) for job in jobs]
+    return [records.read(job.path) for job in jobs]
 
 
 def _run_here(name: str, jobs: list[Job]) -> list[str]:

@@ -12,12 +12,11 @@ import torch
 
 from grpo_kit import self_verification as verification
 from grpo_kit.config import GRPOConfig
-from grpo_kit.flow import evaluate_episodes, play, score_episodes
+from grpo_kit.flow import Episode, evaluate_episodes, play, score_episodes
 from grpo_kit.generation import reply
 from grpo_kit.lab.evaluation import GRADES, evaluate_test_set
 from grpo_kit.lab.grid import Trained
 from grpo_kit.models import Policy
-from grpo_kit.profiles import Profile
 from grpo_kit.rewards import MetaEvaluationReward, QualityJudgeReward
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, as_turns, read_yes
 from grpo_kit.rewards.rules import accuracy_reward, question_text
@@ -33,26 +32,23 @@ from grpo_kit.training import evaluate, pass_at_k, score
 
 def _answers(
     policy: Policy, task: Task, config: GRPOConfig, prompts: int = 32, samples: int = 8, seed=0
-) -> tuple[list[dict], list[str]]:
-    """Rows of the first held-out prompts and `samples` sampled answers to each, in groups."""
+) -> tuple[list[dict], list[str], list[bool]]:
+    """Rows of the first held-out prompts, `samples` answers to each, in groups; which are right."""
     rows = list(task.test.select(range(min(prompts, len(task.test)))))
     texts = texts_of(
         policy, [row["prompt"] for row in rows], torch.Generator().manual_seed(seed),
         num_generations=samples, temperature=config.temperature,
         limit=config.max_completion_length, batch_size=16,
     )  # fmt: skip
-    return [row for row in rows for _ in range(samples)], texts
+    rows = [row for row in rows for _ in range(samples)]
+    pairs = zip(texts, rows, strict=True)
+    return rows, texts, [is_correct(extract_answer(text), row["answer"]) for text, row in pairs]
 
 
 def answers_to_read(t: Trained) -> list[dict]:
     """One sampled answer to each of the first three held-out problems."""
-    rows, texts = _answers(t.policy, t.task, t.config, prompts=3, samples=1, seed=t.run.seed)
-    right = _right(rows, texts)
-    return [_to_read(*answer) for answer in zip(rows, texts, right, strict=True)]
-
-
-def _right(rows: list[dict], texts: list[str]) -> list[bool]:
-    return [is_correct(extract_answer(x), r["answer"]) for x, r in zip(texts, rows, strict=True)]
+    answers = _answers(t.policy, t.task, t.config, prompts=3, samples=1, seed=t.run.seed)
+    return [_to_read(*answer) for answer in zip(*answers, strict=True)]
 
 
 def _to_read(row: dict, completion: str, right: bool) -> dict:
@@ -62,11 +58,10 @@ def _to_read(row: dict, completion: str, right: bool) -> dict:
 def diversity_of(policy: Policy, task: Task, embedder, config: GRPOConfig) -> dict[str, float]:
     """How different eight sampled answers to a held-out prompt are, the mean over 32 prompts.
 
-    `distinct`: share of different texts; `styles`: effective number of the tiny world's styles, the
-    exponential of their entropy, 1 in another world; `distance`: mean of 1 - cosine over the pairs
-    of a group.
+    `distinct`: share of different texts; `styles`: effective number of the tiny world's styles, exp
+    of their entropy, 1 in another world; `distance`: mean of 1 - cosine over pairs in a group.
     """
-    _, texts = _answers(policy, task, config)
+    _, texts, _ = _answers(policy, task, config)
     groups = [texts[i : i + 8] for i in range(0, len(texts), 8)]
     unique = list(dict.fromkeys(texts))
     vectors = torch.as_tensor(embedder.encode(unique)).float()
@@ -85,13 +80,12 @@ def quality_of(t: Trained) -> dict[str, float]:
 
     `judge/auc`: the chance that a right answer has a higher score than a wrong one; `compared`.
     """
-    rows, texts = _answers(t.policy, t.task, t.config)
+    rows, texts, right = _answers(t.policy, t.task, t.config)
     judge = QualityJudgeReward(t.profile.load_judge(t.base))
     rewards = score_texts(texts, [[]] * len(texts), rows, [judge])[:, 0]
     scored = ~rewards.isnan()
     if not scored.any():
         raise RuntimeError(f"the judge scored none of {len(texts)} answers: look at its replies.")
-    right = _right(rows, texts)
     return {
         "judged": 4 * (rewards[scored].mean().item() + 0.5) + 1,
         "assured": fmean(solution_style(text) == "assured" for text in texts),
@@ -140,9 +134,7 @@ def compared(policy: Policy, rows: list[dict], texts: list[str], right: list[boo
 FEW_LABELS = 32  # training problems with a label, for early stopping
 
 
-def few_labels(
-    profile: Profile, base, task: Task, config: GRPOConfig, seed: int, ends: bool = False
-) -> Callable | None:
+def few_labels(profile, base, task: Task, config: GRPOConfig, seed, ends=False) -> Callable | None:
     """Measure `few/pass@1` on the last training problems; training does not see their labels."""
     if ends:
         return None
@@ -153,10 +145,10 @@ def few_labels(
 
 def overrated(t: Trained) -> dict[str, float]:
     """`p_yes`: the base's mean P("Yes") on sampled answers; `overrated`: minus the share right."""
-    rows, texts = _answers(t.policy, t.task, t.config)
+    rows, texts, right = _answers(t.policy, t.task, t.config)
     asked = MetaEvaluationReward(t.base, transform="p")
     p_yes = score_texts(texts, [[]] * len(texts), rows, [asked])[:, 0].nanmean().item()
-    return {"p_yes": p_yes, "overrated": p_yes - fmean(_right(rows, texts))}
+    return {"p_yes": p_yes, "overrated": p_yes - fmean(right)}
 
 
 def without_labels(run: Run) -> dict[str, float]:
@@ -171,9 +163,7 @@ def without_labels(run: Run) -> dict[str, float]:
     return {"fell": fell, "stopped early": early, "gained/stopped early": gained}
 
 
-def watch_verdicts(
-    profile: Profile, base, task: Task, config: GRPOConfig, seed: int, ends: bool = False
-) -> Callable:
+def watch_verdicts(profile, base, task: Task, config: GRPOConfig, seed, ends=False) -> Callable:
     """Measure verdicts on one balanced set of the base's answers to held-out problems."""
     items = verification.held_out_items(base, task.test, config, prompts=_fewer(config))
     measure, draws = verification.evaluate_verdicts, math.ceil(VERDICTS / max(len(items), 1))
@@ -251,9 +241,7 @@ def gained(t: Trained, **metrics: str) -> dict[str, float]:
     return {f"gained/{name}": last[metric] - first[metric] for name, metric in metrics.items()}
 
 
-def watch_episodes(
-    profile: Profile, base, task: Task, config: GRPOConfig, seed: int, ends: bool = False
-) -> Callable | None:
+def watch_episodes(profile, base, task: Task, config, seed, ends=False) -> Callable | None:
     """Measure episodes of held-out questions; the frozen roles are the base's.
 
     A real model plays each question twice at the ends too: its episodes take seconds.
@@ -271,20 +259,13 @@ def tools_chosen(t: Trained) -> dict[str, float]:
     `needed/python`, `needed/calculator`: share of the episodes whose question needs Python that
     call the tool; `other/python`: of the other episodes. `needed/success`, `other/success`.
     """
-    rows = list(t.task.test.select(range(min(_fewer(t.config) or 64, len(t.task.test)))))
     chosen = gained(t, success="eval/pass@1", tool_errors="eval/tool_errors")
     for when, policy in (("before", t.base), ("after", t.policy)):
-        episodes = play(
-            t.profile.load_agents(t.base).with_planner(policy), rows, 4,
-            generator=torch.Generator().manual_seed(t.run.seed), temperature=t.config.temperature,
-            max_new_tokens=t.config.max_completion_length,
-            batch_size=t.config.evaluation_batch_size,
-        )  # fmt: skip
-        right = score_episodes(episodes, [accuracy_reward])[:, 0] == 1
+        episodes = _episodes(t, policy, _fewer(t.config) or 64, 4)
         for group, needed in (("needed", True), ("other", False)):
-            own = [i for i, e in enumerate(episodes) if (e.row["kind"] in PYTHON_KINDS) == needed]
-            called = [{s.action.tool for s in episodes[i].memory.steps} for i in own]
-            chosen[f"{when}/{group}/success"] = right[own].float().mean().item()
+            own = [e for e in episodes if (e.row["kind"] in PYTHON_KINDS) == needed]
+            called = [{step.action.tool for step in one.memory.steps} for one in own]
+            chosen[f"{when}/{group}/success"] = fmean(one.reward == 1 for one in own)
             for tool in ("python", "calculator"):
                 chosen[f"{when}/{group}/{tool}"] = fmean(tool in tools for tools in called)
     return chosen
@@ -292,13 +273,20 @@ def tools_chosen(t: Trained) -> dict[str, float]:
 
 def episodes_to_read(t: Trained) -> list[dict]:
     """One sampled episode of each of the first two held-out questions."""
+    episodes = _episodes(t, t.policy, 2, 1)
+    return [_to_read(e.row, f"{e.memory}\n{e.output}", e.reward == 1) for e in episodes]
+
+
+def _episodes(t: Trained, policy: Policy, questions: int, samples: int) -> list[Episode]:
+    """Scored episodes of the first held-out questions; the frozen roles are the base's."""
     episodes = play(
-        t.profile.load_agents(t.base).with_planner(t.policy), list(t.task.test.select(range(2))),
+        t.profile.load_agents(t.base).with_planner(policy),
+        list(t.task.test.select(range(min(questions, len(t.task.test))))), samples,
         generator=torch.Generator().manual_seed(t.run.seed), temperature=t.config.temperature,
-        max_new_tokens=t.config.max_completion_length,
+        max_new_tokens=t.config.max_completion_length, batch_size=t.config.evaluation_batch_size,
     )  # fmt: skip
     score_episodes(episodes, [accuracy_reward])
-    return [_to_read(e.row, f"{e.memory}\n{e.output}", e.reward == 1) for e in episodes]
+    return episodes
 
 
 def on_test_set(t: Trained, *, max_new_tokens: int = 2048) -> dict[str, float]:

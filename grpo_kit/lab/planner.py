@@ -123,17 +123,10 @@ class Plan:
 
 
 def plan(
-    profile: Profile,
-    *,
-    gpus: int = 1,
-    gpu: str | GPU = "H100",
-    engine: Engine = "kit",
-    sharded: bool = False,
-    vllm_share: float = 0.3,
-    prompt_length: int = 200,
-    mean_share: float = 0.5,
-    reached: float = REACHED,
-) -> Plan:
+    profile: Profile, *, gpus: int = 1, gpu: str | GPU = "H100", engine: Engine = "kit",
+    sharded: bool = False, vllm_share: float = 0.3, prompt_length: int = 200,
+    mean_share: float = 0.5, reached: float = REACHED,
+) -> Plan:  # fmt: skip
     """Count what a run of the profile takes on `gpus` of a kind; judges and embedders are left out.
 
     Args:

@@ -21,14 +21,7 @@ from matplotlib.figure import Figure
 from grpo_kit.course import replay
 from grpo_kit.course.plots import CURVE_LABELS, X_LABELS, arm_bands, forest
 from grpo_kit.lab.bands import Row
-from grpo_kit.lab.claims import (
-    EVIDENCE,
-    Judged,
-    forest_rows,
-    hardware,
-    judge_claims,
-    load_claims,
-)
+from grpo_kit.lab.claims import EVIDENCE, Judged, forest_rows, hardware, judge_claims, load_claims
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import command_of
 from grpo_kit.lab.records import Record, by_arm, fingerprint, slug
@@ -64,13 +57,9 @@ HTML = {  # what Markdown cannot say of the page
 
 
 def write_report(
-    output_dir: str | Path,
-    results: str | Path | None = None,
-    claims: str | Path | None = None,
-    notebooks: Sequence[Row] = (),
-    problems: Iterable[str] = (),
-    page: bool = True,
-) -> Path:
+    output_dir: str | Path, results: str | Path | None = None, claims: str | Path | None = None,
+    notebooks: Sequence[Row] = (), problems: Iterable[str] = (), page: bool = True,
+) -> Path:  # fmt: skip
     """Write `report.md`, `figures/*.png` and, for a `page`, `report.html`; return the last's path.
 
     `results`, `claims`: a folder of records and a YAML file, by default the shipped ones;

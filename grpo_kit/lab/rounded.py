@@ -33,9 +33,8 @@ class Rounded:
 
     def __call__(self, generator: torch.Generator, state, metrics: dict) -> Iterator[Batch]:
         self._round()
-        sample = partial(
-            sample_groups, self.sampler, config=self.prompts.config, generator=generator
-        )
+        options = {"config": self.prompts.config, "generator": generator}
+        sample = partial(sample_groups, self.sampler, **options)
         yield from self.prompts(generator, state, metrics, sample)
 
     def state_dict(self) -> dict:

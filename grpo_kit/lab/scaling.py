@@ -23,20 +23,13 @@ AXES = {
 REAL = "a real shape"  # an axis without a curve
 
 
-def run(output_dir: Path, only: str | None = None) -> dict:
-    """Measure every point; write `scaling.json` and `scaling.png`, and return the numbers.
-
-    `only`: the points of this size; the others stay as they are in the file.
-    """
+def run(output_dir: Path) -> dict:
+    """Measure every point; write `scaling.json` and `scaling.png`, and return the numbers."""
     from grpo_kit.lab.planner import shape_of
 
     path, rows = make_output_dir(output_dir) / "scaling.json", []
-    if only and path.exists():
-        rows += [row for row in json.loads(path.read_text())["rows"] if row["size"] != only]
     result, threads = {"machine": bench.machine(), "rows": rows}, torch.get_num_threads()
     for axis, size, config in points():
-        if only not in (None, size):
-            continue
         print(f"{axis}: {size}, {config.num_generations} a group", flush=True)
         torch.set_num_threads(2 if size == SMOL else threads)
         with tempfile.TemporaryDirectory() as folder:
@@ -45,7 +38,6 @@ def run(output_dir: Path, only: str | None = None) -> dict:
             about = {"parameters": shape_of(folder).parameters, "size": size, "axis": axis}
             about |= {"num_generations": config.num_generations, "limits": limits}
             rows.append(about | {"limit": limit_of(model, config, limits, step)} | step)
-        rows.sort(key=lambda row: ([*AXES, REAL].index(row["axis"]), *(row[a] for a in AXES)))
         write_atomic(path, json.dumps(result, indent=1))
     torch.set_num_threads(threads)
     figure(rows).savefig(path.with_suffix(".png"), dpi=120)
@@ -144,8 +136,6 @@ def figure(rows: list[dict]):
     panels = drawing.subplots(1, len(AXES), sharey=True)
     for panel, (axis, label) in zip(panels, AXES.items(), strict=True):
         group = pd.json_normalize([row for row in rows if row["axis"] == axis])
-        if group.empty:  # of one size only
-            continue
         curves = group.set_index(axis)[[*columns]].rename(columns=columns)
         curves.plot(ax=panel, loglog=True, style=["C1o-", "C0o-", "k:"], xlabel=label)
         panel.set_xticks(curves.index, group["size"] if axis == "parameters" else curves.index)

@@ -9,7 +9,6 @@ between arms; not if they are evenly spread (11 %) or skewed (exponential: 30 %)
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from scipy.stats import t
@@ -89,9 +88,7 @@ class Judgement:
     reason: str = ""  # why it is inconclusive
 
 
-def judge(
-    table: Sequence[tuple[Sequence[float], Expects, float]], claims: int | None = None
-) -> list[Judgement]:
+def judge(table: Sequence[tuple], claims: int | None = None) -> list[Judgement]:
     """The verdicts on a family of claims: (values, one a seed; what they are to do; delta) each.
 
     With `MIN_SEEDS` values a claim is *reproduced* if the mean's interval, for as many `claims` as
@@ -125,19 +122,12 @@ def seeds_to_decide(
 ) -> int | None:
     """How many seeds would give a verdict, if mean and spread stayed; None: over a thousand."""
     n = np.arange(MIN_SEEDS, ENOUGH + 1)
-    half = _many_half_widths(claims) * sd
+    half = half_width(sd, n, claims)
     decided = np.any(readings(mean - half, mean + half, expects, delta), axis=0)
     return int(n[decided.argmax()]) if decided.any() else None
 
 
-@cache
-def _many_half_widths(claims: int) -> np.ndarray:
-    return half_width(1.0, np.arange(MIN_SEEDS, ENOUGH + 1), claims)
-
-
-def power(
-    sd: float, n: int, expects: Expects = "rises", delta: float = DELTA, claims: int = 1
-) -> float:
+def power(sd: float, n: int, expects: Expects = "rises", delta=DELTA, claims: int = 1) -> float:
     """The chance that n seeds of this spread call a claim reproduced that is just true enough.
 
     The true mean is `delta` on the claimed side, 0 for "stays" and "keeps", or the claimed value.
@@ -154,9 +144,7 @@ def power(
     return float(readings(means - half, means + half, expects, delta)[0].mean())
 
 
-def prediction_band(
-    values: Sequence[float], comparisons: int = 1, floor: float = 0.0
-) -> tuple[float, float]:
+def prediction_band(values: Sequence[float], comparisons=1, floor=0.0) -> tuple[float, float]:
     """Where one more run's value is expected, given those of n runs alike: (low, high).
 
     mean ± t(1 - ALPHA / (2 · comparisons); n - 1) · max(sd, floor) · sqrt(1 + 1/n): a normally

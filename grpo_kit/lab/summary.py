@@ -76,8 +76,7 @@ def _intervals(rows: pd.DataFrame) -> dict[str, dict]:
 def _curve(records: Iterable[Record], metric: str, x: str) -> dict:
     """The steps at which all seeds have a value (one may have lacked any score), and the values.
 
-    Tokens and seconds differ from seed to seed: there, values are interpolated linearly at `GRID`
-    places that all seeds reach.
+    Over tokens or seconds, values are interpolated linearly at `GRID` places that all seeds reach.
     """
     points = []  # place -> value, of each seed
     for history in (record.history for record in records):

@@ -6,7 +6,7 @@ from grpo_kit.rewards.diversity import (
     linear_weight,
     load_embedder,
 )
-from grpo_kit.rewards.judge import EndpointJudge, LocalJudge, OutcomeJudgeReward, QualityJudgeReward
+from grpo_kit.rewards.judge import EndpointJudge, LocalJudge, QualityJudgeReward
 from grpo_kit.rewards.label_free import CertaintyReward, MajorityReward
 from grpo_kit.rewards.meta_evaluation import MetaEvaluationReward, read_yes, yes_no_tokens
 from grpo_kit.rewards.rules import (

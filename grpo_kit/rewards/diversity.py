@@ -142,9 +142,7 @@ def _twin_of(embedder: Any) -> Any:
     return copy.deepcopy(embedder, {id(p): p for p in embedder.parameters()})
 
 
-def group_similarities(
-    embeddings: Tensor, num_generations: int, leave_one_out: bool = False
-) -> Tensor:
+def group_similarities(embeddings: Tensor, num_generations: int, leave_one_out=False) -> Tensor:
     """Cosine (N,) of each row of `embeddings` (N, d) with the mean of its group, or of the others.
 
     1 if a row or its mean is zero. Raises ValueError for rows that make no complete groups.

@@ -24,9 +24,8 @@ MEASURES = ("self-certainty", "likelihood")
 class MajorityReward:
     """1.0 for the answer that most of its group give, else 0.0: TTRL (arXiv 2504.16084).
 
-    Numbers are compared exactly, other answers as text; of several with as many votes the one given
-    first counts. Without an answer a completion has no vote and earns 0. ValueError for groups that
-    are not complete.
+    Numbers are compared exactly, other answers as text; in a draw the one given first counts.
+    Without an answer a completion has no vote and earns 0. ValueError for incomplete groups.
     """
 
     num_generations: int  # completions per prompt, as in the trainer
@@ -69,8 +68,7 @@ class CertaintyReward:
 
     "self-certainty" is the mean of KL(uniform || p) over the tokens (INTUITOR, arXiv 2505.19590),
     p being the distribution from which a token was drawn, at temperature 1; "likelihood" the mean
-    of log p(token). None for an empty completion and beyond the context. ValueError for another
-    measure.
+    of log p(token). None for an empty completion and beyond the context.
     """
 
     policy: Policy  # the one that is trained, or a frozen copy
@@ -87,27 +85,23 @@ class CertaintyReward:
     def __call__(
         self, prompts: list, completions: list, completion_ids: list, **columns
     ) -> list[float | None]:
-        asked = self.policy.encode(prompts)
-        lengths = [len(p) + len(c) for p, c in zip(asked, completion_ids, strict=True)]
-        fitting = [
-            i for i, completion in enumerate(completion_ids)
-            if len(completion) and lengths[i] <= self.policy.context_length
-        ]  # fmt: skip
-        fitting.sort(key=lengths.__getitem__)  # needs little padding
+        from grpo_kit.generation import fitting_batches
+
+        asked = zip(self.policy.encode(prompts), completion_ids, strict=True)
+        whole = [[*prompt, *completion] if len(completion) else [] for prompt, completion in asked]
         rewards: list[float | None] = [None] * len(prompts)
-        for start in range(0, len(fitting), self.batch_size):
-            part = fitting[start : start + self.batch_size]
-            values = self._certainty([asked[i] for i in part], [completion_ids[i] for i in part])
+        for part in fitting_batches(self.policy, whole, self.batch_size):
+            values = self._certainty([whole[i] for i in part], [completion_ids[i] for i in part])
             for i, value in zip(part, values, strict=True):
                 rewards[i] = value
         return rewards
 
-    def _certainty(self, prompt_ids: list, completion_ids: list) -> list[float]:
+    def _certainty(self, whole: list, completion_ids: list) -> list[float]:
+        """Of texts with their prompts, as ids, and the completions that end them."""
         import torch
 
         from grpo_kit.generation import last_logits, left_pad
 
-        whole = [[*p, *c] for p, c in zip(prompt_ids, completion_ids, strict=True)]
         lengths = torch.tensor([len(ids) for ids in completion_ids], device=self.policy.device)
         longest = int(lengths.max())
         logits = last_logits(self.policy, whole, longest + 1)[:, :-1]

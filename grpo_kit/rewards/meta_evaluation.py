@@ -72,15 +72,12 @@ def read_yes(
     """
     import torch
 
-    from grpo_kit.generation import last_logits
+    from grpo_kit.generation import fitting_batches, last_logits
 
     ids = evaluator.encode([one for row in conversations for one in row])
     readings: list[Reading | None] = [None] * len(ids)
-    shortest_first = sorted(range(len(ids)), key=lambda i: len(ids[i]))  # needs little padding
-    fitting = [i for i in shortest_first if len(ids[i]) <= evaluator.context_length]
     spellings = yes_no_tokens(evaluator.tokenizer)
-    for start in range(0, len(fitting), batch_size):
-        part = fitting[start : start + batch_size]
+    for part in fitting_batches(evaluator, ids, batch_size):
         logits = last_logits(evaluator, [ids[i] for i in part])[:, -1]
         log_probs = torch.log_softmax(logits, dim=-1)
         yes, no = (log_probs[:, tokens].logsumexp(dim=1) for tokens in spellings)
@@ -97,8 +94,7 @@ class MetaEvaluationReward:
     """sum_k w_k log P_k("Yes"), or of P itself: what the evaluator thinks of each completion.
 
     None beyond an evaluator's context. The evaluator may be the policy: under TRL, on one process,
-    `Policy(trainer.model, tokenizer)`. Raises ValueError for bad arguments and for a chat template
-    that hides an answer's reasoning.
+    `Policy(trainer.model, tokenizer)`. ValueError for a template that hides an answer's reasoning.
     """
 
     evaluator: Policy | Sequence[Policy]  # the probabilities of several are averaged

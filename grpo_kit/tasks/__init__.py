@@ -30,8 +30,7 @@ class Task:
 def load(name: str, folder: str | os.PathLike | None = None) -> Task:
     """A task by name: word_problems, svamp, gsm8k (all shipped), or competition_math (the Hub's).
 
-    The last two can be read from a `folder`. Raises ValueError for another name, or for a `folder`
-    of a task that has none.
+    The last two can be read from a `folder`. ValueError for other names, or a folder of the others.
     """
     from grpo_kit.tasks.published import competition_math, gsm8k
     from grpo_kit.tasks.svamp import svamp

@@ -32,9 +32,7 @@ WEIGHTS = (10, 25, 25, 20, 20)  # of the kinds
 TOOLS = ("lookup", "calculator")
 THREE_TOOLS = (*TOOLS, "python")
 PYTHON_KINDS = {"cheaper": "min", "dearer": "max"}  # and the function that answers them
-QUESTIONS |= {
-    kind: f"What does the {kind} of {{item}} and {{other}} cost?" for kind in PYTHON_KINDS
-}
+QUESTIONS |= {k: f"What does the {k} of {{item}} and {{other}} cost?" for k in PYTHON_KINDS}
 
 Step = tuple[str, str]  # tool, argument
 Memory = list[tuple[str, str, str]]  # tool, argument, result

@@ -134,8 +134,7 @@ def _user(content: str) -> list[dict]:
 def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
     """The skills table: every skill on `n` test problems, as nested plain dicts.
 
-    Replies are sampled at temperature 1; the judge and the frozen roles, which are never trained,
-    reply greedily.
+    Replies are sampled at temperature 1, those of the judge and the frozen roles are greedy.
     """
     rng = random.Random(f"card-{seed}")
     generator = torch.Generator().manual_seed(seed)

@@ -166,9 +166,8 @@ def batch_pool(tokenizer, seed: int, index: int, phase: str) -> list[tuple]:
     They depend on the arguments alone: a resumed warm-up sees the same texts.
     """
     rng = random.Random(f"warm-up-{seed}-{index}")
-    n_copies = int(
-        {"copy": 1.0, "mixture": 0.0, "tools": 0.0}.get(phase, COPY_SHARE) * BATCH * POOL
-    )
+    share = {"copy": 1.0, "mixture": 0.0, "tools": 0.0}.get(phase, COPY_SHARE)
+    n_copies = int(share * BATCH * POOL)
     plain = sorted(set(range(len(tokenizer))) - set(tokenizer.all_special_ids))
     copies = [rng.sample(plain, COPY_LENGTH) for _ in range(n_copies)]
     rows = [(ids * 2, [-100] * COPY_LENGTH + ids) for ids in copies]  # the second time counted
@@ -196,8 +195,8 @@ def rate_at(step: int, steps: int) -> float:
     return LEARNING_RATE * min((step + 1) / WARM_STEPS, left, 1.0)
 
 
-def pretrain(output_dir: str | Path, *, seed=0, steps=None, processes=None, threads=1) -> dict:
-    """Train the tiny base, `threads` a process, and save it (bf16, tokenizer) to `output_dir`.
+def pretrain(output_dir: str | Path, *, seed=0, steps=None, processes=None) -> dict:
+    """Train the tiny base, one thread a process, and save it (bf16, tokenizer) to `output_dir`.
 
     Called again after a kill, it goes on where it stopped. Returns the recipe, `seconds` (with
     those before a kill), `loss` (of the last tenth of the steps, nats a token) and `parameters`.
@@ -212,26 +211,26 @@ def pretrain(output_dir: str | Path, *, seed=0, steps=None, processes=None, thre
         if state.get("recipe") != recipe:
             raise ValueError(f"{file} is of {state.get('recipe')}, not of {recipe}: delete it.")
     if recipe["processes"] == 1:
-        return _warm_up(0, file, recipe, state, threads)
+        return _warm_up(0, file, recipe, state)
     results = torch.multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (results, f"file://{folder}/meeting", file, recipe, state, threads)
+        arguments = (results, f"file://{folder}/meeting", file, recipe, state)
         torch.multiprocessing.spawn(_warm_up_with_others, arguments, nprocs=recipe["processes"])
     return results.get()
 
 
-def _warm_up_with_others(rank: int, results, meeting: str, file, recipe, *given) -> None:
+def _warm_up_with_others(rank: int, results, meeting: str, file, recipe, state) -> None:
     world = {"init_method": meeting, "rank": rank, "world_size": recipe["processes"]}
     torch.distributed.init_process_group("gloo", **world)
-    result = _warm_up(rank, file, recipe, *given)
+    result = _warm_up(rank, file, recipe, state)
     if rank == 0:
         results.put(result)
 
 
-def _warm_up(rank: int, file: Path, recipe: dict, state: dict, threads: int) -> dict:
+def _warm_up(rank: int, file: Path, recipe: dict, state: dict) -> dict:
     """The share of process `rank`; the first one shows, saves and keeps its state in `file`."""
     seed, steps, processes = recipe.values()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     tokenizer = make_tokenizer(seed)
     model = make_model(tokenizer, seed)
     groups = [  # biases and norm weights are not decayed
@@ -302,8 +301,7 @@ def descend(model, optimizer, loss: torch.Tensor, rate: float) -> None:
 def warm_up_more(policy: Policy, seed: int, steps: int = POOL, phase: str = "mixture") -> Policy:
     """A frozen copy of a tiny policy after `steps` more batches of `phase`.
 
-    With the mixture another model of the same skills: several copies of one base would all judge
-    alike.
+    With the mixture it has the same skills and judges otherwise, as copies of one base would not.
     """
     model = copy.deepcopy(policy.model).train().requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), betas=BETAS)

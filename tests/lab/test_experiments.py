@@ -50,7 +50,7 @@ def test_alike_answers_have_no_diversity(task, monkeypatch):
         say(monkeypatch, answers)
         return measures.diversity_of(None, task, letters, SMOKE.config)
 
-    first, second = measured([alike] * 16), measured([alike, other] * 8)
+    first, second = measured([alike] * 256), measured([alike, other] * 128)
     assert first == pytest.approx({"distinct": 1 / 8, "styles": 1.0, "distance": 0.0}, abs=1e-6)
     assert second["distinct"] == 2 / 8 and second["styles"] == pytest.approx(2.0)
     assert second["distance"] > 0

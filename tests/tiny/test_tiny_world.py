@@ -292,20 +292,20 @@ def test_a_process_whose_parent_was_killed_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(warm_up, "make_tokenizer", lambda seed: range(9))
     monkeypatch.setattr(warm_up, "make_model", lambda *given: torch.nn.Linear(1, 1))
     with pytest.raises(SystemExit, match="was killed"):
-        warm_up._warm_up(0, tmp_path, {"seed": 0, "steps": 2, "processes": 2}, {}, 1)
+        warm_up._warm_up(0, tmp_path, {"seed": 0, "steps": 2, "processes": 2}, {})
 
 
 def test_weights_are_averaged_now_and_then_and_at_the_end(tmp_path, small):
     calls = []
     small.setattr(warm_up, "AVERAGE_EVERY", 2)
     small.setattr(warm_up, "average_parameters", lambda *given: calls.append(given))
-    warm_up._warm_up(0, tmp_path / "state", {"seed": 0, "steps": 5, "processes": 2}, {}, 1)
+    warm_up._warm_up(0, tmp_path / "state", {"seed": 0, "steps": 5, "processes": 2}, {})
     assert len(calls) == 3
 
 
 @pytest.mark.slow
 def test_two_processes_warm_up_one_base(tmp_path):
-    result = warm_up.pretrain(tmp_path, seed=0, steps=2, processes=2, threads=1)
+    result = warm_up.pretrain(tmp_path, seed=0, steps=2, processes=2)
     assert (result["steps"], result["processes"]) == (2, 2) and result["loss"] > 0
     assert not (tmp_path / "warm-up.pt").exists()
     weights = load_file(tmp_path / "model.safetensors")

@@ -14,11 +14,12 @@ from typing import Any
 from grpo_kit.paths import make_output_dir
 from grpo_kit.rewards.judge import texts
 from grpo_kit.rewards.judge.judges import Failure, FailureWindow, Reply, commonest_reason
-from grpo_kit.rewards.judge.texts import Judgement, Outcome, outcome_prompt, parse_judgement
+from grpo_kit.rewards.judge.texts import parse_judgement
 from grpo_kit.rewards.rules import accuracy_reward, column, completion_text, question_text
 
 HOPELESS = 8  # hopeless failures before the first judgement that end a run at once
 FAILURE_WINDOW = 64  # judgements; the run ends when more than half of so many fail
+LEAST = -0.5  # the reward of a wrong answer under only_correct
 CACHE_FILE = "judgements.sqlite"
 CREATE = "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)"
 
@@ -77,8 +78,6 @@ class QualityJudgeReward:
     price: tuple[float, float] | None = None  # (read, written), of a million tokens
 
     __name__ = "quality_judge_reward"
-    judgement_type = Judgement
-    least = -0.5  # the reward of a wrong answer under only_correct
 
     def __post_init__(self):
         self.window = FailureWindow(FAILURE_WINDOW)
@@ -97,14 +96,14 @@ class QualityJudgeReward:
             correct = accuracy_reward([], completions, [], answer=answer)
         keys, distinct, judgements = [], {}, {}
         texts = zip(map(question_text, prompts), map(completion_text, completions), strict=True)
-        for i, (pair, right) in enumerate(zip(texts, correct, strict=True)):
-            conversation = self._conversation(*pair, columns, i)
+        for (question, response), right in zip(texts, correct, strict=True):
+            conversation = self.judge.prompt(question, response)
             keys.append(cache_key(self.judge.name, conversation) if right else None)
             if right:
                 distinct[keys[-1]] = conversation
         for key, reply in self.cache.read(distinct).items() if self.cache else ():
             with suppress(ValueError):  # an older parser accepted it: judge anew
-                judgements[key] = parse_judgement(reply, self.judgement_type)
+                judgements[key] = parse_judgement(reply)
         missing = {key: c for key, c in distinct.items() if key not in judgements}
         stats = Counter(calls=len(missing), cached=len(judgements), failed=0, tokens=0)
         if missing:
@@ -115,12 +114,9 @@ class QualityJudgeReward:
         for name, value in stats.items() if log_metric else ():
             log_metric(f"judge/{name}", value)
         return [
-            self.least if right == 0 else judgements[key].reward if key in judgements else None
+            LEAST if right == 0 else judgements[key].reward if key in judgements else None
             for key, right in zip(keys, correct, strict=True)
         ]
-
-    def _conversation(self, question: str, response: str, columns: dict, i: int) -> list[dict]:
-        return self.judge.prompt(question, response)
 
     async def _judge(self, conversations: dict[str, list[dict]], stats: Counter) -> dict:
         """The judgements that succeed, by key; counts in `stats`."""
@@ -133,7 +129,7 @@ class QualityJudgeReward:
                     if self.price is not None:
                         stats["cost"] += (read * self.price[0] + written * self.price[1]) / 1e6
                     try:
-                        judgements[keys[i]] = parse_judgement(outcome.text, self.judgement_type)
+                        judgements[keys[i]] = parse_judgement(outcome.text)
                     except ValueError as error:
                         outcome = Failure("unreadable", f"{self.judge.name} wrote: {error}.")
                 if isinstance(outcome, Failure):
@@ -150,19 +146,3 @@ class QualityJudgeReward:
         stats["failed"] = len(failures)
         self.window.add(failures, len(keys))
         return judgements
-
-
-class OutcomeJudgeReward(QualityJudgeReward):
-    """1 where a judge finds that the completion gives the reference answer, else 0; None unjudged.
-
-    For outcomes that no rule can compare, as in AgentFlow (arXiv 2510.05592, section 3.2). The
-    judge must follow instructions, which the tiny base does not. Needs the column `answer`.
-    """
-
-    __name__ = "outcome_judge_reward"
-    judgement_type = Outcome
-    least = 0.0
-
-    def _conversation(self, question: str, response: str, columns: dict, i: int) -> list[dict]:
-        answer = column(columns, "answer", self.__name__)[i]
-        return outcome_prompt(question, str(answer), response)

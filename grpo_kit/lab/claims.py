@@ -31,6 +31,7 @@ EVIDENCE = {
     "P": "the paper's text", "F": "the paper's figure", "C": "public code",
     "S": "a second-hand summary", "I": "inferred",
 }  # fmt: skip
+OF = {"end": "", "change": "change of ", "late": "late "}
 OWN = "yours"  # the source of a claim that names none
 
 
@@ -50,7 +51,7 @@ class Claim(BaseModel):
     evidence: Literal["P", "F", "C", "S", "I"] = "I"
     profile: str = "tiny"
     also: str | None = "smol"  # a second profile, where the first is "tiny"
-    of: Literal["end", "change"] = "end"
+    of: Literal["end", "change", "late"] = "end"
     minus: str | None = None
     against: str | None = None
     delta: float = DELTA  # the smallest difference that matters, in the metric's unit
@@ -81,7 +82,7 @@ class Claim(BaseModel):
         """In words: "pass@1, diversity minus plain"."""
         name = " minus ".join(m.removeprefix("eval/") for m in (self.metric, self.minus) if m)
         arms = " minus ".join(reversed(self.arms))
-        return f"{'change of ' * (self.of == 'change')}{name}, {arms}"
+        return f"{OF[self.of]}{name}, {arms}"
 
     @property
     def direction(self) -> str:

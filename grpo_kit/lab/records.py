@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 from pydantic import Field, TypeAdapter
@@ -27,6 +28,7 @@ from grpo_kit.paths import results_dir, write_atomic
 CHECKOUT = Path(__file__).resolve().parents[2]
 BASES = ("data/tiny-base", "data/tiny-tools", "data/smol-svamp", "data/smol-skills")
 NOTEBOOKS = "notebooks"  # the "experiment" of what notebooks measured, see `bands`
+LATE = 20  # steps
 PACKAGES = ("grpo-kit", "torch", "transformers", "numpy", "sentence-transformers", "trl")
 
 
@@ -68,6 +70,11 @@ class Record:
         """The last value of `metric` minus the first."""
         values = self.logged(metric)
         return values[-1] - values[0] if values else None
+
+    def late(self, metric: str) -> float | None:
+        """The mean of `metric` over the last `LATE` steps, at most half of them."""
+        values = self.logged(metric)
+        return fmean(values[-min(LATE, (len(values) + 1) // 2) :]) if values else None
 
     def path(self, results: str | Path) -> Path:
         return path_of(results, self.profile, self.experiment, self.arm, self.seed)

@@ -19,7 +19,7 @@ def test_a_record_is_read_back_as_it_was_written(make_record, tmp_path):
     assert there.config == {"beta": 0.1, "weights": [0, 1]} and there.arm == "truth 10 %"
     assert there.config_hash == record.config_hash and there.samples == record.samples
     assert there.change("eval/pass@1") == pytest.approx(1 / 3 - 0.25, abs=1e-6)
-    for of in (there.end, there.change):
+    for of in (there.end, there.change, there.late):
         assert of("kl") is None, "never logged"
     there.write(tmp_path)
     assert read(path) == there, "written again it is the same"
@@ -28,10 +28,15 @@ def test_a_record_is_read_back_as_it_was_written(make_record, tmp_path):
     assert read(path).evaluation == {"eval/pass@1": None} and "NaN" not in path.read_text()
 
 
-def test_the_end_is_what_was_measured_or_logged_last(make_record):
+def test_the_end_is_what_was_measured_or_logged_last_and_late_the_mean_of_the_last_steps(
+    make_record,
+):
     history = [{"step": i, "entropy": float(i), "kl": i / 2} for i in range(100)]
     record = make_record(history=history)
     assert (record.end("entropy"), record.end("kl")) == (0.2, 49.5)
+    assert record.late("entropy") == sum(range(80, 100)) / 20
+    short = make_record(history=history[:7])
+    assert short.late("entropy") == (3 + 4 + 5 + 6) / 4, "of a short run its second half"
 
 
 def test_the_shipped_files_are_written_again_byte_by_byte(tmp_path):

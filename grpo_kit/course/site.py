@@ -37,21 +37,19 @@ def build(notebooks: Path, output: Path, more: dict[str, Path] | None = None) ->
 
     pages = [_page(path) for path in find_notebooks(notebooks)]
     make_output_dir(output)
-    more = {title: path for title, path in (more or {}).items() if path.is_file()}
-    for path in more.values():
-        if path.resolve().parent != output.resolve():
-            shutil.copy(path, output)
+    named = {}  # a replay has the name of its notebook, whose page this is to stand beside
+    for title, path in (more or {}).items():
+        if path.is_file():
+            named[title] = f"{title.lower().replace(' ', '_')}.html"
+            if path.resolve() != (output / named[title]).resolve():
+                shutil.copy(path, output / named[title])
     template = Path(__file__).parent / "templates" / "site.html.j2"
     frame = jinja2.Environment(autoescape=True).from_string(template.read_text(encoding="utf-8"))
     code = {
         scheme: HtmlFormatter(style=name).get_style_defs(".highlight")
         for name, scheme in STYLES.items()
     }
-    shared = {
-        "pages": pages,
-        "more": {title: path.name for title, path in more.items()},
-        "code": code,
-    }
+    shared = {"pages": pages, "more": named, "code": code}
     for i, page in enumerate(pages):
         around = {"previous": pages[i - 1] if i else None, "next": (pages[i + 1 :] or [None])[0]}
         write_atomic(output / page["file"], frame.render(page=page, **around, **shared))
@@ -80,6 +78,8 @@ def _page(path: Path) -> dict[str, Any]:
     body, _ = exporter.from_notebook_node(notebook)
     body = re.sub(r"MATH(\d+)HTAM", lambda match: formulas[int(match[1])], body)
     body = re.sub(r'(href="\d\d_\w+)\.ipynb', r"\1.html", body)
+    body = re.sub(r'href="\.\./data/replays/(\d\d)_\w+\.html"', r'href="replay_of_\1.html"', body)
+    body = re.sub(r'(?s)<a href="\.\./[^"]*">(.*?)</a>', r"\1 (in the repository)", body)
     file, sections = f"{path.stem}.html", []
     starts = [*HEADING.finditer(body)]
     title = _text(starts[0][2]) if starts else path.stem
@@ -112,15 +112,18 @@ def _text(fragment: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", fragment)).split())
 
 
+def shipped_replays() -> dict[str, Path]:
+    """Title -> page of each replay that the course ships."""
+    paths = sorted((data_dir() / "replays").glob("*.html"))
+    return {f"Replay of {path.stem[:2]}": path for path in paths}
+
+
 def main(
     output: Annotated[Path, Argument(help="Folder for the site.")] = Path("runs/site"),
     notebooks: Annotated[Path, Argument(help="Folder of executed notebooks.")] = Path("notebooks"),
 ) -> None:
     """Build the site; a report that lies in its folder is part of it, and the shipped replays."""
-    replays = sorted((data_dir() / "replays").glob("*.html"))
-    more = {"Report": output / "report.html"}
-    more |= {f"Replay of {path.stem[:2]}": path for path in replays}
-    build(notebooks, output, more)
+    build(notebooks, output, {"Report": output / "report.html"} | shipped_replays())
     typer.echo(f"site: {output / 'index.html'}")
 
 

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from grpo_kit.course.site import build
+from grpo_kit.course.site import build, shipped_replays
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -27,20 +27,22 @@ def written(folder: Path, name: str, *texts: str, outputs=True) -> None:
 
 def test_formulas_links_and_code_of_a_page(tmp_path):
     first = "# 01 · One\n\nWhat $a_i$ *is*, at `$HOME` for $5 or $6. "
-    first += "See [two](02_two.ipynb#Step-1).\n\n$$x^2 < 3$$"
+    first += "See [two](02_two.ipynb#Step-1), [source](../grpo_kit/cli.py).\n\n$$x^2 < 3$$"
     written(tmp_path, "01_one", first)
     written(tmp_path, "02_two", "# 02 · Two\n\nMore.\n\n## Step 1\n\nThe word is aardvark.")
-    (tmp_path / "report.html").write_text("<p>report</p>")
-    one, two = build(tmp_path, tmp_path / "site", {"Report": tmp_path / "report.html"})
+    (tmp_path / "01_one.html").write_text("<p>replay</p>")
+    more = {"Replay of 01": tmp_path / "01_one.html", "Report": tmp_path / "none.html"}
+    one, two = build(tmp_path, tmp_path / "site", more)
     page = one.read_text()
     assert page.count("<math ") == 2 and 'display="block"' in page
     assert "<code>$HOME</code>" in page and "for $5 or $6" in page
     assert 'href="02_two.html#Step-1"' in page and 'id="Step-1"' in two.read_text()
+    assert "source (in the repository)" in page
     assert 'rel="next" href="02_two.html"' in page and 'rel="prev"' not in page
     assert "&lt;b&gt;" in page and "<b>\n" not in page
     index = (tmp_path / "site/index.html").read_text()
-    assert "What" in index and 'href="report.html"' in index
-    assert (tmp_path / "site/report.html").exists()
+    assert "What" in index and 'href="replay_of_01.html"' in index and "Report" not in index
+    assert (tmp_path / "site/replay_of_01.html").read_text() == "<p>replay</p>"
     assert "aardvark" in (tmp_path / "site/search.js").read_text()
 
 
@@ -52,13 +54,13 @@ def test_a_notebook_that_was_not_executed_is_named(tmp_path):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> list[Path]:
-    return build(NOTEBOOKS, tmp_path_factory.mktemp("site"))
+    return build(NOTEBOOKS, tmp_path_factory.mktemp("site"), shipped_replays())
 
 
 def test_every_link_of_the_course_leads_somewhere_and_nothing_is_loaded(site):
     anchors = {
         page.name: {unescape(name) for name in re.findall(r'\bid="([^"]+)"', page.read_text())}
-        for page in [*site, site[0].parent / "index.html"]
+        for page in site[0].parent.glob("*.html")
     }
     for page in site:
         text = page.read_text()

@@ -17,6 +17,8 @@ from scipy.ndimage import uniform_filter1d
 from scipy.stats import sem
 from scipy.stats import t as student
 
+from grpo_kit.course.loops import COLOURS
+
 style.use("grpo_kit.course.figures")
 
 HEALTH = ("reward", "eval/pass@1", "entropy", "completions/mean_length", "frac_reward_zero_std",
@@ -45,11 +47,16 @@ VERDICT_LOOKS = {  # colour and marker
 # Okabe and Ito's colours, grey for what others are compared with
 COLOUR_BLIND_SAFE = ("#555555", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9",
                      "#8C510A")  # fmt: skip
-ARM_COLOURS = {  # the methods as in `loops`
-    **dict.fromkeys(("plain", "labels", "generate", "kit"), "#555555"), "trajectory": "#56B4E9",
-    "diversity": "#E69F00", "judge added": "#CC79A7", "self-verify": "#009E73",
-    "P(Yes) alone": "#D55E00",
-}  # fmt: skip
+BASELINES = ("plain", "plain GRPO", "labels", "generate", "kit")  # grey
+ARMS = {  # that stand for the methods of `loops`, and have their colours
+    "diversity": ("diversity", "diversity reward"),
+    "judge": ("judge", "judge added", "LLM judge"),
+    "verification": ("self-verify", "self-verification"),
+    "meta": ("P(Yes) alone", "P(Yes), no labels", 'P("Yes"), no labels'),
+    "flow": ("trajectory", "Flow-GRPO (tool questions)"),
+}
+ARM_COLOURS = dict.fromkeys(BASELINES, "#555555")
+ARM_COLOURS |= {arm: COLOURS[method] for method, arms in ARMS.items() for arm in arms}
 X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of training steps"}
 
 
@@ -232,8 +239,8 @@ def labelled_curves(curves: Mapping[str, dict], xlabel: str, ylabel: str) -> Fig
     """
     figure = Figure(figsize=(8, 3.5), layout="constrained")
     axes = figure.subplots()
-    colours = zip(curves, COLOUR_BLIND_SAFE, strict=False)
-    lines = {name: _band(axes, curves[name], colour) for name, colour in colours}
+    colours = arm_colours(curves)
+    lines = {name: _band(axes, curve, colours[name]) for name, curve in curves.items()}
     axes.margins(x=0.02)
     axes.set_yticks(np.linspace(0, 1, 6))
     axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 1.05))

@@ -210,24 +210,30 @@ def _difference(curve: dict, first: dict) -> str:
 
 
 def _name_ends(axes, ends: Mapping[str, Any], gap: float = 0.085) -> None:
-    """Write each line's name right of its end, and no name over another."""
+    """Write each line's name right of its end (a short line's above it), none over another."""
     axes.get_ylim()  # settles the limits
-    heights = {
-        name: axes.transLimits.transform((0, line.get_ydata()[-1]))[1]
+    points = {
+        name: axes.transLimits.transform((line.get_xdata()[-1], line.get_ydata()[-1]))
         for name, line in ends.items()
     }
-    order = sorted(heights, key=heights.get)
-    places = [heights[name] for name in order]
+    look = {"xycoords": "axes fraction", "fontsize": 9, "annotation_clip": False}
+    order = sorted((n for n in points if points[n][0] > 0.5), key=lambda name: points[name][1])
+    for name in points.keys() - set(order):
+        axes.annotate(
+            name, points[name], (0, 9), textcoords="offset points", ha="center",
+            color=ends[name].get_color(), **look,
+        )  # fmt: skip
+    places = [points[name][1] for name in order]
     for i in range(1, len(places)):
         places[i] = max(places[i], places[i - 1] + gap)
     for i in reversed(range(len(places))):  # from the top back into the panel
         places[i] = min(places[i], 1.0 - gap * (len(places) - 1 - i))
     for name, place in zip(order, places, strict=True):
+        colour = ends[name].get_color()
         axes.annotate(
-            name, (1.0, heights[name]), (1.03, place), xycoords="axes fraction",
-            textcoords="axes fraction", va="center", fontsize=9, annotation_clip=False,
-            color=ends[name].get_color(),
-            arrowprops={"arrowstyle": "-", "color": ends[name].get_color(), "linewidth": 0.8,
+            name, points[name], (1.03, place), textcoords="axes fraction", va="center",
+            color=colour, **look,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8,
                         "relpos": (0, 0.5), "shrinkA": 0, "shrinkB": 0},
         )  # fmt: skip
 
@@ -243,7 +249,7 @@ def labelled_curves(curves: Mapping[str, dict], xlabel: str, ylabel: str) -> Fig
     lines = {name: _band(axes, curve, colours[name]) for name, curve in curves.items()}
     axes.margins(x=0.02)
     axes.set_yticks(np.linspace(0, 1, 6))
-    axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 1.05))
+    axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 1.1))
     axes.grid(axis="y", alpha=0.3)
     _name_ends(axes, lines)
     return figure

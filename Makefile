@@ -12,6 +12,7 @@
 #   make site        the notebooks, the report and the replays as one static site in runs/site
 #   make bench       a step beside TRL's, memory, and how both grow, into runs/bench
 #   make pretrain    rebuild the tiny base model into runs/base
+#   make chaos       runs killed, stopped, starved and damaged at random, N=60 of them: minutes
 #   make lint        ruff
 #   make constraints write the environment's exact versions to constraints.txt
 #   make clean       remove runs/ and caches; the environment stays
@@ -38,7 +39,7 @@ OMP_NUM_THREADS ?= 1
 export OMP_NUM_THREADS
 
 .DEFAULT_GOAL := help
-.PHONY: help venv reproduce test test-all test-alone test-others lab notebooks smoke experiments report results site bench pretrain \
+.PHONY: help venv reproduce test test-all test-alone test-others lab notebooks smoke experiments report results site bench chaos pretrain \
   lint constraints clean
 
 help:
@@ -106,6 +107,11 @@ bench: $(STAMP)
 
 pretrain: $(STAMP)
 	$(BIN)/grpo-kit pretrain
+
+N ?= 60
+
+chaos: $(STAMP)
+	$(BIN)/python tests/chaos.py $(N) $(SEED)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

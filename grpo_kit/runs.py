@@ -82,6 +82,14 @@ def is_intact(checkpoint: Path) -> bool:
         return file.read() == MARK + digest.hexdigest().encode()
 
 
+def _lines(history: list[dict]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in history)
+
+
+def _digest(history: list[dict]) -> str:
+    return hashlib.sha256(_lines(history).encode()).hexdigest()
+
+
 class RunFiles:
     """Writes a run's folder. Raises RuntimeError where that cannot be written."""
 
@@ -106,14 +114,13 @@ class RunFiles:
         """
         if identity is not None:
             self._check_same_run(identity)
-            self.run.history = self._rows_up_to(step)
+            self.run.history = self._rows_up_to(step, identity.get("history"))
             self.remedy = f"resume from {checkpoint} in {self.folder}"
             self.has_checkpoint = True
         else:
             for older in (PREVIOUS, REPLAY):
                 (self.folder / older).unlink(missing_ok=True)
-        rows = "".join(json.dumps(row) + "\n" for row in self.run.history)
-        write_atomic(self.folder / HISTORY, rows)
+        write_atomic(self.folder / HISTORY, _lines(self.run.history))
 
     def _check_same_run(self, identity: dict) -> None:
         runs = (identity, self.identity)
@@ -123,17 +130,17 @@ class RunFiles:
             problem = f"{self.folder} holds a run of another configuration ({both})"
             raise ValueError(f"{problem}: resume with the same one, or choose another folder.")
 
-    def _rows_up_to(self, step: int) -> list[dict]:
+    def _rows_up_to(self, step: int, digest: str | None) -> list[dict]:
         rows: list[dict] = []
         try:
             for line in (self.folder / HISTORY).read_text().splitlines():
                 if (row := json.loads(line))["step"] > step:
                     break
                 rows.append(row)
-        except (OSError, ValueError):  # the last line of a run that was killed may be half written
+        except (OSError, ValueError, TypeError, KeyError):  # a kill may have cut the last line
             pass
-        if not rows or rows[-1]["step"] != step:
-            problem = f"a checkpoint of step {step}, but its {HISTORY} is missing or cut"
+        if not rows or rows[-1]["step"] != step or digest not in (None, _digest(rows)):
+            problem = f"a checkpoint of step {step}, but its {HISTORY} is missing, cut or changed"
             remedy = "start again without resume or in another folder"
             raise ValueError(f"{self.folder} holds {problem}: {remedy}.")
         return rows
@@ -167,6 +174,7 @@ class RunFiles:
         cannot be written.
         """
         checkpoint, content = self.folder / CHECKPOINT, {**self.identity, "step": step, **state}
+        content["history"] = _digest(self.run.history)
         temporary = self.folder / f".{CHECKPOINT}.{os.getpid()}.partial"
         try:
             with open(temporary, "wb") as file:

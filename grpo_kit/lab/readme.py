@@ -42,6 +42,21 @@ REAL = {  # experiment -> what is shown of its runs of the real model
 }
 
 
+def _faults(chaos: dict) -> str:
+    """What `tests/chaos.py` did to runs, how often, and in how many trials it went wrong."""
+    kinds = dict.fromkeys(one["run"] for one in chaos["faults"])
+    times = {(one["fault"], one["run"]): one["times"] for one in chaos["faults"]}
+    rows = (
+        [fault, *(times.get((fault, kind), 0) for kind in kinds)]
+        for fault in dict.fromkeys(fault for fault, _ in times)
+    )
+    trials = sum(each["trials"] for each in chaos["trials"])
+    failed = sum(len(each["failures"]) for each in chaos["trials"])
+    total = f"{sum(times.values()):,} faults in {trials:,} trials, {failed} failures"
+    seeds = ", ".join(f"{e['first']} to {e['first'] + e['trials'] - 1}" for e in chaos["trials"])
+    return markdown_table(["fault", *kinds], *rows) + f"\n{total} (seeds {seeds}).\n"
+
+
 def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
     """Renew the pages of `pages`, and the report beside the results; returns the files.
 
@@ -70,7 +85,10 @@ def pages(checkout: str | Path = CHECKOUT) -> dict[Path, str]:
     parts = {
         Path(checkout) / "README.md": {"minutes": minutes(results)},
         results / "README.md": measured(results),
-        tests / "README.md": {"mutants": markdown_table(["break", "noticed by"], *breaks)},
+        tests / "README.md": {
+            "mutants": markdown_table(["break", "noticed by"], *breaks),
+            "chaos": _faults(json.loads((results / "chaos.json").read_bytes())),
+        },
     }
     return {page: with_parts(page.read_text(encoding="utf-8"), of) for page, of in parts.items()}
 

@@ -1,0 +1,275 @@
+"""Chaos: runs that are killed, stopped, starved and damaged at random moments, and taken up again.
+
+    python tests/chaos.py 200 [FIRST SEED [FILE]]   so many trials; adds to data/results/chaos.json
+
+A trial starts a run, does something to it at a random moment, again and again, and resumes it until
+it ends. It must end as the unbroken run, bit for bit (weights, and history but for times). Where a
+file was damaged it may refuse instead, in a sentence that names the file, and leave all as it was.
+Children are forked from this process, which has loaded all that takes seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+import torch
+from toy import weights_of, without_times
+from tqdm import tqdm
+
+from grpo_kit.flow import FlowGRPO
+from grpo_kit.paths import write_atomic
+from grpo_kit.profiles import PROFILES
+from grpo_kit.rewards import accuracy_reward, format_reward
+from grpo_kit.runs import CHECKPOINT, HISTORY, PREVIOUS
+from grpo_kit.self_verification import SelfVerification
+from grpo_kit.tasks.tool_questions import tool_questions
+from grpo_kit.training import train
+
+RESULTS = Path(__file__).resolve().parents[1] / "data" / "results" / "chaos.json"
+PROFILE = PROFILES["smoke"]
+CONFIG = dataclasses.replace(
+    PROFILE.config, max_steps=5, save_steps=1, eval_steps=2, eval_prompts=4, num_generations=4,
+    generation_batch_size=16, max_completion_length=32,
+)  # fmt: skip
+END, SAID = "end.json", "said.txt"
+ATTEMPTS = 12  # of a trial that something is done to; the next one is left alone
+
+
+def _plain(folder: Path, seed: int, resume: bool):
+    policy = PROFILE.load_policy()
+    rewards = [accuracy_reward, format_reward]
+    options = {"output_dir": folder, "seed": seed, "resume": resume}
+    return policy, train(policy, PROFILE.load_task(), rewards, CONFIG, **options)
+
+
+def _verification(folder: Path, seed: int, resume: bool):
+    policy, source = PROFILE.load_policy(), partial(SelfVerification, strategy="verify-alter")
+    rewards = [accuracy_reward, format_reward]
+    options = {"output_dir": folder, "seed": seed, "resume": resume, "batch_source": source}
+    return policy, train(policy, PROFILE.load_task(), rewards, CONFIG, **options)
+
+
+def _flow(folder: Path, seed: int, resume: bool):
+    policy = PROFILE.load_policy()
+    source = partial(FlowGRPO, system=PROFILE.load_agents(policy, max_turns=3))
+    config = dataclasses.replace(CONFIG, eval_prompts=0, max_completion_length=48)
+    options = {"output_dir": folder, "seed": seed, "resume": resume, "batch_source": source}
+    return policy, train(policy, tool_questions(), [accuracy_reward], config, **options)
+
+
+KINDS: dict[str, Callable] = {"plain": _plain, "verification": _verification, "flow": _flow}
+
+
+def child(kind: str, folder: Path, seed: int, resume: bool) -> int:
+    """Fork a process that makes the run and notes how it ended; its id."""
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
+        policy, run = KINDS[kind](folder, seed, resume)
+        digest = hashlib.sha256(weights_of(policy).numpy().tobytes()).hexdigest()
+        history = json.dumps(without_times(run.history))
+        (folder.parent / END).write_text(json.dumps([digest, history]))
+        code = 0
+    except (ValueError, RuntimeError, OSError, MemoryError) as error:
+        (folder.parent / SAID).write_text(f"{type(error).__name__}: {error}")
+        code = 3
+    finally:
+        os._exit(code)
+
+
+def wait(pid: int, seconds: float | None = None) -> int | None:
+    """The exit status of a child; None if it still runs after so long."""
+    until = time.monotonic() + (seconds if seconds is not None else 600)
+    while time.monotonic() < until:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    return None
+
+
+# --- what is done to a running process, at a random moment ----------------------------------------
+
+
+def _kill(pid: int, draw: random.Random) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def _terminate(pid: int, draw: random.Random) -> None:
+    os.kill(pid, signal.SIGTERM)
+
+
+def _stop(pid: int, draw: random.Random) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(draw.uniform(0, 0.1))
+    os.kill(pid, draw.choice((signal.SIGCONT, signal.SIGKILL)))
+
+
+def _little_memory(pid: int, draw: random.Random) -> None:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + draw.randrange(1 << 24)
+    resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
+
+
+def _full_disk(pid: int, draw: random.Random) -> None:
+    """No file may grow beyond a size, from some of the first bytes to a whole checkpoint's."""
+    limit = int(10 ** draw.uniform(2, 7.3))
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, limit))
+
+
+DONE = {"SIGKILL": _kill, "SIGTERM": _terminate, "SIGSTOP": _stop, "memory limit": _little_memory,
+        "full disk": _full_disk}  # fmt: skip
+
+# --- what is done to a file between two attempts --------------------------------------------------
+
+
+def _cut(content: bytes, draw: random.Random) -> bytes:
+    return content[: draw.randrange(len(content))]
+
+
+def _flipped(content: bytes, draw: random.Random) -> bytes:
+    at = draw.randrange(len(content))
+    return content[:at] + bytes([content[at] ^ 1 << draw.randrange(8)]) + content[at + 1 :]
+
+
+def _zeroed(content: bytes, draw: random.Random) -> bytes:
+    at = draw.randrange(max(1, len(content) - 4000))
+    return content[:at] + bytes(4000) + content[at + 4000 :]
+
+
+def _foreign(content: bytes, draw: random.Random) -> bytes:
+    return draw.randbytes(len(content))
+
+
+DAMAGES = {"cut": _cut, "one bit flipped": _flipped, "4,000 bytes zeroed": _zeroed,
+           "another file's content": _foreign}  # fmt: skip
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.glob("*")
+        if path.is_file() and path.suffix != ".lock"
+    }
+
+
+class Chaos:
+    """Trials against unbroken runs of `seed`, in `folder`; `tried` and `failures` count them."""
+
+    def __init__(self, folder: Path, kinds=tuple(KINDS)):
+        self.folder, self.tried, self.failures = folder, Counter(), []
+        self.whole: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}
+        for kind in kinds:
+            place = folder / f"whole-{kind}"
+            place.mkdir()
+            start = time.monotonic()
+            code = wait(child(kind, place / "run", seed=0, resume=False))
+            assert code == 0, f"{kind}: the unbroken run ended with {code}"
+            self.seconds[kind] = time.monotonic() - start
+            self.whole[kind] = (place / END).read_text()
+
+    def trial(self, seed: int) -> None:
+        """One run, from its start to its end, with all that happens to it in between."""
+        draw = random.Random(seed)
+        kind, place = draw.choice(list(self.whole)), self.folder / f"trial-{seed}"
+        damage = draw.choice([None, None, *DAMAGES])
+        place.mkdir()
+        folder, trouble = place / "run", None
+        for attempt in range(ATTEMPTS + 1):
+            pid = child(kind, folder, seed=0, resume=attempt > 0)
+            name = draw.choice(list(DONE)) if attempt < ATTEMPTS else None
+            code = wait(pid, draw.uniform(0, 0.6 * self.seconds[kind]) if name else None)
+            if code is None:
+                self.tried[kind, name or "left alone"] += 1
+                DONE[name](pid, draw) if name else os.kill(pid, signal.SIGKILL)
+                code = wait(pid)
+            if code == 0:
+                break
+            said = (place / SAID).read_text() if code == 3 else ""
+            if code == 3 and name is None:
+                trouble = f"refused to go on: {said}"
+                break
+            if code == 1:
+                trouble = "ended in an error that nobody caught"
+                break
+            if damage and (folder / CHECKPOINT).exists() and draw.random() < 0.3:
+                trouble = self.damaged(kind, place, damage, draw)
+                damage = None
+                if trouble is not None:
+                    break
+        if trouble is None and (place / END).read_text() != self.whole[kind]:
+            trouble = "ended otherwise than the unbroken run"
+        if trouble:
+            self.failures.append({"seed": seed, "kind": kind, "what": trouble})
+        else:
+            shutil.rmtree(place)
+
+    def damaged(self, kind: str, place: Path, damage: str, draw: random.Random) -> str | None:
+        """Damage a file, try to resume, and put the file back: what went wrong, or None."""
+        folder = place / "run"
+        file = draw.choice([f for f in (CHECKPOINT, PREVIOUS, HISTORY) if (folder / f).exists()])
+        content = (folder / file).read_bytes()
+        if not content:
+            return None
+        self.tried[kind, f"{file}: {damage}"] += 1
+        (folder / file).write_bytes(DAMAGES[damage](content, draw))
+        before = files_of(folder)
+        code = wait(child(kind, folder, seed=0, resume=True))
+        if code == 0:  # it was not needed, or the same in effect
+            same = (place / END).read_text() == self.whole[kind]
+            return None if same else f"{file} ({damage}): went on to another end"
+        said = (place / SAID).read_text() if code == 3 else f"exit code {code}"
+        if code != 3 or "\n" in said.strip() or file not in said:
+            return f"{file} ({damage}): no sentence that names it, but: {said}"
+        if files_of(folder) != before:
+            return f"{file} ({damage}): refused, and changed other files"
+        (folder / file).write_bytes(content)
+        return None
+
+
+def main(trials: int, first: int = 0, results: Path = RESULTS) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        chaos = Chaos(Path(folder))
+        for seed in tqdm(range(first, first + trials), "chaos"):
+            chaos.trial(seed)
+    known = json.loads(results.read_text()) if results.exists() else {"faults": [], "trials": []}
+    counts = Counter({(one["run"], one["fault"]): one["times"] for one in known["faults"]})
+    faults = [
+        {"run": run, "fault": fault, "times": times}
+        for (run, fault), times in sorted((counts + chaos.tried).items())
+    ]
+    done = {"first": first, "trials": trials, "failures": chaos.failures}
+    known = {"faults": faults, "trials": [*known["trials"], done]}
+    write_atomic(results, json.dumps(known, indent=1) + "\n")
+    print(f"{sum(chaos.tried.values())} faults in {trials} trials: {len(chaos.failures)} failures")
+    for failure in chaos.failures:
+        print(json.dumps(failure))
+    sys.exit(bool(chaos.failures))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:3]), *map(Path, sys.argv[3:]))

@@ -159,14 +159,15 @@ def load_claims(path: str | Path | None = None) -> tuple[list[Claim], list[str]]
     path = Path(path or data_dir() / "claims.yaml")
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         return [], [f"{path} cannot be read as YAML: {error}".splitlines()[0]]
     if not isinstance(entries, list):
         return [], [f"{path} holds no list of claims; each begins with `- id:`."]
     claims: dict[str, Claim] = {}
     problems = []
     for i, entry in enumerate(entries, 1):
-        name = entry.get("id", f"number {i}") if isinstance(entry, dict) else f"number {i}"
+        given = entry.get("id") if isinstance(entry, dict) else None
+        name = given[:80] if isinstance(given, str) else f"number {i}"  # else, perhaps a bomb
         try:
             claim = Claim.model_validate(entry)
             _check(claim, claims)

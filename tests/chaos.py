@@ -49,6 +49,9 @@ CONFIG = dataclasses.replace(
     generation_batch_size=16, max_completion_length=32,
 )  # fmt: skip
 END, SAID = "end.json", "said.txt"
+PATIENCE = 90  # seconds
+# A thread that dies for want of memory as it starts leaves Python's `Thread.start` waiting.
+HUNG = "memory limit, then SIGKILL as it hung"
 ATTEMPTS = 12  # of a trial that something is done to; the next one is left alone
 
 
@@ -204,7 +207,14 @@ class Chaos:
             if code is None:
                 self.tried[kind, name or "left alone"] += 1
                 DONE[name](pid, draw) if name else os.kill(pid, signal.SIGKILL)
+                code = wait(pid, PATIENCE)
+            if code is None:
+                os.kill(pid, signal.SIGKILL)
                 code = wait(pid)
+                if name != "memory limit":
+                    trouble = f"hung after {name or 'nothing'}"
+                    break
+                self.tried[kind, HUNG] += 1
             if code == 0:
                 break
             said = (place / SAID).read_text() if code == 3 else ""

@@ -31,7 +31,6 @@ os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 import torch
 from toy import weights_of, without_times
-from tqdm import tqdm
 
 from grpo_kit.flow import FlowGRPO
 from grpo_kit.paths import write_atomic
@@ -49,9 +48,9 @@ CONFIG = dataclasses.replace(
     generation_batch_size=16, max_completion_length=32,
 )  # fmt: skip
 END, SAID = "end.json", "said.txt"
-PATIENCE = 90  # seconds
-# A thread that dies for want of memory as it starts leaves Python's `Thread.start` waiting.
-HUNG = "memory limit, then SIGKILL as it hung"
+PATIENCE = 45  # seconds until a run counts as hung
+# Python's `Thread.start` waits for ever for a thread that dies of want of memory as it begins.
+HUNG = "memory limit, and SIGKILL as it hung in `Thread.start`"
 ATTEMPTS = 12  # of a trial that something is done to; the next one is left alone
 
 
@@ -264,8 +263,10 @@ def main(trials: int, first: int = 0, results: Path = RESULTS) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         chaos = Chaos(Path(folder))
-        for seed in tqdm(range(first, first + trials), "chaos"):
+        # No bar: tqdm's lock is shared with forked children, and one may be killed that holds it.
+        for number, seed in enumerate(range(first, first + trials), 1):
             chaos.trial(seed)
+            print(f"[{number}/{trials}] {sum(chaos.tried.values())} faults", flush=True)
     known = json.loads(results.read_text()) if results.exists() else {"faults": [], "trials": []}
     counts = Counter({(one["run"], one["fault"]): one["times"] for one in known["faults"]})
     faults = [

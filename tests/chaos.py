@@ -169,10 +169,11 @@ DAMAGES = {"cut": _cut, "one bit flipped": _flipped, "4,000 bytes zeroed": _zero
 
 
 def files_of(folder: Path) -> dict[str, str]:
+    """Digests of a run's files, but for the lock and what a killed writer left unfinished."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in folder.glob("*")
-        if path.is_file() and path.suffix != ".lock"
+        if path.is_file() and not path.name.startswith(".")
     }
 
 

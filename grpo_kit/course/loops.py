@@ -52,7 +52,7 @@ LOOPS = {
     "flow": (
         "Flow-GRPO: episodes of several turns",
         [["*Planner|reads question, tools, memory;|plans the next step",
-          "Executor and tools|a call of the plan; lookup,|calculator, python",
+          "Executor and tools|the plan becomes a call,|a tool answers it",
           "Memory|the step and its result|are written down",
           "Verifier|is enough known?|STOP or CONTINUE"],
          ["*Update|the planner alone;|the rest is frozen",

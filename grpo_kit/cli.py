@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -322,6 +323,9 @@ def run(
     arm: Annotated[list[str] | None, Option(help="Only this arm; may be given again.")] = None,
     claims: Annotated[bool, Option("--claims", help="Only arms that test claims.")] = False,
     processes: Processes = None,
+    on: Annotated[Literal["here", "ray", "slurm"], Option(
+        help="Who makes them: this machine, a Ray cluster (RAY_ADDRESS, or one started here), or "
+             "Slurm, whose job script is written.")] = "here",
     output: Results = None,
     work: Annotated[Path, Option(help="Folder for checkpoints and logs.")] = Path("runs/grid"),
 ) -> None:  # fmt: skip
@@ -331,9 +335,10 @@ def run(
     """
     results = make_output_dir(output or results_dir())  # before the seconds that torch takes
     make_output_dir(work)
+    from grpo_kit.lab import workers
     from grpo_kit.lab.claims import planned
     from grpo_kit.lab.experiments import EXPERIMENTS
-    from grpo_kit.lab.grid import SEEDS, parse_seeds, run_grid
+    from grpo_kit.lab.grid import SEEDS, jobs_of, parse_seeds, run_grid
     from grpo_kit.lab.summary import summarise, summary_text
 
     if name not in EXPERIMENTS:
@@ -341,17 +346,27 @@ def run(
     if claims and arm:
         raise ValueError("--claims chooses the arms: leave out --arm, or --claims.")
     chosen = _chosen(profile)
+    if on != "here" and processes:
+        raise ValueError(f"--processes counts those of this machine: leave it out with --on {on}.")
     if processes is None:  # a process may be allowed fewer cores than the machine has
         cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
         processes = len(cores) if chosen.device == "cpu" else 1
     _use_threads(chosen)
+    # other machines, and tasks of Slurm, may start elsewhere
+    results, work = (results, work) if on == "here" else (results.resolve(), work.resolve())
     options = ["--profile", profile, "--output", str(results), "--work", str(work)]
+    command = [sys.executable, "-m", "grpo_kit.cli", "run", name, *options]
     arm, usual = planned(name, profile) if claims else (arm, SEEDS)
-    records = run_grid(
-        name, EXPERIMENTS[name], chosen, parse_seeds(seeds) if seeds else usual, results=results,
-        work=work, arms=arm, processes=processes,
-        command=[sys.executable, "-m", "grpo_kit.cli", "run", name, *options],
-    )  # fmt: skip
+    grid = name, EXPERIMENTS[name], chosen, parse_seeds(seeds) if seeds else usual
+    where = {"results": results, "work": work, "arms": arm}
+    if on == "slurm":
+        missing = [job for job in jobs_of(*grid, **where) if not job.is_finished()]
+        typer.echo(workers.submission(name, missing, command, work))
+        return
+    make = workers.on_ray if on == "ray" else workers.here
+    if on == "here" and processes > 1:
+        make = partial(workers.in_processes, processes=processes, command=command)
+    records = run_grid(*grid, make=make, **where)
     typer.echo(summary_text(summarise(records, EXPERIMENTS[name])))
 
 

@@ -7,22 +7,15 @@ goes on from its last checkpoint.
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 
-from tqdm import tqdm
-
 from grpo_kit.config import GRPOConfig
-from grpo_kit.lab import records
+from grpo_kit.lab import records, workers
 from grpo_kit.lab.records import Record, fingerprint, path_of
 from grpo_kit.models import Policy
 from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic, writing
@@ -279,17 +272,12 @@ def command_of(name: str, profile: str, seeds: Iterable[int] | None = None, arms
     return f"grpo-kit run {name} --profile {profile} --seeds {format_seeds(seeds)}{options}"
 
 
-def run_grid(
+def jobs_of(
     name: str, experiment: Experiment, profile: Profile, seeds: Sequence[int], *,
     results: str | Path | None = None, work: str | Path = "runs/grid",
-    arms: Sequence[str] | None = None, processes: int = 1, command: Sequence[str] = (),
-) -> list[Record]:  # fmt: skip
-    """Make the runs that are missing among `arms` times `seeds`; return the records of all.
-
-    `work` keeps checkpoints and logs. With several processes each run is one: `command` with
-    `--arm`, `--seeds` and `--processes 1`. A run that fails does not stop the others.
-    ValueError for a wrong arm; RuntimeError names the runs that failed.
-    """
+    arms: Sequence[str] | None = None,
+) -> list[Job]:  # fmt: skip
+    """The runs of `arms` times `seeds`. Raises ValueError for a wrong arm, before any run."""
     arms = list(dict.fromkeys(experiment.arms if arms is None else arms))
     if len({records.slug(arm) for arm in experiment.arms}) < len(experiment.arms):
         raise ValueError(f"two arms of {name!r} would share a folder: rename one.")
@@ -297,67 +285,25 @@ def run_grid(
         if arm not in experiment.arms:
             known = ", ".join(experiment.arms)
             raise ValueError(f"experiment {name!r} has no arm {arm!r}: choose among {known}.")
-        experiment.identity(profile, arm)  # raises before any run where a setting is missing
+        experiment.identity(profile, arm)  # raises where a setting is missing
     where = make_output_dir(results or results_dir()), Path(work)
-    jobs = [Job(name, experiment, profile, arm, seed, *where) for seed in seeds for arm in arms]
+    return [Job(name, experiment, profile, arm, seed, *where) for seed in seeds for arm in arms]
+
+
+def run_grid(
+    name: str, experiment: Experiment, profile: Profile, seeds: Sequence[int], *,
+    make: Callable[[str, list[Job]], list[str]] = workers.here, **options,
+) -> list[Record]:  # fmt: skip
+    """Make the runs that are missing among those of `jobs_of`; return the records of all.
+
+    `make` is one of `workers`: it returns a sentence for each run that failed, which does not stop
+    the others. RuntimeError names those runs.
+    """
+    jobs = jobs_of(name, experiment, profile, seeds, **options)
     missing = [job for job in jobs if not job.is_finished()]
     if len(missing) < len(jobs):
         print(f"{name}: {len(jobs) - len(missing)} of {len(jobs)} runs are finished", flush=True)
-    if processes == 1 or not missing:
-        failed = _run_here(name, missing)
-    else:
-        failed = _run_processes(name, missing, processes, command)
-    if failed:
+    if missing and (failed := make(name, missing)):
         count = f"{len(failed)} of {len(missing)} runs failed"
         raise RuntimeError(f"{count}, the others are stored: {'; '.join(failed)}")
     return [records.read(job.path) for job in jobs]
-
-
-def _run_here(name: str, jobs: list[Job]) -> list[str]:
-    """Make one run after the other; return a sentence for each of several that failed."""
-    failed = []
-    for i, job in enumerate(jobs, 1):
-        print(f"[{i}/{len(jobs)}] {name}, {job}", flush=True)
-        try:
-            job.run()
-        except (RuntimeError, ValueError, OSError) as error:
-            if len(jobs) == 1:
-                raise
-            failed.append(f"{job}: {error}")
-    return failed
-
-
-def _run_processes(name: str, jobs: list[Job], processes: int, command: Sequence[str]) -> list[str]:
-    """Run `command` for each job, `processes` at a time; return a sentence for each that failed."""
-    env = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
-    bar = tqdm(total=len(jobs), desc=name, unit="run", file=sys.stdout)
-    waiting, running, failed, terminated = jobs[::-1], {}, [], []
-    # whatever ends this function ends the processes; SIGTERM is only noted, as an exception within
-    # `Popen` would leave one behind
-    before = signal.signal(signal.SIGTERM, lambda number, frame: terminated.append(number))
-    try:
-        while (waiting or running) and not terminated:
-            while waiting and len(running) < processes:
-                job = waiting.pop()
-                job.folder.mkdir(parents=True, exist_ok=True)
-                options = ["--arm", job.arm, "--seeds", str(job.seed), "--processes", "1"]
-                with open(job.folder / "log.txt", "a") as log:
-                    output = {"stdout": log, "stderr": subprocess.STDOUT}
-                    running[job] = subprocess.Popen([*command, *options], env=env, **output)
-            time.sleep(0.2)
-            for job in [job for job, process in running.items() if process.poll() is not None]:
-                bar.update()
-                if code := running.pop(job).returncode:
-                    log = job.folder / "log.txt"
-                    last = re.split(r"[\r\n]+", log.read_text(errors="replace").strip())[-1]
-                    failed.append(f"{job}: {last.strip()} (exit code {code}, {log})")
-    finally:
-        bar.close()
-        for process in running.values():
-            process.terminate()
-        for process in running.values():
-            process.wait()
-        signal.signal(signal.SIGTERM, before)
-    if terminated:
-        sys.exit(128 + terminated[0])
-    return failed

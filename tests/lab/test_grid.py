@@ -17,7 +17,7 @@ from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_kit.lab import grid
+from grpo_kit.lab import grid, workers
 from grpo_kit.lab.grid import Arm, Experiment, Job, command_of, format_seeds, parse_seeds, run_grid
 from grpo_kit.lab.records import read
 from grpo_kit.paths import writing
@@ -198,7 +198,7 @@ def test_processes_share_the_work_and_one_that_fails_does_not_stop_the_rest(
     processes, jobs_of, tmp_path, capsys
 ):
     jobs, command = jobs_of("fails", "works")
-    failed = grid._run_processes("x", jobs, processes, command)
+    failed = workers.in_processes("x", jobs, processes, command)
     for seed, sentence in enumerate(sorted(failed)):
         assert sentence.startswith(f"fails, seed {seed}: error: it did not work (exit code 1, ")
     assert "steps of works" in (jobs[-1].folder / "log.txt").read_text()
@@ -222,11 +222,87 @@ def test_a_signal_ends_the_processes_and_starts_no_more(number, error, jobs_of, 
     began = time.monotonic()
     try:
         with pytest.raises(error):
-            grid._run_processes("x", jobs, 1, command)
+            workers.in_processes("x", jobs, 1, command)
     finally:
         signal.signal(signal.SIGINT, before)
     assert time.monotonic() - began < 30
     assert [process.returncode for process in started] == [-signal.SIGTERM]
+
+
+KILLS = None  # a folder, set by the test
+
+
+def once_killed(prompts, completions, completion_ids, **columns):
+    """A reward whose process is killed at the second step, the first time."""
+    number = KILLS / f"{len(list(KILLS.iterdir()))}"
+    number.write_text(str(os.getpid()))
+    if number.name == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return even(prompts, completions, completion_ids)
+
+
+once_killed.__name__ = "even"
+
+
+def test_ray_makes_runs_and_a_killed_worker_costs_a_retry(made, tmp_path, monkeypatch, capsys):
+    """A local cluster of two workers: each run is a file, equal to the one made here."""
+    ray = pytest.importorskip("ray")
+
+    def breaks(*arguments, **columns):
+        raise ValueError("no reward today")
+
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # 15, where it is not said
+    monkeypatch.setitem(globals(), "KILLS", tmp_path / "kills")
+    (tmp_path / "kills").mkdir()
+    (whole,) = made(results=tmp_path / "whole", work=tmp_path / "whole-work")
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    arms = {
+        "killed": Arm(lambda *given: [once_killed]),
+        "breaks": Arm(lambda *given: [breaks]),
+        **PARITY.arms,
+    }
+    experiment = dataclasses.replace(PARITY, arms=arms)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    with pytest.raises(RuntimeError, match="1 of 4 runs failed, .*: breaks, seed 0: no reward"):
+        made(experiment, arms=None, make=workers.on_ray)
+    records = [read(path) for path in sorted((tmp_path / "results").rglob("seed-0.json"))]
+    assert [record.arm for record in records] == ["even", "killed", "odd, held"]
+    assert timeless(records[0]) == timeless(records[1]) == timeless(whole)
+    assert [record.machine["threads"] for record in records] == [1, 1, 1]
+    attempts = [int(file.read_text()) for file in sorted((tmp_path / "kills").iterdir())]
+    assert len(attempts) == 3 and attempts[0] == attempts[1] != attempts[2], "one step was lost"
+    assert "4/4" in capsys.readouterr().out and not ray.is_initialized()
+
+
+def test_without_ray_a_sentence_says_how_to_get_it(jobs_of, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(RuntimeError, match=r"pip install 'grpo-kit\[ray\]'"):
+        workers.on_ray("x", jobs_of("works")[0])
+
+
+def test_each_task_of_the_array_that_slurm_gets_is_one_run(jobs_of, tmp_path):
+    jobs, _ = jobs_of("works", "odd, held")
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    shows = [sys.executable, "-c", "import sys, os; print(sys.argv, os.environ['OMP_NUM_THREADS'])"]
+    assert f"4 runs to be made: sbatch {folder / 'x.sbatch'}" in workers.submission(
+        "x", jobs, shows, folder
+    )
+    script = folder / "x.sbatch"
+    assert "#SBATCH --array=0-3\n" in script.read_text() and "gpu" not in script.read_text()
+    for number, job in enumerate(jobs):
+        environment = {**os.environ, "SLURM_ARRAY_TASK_ID": str(number)}
+        task = subprocess.run(
+            ["bash", script], env=environment, capture_output=True, text=True, check=True
+        )
+        options = ["-c", "--arm", job.arm, "--seeds", str(job.seed), "--processes", "1"]
+        assert task.stdout.strip() == f"{options} 1"
+    alone = subprocess.run(["bash", script], capture_output=True, text=True)
+    assert alone.returncode and "give this file to sbatch" in alone.stderr
+    on_gpu = dataclasses.replace(jobs[0], profile=PROFILES["colab"])
+    workers.submission("x", [on_gpu], shows, folder)
+    assert "#SBATCH --gres=gpu:1\n" in script.read_text()
+    assert "nothing to submit" in workers.submission("x", [], shows, folder)
 
 
 @pytest.mark.slow

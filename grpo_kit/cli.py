@@ -19,8 +19,10 @@ from typer.core import TyperGroup
 from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
 from grpo_kit.profiles import PROFILES, Profile
 
-VARIANTS = {  # of `train`: the arm of the experiment `variants` that has its rewards
-    "basic": "plain", "diversity": "diversity", "judge": "judge", "meta": "P(Yes), no labels"
+VARIANTS = {  # of `train`: the experiment and the arm that is trained
+    "basic": ("variants", "plain"), "diversity": ("variants", "diversity"),
+    "judge": ("variants", "judge"), "meta": ("variants", "P(Yes), no labels"),
+    "verification": ("verification", "mixed"), "flow": ("flow", "trajectory"),
 }  # fmt: skip
 EXPECTED = (typer.BadParameter, ValueError, TypeError, RuntimeError, OSError, ImportError)
 
@@ -186,24 +188,32 @@ def train(
     chosen = _chosen(profile, policy, steps)
     if vllm and engine == "kit":
         raise ValueError("--vllm is for TRL's trainer: add --engine trl, or leave it out.")
+    sampled_otherwise = variant in ("verification", "flow")
     for option, given in (("sampling-ahead", sampling_ahead), ("replay", replay)):
         if given and engine == "trl":
             raise ValueError(f"--{option} is for the kit's trainer: leave out --engine trl.")
+    for option, given in (("sampling-ahead", sampling_ahead), ("vllm", vllm)):
+        if given and sampled_otherwise:
+            raise ValueError(f"--{option} samples one answer a prompt: leave it out for {variant}.")
     if engine == "kit" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("the kit's trainer runs in one process: add --engine trl for several.")
     from grpo_kit.lab.experiments import EXPERIMENTS
     from grpo_kit.lab.planner import check_room
     from grpo_kit.models import save_policy
 
-    arm = EXPERIMENTS["variants"].arms[VARIANTS[variant]]
-    config = replace(chosen.config, **arm.changes)
+    name, arm = VARIANTS[variant]
+    experiment, arm = EXPERIMENTS[name], EXPERIMENTS[name].arms[arm]
+    config = replace(chosen.config, **experiment.changes, **arm.changes)
     # what vLLM samples is scored otherwise by TRL, what is sampled ahead is of older weights
     if (vllm or sampling_ahead) and config.importance_sampling_cap is None:
         config = replace(config, importance_sampling_cap=2.0)
-    if variant in ("judge", "meta"):
+    if variant not in ("basic", "diversity"):
         chosen = chosen.with_skills()
+    if experiment.task and data:
+        raise ValueError(f"variant {variant!r} has questions of its own: leave out --data.")
     chosen = replace(chosen, data=data and str(data), config=config)
-    task = chosen.load_task()  # before the model: a missing folder is told at once
+    # before the model: a missing folder is told at once
+    task = experiment.task() if experiment.task else chosen.load_task()
     options = {"output_dir": output, "seed": seed, "resume": resume}
     processes, sharded = 1, False
     if engine == "kit":
@@ -220,6 +230,8 @@ def train(
             from grpo_kit.course.replay import Recorder
 
             options["record"] = Recorder(output)
+        if arm.batch_source:
+            options["batch_source"] = arm.batch_source(chosen)
     else:
         from grpo_kit import trl_bridge as trainer
 
@@ -230,6 +242,16 @@ def train(
         check_room(chosen, gpus=processes, sharded=sharded, vllm_share=vllm_share, engine=sampler)
     trained = chosen.load_policy()
     rewards = arm.rewards(chosen, config, trained)
+    if sampled_otherwise:
+        base = chosen.load_policy()
+        options["measure"] = experiment.watch(chosen, base, task, config, seed, False)
+    if sampled_otherwise and engine == "trl":
+        from grpo_kit.trl_rollouts import Episodes, Verdicts
+
+        system = chosen.load_agents(base, context="append")
+        options["rollout"] = (
+            Verdicts if variant == "verification" else partial(Episodes, system=system)
+        )
     trainer.train(trained, task, rewards, config, **options)
     if os.environ.get("RANK", "0") == "0":
         # Sharded, no process has all weights; TRL has gathered them for its last checkpoint.

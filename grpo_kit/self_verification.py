@@ -181,7 +181,7 @@ class SelfVerification:
         changes = ONE_UPDATE | {"generation_batch_size": size * config.num_generations}
         (answers,) = self.prompts(generator, state, metrics, **changes)
         texts = self.prompts.policy.decode(answers.rollouts.completion_lists())
-        self.buffer.extend(_labelled(answers.examples, texts))
+        self.buffer.extend(labelled(answers.examples, texts))
         for kinds in updates:
             parts = [answers] if "G" in kinds else []
             if "V" in kinds:  # sampled after an update on answers: on-policy
@@ -192,7 +192,7 @@ class SelfVerification:
     def _verdicts(self, n: int, generator: torch.Generator, state, metrics: dict) -> list[Batch]:
         """A batch of verdicts on the buffer's items; none where post-processing leaves no item."""
         collected, config = list(self.buffer), self.prompts.config
-        fitting = _that_fit(self.prompts.policy, collected, config)
+        fitting = that_fit(self.prompts.policy, collected, config)
         items = self.post_process(fitting, self.prompts.seed * 1_000_003 + state.global_step, n=n)
         metrics["verification/collected"] = len(collected)
         metrics["verification/too_long"] = len(collected) - len(fitting)
@@ -222,14 +222,15 @@ class SelfVerification:
         self.buffer.extend(VerificationItem(*item) for item in state["buffer"])
 
 
-def _labelled(rows: Sequence[dict], texts: Sequence[str]) -> list[VerificationItem]:
+def labelled(rows: Sequence[dict], texts: Sequence[str]) -> list[VerificationItem]:
+    """The items of one answer to each row of a task, labelled by `accuracy_reward`."""
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     prompts = columns.pop("prompt")
     rewards = rules.accuracy_reward(prompts, texts, [[]] * len(texts), **columns)
     return collect_items(prompts, texts, rewards)
 
 
-def _that_fit(policy: Policy, items: Items, config: GRPOConfig) -> list[VerificationItem]:
+def that_fit(policy: Policy, items: Items, config: GRPOConfig) -> list[VerificationItem]:
     """The items whose prompts leave room for a verdict in the model's context."""
     room = policy.context_length - config.max_completion_length
     lengths = map(len, policy.encode([verification_prompt(item) for item in items]))
@@ -254,7 +255,7 @@ def _answers(policy: Policy, dataset, prompts: int, n: int, config: GRPOConfig) 
     """The items of `n` sampled answers to each of the first `prompts` rows."""
     rows = list(dataset.select(range(min(prompts, len(dataset)))))
     texts, _ = _replies(policy, [row["prompt"] for row in rows], n, config)
-    return [_labelled([row] * n, texts[i * n : (i + 1) * n]) for i, row in enumerate(rows)]
+    return [labelled([row] * n, texts[i * n : (i + 1) * n]) for i, row in enumerate(rows)]
 
 
 def held_out_items(
@@ -263,7 +264,7 @@ def held_out_items(
     """Balanced items from `policy`'s answers, `config.num_generations` to each first row."""
     answers = _answers(policy, dataset, prompts, config.num_generations, config)
     items = [item for own in answers for item in own]
-    return post_process(_that_fit(policy, items, config), seed=0)
+    return post_process(that_fit(policy, items, config), seed=0)
 
 
 def evaluate_verdicts(
@@ -290,7 +291,7 @@ def best_of_n(
     """
     answers = _answers(policy, dataset, prompts or config.eval_prompts, n, config)
     distinct = list(dict.fromkeys(item for own in answers for item in own))
-    asked = _that_fit(policy, distinct, config)
+    asked = that_fit(policy, distinct, config)
     verdicts, _ = _replies(policy, [*map(verification_prompt, asked)], samples, config, seed=1)
     yes = dict.fromkeys(distinct, -1) | dict.fromkeys(asked, 0)
     for i, text in enumerate(verdicts):

@@ -17,7 +17,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -152,25 +152,34 @@ def grpo_trainer(
     config: GRPOConfig,
     *,
     measure: Callable[[Policy], dict[str, float]] | None = None,
+    rollout: Callable[[training.PromptBatches], Callable] | None = None,
     **overrides: Any,
 ) -> trl.GRPOTrainer:
     """A `GRPOTrainer`, ready for `.train()`, that learns what `training.train` would.
 
-    It evaluates as the kit does and writes the same files into its `output_dir`. `overrides` are
-    fields of TRL's config, `output_dir` and `seed` among them. Raises ValueError where these do not
+    It evaluates as the kit does and writes the same files into its `output_dir`. `rollout` makes
+    what samples in place of TRL (`trl_rollouts`). `overrides` are fields of TRL's config,
+    `output_dir` and `seed` among them. Raises ValueError where these do not
     fit together or TRL lacks a field.
     """
     processes = join(policy.device.type)
     # checks what goes together, and sets the arithmetic, which TRL's config takes from the policy
     prompts = training.PromptBatches(policy, task, rewards, config, seed=0)
-    args = trl_config(config, policy, processes, **overrides)
+    source = rollout and rollout(prompts)
+    weights = config.reward_weights
+    if source and weights:  # of rewards that the rollout adds: 1
+        weights = (*weights, *[1.0] * (len(source.rewards) - len(weights)))
+    args = trl_config(replace(config, reward_weights=weights), policy, processes, **overrides)
     wanted = config.generation_batch_size // config.num_generations
     if len(task.train) < wanted:
         raise ValueError(
             f"task {task.name!r} has {len(task.train)} rows to learn from, TRL takes {wanted} at "
             "each step: lower generation_batch_size, or give more rows."
         )
-    start = training.run_start(policy, f"TRL {trl.__version__}", prompts)
+    name = f"TRL {trl.__version__}" + (f", {source.name}" if source else "")
+    rewards, dataset = (source.rewards, source.dataset) if source else (rewards, task.train)
+    start = training.run_start(policy, name, prompts)
+    start["rewards"] = list(map(reward_name, rewards))
     rewards = [whole_groups(r) if hasattr(r, "num_generations") else finite(r) for r in rewards]
     for module in policy.model.modules():  # a number, which TRL's `disable_dropout` does not reach
         if hasattr(module, "attention_dropout"):
@@ -180,8 +189,10 @@ def grpo_trainer(
         return frozen_copy(policy).model
 
     with mock.patch("trl.trainer.grpo_trainer.create_model_from_path", reference):
-        given = policy.model, rewards, args, task.train
-        trainer = _Trainer(*given, processing_class=policy.tokenizer)
+        given = policy.model, rewards, args, dataset
+        options = {"rollout_func": source} if source else {}
+        trainer = _Trainer(*given, processing_class=policy.tokenizer, **options)
+    trainer.kinds = source.kinds if source else [list(range(len(rewards)))]
     trainer.remove_callback(PrinterCallback)
     files = RunFiles(args.output_dir, config, args.seed, start)
     trainer.watcher = _Watcher(files, policy, task, measure)
@@ -199,16 +210,17 @@ def train(
     seed: int,
     resume: bool = False,
     measure: Callable[[Policy], dict[str, float]] | None = None,
+    rollout: Callable[[training.PromptBatches], Callable] | None = None,
     **overrides: Any,
 ) -> Run:
     """`training.train`, done by TRL; arguments, files and what is returned are the same.
 
-    There is no `batch_source`: TRL has its own. Without `resume` the checkpoints of an earlier run,
+    In place of a `batch_source` there is `rollout`, see `grpo_trainer`. Without `resume` the checkpoints of an earlier run,
     `checkpoint-N` in `output_dir`, go. Raises as `grpo_trainer` and `training.train`, RuntimeError
     also where another process of the run has ended.
     """
     output_dir = make_output_dir(output_dir)
-    options = {"output_dir": str(output_dir), "seed": seed, **overrides}
+    options = {"output_dir": str(output_dir), "seed": seed, "rollout": rollout, **overrides}
     several = PartialState().num_processes > 1
     with (
         writing(output_dir) if PartialState().is_main_process else nullcontext(),
@@ -260,6 +272,7 @@ class _Trainer(trl.GRPOTrainer):
     """TRL's, but for completions without a score, and for a resumed run's prompts."""
 
     watcher: _Watcher
+    kinds: list[list[int]]  # columns of rewards; a completion is scored by all of one kind
     _epochs_behind = 0
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **keywords):
@@ -287,7 +300,8 @@ class _Trainer(trl.GRPOTrainer):
         """What one reward could not score is spared the others too, as in `training.score`."""
         rewards_per_func = super()._calculate_rewards(*arguments, **keywords)
         counted = self.reward_weights.to(rewards_per_func.device) != 0
-        missing = rewards_per_func[:, counted].isnan().any(dim=1)
+        lacks = rewards_per_func.isnan() & counted
+        missing = torch.stack([lacks[:, kind].any(dim=1) for kind in self.kinds]).all(dim=0)
         return rewards_per_func.masked_fill(missing[:, None], torch.nan)
 
 

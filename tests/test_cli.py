@@ -44,7 +44,9 @@ def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
         ("train --profile smoke --steps 0", "--steps"),
         ("train --policy nowhere", "'nowhere' does not exist"),
         ("train --engine verl", "'verl' is not one of 'kit', 'trl'"),
-        ("train --variant flow", "'flow' is not one of 'basic', 'diversity'"),
+        ("train --variant ppo", "'ppo' is not one of 'basic', 'diversity'"),
+        ("train --variant flow --data a_file", "'flow' has questions of its own: leave out --data"),
+        ("train --variant flow --sampling-ahead", "--sampling-ahead samples one answer a prompt"),
         ("train --vllm server", "--vllm is for TRL's trainer: add --engine trl"),
         ("train --vllm verl", "'verl' is not one of 'colocate', 'server'"),
         ("train --vllm-share 20", "--vllm-share"),
@@ -141,6 +143,18 @@ def test_a_variant_is_trained_by_trl_and_its_policy_can_be_trained_on(saved_poli
         row = json.loads(lines[-1])
         assert row["step"] == 1 and "rewards/meta_evaluation_reward/mean" in row
         assert f"policy: {tmp_path / folder / 'policy'}" in done.stdout.replace("\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["kit", "trl"])
+@pytest.mark.parametrize("variant", ["verification", "flow"])
+def test_verdicts_and_episodes_are_trained_by_either_engine(engine, variant, tmp_path):
+    command = f"train --engine {engine} --variant {variant} --profile smoke --steps 2"
+    done = invoke(*command.split(), "--output", tmp_path)
+    assert done.exit_code == 0, done.output[-1000:]
+    rows = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    measured = {"verification": "verdicts/accuracy", "flow": "eval/turns"}[variant]
+    assert rows[-1]["step"] == 2 and measured in rows[0] and measured in rows[-1]
 
 
 def test_debug_shows_the_traceback(tmp_path):

@@ -9,9 +9,9 @@ PACKAGE = Path(__file__).resolve().parents[1] / "grpo_kit"
 
 # From the top floor to the ground; a room may import those on floors below its own, and itself.
 TOP_DOWN = (
-    "cli, lab, course, profiles, trl_bridge warm_up, tiny, self_verification sampling_ahead flow, "
-    "training, runs, rewards, backends, generation, decoder, tasks, models, smollm2 objective, "
-    "config paths"
+    "cli, lab, course, profiles, trl_bridge trl_rollouts warm_up, tiny, "
+    "self_verification sampling_ahead flow, training, runs, rewards, backends, generation, "
+    "decoder, tasks, models, smollm2 objective, config paths"
 )
 FLOORS = [rooms.split() for rooms in reversed(TOP_DOWN.split(", "))]
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}

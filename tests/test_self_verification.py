@@ -359,7 +359,7 @@ def test_the_choice_among_n_by_hand(monkeypatch, words):
         return [verdict for answer in asked for verdict in verdicts[answer]], []
 
     monkeypatch.setattr(sv, "_replies", replies)
-    monkeypatch.setattr(sv, "_that_fit", lambda policy, items, *rest: items)
+    monkeypatch.setattr(sv, "that_fit", lambda policy, items, *rest: items)
     found = sv.best_of_n(None, words.test, CONFIG, prompts=1, n=4, samples=2)
     assert found == {"of_n/random": 0.25, "of_n/own_verdicts": 1.0, "of_n/majority": 0.0,
                      "of_n/oracle": 1.0}  # fmt: skip

@@ -1,6 +1,7 @@
 """One of two processes of `test_trl_bridge`'s runs; torchrun starts it with WHAT and a folder.
 
 rewards: writes what each reward gives in either process
+verdicts: writes what is sampled in either process where half of the groups are verdicts
 train: a run, slow enough to be killed; with a third argument it is resumed
 """
 
@@ -19,6 +20,7 @@ from accelerate.utils import gather_object
 from grpo_kit import trl_bridge
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import DiversityReward, accuracy_reward
+from grpo_kit.trl_rollouts import Verdicts
 
 
 class Letters:
@@ -45,6 +47,20 @@ def record_rewards(trainer, folder: Path) -> None:
         (folder / "seen.json").write_text(json.dumps(ranks))
 
 
+def record_rollouts(trainer, folder: Path) -> None:
+    calls, rollout = [], trainer.rollout_func
+
+    def recorded(prompts, owner):
+        calls.append(rollout(prompts, owner))
+        return calls[-1]
+
+    trainer.rollout_func = recorded
+    trainer.train()
+    ranks = gather_object([calls])
+    if PartialState().is_main_process:
+        (folder / "seen.json").write_text(json.dumps(ranks))
+
+
 def slow(completions, **columns):
     time.sleep(0.5)
     return [0.0] * len(completions)
@@ -62,6 +78,12 @@ def main(what: str, folder: Path, resume: bool) -> None:
         diversity = DiversityReward(8, Letters(), weight_start=0.5, weight_end=0.1)
         rewards, options = [accuracy_reward, diversity], {"output_dir": str(folder), "seed": 0}
         record_rewards(trl_bridge.grpo_trainer(policy, task, rewards, config, **options), folder)
+        return
+    if what == "verdicts":
+        config = dataclasses.replace(config, max_steps=2, generation_batch_size=56)
+        given = policy, task, [accuracy_reward], config
+        trainer = trl_bridge.grpo_trainer(*given, rollout=Verdicts, output_dir=str(folder))
+        record_rollouts(trainer, folder)
         return
     rank = PartialState().process_index
     (folder / f"pid-{rank}").write_text(str(os.getpid()))

@@ -53,6 +53,17 @@ def trl_dataset(dataset: datasets.Dataset) -> datasets.Dataset:
     return dataset.map(numbered, with_indices=True)
 
 
+def numbered_rows(prompts: Sequence[list[dict]], dataset: datasets.Dataset) -> list[dict]:
+    """The rows that `trl_dataset` has numbered. Raises ValueError where they are of another one."""
+    rows = [dataset[prompt[-1].get("row", 0) % len(dataset)] for prompt in prompts]
+    for prompt, row in zip(prompts, rows, strict=True):
+        question = question_text(prompt)
+        if "row" not in prompt[-1] or question != question_text(row["prompt"]):
+            remedy = "give trl_dataset and trl_rollout the same dataset"
+            raise ValueError(f"{question!r} is none of the dataset's rows: {remedy}.")
+    return rows
+
+
 def trl_rollout(
     system: AgentSystem, dataset: datasets.Dataset, *, max_new_tokens: int = 64
 ) -> Callable[[list, Any], dict[str, list]]:
@@ -67,12 +78,7 @@ def trl_rollout(
     def rollout(prompts: list[list[dict]], trainer: Any) -> dict[str, list]:
         model = trainer.accelerator.unwrap_model(trainer.model)
         policy = Policy(model, trainer.processing_class)
-        rows = [dataset[prompt[-1].get("row", 0) % len(dataset)] for prompt in prompts]
-        for prompt, row in zip(prompts, rows, strict=True):
-            question = question_text(prompt)
-            if "row" not in prompt[-1] or question != question_text(row["prompt"]):
-                remedy = "give trl_dataset and trl_rollout the same dataset"
-                raise ValueError(f"{question!r} is none of the dataset's rows: {remedy}.")
+        rows = numbered_rows(prompts, dataset)
         episodes = play(  # TRL repeats each prompt once per completion
             system.with_planner(policy), rows,
             temperature=trainer.args.temperature, max_new_tokens=max_new_tokens,

@@ -96,6 +96,7 @@ class Server:
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
         self.lock, self.delay, self.fault = threading.Lock(), 0.0, lambda n, body: None
         self.requests, self.headers, self.times, self.at_once, self.most_at_once = [], [], [], 0, 0
+        self.elsewhere, self.sent = "", 0
         threading.Thread(target=self.http.serve_forever, args=(0.05,), daemon=True).start()
 
     def failing(self, fault) -> str:
@@ -119,6 +120,7 @@ class Server:
             "prose": completion("What a lovely response!"),
             "key in reply": completion(good[:-1] + f', "rationale": "{KEY}"}}'),
             "drip": b" " * 100,
+            "gigabytes": b"",
         }
         if fault == "timeout":
             time.sleep(3.0)
@@ -131,10 +133,16 @@ class Server:
             handler.send_response(int(status))
             handler.send_header("Content-Type", "application/json")
             missing = 900 * (fault == "half an answer")
-            handler.send_header("Content-Length", str(len(data) + missing))
+            if fault != "gigabytes":
+                handler.send_header("Content-Length", str(len(data) + missing))
             if later:
                 handler.send_header("Retry-After", "1.5")
+            if status.startswith("3"):
+                handler.send_header("Location", f"{self.elsewhere}/chat/completions")
             handler.end_headers()
+            while fault == "gigabytes":  # until the client has had enough
+                handler.wfile.write(b" " * 2**20)
+                self.sent += 2**20
             for piece in [data] if fault != "drip" else [b" "] * len(data):
                 handler.wfile.write(piece)
                 handler.wfile.flush()
@@ -228,6 +236,25 @@ def test_every_fault_is_a_failure_that_says_what_to_do(fault, kind, message, ser
     assert isinstance(outcome, Failure) and outcome.kind == kind
     assert re.search(message, outcome.reason), outcome.reason
     assert KEY not in outcome.reason
+
+
+@pytest.mark.parametrize("status", ["301", "302", "307", "308"])
+def test_an_endpoint_that_leads_elsewhere_is_not_followed(status, server):
+    other = Server()
+    try:
+        url, server.elsewhere = server.failing(status), other.url
+        with pytest.raises(RuntimeError, match="leads elsewhere; if you trust that"):
+            rewards_of(QualityJudgeReward(judge_at(url)), ["15"])
+        assert not other.requests and len(server.requests) == 1
+    finally:
+        other.http.shutdown()
+        other.http.server_close()
+
+
+def test_an_answer_without_end_is_cut_off(server):
+    outcome = outcome_of(judge_at(server.failing("gigabytes"), max_retries=0))
+    assert outcome.kind == "too long" and "more than 16 MiB" in outcome.reason
+    assert server.sent < 2**26, "what lay in buffers, not gigabytes"
 
 
 @pytest.mark.parametrize("fault", ["500", "429", "429 later", "cut", "half an answer"])

@@ -124,6 +124,22 @@ class LocalJudge:
 
 
 REQUEST = {"temperature": 0.0, "max_tokens": 1024}
+MOST_BYTES = 2**24  # of an answer
+
+
+class _TooLong(Exception):
+    pass
+
+
+async def _read_at_most(response) -> None:
+    """Read the body, which the client would do without a limit, and leave it where it looks."""
+    parts, size = [], 0
+    async for part in response.aiter_bytes():
+        parts.append(part)
+        size += len(part)
+        if size > MOST_BYTES:
+            raise _TooLong
+    response._content = b"".join(parts)
 
 
 class _Completion(BaseModel):
@@ -182,7 +198,7 @@ class EndpointJudge:
 
     async def __call__(self, conversations: Sequence[list[dict]]) -> Outcomes:
         try:
-            from openai import AsyncOpenAI
+            from openai import AsyncOpenAI, DefaultAsyncHttpxClient
         except ImportError as error:
             raise RuntimeError("the judge needs openai: pip install 'grpo-kit[judge]'.") from error
         key = self._key()
@@ -190,6 +206,9 @@ class EndpointJudge:
         gate = self._gates.setdefault(loop, asyncio.Semaphore(self.concurrency))
         options = {"timeout": self.timeout, "max_retries": self.max_retries}
         # A client belongs to one event loop, and the kit's training has one a step.
+        # It follows nobody elsewhere: prompts are for this address.
+        hooks = {"response": [_read_at_most]}
+        options["http_client"] = DefaultAsyncHttpxClient(follow_redirects=False, event_hooks=hooks)
         async with AsyncOpenAI(api_key=key, base_url=self.base_url, **options) as client:
 
             async def judged(i: int, messages: list[dict]) -> tuple[int, Reply | Failure]:
@@ -217,7 +236,7 @@ class EndpointJudge:
         except ValidationError:
             reason = f"{self.base_url} answered with no chat completion: does it end in /v1?"
             return Failure("no completion", reason)
-        except (asyncio.TimeoutError, openai.OpenAIError) as error:
+        except (asyncio.TimeoutError, openai.OpenAIError, _TooLong) as error:
             return self._failure(error, key)
         text, ended_by = completion.text or "", completion.ended_by
         if ended_by == "length":
@@ -239,15 +258,23 @@ class EndpointJudge:
         if type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout"):
             reason = f"no server can be reached at {url}: start it or correct base_url."
             return Failure("unreachable", reason, hopeless=True)
+        if _TooLong in (type(error), type(error.__cause__)):
+            most = f"more than {MOST_BYTES >> 20} MiB"
+            return Failure("too long", f"{url} answered {most}: it is no chat completion.")
         message = " ".join(str(error).replace(key, "[key]").split())[:200]
         if status is None:
             return Failure("connection", f"the connection to {url} broke off. {message}")
         kind, remedy = "server error" if status >= 500 else "refused", "read the server's log"
-        if status in (401, 403):
+        if 300 <= status < 400:
+            kind, remedy = (
+                "redirected",
+                "it leads elsewhere; if you trust that, give it as base_url",
+            )
+        elif status in (401, 403):
             kind, remedy = "key refused", f"set a valid key as {self.api_key_env or 'api_key_env'}"
         elif status == 404:
             kind, remedy = "not served", f"it does not serve {self.model}; {url}/models lists names"
         elif status == 429:
             kind, remedy = "rate limit", "lower concurrency or raise max_retries"
         reason = f"{url} answered HTTP {status}: {remedy}. {message}"
-        return Failure(kind, reason, hopeless=status in (401, 403, 404))
+        return Failure(kind, reason, hopeless=status in (401, 403, 404) or kind == "redirected")

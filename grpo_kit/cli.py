@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 
 from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
 from grpo_kit.profiles import PROFILES, Profile
+from grpo_kit.visible import visible
 
 VARIANTS = {  # of `train`: the experiment and the arm that is trained
     "basic": ("variants", "plain"), "diversity": ("variants", "diversity"),
@@ -40,7 +41,7 @@ class _Sentences(TyperGroup):
                 raise
             usage = isinstance(error, typer.BadParameter)
             message = error.format_message() if usage else str(error) or type(error).__name__
-            typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+            typer.secho(visible(f"error: {message}", newline="\n"), fg=typer.colors.RED, err=True)
             raise typer.Exit(2) from None
 
 
@@ -421,7 +422,7 @@ def doctor(
     if page:
         write_atomic(page, doctor.page(findings, rows, path.resolve().name))
     found = json.dumps(doctor.as_json(findings), indent=1)
-    typer.echo(found if as_json else doctor.in_words(findings, rows))
+    typer.echo(found if as_json else visible(doctor.in_words(findings, rows), newline="\n"))
     raise typer.Exit(int(not doctor.is_healthy(findings)))
 
 

@@ -216,8 +216,8 @@ def train(
     """`training.train`, done by TRL; arguments, files and what is returned are the same.
 
     In place of a `batch_source` there is `rollout`, see `grpo_trainer`. Without `resume` the
-    checkpoints of an earlier run, `checkpoint-N` in `output_dir`, go. Raises as `grpo_trainer` and `training.train`, RuntimeError
-    also where another process of the run has ended.
+    checkpoints of an earlier run, `checkpoint-N` in `output_dir`, go. Raises as `grpo_trainer` and
+    `training.train`, RuntimeError also where another process of the run has ended.
     """
     output_dir = make_output_dir(output_dir)
     options = {"output_dir": str(output_dir), "seed": seed, "rollout": rollout, **overrides}

@@ -1,17 +1,30 @@
-"""Files from strangers: a model folder or a list of claims runs nothing and says what is wrong."""
+"""Files and texts from strangers: they run nothing, load nothing, and hide nothing."""
 
 import json
 import os
 import pickle
 import re
 import shutil
+import subprocess
+import unicodedata
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import yaml
+from typer.testing import CliRunner
 
+from grpo_kit.cli import app
+from grpo_kit.course import doctor
+from grpo_kit.course.viewer import episodes_html, group_html
 from grpo_kit.lab.claims import load_claims
+from grpo_kit.lab.experiments import EXPERIMENTS
+from grpo_kit.lab.records import Record
+from grpo_kit.lab.report import write_report
 from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
+from grpo_kit.profiles import PROFILES
+from grpo_kit.visible import visible
 
 QUESTION = [{"role": "user", "content": "How many?"}]
 
@@ -88,3 +101,77 @@ def test_a_list_of_claims_runs_nothing_and_does_not_grow(tmp_path, monkeypatch, 
     assert not claims and sum(map(len, problems)) < 5000
     assert re.search(sentence, problems[-1])
     assert not (tmp_path / "MARK").exists()
+
+
+DEED = "document.title = 'acted'"
+HOSTILE = (
+    f'</script><script>{DEED}</script><img src=http://192.0.2.1/x onerror="{DEED}">'
+    f'<svg onload="{DEED}"></pre>\x1b[31m\x1b]0;title\x07\u202eabc\u2028'
+)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def test_what_is_shown_of_a_text_has_no_control_or_format_character():
+    shown = visible(HOSTILE + "\r\nend")
+    assert "\\u001b[31m" in shown and "\\u202eabc" in shown and shown.endswith("⏎\nend")
+    assert not [c for c in shown if unicodedata.category(c)[0] == "C" and c != "\n"]
+    assert len(visible("x" * 10**6)) == 10**6
+
+
+def hostile_pages(tmp_path) -> dict[str, str]:
+    """The text as an answer, a name, a question, a claim and a log, in each page that we make."""
+    record = Record(
+        experiment="basic", arm="plain", profile="tiny", seed=0, seconds=1.0, commit="",
+        config=EXPERIMENTS["basic"].identity(PROFILES["tiny"], "plain"), evaluator=1,
+        start={"batch_source": HOSTILE, "rewards": [HOSTILE]}, versions={"python": HOSTILE},
+        machine={"processor": HOSTILE, "accelerator": "none", "threads": 1, "system": HOSTILE},
+        finished=HOSTILE, evaluation={"eval/pass@1": 0.5},
+        history=[{"step": i, "reward": 0.5, "eval/pass@1": 0.5} for i in range(3)],
+        samples=[{"prompt": HOSTILE, "completion": HOSTILE, "right": True}],
+    )  # fmt: skip
+    record.write(tmp_path / "results")
+    claims = yaml.safe_load((data_dir() / "claims.yaml").read_text())
+    claims[0] |= {"statement": HOSTILE, "source": HOSTILE}
+    (tmp_path / "claims.yaml").write_text(yaml.safe_dump(claims))
+    report = write_report(tmp_path / "report", tmp_path / "results", tmp_path / "claims.yaml")
+    rows = [{"step": i, "reward": 0.1, HOSTILE: 1.0} for i in range(30)]
+    turns = [[{HOSTILE: HOSTILE}], [{HOSTILE: HOSTILE}]]
+    return {
+        "group": group_html(HOSTILE, [[HOSTILE], ["b"]], [1.0, 0.0], [1.0, -1.0]),
+        "episodes": episodes_html(HOSTILE, turns, [HOSTILE] * 2, [1.0, 0.0], [1.0, -1.0]),
+        "report": report.read_text(),
+        "doctor": doctor.page(doctor.diagnose(rows), rows, HOSTILE),
+    }
+
+
+def test_a_hostile_text_stays_a_text_in_every_page(tmp_path):
+    for name, page in hostile_pages(tmp_path).items():
+        assert not {"\x1b", "\u202e"} & set(page), name
+        parser = HTMLParser()
+        parser.handle_starttag = lambda tag, attributes, name=name: (
+            pytest.fail(f"{name}: {tag} {attributes}")
+            if tag == "script" or any(k.startswith("on") or "192.0.2.1" in (v or "")
+                                      for k, v in attributes)
+            else None
+        )  # fmt: skip
+        parser.feed(page)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_no_page_runs_or_loads_what_a_stranger_wrote(tmp_path):
+    for name, page in hostile_pages(tmp_path).items():
+        (tmp_path / f"{name}.html").write_text(f"<title>as it was</title>{page}")
+        done = subprocess.run(
+            [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+             "--dump-dom", (tmp_path / f"{name}.html").as_uri()],
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert not [line for line in done.stderr.splitlines() if ":CONSOLE" in line], name
+        assert "acted" not in re.findall("<title>(.*?)</title>", done.stdout), name
+
+
+def test_a_sentence_on_the_terminal_carries_no_colour_or_title():
+    done = CliRunner().invoke(app, ["train", "--data", "\x1b]0;title\x07\x1b[31m"])
+    assert done.exit_code == 2 and "\\u001b]0;title\\u0007" in done.output
+    assert "\x1b" not in done.output

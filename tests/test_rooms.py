@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "grpo_kit"
 TOP_DOWN = (
     "cli, lab, course, profiles, trl_bridge trl_rollouts warm_up, tiny, "
     "self_verification sampling_ahead flow, training, runs, rewards, backends, generation, "
-    "decoder, tasks, models, smollm2 objective, config paths"
+    "decoder, tasks, models, smollm2 objective, config paths visible"
 )
 FLOORS = [rooms.split() for rooms in reversed(TOP_DOWN.split(", "))]
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}

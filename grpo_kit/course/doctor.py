@@ -20,6 +20,7 @@ from textwrap import fill, indent
 from matplotlib.figure import Figure
 
 from grpo_kit.runs import HISTORY, value_of
+from grpo_kit.visible import visible
 
 TRAINER_STATE = "trainer_state.json"
 ALIASES = {  # older names of TRL, and those of exports
@@ -446,8 +447,8 @@ def page(findings: Sequence[Finding], rows: Sequence[dict], name: str) -> str:
     buffer = io.BytesIO()
     curves(findings, rows).savefig(buffer, format="png", dpi=120)
     return PAGE.format(
-        title=html.escape(f"{name}: {verdict}"),
-        findings="\n".join(blocks) or "<p>Nothing to report.</p>",
+        title=html.escape(visible(f"{name}: {verdict}")),
+        findings=visible("\n".join(blocks), newline="\n") or "<p>Nothing to report.</p>",
         alt="The run's metrics by step; the steps of each finding are shaded.",
         png=base64.b64encode(buffer.getvalue()).decode(),
     )

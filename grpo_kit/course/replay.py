@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import re
-import unicodedata
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +36,7 @@ from grpo_kit.runs import REPLAY
 from grpo_kit.self_verification import ONE_UPDATE
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.training import PromptBatches, train
+from grpo_kit.visible import visible
 
 TEMPLATE = Path(__file__).parent / "templates" / "replay.html.j2"
 CURVES = {"reward": "reward", "held-out": "eval/pass@1", "entropy": "entropy"}  # name -> label
@@ -217,14 +217,6 @@ def _packed(value: Any, texts: dict[str, int]) -> Any:
     if isinstance(value, str):
         return texts.setdefault(visible(value), len(texts))
     return None if value != value else value  # NaN: not scored
-
-
-def visible(text: str) -> str:
-    """`text` with its control and format characters (bidi, ANSI, zero width) as escapes."""
-    return "".join(
-        "⏎\n" if c == "\n" else f"\\u{ord(c):04x}" if unicodedata.category(c)[0] == "C" else c
-        for c in re.sub("[\u2028\u2029]", "\n", text)
-    )
 
 
 # --- what the course ships ------------------------------------------------------------------------

@@ -7,13 +7,15 @@ file. Whatever a policy writes is escaped: it is text, never markup.
 import html
 from collections.abc import Iterable, Sequence
 
+from grpo_kit.visible import visible
+
 CELL = "padding:2px 8px;vertical-align:top;"
 
 
 def group_html(prompt: str, tokens: Sequence, rewards: Sequence, advantages: Sequence) -> str:
     """A prompt and its G completions (lists of decoded tokens), best first.
 
-    A reward of None was not scored. Green is an advantage above 0, red one below, deeper where
+    A reward of None was not scored. Blue is an advantage above 0, orange one below, deeper where
     larger. Raises ValueError if the lists do not have the same lengths.
     """
     group = zip(tokens, rewards, advantages, _colours(advantages), strict=True)
@@ -70,7 +72,7 @@ def _colours(advantages: Sequence) -> list[str]:
     """A colour for each of the advantages, readable on light and dark pages."""
     largest = max(map(abs, advantages), default=0.0) or 1.0
     return [
-        f"rgba({'46,160,67' if a > 0 else '218,54,51'},{abs(a) / largest * 0.6:.2f})"
+        f"rgba({'0,114,178' if a > 0 else '213,94,0'},{abs(a) / largest * 0.6:.2f})"
         for a in advantages
     ]
 
@@ -89,4 +91,4 @@ def _reward_text(reward: float | None) -> str:
 
 
 def _visible(text: str) -> str:
-    return html.escape(text).replace("\n", "⏎<br>")
+    return html.escape(visible(text)).replace("\n", "<br>")

@@ -29,6 +29,7 @@ from grpo_kit.lab.statistics import MIN_SEEDS, VERDICTS
 from grpo_kit.lab.summary import markdown_table, number, plain, summarise, summary_text
 from grpo_kit.paths import make_output_dir, results_dir, write_atomic
 from grpo_kit.runs import REPLAY
+from grpo_kit.visible import visible
 
 COUNTED = (*VERDICTS, "inconclusive", "not run here")
 HEADINGS = {
@@ -78,11 +79,11 @@ def write_report(
     figures = chain(*(panel["figures"] for panel in content["panels"]))
     for figure in filter(None, (content["forest"], *figures)):
         write_atomic(folder / figure["file"], figure["png"])
-    write_atomic(folder / "report.md", text.render(content))
+    write_atomic(folder / "report.md", visible(text.render(content), newline="\n"))
     if not page:
         return folder / "report.md"
     markdown = MarkdownIt("commonmark", {"html": True}).enable("table")
-    body = markdown.render(text.render(content, page=True))
+    body = markdown.render(visible(text.render(content, page=True), newline="\n"))
     for pattern, html in HTML.items():
         body = re.sub(pattern, html, body)
     write_atomic(folder / "report.html", shell.render(body=body))

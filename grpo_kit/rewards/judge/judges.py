@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from pydantic import AliasPath, BaseModel, Field, NonNegativeInt, ValidationError
 
 from grpo_kit.rewards.judge.texts import quality_prompt, tiny_prompt
+from grpo_kit.visible import visible
 
 if TYPE_CHECKING:
     from grpo_kit.models import Policy
@@ -79,7 +80,7 @@ class FailureWindow:
             kinds = Counter(failure.kind for failure in failures).most_common()
             counts = ", ".join(f"{count} {kind}" for kind, count in kinds)
             failed = f"{len(failures)} of {total} {self.what} failed ({counts})"
-            logger.warning("%s: %s", failed, commonest_reason(failures))
+            logger.warning("%s: %s", failed, visible(commonest_reason(failures), newline=" "))
             self.check(failures, total)
         self._batches.append((total, len(failures)))
 

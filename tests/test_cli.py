@@ -157,6 +157,12 @@ def test_verdicts_and_episodes_are_trained_by_either_engine(engine, variant, tmp
     assert rows[-1]["step"] == 2 and measured in rows[0] and measured in rows[-1]
 
 
+def test_the_module_is_the_command():
+    command = [sys.executable, "-m", "grpo_kit", "run", "sing"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 2 and "there is no experiment 'sing'" in done.stderr
+
+
 def test_debug_shows_the_traceback(tmp_path):
     (tmp_path / "a_file").touch()
     command = [sys.executable, "-m", "grpo_kit.cli", "run", "basic", "--output", "a_file"]

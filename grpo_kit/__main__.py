@@ -1,0 +1,5 @@
+"""`python -m grpo_kit` is `grpo-kit`, for machines without make and without scripts on their path."""
+
+from grpo_kit.cli import app
+
+app()

@@ -1,4 +1,4 @@
-"""`python -m grpo_kit` is `grpo-kit`, for machines without make and without scripts on their path."""
+"""`python -m grpo_kit` is `grpo-kit`, for machines without make or scripts on their path."""
 
 from grpo_kit.cli import app
 

@@ -32,7 +32,10 @@ os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 import torch
 from toy import weights_of, without_times
 
+from grpo_kit import trl_bridge
 from grpo_kit.flow import FlowGRPO
+from grpo_kit.lab.experiments import EXPERIMENTS
+from grpo_kit.lab.grid import run_grid
 from grpo_kit.paths import write_atomic
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward, format_reward
@@ -54,18 +57,33 @@ HUNG = "memory limit, and SIGKILL as it hung in `Thread.start`"
 ATTEMPTS = 12  # of a trial that something is done to; the next one is left alone
 
 
-def _plain(folder: Path, seed: int, resume: bool):
+def _plain(folder: Path, seed: int, resume: bool, train=train):
     policy = PROFILE.load_policy()
     rewards = [accuracy_reward, format_reward]
     options = {"output_dir": folder, "seed": seed, "resume": resume}
-    return policy, train(policy, PROFILE.load_task(), rewards, CONFIG, **options)
+    return end_of(policy, train(policy, PROFILE.load_task(), rewards, CONFIG, **options))
+
+
+def end_of(policy, run) -> list[str]:
+    digest = hashlib.sha256(weights_of(policy).numpy().tobytes()).hexdigest()
+    return [digest, json.dumps(without_times(run.history))]
+
+
+def _grid(folder: Path, seed: int, resume: bool):
+    """Two runs of an experiment; of a finished one its record is what counts."""
+    config = dataclasses.replace(CONFIG, max_steps=2)
+    profile, experiment = dataclasses.replace(PROFILE, config=config), EXPERIMENTS["basic"]
+    options = {"results": folder / "results", "work": folder / "work", "arms": ["plain"]}
+    records = run_grid("basic", experiment, profile, [seed, seed + 1], **options)
+    records = [dataclasses.replace(r, seconds=0, history=without_times(r.history)) for r in records]
+    return [json.dumps(dataclasses.asdict(record)) for record in records]
 
 
 def _verification(folder: Path, seed: int, resume: bool):
     policy, source = PROFILE.load_policy(), partial(SelfVerification, strategy="verify-alter")
     rewards = [accuracy_reward, format_reward]
     options = {"output_dir": folder, "seed": seed, "resume": resume, "batch_source": source}
-    return policy, train(policy, PROFILE.load_task(), rewards, CONFIG, **options)
+    return end_of(policy, train(policy, PROFILE.load_task(), rewards, CONFIG, **options))
 
 
 def _flow(folder: Path, seed: int, resume: bool):
@@ -73,10 +91,13 @@ def _flow(folder: Path, seed: int, resume: bool):
     source = partial(FlowGRPO, system=PROFILE.load_agents(policy, max_turns=3))
     config = dataclasses.replace(CONFIG, eval_prompts=0, max_completion_length=48)
     options = {"output_dir": folder, "seed": seed, "resume": resume, "batch_source": source}
-    return policy, train(policy, tool_questions(), [accuracy_reward], config, **options)
+    return end_of(policy, train(policy, tool_questions(), [accuracy_reward], config, **options))
 
 
-KINDS: dict[str, Callable] = {"plain": _plain, "verification": _verification, "flow": _flow}
+KINDS: dict[str, Callable] = {
+    "plain": _plain, "verification": _verification, "flow": _flow,
+    "TRL": partial(_plain, train=trl_bridge.train), "grid": _grid,
+}  # fmt: skip
 
 
 def child(kind: str, folder: Path, seed: int, resume: bool) -> int:
@@ -88,10 +109,7 @@ def child(kind: str, folder: Path, seed: int, resume: bool) -> int:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
-        policy, run = KINDS[kind](folder, seed, resume)
-        digest = hashlib.sha256(weights_of(policy).numpy().tobytes()).hexdigest()
-        history = json.dumps(without_times(run.history))
-        (folder.parent / END).write_text(json.dumps([digest, history]))
+        (folder.parent / END).write_text(json.dumps(KINDS[kind](folder, seed, resume)))
         code = 0
     except (ValueError, RuntimeError, OSError, MemoryError) as error:
         (folder.parent / SAID).write_text(f"{type(error).__name__}: {error}")

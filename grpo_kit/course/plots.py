@@ -261,7 +261,8 @@ def forest(rows: Sequence[tuple[str, str, str, Mapping[str, float], float]]) -> 
     `rows`: label, direction, verdict, the judgement's `mean`, `low` and `high`, and that unit.
     Within the grey band, from -1 to 1, nothing matters; the axis is logarithmic outside of it.
     """
-    figure = Figure(figsize=(9, 0.3 * len(rows) + 1.4), layout="constrained")
+    height = sum(0.12 + 0.18 * (1 + label.count("\n")) for label, *_ in rows)
+    figure = Figure(figsize=(9, height + 1.4), layout="constrained")
     axes = figure.subplots()
     axes.axvspan(-1, 1, color="#888888", alpha=0.18, linewidth=0)
     axes.axvline(0, color="black", linewidth=0.8)

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from textwrap import fill
 from typing import Literal
 
 import yaml
@@ -256,10 +257,13 @@ def reported_claims(results: str | Path | None = None) -> tuple[list[Judged], li
     return judged, wrong + broken + unjudged
 
 
-def forest_rows(judged: Iterable[Judged]) -> list[tuple]:
-    """What `plots.forest` draws: the claims whose interval is known, as differences from 0."""
-    rows = []
-    for one in judged:
+def forest_rows(judged: Iterable[Judged], *only: str) -> list[tuple]:
+    """What `plots.forest` draws: the claims whose interval is known, as differences from 0.
+
+    All by their ids, or those of the ids `only` by their statements.
+    """
+    rows, by_id = [], {one.claim.id: one for one in judged}
+    for one in (by_id[name] for name in only or by_id):
         found, expects = one.judgement, one.claim.expects
         if found is None or not math.isfinite(found.low):
             continue
@@ -267,7 +271,8 @@ def forest_rows(judged: Iterable[Judged]) -> list[tuple]:
         if not isinstance(expects, str):
             value, unit = expects["value"], expects["within"]
         bounds = {name: getattr(found, name) - value for name in ("mean", "low", "high")}
-        rows.append((one.claim.id, one.claim.direction, one.verdict, bounds, unit))
+        label = fill(one.claim.statement, 46) if only else one.claim.id
+        rows.append((label, one.claim.direction, one.verdict, bounds, unit))
     return rows
 
 

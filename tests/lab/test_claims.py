@@ -230,6 +230,8 @@ def test_a_claim_is_drawn_around_what_it_claims_in_units_of_what_matters(up):
     assert second[1] == "0.2 ± 0.05" and second[4] == 0.05
     assert second[3]["mean"] == pytest.approx(0.004)
     assert forest(forest_rows(judged)).axes[0].get_yticklabels()[0].get_text() == "there"
+    ((told, *same),) = forest_rows(judged, "there")
+    assert same == list(second[1:]) and told == judged[1].claim.statement
     assert len(claims_text(judged, "real").splitlines()) == 3
 
 

@@ -333,9 +333,9 @@ def kl_explosion(log: Log) -> Finding | None:
     where, often = log.where("kl", lambda value: value > max(1.0, 10 * usual))
     if not where:
         return None
-    evidence = f"kl reaches {largest:.3g} and is {usual:.2g} in the median of the first half, "
+    evidence = f"kl reaches {largest:.3g}; its median over the first half is {usual:.2g}, "
     severity = "sick" if largest > 10 or log.ends("kl")[1] > 1 else "warning"
-    return _finding("kl-explosion", severity, where, evidence + f"above ten times that {often}")
+    return _finding("kl-explosion", severity, where, evidence + f"and ten times that is passed {often}")
 
 
 def _entropy(log: Log, name: str, sick: bool, warns: bool) -> Finding | None:
@@ -406,7 +406,10 @@ def as_json(findings: Sequence[Finding]) -> dict:
 def in_words(findings: Sequence[Finding], rows: Sequence[dict]) -> str:
     """The diagnosis as plain text."""
     steps = Log(rows).series("reward")[0] or Log(rows).series("loss")[0]
-    lines = [f"{'healthy' if is_healthy(findings) else 'sick'}, by {len(steps)} logged steps"]
+    verdict = "healthy" if is_healthy(findings) else "sick"
+    if (warnings := len(findings)) and verdict == "healthy":
+        verdict += f", with {warnings} thing{'s' * (warnings > 1)} to look at"
+    lines = [f"{verdict}, by {len(steps)} logged steps"]
     if len(steps) < FEWEST:
         lines.append(f"too few to say much: at least {FEWEST} are needed")
     for one in findings:

@@ -97,8 +97,8 @@ def _curve(records: Iterable[Record], metric: str, x: str) -> dict:
 def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
     """Markdown: each arm's mean and interval, then the paired differences from the first arm.
 
-    `metrics`: those shown, by default all of the first arm. A difference is marked *inconclusive*
-    if it may be chance. Each interval stands alone; `claims` judges many together.
+    `metrics`: those shown, by default all of the first arm. A difference is marked *may be 0*
+    if its interval holds 0, and *few seeds* below five. Each interval stands alone; `claims` judges many together.
     """
     config, counts = summary["config"], {arm: len(of) for arm, of in summary["seeds"].items()}
     first, least, most = next(iter(counts)), min(counts.values()), max(counts.values())
@@ -147,10 +147,11 @@ def cell(values: Mapping | None, sign: str = "") -> str:
 
 
 def difference_cell(values: Mapping | None) -> str:
-    """`cell` with signs; *inconclusive* for few seeds, or an interval that holds 0."""
-    if values is None or (values["n"] >= MIN_SEEDS and not values["low"] <= 0 <= values["high"]):
-        return cell(values, "+")
-    return f"{cell(values, '+')} *inconclusive*"
+    """`cell` with signs; *few seeds*, or *may be 0* of an interval that holds it."""
+    shown = cell(values, "+")
+    if values is None or values["n"] < MIN_SEEDS:
+        return f"{shown} *few seeds*" if values else shown
+    return f"{shown} *may be 0*" if values["low"] <= 0 <= values["high"] else shown
 
 
 def number(value: float | None, sign: str = "") -> str:

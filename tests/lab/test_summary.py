@@ -58,11 +58,11 @@ def test_arms_with_more_seeds_than_others_say_so(five):
         (
             [0.1, 0.2, 0.3, 0.4, 0.5],
             [0.2, 0.3, 0.4, 0.5, 0.2],
-            "+0.02 [-0.202, +0.242] *inconclusive*",
+            "+0.02 [-0.202, +0.242] *may be 0*",
         ),
         ([0.1] * 5, [0.2] * 5, "+0.1 [+0.1, +0.1]"),
-        ([0.1, 0.2], [0.3, 0.4], "+0.2 [+0.2, +0.2] *inconclusive*"),
-        ([0.1], [0.3], "+0.2 *inconclusive*"),
+        ([0.1, 0.2], [0.3, 0.4], "+0.2 [+0.2, +0.2] *few seeds*"),
+        ([0.1], [0.3], "+0.2 *few seeds*"),
     ],
 )
 def test_an_interval_that_holds_0_and_few_seeds_may_be_chance(plain, other, text, five):

@@ -307,6 +307,7 @@ def plan_run(
     profile: ProfileName = "paper",
     gpus: Annotated[int, Option(min=1, help="How many.")] = 1,
     gpu: Annotated[Gpu, Option(help="Of which kind.")] = "H100",
+    here: Annotated[bool, Option("--here", help="On this machine, by two steps made now.")] = False,
     engine: Annotated[Engine | None, Option(help="Who samples and trains.")] = None,
     policy: PolicyName = None,
     sharded: Annotated[bool, Option("--sharded", help="Weights over GPUs (ZeRO-3).")] = False,
@@ -322,10 +323,12 @@ def plan_run(
     """
     from rich.console import Console
 
-    from grpo_kit.lab.planner import advice, plan, table
+    from grpo_kit.lab.planner import advice, plan, plan_here, table
 
     chosen = _chosen(profile, policy)
-    needed = plan(
+    if here:
+        _use_threads(chosen)
+    needed = plan_here(chosen) if here else plan(
         chosen, gpus=gpus, gpu=gpu, engine=engine or ("kit" if gpus == 1 else "trl"),
         sharded=sharded, vllm_share=vllm_share, prompt_length=prompt_length,
         mean_share=mean_share, reached=reached,

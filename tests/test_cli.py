@@ -260,5 +260,7 @@ def test_claims_chooses_the_arms_that_test_some(tmp_path, monkeypatch):
 def test_plan_says_whether_a_run_fits():
     fits = invoke("plan", "--profile", "colab", "--gpu", "T4", "--price", 0.5)
     assert fits.exit_code == 0 and "It fits" in fits.output and "cost" in fits.output
+    here = invoke("plan", "--profile", "smoke", "--here")
+    assert here.exit_code == 0 and "generation and update, a step" in here.output
     small = invoke("plan", "--profile", "paper", "--gpu", "T4")
     assert small.exit_code == 1 and "It does not fit" in small.output

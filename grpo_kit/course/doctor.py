@@ -335,7 +335,9 @@ def kl_explosion(log: Log) -> Finding | None:
         return None
     evidence = f"kl reaches {largest:.3g}; its median over the first half is {usual:.2g}, "
     severity = "sick" if largest > 10 or log.ends("kl")[1] > 1 else "warning"
-    return _finding("kl-explosion", severity, where, evidence + f"and ten times that is passed {often}")
+    return _finding(
+        "kl-explosion", severity, where, evidence + f"and ten times that is passed {often}"
+    )
 
 
 def _entropy(log: Log, name: str, sick: bool, warns: bool) -> Finding | None:

@@ -8,7 +8,9 @@ without gradient 2 N.
 
 import math
 import os
-from dataclasses import dataclass
+import tempfile
+import time
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -21,7 +23,8 @@ from grpo_kit import smollm2
 from grpo_kit.generation import LOGITS_BUDGET
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import Profile
-from grpo_kit.training import PASS_TOKENS
+from grpo_kit.rewards.rules import accuracy_reward, format_reward
+from grpo_kit.training import PASS_TOKENS, evaluate, train
 
 GIB = 2**30
 FIELDS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -37,6 +40,7 @@ Engine = Literal["kit", "trl", "trl+vllm", "trl+vllm-server"]
 SAMPLING = ("cache of sampling", "weights gathered to sample")  # memory in turn with UPDATING's
 UPDATING = ("gradients", "16-bit weights", "activations", "logits")
 RESERVE = 1.5  # GiB of context, kernels and what the allocator cannot hand out again
+PROCESS = 0.55  # GiB, on a CPU, of Python with torch and transformers
 REACHED = 0.3  # share of the hardware's limits; a guess for a machine without a benchmark
 
 
@@ -180,6 +184,35 @@ def plan(
     return Plan(memory, seconds, per_second, hours, gpus, machine)
 
 
+def plan_here(profile: Profile) -> Plan:
+    """The plan of a run on this machine: two steps and a small evaluation are made and timed.
+
+    Memory is counted as in `plan`. Other processes that share the machine make it slower.
+    """
+    policy, task, config = profile.load_policy(), profile.load_task(), profile.config
+    short = replace(config, max_steps=2, eval_prompts=0, max_generated_tokens=None)
+    few = replace(config, eval_prompts=min(16, config.eval_prompts), eval_prompts_between=None)
+    rewards = [accuracy_reward, format_reward]
+    with tempfile.TemporaryDirectory() as folder:
+        last = train(policy, task, rewards, short, output_dir=folder, seed=0).history[-1]
+    started = time.perf_counter()
+    evaluate(policy, task.test, few)
+    each = (time.perf_counter() - started) / max(few.eval_prompts, 1)
+    ends = config.eval_on_start + 1
+    between = (config.max_steps - 1) // (config.eval_steps or config.max_steps)
+    prompts = ends * config.eval_prompts
+    prompts += between * min(config.eval_prompts_between or config.eval_prompts, len(task.test))
+    seconds, mean = last["step_time"], last["completions/mean_length"]
+    free = psutil.virtual_memory().available / GIB
+    lengths = map(len, policy.encode(task.train["prompt"][:256]))
+    counted = plan(profile, gpu=GPU("this machine", free, 1.0, 1.0), prompt_length=max(lengths))
+    return replace(
+        counted, seconds={"generation and update": seconds},
+        tokens_per_second=config.generation_batch_size * mean / seconds,
+        hours=(config.max_steps * seconds + prompts * each) / 3600,
+    )  # fmt: skip
+
+
 def _widths(profile: Profile) -> tuple[int, int]:
     """Bytes of a weight (and of a number in the cache), and of a number that is computed with."""
     return 4 if profile.dtype == "float32" else 2, 4 if profile.device == "cpu" else 2
@@ -216,7 +249,7 @@ def _memory(profile: Profile, gpus: int, engine: str, sharded: bool, prompt: int
         "logits": (2 * LOGITS_BUDGET[profile.device != "cpu"] + head) * 4,
         "cache of sampling": sampled * longest * shape.cache_bytes(width),
         "weights gathered to sample": weights * gpus if sharded and engine == "trl" else 0,
-        "reserve": RESERVE * GIB,
+        "reserve": (PROCESS if profile.device == "cpu" else RESERVE) * GIB,
     }
     return {part: size / GIB for part, size in parts.items() if size}
 

@@ -58,21 +58,33 @@ def points() -> list[tuple[str, str, GRPOConfig]]:
 
 def make_model(folder: Path, size: str) -> Path:
     """A model of that size with random weights and the tiny base's tokenizer, saved."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(shape(size)).save_pretrained(folder)
+    _tokenizer().save_pretrained(folder)
+    return folder
+
+
+def shape(size: str):
+    """The config of a model of that size, with the tiny base's vocabulary."""
+    from transformers import AutoConfig
 
     from grpo_kit.lab.planner import FIELDS
 
-    tokenizer = AutoTokenizer.from_pretrained(data_dir() / "tiny-base")
-    shape = {"vocab_size": len(tokenizer)} | dict(zip(FIELDS, SIZES[size], strict=False))
-    config = AutoConfig.for_model(
+    tokenizer = _tokenizer()
+    sizes = {"vocab_size": len(tokenizer)} | dict(zip(FIELDS, SIZES[size], strict=False))
+    return AutoConfig.for_model(
         "llama" if size == SMOL else "qwen2", tie_word_embeddings=True, bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-        max_position_embeddings=2048, **shape,
+        max_position_embeddings=2048, **sizes,
     )  # fmt: skip
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+
+
+def _tokenizer():
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(data_dir() / "tiny-base")
 
 
 def measure_limits() -> dict[str, float]:

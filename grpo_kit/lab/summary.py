@@ -97,8 +97,9 @@ def _curve(records: Iterable[Record], metric: str, x: str) -> dict:
 def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
     """Markdown: each arm's mean and interval, then the paired differences from the first arm.
 
-    `metrics`: those shown, by default all of the first arm. A difference is marked *may be 0*
-    if its interval holds 0, and *few seeds* below five. Each interval stands alone; `claims` judges many together.
+    `metrics`: those shown, by default all of the first arm. A difference is marked *may be 0* if
+    its interval holds 0, and *few seeds* below five. Each interval stands alone; `claims` judges
+    many together.
     """
     config, counts = summary["config"], {arm: len(of) for arm, of in summary["seeds"].items()}
     first, least, most = next(iter(counts)), min(counts.values()), max(counts.values())

@@ -1,7 +1,9 @@
 """The planner: counted sizes are those of real models, and what it says helps does help."""
 
 import dataclasses
+import json
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -10,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 
-from grpo_kit.lab import planner
+from grpo_kit.lab import planner, scaling
 from grpo_kit.lab.planner import GIB, GPU, GPUS, Shape, advice, check_room, plan, shape_of
-from grpo_kit.profiles import PROFILES
+from grpo_kit.paths import results_dir
+from grpo_kit.profiles import PROFILES, Profile
 
 PAPER = PROFILES["paper"]
 SMALL = {
@@ -104,6 +107,22 @@ def test_parts_add_up_by_hand():
     rest = {"weights", "optimiser", "reserve"}
     assert set(memory) == rest | {*planner.SAMPLING[:1], *planner.UPDATING}
     assert needed.total == pytest.approx(sum(memory[part] for part in rest) + max(turns))
+
+
+MEASURED = json.loads((results_dir() / "bench" / "scaling.json").read_text())["rows"]
+
+
+@pytest.mark.parametrize(("row", "point"), [*zip(MEASURED, scaling.points(), strict=True)])
+def test_memory_is_what_was_measured_on_a_cpu(row, point, tmp_path):
+    """Peaks of whole processes, 0.3 to 135 million parameters, as `bench --scaling` stored them."""
+    axis, size, config = point
+    assert (axis, size) == (row["axis"], row["size"])
+    profile = Profile("bench", "a CPU", config, policy=size)
+    with mock.patch.object(planner, "shape_of", lambda *_: Shape(scaling.shape(size))):
+        needed = plan(
+            profile, gpu=GPU("a CPU", 16, 1, 1), prompt_length=round(row["prompt_length"])
+        )
+    assert needed.total * 1024 == pytest.approx(row["peak_mib"]["kit"], rel=0.12)
 
 
 @settings(max_examples=40)

@@ -349,10 +349,14 @@ def three_in_ten(n, body):
     """Of any ten requests three fail, by every fault in turn."""
     tens, place = divmod(n, 10)
     bad = (1, 4, 8)
-    return FAULTS[(3 * tens + bad.index(place)) % len(FAULTS)] if place in bad else None
+    # of the good ones each second repeats the key
+    fine = [None, "key in reply"][n % 2]
+    return FAULTS[(3 * tens + bad.index(place)) % len(FAULTS)] if place in bad else fine
 
 
-def test_a_run_with_three_faults_in_ten_scores_none_of_them(policy, tmp_path, monkeypatch, server):
+def test_a_run_with_three_faults_in_ten_scores_none_of_them(
+    policy, tmp_path, monkeypatch, server, caplog, capsys
+):
     update = training.Learner.update
     spy = create_autospec(update, side_effect=update)
     monkeypatch.setattr(training.Learner, "update", spy)
@@ -386,6 +390,13 @@ def test_a_run_with_three_faults_in_ten_scores_none_of_them(policy, tmp_path, mo
     assert mixed_groups > 0, "some groups lost some of their completions"
     assert 0 < reward.totals["failed"] <= unscored < 16
     assert len([name for name in reward.totals if name.startswith("failed/")]) >= 2
+
+    left = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {path.parent.name for path in left} >= {"cache", "r"}
+    assert any(b"[key]" in content for content in left.values())
+    assert not [path for path, content in left.items() if KEY.encode() in content]
+    seen = capsys.readouterr()
+    assert KEY not in caplog.text + seen.out + seen.err + json.dumps(run.history)
 
 
 RESPONSES = [

@@ -307,7 +307,9 @@ def plan_run(
     profile: ProfileName = "paper",
     gpus: Annotated[int, Option(min=1, help="How many.")] = 1,
     gpu: Annotated[Gpu, Option(help="Of which kind.")] = "H100",
-    here: Annotated[bool, Option("--here", help="On this machine, by two steps made now.")] = False,
+    here: Annotated[
+        bool, Option("--here", help="On this machine, by a few steps made now.")
+    ] = False,
     engine: Annotated[Engine | None, Option(help="Who samples and trains.")] = None,
     policy: PolicyName = None,
     sharded: Annotated[bool, Option("--sharded", help="Weights over GPUs (ZeRO-3).")] = False,

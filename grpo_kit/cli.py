@@ -329,6 +329,10 @@ def plan_run(
 
     chosen = _chosen(profile, policy)
     if here:
+        if gpus > 1 or engine or sharded:
+            raise ValueError(
+                "--here times the kit's trainer: leave out --gpus, --engine, --sharded."
+            )
         _use_threads(chosen)
     needed = plan_here(chosen) if here else plan(
         chosen, gpus=gpus, gpu=gpu, engine=engine or ("kit" if gpus == 1 else "trl"),

@@ -307,7 +307,9 @@ def plan_run(
     profile: ProfileName = "paper",
     gpus: Annotated[int, Option(min=1, help="How many.")] = 1,
     gpu: Annotated[Gpu, Option(help="Of which kind.")] = "H100",
-    here: Annotated[bool, Option("--here", help="On this machine, by two steps made now.")] = False,
+    here: Annotated[
+        bool, Option("--here", help="On this machine, by a few steps made now.")
+    ] = False,
     engine: Annotated[Engine | None, Option(help="Who samples and trains.")] = None,
     policy: PolicyName = None,
     sharded: Annotated[bool, Option("--sharded", help="Weights over GPUs (ZeRO-3).")] = False,
@@ -327,6 +329,10 @@ def plan_run(
 
     chosen = _chosen(profile, policy)
     if here:
+        if gpus > 1 or engine or sharded:
+            raise ValueError(
+                "--here times the kit's trainer: leave out --gpus, --engine, --sharded."
+            )
         _use_threads(chosen)
     needed = plan_here(chosen) if here else plan(
         chosen, gpus=gpus, gpu=gpu, engine=engine or ("kit" if gpus == 1 else "trl"),

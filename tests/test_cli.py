@@ -71,6 +71,7 @@ def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
         ("speedrun --entry bike", "there is no entry 'bike': choose among kit"),
         ("plan --gpu Z80", "'Z80' is not one of 'T4', 'L4'"),
         ("plan --mean-share 0", "--mean-share"),
+        ("plan --here --gpus 8", "--here times the kit's trainer: leave out --gpus"),
     ],
 )
 def test_a_mistake_ends_in_one_sentence_and_exit_code_2(command, sentence, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from functools import cache
+from statistics import median
 from typing import Any, Literal, NamedTuple, get_args
 
 import psutil
@@ -185,16 +186,17 @@ def plan(
 
 
 def plan_here(profile: Profile) -> Plan:
-    """The plan of a run on this machine: two steps and a small evaluation are made and timed.
+    """The plan of a run on this machine: a few steps and a small evaluation are made and timed.
 
-    Memory is counted as in `plan`. Other processes that share the machine make it slower.
+    Memory is counted as in `plan`. It is rather too long: a step gets cheaper as groups lose their
+    spread, since nothing is learnt from them.
     """
     policy, task, config = profile.load_policy(), profile.load_task(), profile.config
-    short = replace(config, max_steps=2, eval_prompts=0, max_generated_tokens=None)
+    short = replace(config, max_steps=5, eval_prompts=0, max_generated_tokens=None)
     few = replace(config, eval_prompts=min(16, config.eval_prompts), eval_prompts_between=None)
     rewards = [accuracy_reward, format_reward]
     with tempfile.TemporaryDirectory() as folder:
-        last = train(policy, task, rewards, short, output_dir=folder, seed=0).history[-1]
+        rows = train(policy, task, rewards, short, output_dir=folder, seed=0).history[-3:]
     started = time.perf_counter()
     evaluate(policy, task.test, few)
     each = (time.perf_counter() - started) / max(few.eval_prompts, 1)
@@ -202,7 +204,8 @@ def plan_here(profile: Profile) -> Plan:
     between = (config.max_steps - 1) // (config.eval_steps or config.max_steps)
     prompts = ends * config.eval_prompts
     prompts += between * min(config.eval_prompts_between or config.eval_prompts, len(task.test))
-    seconds, mean = last["step_time"], last["completions/mean_length"]
+    seconds = median(row["step_time"] for row in rows)
+    mean = median(row["completions/mean_length"] for row in rows)
     free = psutil.virtual_memory().available / GIB
     lengths = map(len, policy.encode(task.train["prompt"][:256]))
     counted = plan(profile, gpu=GPU("this machine", free, 1.0, 1.0), prompt_length=max(lengths))
@@ -297,13 +300,14 @@ def advice(profile: Profile, needed: Plan) -> str:
 def table(needed: Plan, price: float | None = None) -> Table:
     """The plan as a table for a terminal; `price` of an hour of one GPU."""
     lines = {part: f"{gib:.2f} GiB" for part, gib in needed.memory.items()}
-    lines["a GPU in all"] = f"{needed.total:.1f} of {needed.gpu.memory:.0f} GiB"
-    lines |= {f"{part}, a step": f"{seconds:.1f} s" for part, seconds in needed.seconds.items()}
+    lines["in all, of one"] = f"{needed.total:.1f} of {needed.gpu.memory:.0f} GiB"
+    lines |= {f"{part}, a step": f"{seconds:.2f} s" for part, seconds in needed.seconds.items()}
     lines["tokens a second, sampling"] = f"{needed.tokens_per_second:,.0f}"
-    lines["the run, evaluations too"] = f"{needed.hours:.2f} h"
+    took = f"{needed.hours:.2f} h" if needed.hours >= 1 else f"{60 * needed.hours:.1f} min"
+    lines["the run, evaluations too"] = took
     if price is not None:
         lines["cost"] = f"{needed.hours * needed.gpus * price:,.2f}"
     rows = Table("", Column(justify="right"), title=f"{needed.gpus} x {needed.gpu.name}")
     for name, amount in lines.items():
-        rows.add_row(name, amount, end_section=name == "a GPU in all")
+        rows.add_row(name, amount, end_section=name == "in all, of one")
     return rows

@@ -100,8 +100,9 @@ def on_ray(name: str, jobs: Sequence) -> list[str]:
         job.run()
         return job.path.read_text()
 
-    ray.init(ignore_reinit_error=True, log_to_driver=False)
-    tasks, failed = {}, []
+    started, tasks, failed = not ray.is_initialized(), {}, []
+    if started:
+        ray.init(log_to_driver=False)
     try:
         for job in jobs:
             threads, gpus = job.profile.threads or 1, int(job.profile.device != "cpu")
@@ -121,7 +122,8 @@ def on_ray(name: str, jobs: Sequence) -> list[str]:
                     failed.append(f"{job}: {str(why).strip().splitlines()[0]}")
                 bar.update()
     finally:
-        ray.shutdown()
+        if started:
+            ray.shutdown()
     return failed
 
 

@@ -341,7 +341,8 @@ EXPERIMENTS = {
          "self-certainty": _arm("plain and certainty", ALONE, measure="self-certainty"),
          "likelihood": _arm("plain and certainty", ALONE, measure="likelihood"),
          "P(Yes)": _asked(changes=ALONE)},
-        sizes=_small({"eval_steps": 4}, max_steps=120), evaluations=10, skills=True,
+        lambda t: measures.without_labels(t.run), watch=measures.few_labels, skills=True,
+        sizes=_small({"eval_steps": 4}, max_steps=120), evaluations=10, evaluator=2,
         curves=("eval/pass@1", "entropy", "eval/mean_length"),
     ),
     "corrections": _experiment(

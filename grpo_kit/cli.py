@@ -307,6 +307,7 @@ def plan_run(
     profile: ProfileName = "paper",
     gpus: Annotated[int, Option(min=1, help="How many.")] = 1,
     gpu: Annotated[Gpu, Option(help="Of which kind.")] = "H100",
+    up_to: Annotated[int | None, Option(min=2, help="A row each for 1, 2, 4 … GPUs.")] = None,
     here: Annotated[
         bool, Option("--here", help="On this machine, by a few steps made now.")
     ] = False,
@@ -322,23 +323,29 @@ def plan_run(
     """Count the memory, time and cost of a profile's run, before it is started.
 
     By default the kit's trainer runs on one GPU, TRL's on more. Exit code 1 where it does not fit.
+    `--up-to 64` says what more GPUs bring, and what sets the limit.
     """
     from rich.console import Console
 
-    from grpo_kit.lab.planner import advice, plan, plan_here, table
+    from grpo_kit.lab.planner import advice, growth, plan, plan_here, table
 
     chosen = _chosen(profile, policy)
     if here:
-        if gpus > 1 or engine or sharded:
+        if gpus > 1 or up_to or engine or sharded:
             raise ValueError(
-                "--here times the kit's trainer: leave out --gpus, --engine, --sharded."
+                "--here times the kit's trainer: leave out --gpus, --up-to, --engine, --sharded."
             )
         _use_threads(chosen)
-    needed = plan_here(chosen) if here else plan(
-        chosen, gpus=gpus, gpu=gpu, engine=engine or ("kit" if gpus == 1 else "trl"),
-        sharded=sharded, vllm_share=vllm_share, prompt_length=prompt_length,
-        mean_share=mean_share, reached=reached,
-    )  # fmt: skip
+    options = {
+        "gpu": gpu, "sharded": sharded, "vllm_share": vllm_share, "prompt_length": prompt_length,
+        "mean_share": mean_share, "reached": reached,
+    }  # fmt: skip
+    if up_to:
+        if gpus > 1 or engine == "kit":
+            raise ValueError("--up-to counts the GPUs itself, for TRL: leave out --gpus, kit.")
+        return Console().print(growth(chosen, up_to, price, engine=engine or "trl", **options))
+    engine = engine or ("kit" if gpus == 1 else "trl")
+    needed = plan_here(chosen) if here else plan(chosen, gpus=gpus, engine=engine, **options)
     Console().print(table(needed, price))
     typer.echo(advice(chosen, needed))
     raise typer.Exit(int(needed.room < 0))

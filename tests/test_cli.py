@@ -261,6 +261,10 @@ def test_claims_chooses_the_arms_that_test_some(tmp_path, monkeypatch):
 def test_plan_says_whether_a_run_fits():
     fits = invoke("plan", "--profile", "colab", "--gpu", "T4", "--price", 0.5)
     assert fits.exit_code == 0 and "It fits" in fits.output and "cost" in fits.output
+    grown = invoke("plan", "--profile", "paper", "--up-to", "64")
+    assert grown.exit_code == 0 and " 64 " in grown.stdout and "reading the" in grown.stdout
+    refused = invoke("plan", "--up-to", "8", "--gpus", "2")
+    assert refused.exit_code and "leave out --gpus" in refused.output
     here = invoke("plan", "--profile", "smoke", "--here")
     assert here.exit_code == 0 and "generation and update, a step" in here.output
     small = invoke("plan", "--profile", "paper", "--gpu", "T4")

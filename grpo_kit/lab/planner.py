@@ -3,7 +3,8 @@
 Tests compare the sizes with real models. Time is the least that the hardware allows, divided by
 the share of it that is reached (see `bench --scaling`): a decode step reads all N weights and the
 cache of all rows, or computes 2 N a row; an update computes 6 N a token (4 N with LoRA), each pass
-without gradient 2 N.
+without gradient 2 N. Several GPUs exchange the gradients by a ring once an update, or, sharded, the
+weights twice and the gradients once a pass (ZeRO, arXiv 1910.02054, section 7).
 """
 
 import math
@@ -42,22 +43,26 @@ SAMPLING = ("cache of sampling", "weights gathered to sample")  # memory in turn
 UPDATING = ("gradients", "16-bit weights", "activations", "logits")
 RESERVE = 1.5  # GiB of context, kernels and what the allocator cannot hand out again
 PROCESS = 0.55  # GiB, on a CPU, of Python with torch and transformers
+ARITHMETIC = "arithmetic"
 REACHED = 0.3  # share of the hardware's limits; a guess for a machine without a benchmark
 
 
 class GPU(NamedTuple):
-    """By its data sheet: GiB, GB/s, and TFLOP/s of dense 16-bit arithmetic."""
+    """By its data sheet: GiB, GB/s, dense 16-bit TFLOP/s, and GB/s to the GPUs of its node."""
 
     name: str
     memory: float
     bandwidth: float
     tflops: float
+    link: float = 16.0  # one way; PCIe where there is no NVLink
 
 
 GPUS = {sheet[0]: GPU(*sheet) for sheet in (
-    ("T4", 15, 320, 65), ("L4", 22, 300, 121), ("A100-40", 40, 1555, 312),
-    ("A100-80", 80, 2039, 312), ("H100", 80, 3350, 989), ("H200", 139, 4800, 989),
+    ("T4", 15, 320, 65), ("L4", 22, 300, 121, 32), ("A100-40", 40, 1555, 312, 300),
+    ("A100-80", 80, 2039, 312, 300), ("H100", 80, 3350, 989, 450), ("H200", 139, 4800, 989, 450),
 )}  # fmt: skip
+NODE = 8  # GPUs of a node
+NETWORK = 50.0  # GB/s of a GPU to other nodes: 400 Gbit/s each
 
 
 class Shape:
@@ -110,6 +115,7 @@ class Plan:
 
     memory: dict[str, float]
     seconds: dict[str, float]
+    limits: dict[str, str]  # part of `seconds` -> what sets it
     tokens_per_second: float  # generated, all GPUs together, while generating
     hours: float
     gpus: int
@@ -120,6 +126,11 @@ class Plan:
         """GiB at the fuller of the two moments: sampling, updating."""
         turns = [sum(self.memory.get(part, 0) for part in parts) for parts in (SAMPLING, UPDATING)]
         return sum(self.memory.values()) - min(turns)
+
+    @property
+    def limit(self) -> str:
+        """What sets most of a step's time."""
+        return self.limits.get(max(self.seconds, key=self.seconds.get), "")
 
     @property
     def room(self) -> float:
@@ -156,14 +167,15 @@ def plan(
     width, arithmetic = _widths(profile)
     cached = width if engine in ("kit", "trl") else arithmetic
 
-    def sampling(rows: float, batches: int) -> float:
-        """Seconds for `batches` of `rows` completions, one batch after the other."""
-        read = config.max_completion_length * shape.parameters * arithmetic
-        read += rows * mean * (prompt_length + mean / 2) * shape.cache_bytes(cached)
+    def sampling(rows: float, batches: int) -> tuple[float, str]:
+        """Seconds for `batches` of `rows` completions, one after the other, and what sets them."""
+        weights = config.max_completion_length * shape.parameters * arithmetic
+        cache = rows * mean * (prompt_length + mean / 2) * shape.cache_bytes(cached)
         tokens = rows * mean + rows / config.num_generations * prompt_length
-        computed = 2 * shape.parameters * tokens
-        least = max(read / machine.bandwidth / 1e9, computed / machine.tflops / 1e12)
-        return batches * least / reached
+        read = (weights + cache) / machine.bandwidth / 1e9
+        computed = 2 * shape.parameters * tokens / machine.tflops / 1e12
+        reads = "reading the weights, once a token" if weights > cache else "reading the cache"
+        return batches * max(read, computed) / reached, ARITHMETIC if computed > read else reads
 
     rows, kit = config.generation_batch_size / gpus, engine == "kit"
     chunks, prompts = (config.rollout_chunks, rows / config.num_generations) if kit else (1, rows)
@@ -171,18 +183,29 @@ def plan(
     per_token = (4 if profile.lora_rank else 6) * config.num_iterations
     per_token += 2 * ((config.updates_per_step > 1) + bool(config.beta) + scored)
     update = shape.parameters * (rows * mean + prompts * prompt_length) * per_token
-    seconds = {
-        "generation": sampling(rows / chunks, chunks),
-        "update": update / machine.tflops / 1e12 / reached,
-    }
+    generating, why = sampling(rows / chunks, chunks)
+    seconds = {"generation": generating, "update": update / machine.tflops / 1e12 / reached}
+    limits = {"generation": why, "update": ARITHMETIC}
+    if gpus > 1:
+        _, passes = config.shared_by(gpus)
+        lora = shape.lora_parameters_per_rank * profile.lora_rank * 4
+        sent = 2 * (lora or shape.parameters * width)
+        if sharded:
+            sent = passes * (2 * shape.parameters * arithmetic + sent / 2)
+        sent *= config.updates_per_step * (gpus - 1) / gpus
+        speed, limits["exchange"] = (
+            (machine.link, "the link between GPUs") if gpus <= NODE
+            else (min(machine.link, NETWORK), "the network between nodes")
+        )  # fmt: skip
+        seconds["exchange"] = sent / speed / 1e9 / reached
     between = (config.max_steps - 1) // (config.eval_steps or config.max_steps)
     evaluations = config.eval_on_start + between + 1
     answers = config.eval_prompts * (1 + config.num_generations_eval)
     at_once = config.evaluation_batch_size  # of one process, the others wait
-    evaluating = evaluations * sampling(at_once, math.ceil(answers / at_once))
+    evaluating = evaluations * sampling(at_once, math.ceil(answers / at_once))[0]
     hours = (config.max_steps * sum(seconds.values()) + evaluating) / 3600
     per_second = config.generation_batch_size * mean / seconds["generation"]
-    return Plan(memory, seconds, per_second, hours, gpus, machine)
+    return Plan(memory, seconds, limits, per_second, hours, gpus, machine)
 
 
 def plan_here(profile: Profile) -> Plan:
@@ -210,7 +233,7 @@ def plan_here(profile: Profile) -> Plan:
     lengths = map(len, policy.encode(task.train["prompt"][:256]))
     counted = plan(profile, gpu=GPU("this machine", free, 1.0, 1.0), prompt_length=max(lengths))
     return replace(
-        counted, seconds={"generation and update": seconds},
+        counted, seconds={"generation and update": seconds}, limits={},
         tokens_per_second=config.generation_batch_size * mean / seconds,
         hours=(config.max_steps * seconds + prompts * each) / 3600,
     )  # fmt: skip
@@ -295,6 +318,29 @@ def advice(profile: Profile, needed: Plan) -> str:
         f"It does not fit: {needed.total:.1f} GiB are needed ({parts}), and {needed.gpu.name} has "
         f"{needed.gpu.memory:.0f}. What helps: {'; '.join(list(helps)[:3])}."
     )
+
+
+def growth(profile: Profile, most: int, price: float | None = None, **options: Any) -> Table:
+    """Plans for 1, 2, 4, … `most` GPUs, a row each: what they take, and what sets a step's time.
+
+    `options`: those of `plan`, with an `engine` of several GPUs; `price` of an hour of one GPU.
+    """
+    names = ("GPUs", "nodes", "GiB of each", "s a step", "hours", "times as fast", "set by")
+    rows = Table(*names, *["cost"] * (price is not None))
+    first = None
+    for gpus in (2**i for i in range(most.bit_length())):
+        try:
+            needed = plan(profile, gpus=gpus, **options)
+        except ValueError as error:
+            rows.add_row(str(gpus), str(-(-gpus // NODE)), *"––––", str(error))
+            continue
+        first = first or needed
+        took = [f"{sum(needed.seconds.values()):.1f}", f"{needed.hours:.2f}",
+                f"{first.hours / needed.hours:.1f}"]  # fmt: skip
+        fits = needed.limit if needed.room >= 0 else f"does not fit in {needed.gpu.memory:.0f} GiB"
+        cost = [] if price is None else [f"{needed.hours * gpus * price:,.2f}"]
+        rows.add_row(str(gpus), str(-(-gpus // NODE)), f"{needed.total:.0f}", *took, fits, *cost)
+    return rows
 
 
 def table(needed: Plan, price: float | None = None) -> Table:

@@ -133,10 +133,12 @@ def test_memory_is_what_was_measured_on_a_cpu(row, point, tmp_path):
     sharded=st.booleans(),
     name=st.sampled_from(sorted(PROFILES)),
 )
-def test_more_gpus_are_never_slower_and_never_need_more_each(gpus, gpu, engine, sharded, name):
+def test_more_gpus_compute_no_longer_and_never_need_more_each(gpus, gpu, engine, sharded, name):
     options = {"gpu": gpu, "engine": engine, "sharded": sharded}
     one, two = (plan(PROFILES[name], gpus=n, **options) for n in (gpus, 2 * gpus))
-    assert two.hours <= one.hours * (1 + 1e-9)
+    for part in ("generation", "update"):
+        assert two.seconds[part] <= one.seconds[part] * (1 + 1e-9)
+    assert {*two.limits} == {*two.seconds} == {*one.seconds, "exchange"}
     assert two.total <= one.total + 1e-9
     assert two.tokens_per_second >= one.tokens_per_second
     assert all(value > 0 for value in (*one.memory.values(), *one.seconds.values(), one.hours))
@@ -172,6 +174,49 @@ def test_times_and_the_cache_by_hand():
     for one, per_token in ((whole, 6 + 2), (changed(whole, beta=0.1), 6 + 2 + 2)):
         needed = plan(one, gpu=machine, prompt_length=100, reached=0.5)
         assert needed.seconds["update"] == pytest.approx(n * tokens * per_token / 1e14 / 0.5)
+
+
+def test_what_gpus_exchange_by_hand():
+    """By the ring each GPU sends 2 (g - 1) / g of the gradients; sharded, the weights as well."""
+    profile = changed(PAPER, generation_batch_size=64, per_device_train_batch_size=4,
+                      gradient_accumulation_steps=16)  # fmt: skip
+    machine = GPU("round", 100, 1000, 100, link=200)
+    n = shape_of(profile.policy).parameters
+
+    def sent(gpus, **options):
+        needed = plan(profile, gpus=gpus, gpu=machine, engine="trl", reached=0.5, **options)
+        return needed.seconds["exchange"] * 0.5 * 1e9, needed.limits["exchange"]
+
+    assert sent(4) == (pytest.approx(2 * 3 / 4 * 4 * n / 200), "the link between GPUs")
+    assert sent(16) == (pytest.approx(2 * 15 / 16 * 4 * n / 50), "the network between nodes")
+    passes = 4  # 64 completions, 4 a pass on each of 4 GPUs
+    each = 2 * 2 * n + 4 * n  # 16-bit weights forwards and backwards, the gradients once
+    assert sent(4, sharded=True)[0] == pytest.approx(3 / 4 * passes * each / 200)
+    lora = dataclasses.replace(profile, lora_rank=8)
+    added = shape_of(profile.policy).lora_parameters_per_rank * 8
+    machine = machine._replace(link=10.0)
+    needed = plan(lora, gpus=16, gpu=machine, engine="trl", reached=0.5)
+    assert needed.seconds["exchange"] == pytest.approx(2 * 15 / 16 * 4 * added / 10e9 / 0.5)
+
+
+def test_what_more_gpus_bring_and_what_sets_the_limit():
+    def rows(profile, **options):
+        columns = planner.growth(profile, 64, 2.0, engine="trl", **options).columns
+        return dict(zip((c.header for c in columns), ([*c.cells] for c in columns), strict=True))
+
+    paper = rows(PAPER)
+    assert paper["GPUs"] == ["1", "2", "4", "8", "16", "32", "64"]
+    assert paper["nodes"] == ["1", "1", "1", "1", "2", "4", "8"]
+    assert paper["set by"][0] == "arithmetic" and paper["times as fast"][0] == "1.0"
+    assert paper["set by"][-1] == "reading the weights, once a token"
+    spread = rows(PAPER, sharded=True)
+    assert spread["set by"][4] == "the network between nodes"
+    assert float(spread["GiB of each"][-1]) < float(paper["GiB of each"][-1])
+    large = dataclasses.replace(PAPER, policy="Qwen/Qwen2.5-7B-Instruct")
+    assert rows(large)["set by"] == ["does not fit in 80 GiB"] * 7
+    uneven = changed(PAPER, generation_batch_size=24, per_device_train_batch_size=8,
+                     gradient_accumulation_steps=3)  # fmt: skip
+    assert "16 processes cannot share the 24 completions" in rows(uneven)["set by"][4]
 
 
 def test_every_profile_fits_on_the_machine_that_it_names():

@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
 from grpo_kit.profiles import PROFILES, Profile
-from grpo_kit.visible import visible
+from grpo_kit.visible import shortened, visible
 
 VARIANTS = {  # of `train`: the experiment and the arm that is trained
     "basic": ("variants", "plain"), "diversity": ("variants", "diversity"),
@@ -41,7 +41,9 @@ class _Sentences(TyperGroup):
                 raise
             usage = isinstance(error, typer.BadParameter)
             message = error.format_message() if usage else str(error) or type(error).__name__
-            typer.secho(visible(f"error: {message}", newline="\n"), fg=typer.colors.RED, err=True)
+            typer.secho(
+                visible(shortened(f"error: {message}"), newline="\n"), fg=typer.colors.RED, err=True
+            )
             raise typer.Exit(2) from None
 
 

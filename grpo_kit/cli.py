@@ -177,6 +177,10 @@ def train(
     resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False,
     variant: Annotated[Literal[tuple(VARIANTS)], Option(help="The rewards.")] = "basic",
     engine: Annotated[Literal["kit", "trl"], Option(help="Whose trainer.")] = "kit",
+    device: Annotated[
+        Literal["cpu", "cuda", "mps"] | None,
+        Option(help="Instead of the profile's; GRPO_KIT_DEVICE sets that of smol everywhere."),
+    ] = None,
     sampling_ahead: Ahead = False,
     replay: Annotated[bool, Option("--replay", help="Record what `replay` shows.")] = False,
     vllm: Vllm = None,
@@ -189,6 +193,7 @@ def train(
     """
     make_output_dir(output)  # before the seconds that torch and the model take
     chosen = _chosen(profile, policy, steps)
+    chosen = replace(chosen, device=device or chosen.device)
     if vllm and engine == "kit":
         raise ValueError("--vllm is for TRL's trainer: add --engine trl, or leave it out.")
     sampled_otherwise = variant in ("verification", "flow")

@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
 from grpo_kit.profiles import PROFILES, Profile
-from grpo_kit.visible import visible
+from grpo_kit.visible import shortened, visible
 
 VARIANTS = {  # of `train`: the experiment and the arm that is trained
     "basic": ("variants", "plain"), "diversity": ("variants", "diversity"),
@@ -41,7 +41,9 @@ class _Sentences(TyperGroup):
                 raise
             usage = isinstance(error, typer.BadParameter)
             message = error.format_message() if usage else str(error) or type(error).__name__
-            typer.secho(visible(f"error: {message}", newline="\n"), fg=typer.colors.RED, err=True)
+            typer.secho(
+                visible(shortened(f"error: {message}"), newline="\n"), fg=typer.colors.RED, err=True
+            )
             raise typer.Exit(2) from None
 
 
@@ -175,6 +177,10 @@ def train(
     resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False,
     variant: Annotated[Literal[tuple(VARIANTS)], Option(help="The rewards.")] = "basic",
     engine: Annotated[Literal["kit", "trl"], Option(help="Whose trainer.")] = "kit",
+    device: Annotated[
+        Literal["cpu", "cuda", "mps"] | None,
+        Option(help="Instead of the profile's; GRPO_KIT_DEVICE sets that of smol everywhere."),
+    ] = None,
     sampling_ahead: Ahead = False,
     replay: Annotated[bool, Option("--replay", help="Record what `replay` shows.")] = False,
     vllm: Vllm = None,
@@ -187,6 +193,7 @@ def train(
     """
     make_output_dir(output)  # before the seconds that torch and the model take
     chosen = _chosen(profile, policy, steps)
+    chosen = replace(chosen, device=device or chosen.device)
     if vllm and engine == "kit":
         raise ValueError("--vllm is for TRL's trainer: add --engine trl, or leave it out.")
     sampled_otherwise = variant in ("verification", "flow")

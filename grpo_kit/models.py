@@ -95,8 +95,9 @@ class Policy:
 
     def compute_in(self, bf16: bool | str) -> None:
         """Set the arithmetic on a CPU, see `GRPOConfig.bf16`."""
-        self.bf16 = faster_in_bfloat16() if bf16 == "auto" else bool(bf16)
-        large = self.device.type == "cpu" and self.model.num_parameters() > 5e7
+        on_cpu = self.device.type == "cpu"
+        self.bf16 = on_cpu and faster_in_bfloat16() if bf16 == "auto" else bool(bf16)
+        large = on_cpu and self.model.num_parameters() > 5e7
         if bf16 == "auto" and large and not self.bf16:
             print(
                 f"Computing in float32: in bfloat16 this CPU is {bfloat16_speedup():.2g} times as "
@@ -163,12 +164,15 @@ def load_policy(
             whole models in float32 (small updates vanish in 16 bits), LoRA bases in 16.
         lora_rank: rank of LoRA weights on all linear layers; 0 trains the model itself.
 
-    RuntimeError for no CUDA or model, ValueError for a tokenizer, template or adapter that does not
-    fit.
+    RuntimeError for no such device or model, ValueError for a tokenizer, template or adapter that
+    does not fit.
     """
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        remedy = "take a machine with one, or the profile 'tiny', which runs on a CPU."
-        raise RuntimeError(f"torch sees no CUDA GPU here to run {name_or_path} on: {remedy}")
+    kind = device.partition(":")[0]
+    found = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
+    if not found.get(kind):
+        lacks = {"cuda": "CUDA GPU", "mps": "Apple GPU"}.get(kind, f"device {device!r}")
+        remedy = "take a machine with one, or a CPU: GRPO_KIT_DEVICE=cpu or the profile 'tiny'."
+        raise RuntimeError(f"torch sees no {lacks} here to run {name_or_path} on: {remedy}")
     dtype = half_of(device) if dtype == "half" else getattr(torch, dtype)
     if name_or_path == smollm2.NAME:
         name_or_path = smollm2.converted()

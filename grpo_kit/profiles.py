@@ -154,6 +154,7 @@ _PROFILES = (
     ),
     Profile(
         "smol", "2 CPU cores, a real model", policy="smollm2", threads=2, task="svamp",
+        device=os.environ.get("GRPO_KIT_DEVICE", "cpu"),  # or cuda, where it takes minutes, or mps
         adapters={"svamp": "smol-svamp", "word_problems": "smol-skills"},
         config=GRPOConfig(
             learning_rate=1e-5, lr_scheduler_type="constant_with_warmup", warmup_steps=3,

@@ -3,6 +3,14 @@
 import re
 import unicodedata
 
+MOST = 20_000  # characters of one text that a page shows
+
+
+def shortened(text: str) -> str:
+    """`text`, cut where it is longer than a reader reads and a browser bears."""
+    rest = len(text) - MOST
+    return text if rest <= 0 else f"{text[:MOST]} … ({rest:,} more characters)"
+
 
 def visible(text: str, newline: str = "⏎\n") -> str:
     """`text` with its control and format characters (bidi, ANSI, zero width) as escapes."""

@@ -118,7 +118,7 @@ def test_what_is_shown_of_a_text_has_no_control_or_format_character():
     assert len(visible("x" * 10**6)) == 10**6
 
 
-def hostile_pages(tmp_path) -> dict[str, str]:
+def hostile_pages(tmp_path, answer: str = HOSTILE) -> dict[str, str]:
     """The text as an answer, a name, a question, a claim and a log, in each page that we make."""
     record = Record(
         experiment="basic", arm="plain", profile="tiny", seed=0, seconds=1.0, commit="",
@@ -126,19 +126,21 @@ def hostile_pages(tmp_path) -> dict[str, str]:
         start={"batch_source": HOSTILE, "rewards": [HOSTILE]}, versions={"python": HOSTILE},
         machine={"processor": HOSTILE, "accelerator": "none", "threads": 1, "system": HOSTILE},
         finished=HOSTILE, evaluation={"eval/pass@1": 0.5},
-        history=[{"step": i, "reward": 0.5, "eval/pass@1": 0.5} for i in range(3)],
-        samples=[{"prompt": HOSTILE, "completion": HOSTILE, "right": True}],
+        history=[{"step": i, "reward": 0.5, "eval/pass@1": 0.5, "num_generated_tokens": i,
+                  "step_time": 1.0} for i in range(3)],
+        samples=[{"prompt": answer, "completion": answer, "right": True}],
     )  # fmt: skip
     record.write(tmp_path / "results")
     claims = yaml.safe_load((data_dir() / "claims.yaml").read_text())
     claims[0] |= {"statement": HOSTILE, "source": HOSTILE}
     (tmp_path / "claims.yaml").write_text(yaml.safe_dump(claims))
     report = write_report(tmp_path / "report", tmp_path / "results", tmp_path / "claims.yaml")
+    assert "Rollouts to read" in report.read_text()
     rows = [{"step": i, "reward": 0.1, HOSTILE: 1.0} for i in range(30)]
-    turns = [[{HOSTILE: HOSTILE}], [{HOSTILE: HOSTILE}]]
+    turns = [[{HOSTILE: answer}], [{HOSTILE: answer}]]
     return {
-        "group": group_html(HOSTILE, [[HOSTILE], ["b"]], [1.0, 0.0], [1.0, -1.0]),
-        "episodes": episodes_html(HOSTILE, turns, [HOSTILE] * 2, [1.0, 0.0], [1.0, -1.0]),
+        "group": group_html(answer, [[answer], ["b"]], [1.0, 0.0], [1.0, -1.0]),
+        "episodes": episodes_html(answer, turns, [answer] * 2, [1.0, 0.0], [1.0, -1.0]),
         "report": report.read_text(),
         "doctor": doctor.page(doctor.diagnose(rows), rows, HOSTILE),
     }
@@ -155,6 +157,21 @@ def test_a_hostile_text_stays_a_text_in_every_page(tmp_path):
             else None
         )  # fmt: skip
         parser.feed(page)
+
+
+@pytest.mark.slow
+def test_of_a_text_without_end_a_page_shows_the_beginning(tmp_path):
+    """A line of 100 MB as question, answer, tool result and sample, and in the log of a run."""
+    endless = "<b>" + "x" * 100_000_000
+    for name, page in hostile_pages(tmp_path, endless).items():
+        assert len(page) < 5_000_000, name
+        assert name == "doctor" or "99,980,003 more characters" in page, name
+    log = tmp_path / "history.jsonl"
+    log.write_text("".join(json.dumps({"step": i, "reward": 0.1}) + "\n" for i in range(30)))
+    with log.open("a") as file:
+        file.write(json.dumps({"step": 30, "reward": 0.1, "note": endless}) + "\n")
+    rows = doctor.read_log(tmp_path)
+    assert len(doctor.page(doctor.diagnose(rows), rows, "run")) < 5_000_000
 
 
 @pytest.mark.slow

@@ -1,12 +1,15 @@
 """Machines by name: each profile has its policy, judge and agents, or says what is missing."""
 
 import dataclasses
+import os
+import subprocess
 import sys
 
 import pytest
 import torch
 
 from grpo_kit.flow import GENERAL
+from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import LocalJudge
 from grpo_kit.rewards.judge import quality_prompt, tiny_prompt
@@ -17,6 +20,25 @@ from grpo_kit.rewards.judge import quality_prompt, tiny_prompt
 def test_a_profile_for_a_gpu_says_so_where_there_is_none(name):
     with pytest.raises(RuntimeError, match="torch sees no CUDA GPU here"):
         PROFILES[name].load_policy()
+
+
+@pytest.mark.parametrize(("device", "name"), [("mps", "Apple GPU"), ("tpu", "device 'tpu'")])
+def test_a_device_that_is_not_here_is_named(device, name, monkeypatch):
+    monkeypatch.setattr(torch.mps, "is_available", lambda: False)
+    smol = dataclasses.replace(PROFILES["smol"], device=device)
+    with pytest.raises(RuntimeError, match=f"sees no {name} here.*GRPO_KIT_DEVICE=cpu"):
+        smol.load_policy()
+    on_cpu, there = (EXPERIMENTS["basic"].identity(p, "plain") for p in (PROFILES["smol"], smol))
+    assert on_cpu == there, "a record says where it ran, and is of the same run"
+
+
+def test_the_environment_names_the_device_of_the_real_model():
+    code = "from grpo_kit.profiles import PROFILES as p; print(p['smol'].device, p['tiny'].device)"
+    for given, found in (({}, "cpu cpu"), ({"GRPO_KIT_DEVICE": "mps"}, "mps cpu")):
+        without = {k: v for k, v in os.environ.items() if k != "GRPO_KIT_DEVICE"}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=without | given, capture_output=True, text=True)
+        assert done.stdout.strip() == found
 
 
 def test_a_profile_whose_base_is_missing_says_how_to_build_it():

@@ -36,7 +36,7 @@ from grpo_kit.runs import REPLAY
 from grpo_kit.self_verification import ONE_UPDATE
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.training import PromptBatches, train
-from grpo_kit.visible import visible
+from grpo_kit.visible import shortened, visible
 
 TEMPLATE = Path(__file__).parent / "templates" / "replay.html.j2"
 CURVES = {"reward": "reward", "held-out": "eval/pass@1", "entropy": "entropy"}  # name -> label
@@ -215,7 +215,7 @@ def _packed(value: Any, texts: dict[str, int]) -> Any:
     if isinstance(value, list):
         return [round(1000 * x) if isinstance(x, float) else _packed(x, texts) for x in value]
     if isinstance(value, str):
-        return texts.setdefault(visible(value), len(texts))
+        return texts.setdefault(visible(shortened(value)), len(texts))
     return None if value != value else value  # NaN: not scored
 
 

@@ -7,7 +7,7 @@ file. Whatever a policy writes is escaped: it is text, never markup.
 import html
 from collections.abc import Iterable, Sequence
 
-from grpo_kit.visible import visible
+from grpo_kit.visible import shortened, visible
 
 CELL = "padding:2px 8px;vertical-align:top;"
 
@@ -63,7 +63,8 @@ def episodes_text(question, episodes, endings, rewards, advantages) -> str:
     groups = zip(episodes, endings, rewards, advantages, strict=True)
     for i, (turns, ending, reward, advantage) in enumerate(groups, 1):
         lines += ["", f"episode {i}: {_reward_text(reward)}, advantage {advantage:+.2f}"]
-        lines += [f"  {t}. " + " | ".join(turn.values()) for t, turn in enumerate(turns, 1)]
+        shown = (map(shortened, turn.values()) for turn in turns)
+        lines += [f"  {t}. " + " | ".join(texts) for t, texts in enumerate(shown, 1)]
         lines.append(f"  {ending}")
     return "\n".join(lines)
 
@@ -91,4 +92,4 @@ def _reward_text(reward: float | None) -> str:
 
 
 def _visible(text: str) -> str:
-    return html.escape(visible(text)).replace("\n", "<br>")
+    return html.escape(visible(shortened(text))).replace("\n", "<br>")

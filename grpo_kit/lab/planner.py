@@ -22,6 +22,7 @@ from rich.table import Column, Table
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_kit import smollm2
+from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import LOGITS_BUDGET
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import Profile
@@ -198,11 +199,9 @@ def plan(
             else (min(machine.link, NETWORK), "the network between nodes")
         )  # fmt: skip
         seconds["exchange"] = sent / speed / 1e9 / reached
-    between = (config.max_steps - 1) // (config.eval_steps or config.max_steps)
-    evaluations = config.eval_on_start + between + 1
-    answers = config.eval_prompts * (1 + config.num_generations_eval)
     at_once = config.evaluation_batch_size  # of one process, the others wait
-    evaluating = evaluations * sampling(at_once, math.ceil(answers / at_once))[0]
+    answers = (prompts * (1 + config.num_generations_eval) for prompts in _evaluated(config))
+    evaluating = sum(sampling(at_once, math.ceil(n / at_once))[0] for n in answers)
     hours = (config.max_steps * sum(seconds.values()) + evaluating) / 3600
     per_second = config.generation_batch_size * mean / seconds["generation"]
     return Plan(memory, seconds, limits, per_second, hours, gpus, machine)
@@ -223,10 +222,7 @@ def plan_here(profile: Profile) -> Plan:
     started = time.perf_counter()
     evaluate(policy, task.test, few)
     each = (time.perf_counter() - started) / max(few.eval_prompts, 1)
-    ends = config.eval_on_start + 1
-    between = (config.max_steps - 1) // (config.eval_steps or config.max_steps)
-    prompts = ends * config.eval_prompts
-    prompts += between * min(config.eval_prompts_between or config.eval_prompts, len(task.test))
+    prompts = sum(min(prompts, len(task.test)) for prompts in _evaluated(config))
     seconds = median(row["step_time"] for row in rows)
     mean = median(row["completions/mean_length"] for row in rows)
     free = psutil.virtual_memory().available / GIB
@@ -237,6 +233,14 @@ def plan_here(profile: Profile) -> Plan:
         tokens_per_second=config.generation_batch_size * mean / seconds,
         hours=(config.max_steps * seconds + prompts * each) / 3600,
     )  # fmt: skip
+
+
+def _evaluated(config: GRPOConfig) -> list[int]:
+    """How many prompts each evaluation of a run has."""
+    ends = [config.eval_prompts] * (config.eval_on_start + 1)
+    between, few = config.eval_prompts_between, config.eval_prompts
+    times = (config.max_steps - 1) // (config.eval_steps or config.max_steps)
+    return ends + [few if between is None else between] * times
 
 
 def _widths(profile: Profile) -> tuple[int, int]:

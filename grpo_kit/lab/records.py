@@ -129,9 +129,11 @@ def where_it_ran(device: str = "cpu") -> dict:
             versions[name] = metadata.version(name)
     about = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.*)", about.read_text()) if about.exists() else []
+    accelerator = {"cpu": "none", "mps": "Apple GPU"}.get(device)
+    accelerator = accelerator or torch.cuda.get_device_name(device)
     machine = {
         "processor": names[0] if names else platform.processor() or platform.machine(),
-        "accelerator": "none" if device == "cpu" else torch.cuda.get_device_name(device),
+        "accelerator": accelerator,
         "threads": torch.get_num_threads(),
         "system": platform.system(),
     }

@@ -29,7 +29,7 @@ from grpo_kit.lab.statistics import MIN_SEEDS, VERDICTS
 from grpo_kit.lab.summary import markdown_table, number, plain, summarise, summary_text
 from grpo_kit.paths import make_output_dir, results_dir, write_atomic
 from grpo_kit.runs import REPLAY
-from grpo_kit.visible import visible
+from grpo_kit.visible import shortened, visible
 
 COUNTED = (*VERDICTS, "inconclusive", "not run here")
 HEADINGS = {
@@ -73,7 +73,7 @@ def write_report(
     content = context(results, claims, notebooks, [*problems, *untold]) | {"replays": replays}
     loader = PackageLoader("grpo_kit.lab")
     environment = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"number": number, "slug": slug, "plain": plain}
+    environment.filters |= {"number": number, "slug": slug, "plain": plain, "shortened": shortened}
     text, shell = (environment.get_template(f"report.{kind}.j2") for kind in ("md", "html"))
     make_output_dir(folder / "figures")
     figures = chain(*(panel["figures"] for panel in content["panels"]))

@@ -170,6 +170,10 @@ def test_times_and_the_cache_by_hand():
     evaluations = 4 * 4 * generation(128)  # at 0, 4, 8 and 10; 64 x (7 + 1) answers, 128 at once
     hours = (10 * (generation(64) + update) + evaluations) / 3600
     assert needed.hours == pytest.approx(hours)
+    fewer = plan(
+        changed(profile, eval_prompts_between=16), gpu=machine, prompt_length=100, reached=0.5
+    )
+    assert needed.hours - fewer.hours == pytest.approx(2 * (4 - 1) * generation(128) / 3600)
     whole = dataclasses.replace(profile, lora_rank=0, dtype="float32")
     for one, per_token in ((whole, 6 + 2), (changed(whole, beta=0.1), 6 + 2 + 2)):
         needed = plan(one, gpu=machine, prompt_length=100, reached=0.5)

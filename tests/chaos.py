@@ -266,22 +266,25 @@ class Chaos:
     """Trials against unbroken runs of `seed`, in `folder`; `tried` and `failures` count them."""
 
     def __init__(self, folder: Path, kinds=tuple(KINDS)):
-        self.folder, self.tried, self.failures = folder, Counter(), []
+        self.folder, self.kinds, self.tried, self.failures = folder, kinds, Counter(), []
         self.whole: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
-        for kind in kinds:
-            place = folder / f"whole-{kind}"
-            place.mkdir()
-            start = time.monotonic()
-            code = wait(child(kind, place / "run", seed=0, resume=False))
-            assert code == 0, f"{kind}: the unbroken run ended with {code}"
-            self.seconds[kind] = time.monotonic() - start
-            self.whole[kind] = (place / END).read_text()
+
+    def unbroken(self, kind: str) -> None:
+        """Make the run that those of its kind must equal."""
+        place, start = self.folder / f"whole-{kind}", time.monotonic()
+        place.mkdir()
+        code = wait(child(kind, place / "run", seed=0, resume=False))
+        assert code == 0, f"{kind}: the unbroken run ended with {code}"
+        self.seconds[kind] = time.monotonic() - start
+        self.whole[kind] = (place / END).read_text()
 
     def trial(self, seed: int) -> None:
         """One run, from its start to its end, with all that happens to it in between."""
         draw = random.Random(seed)
-        kind, place = draw.choice(list(self.whole)), self.folder / f"trial-{seed}"
+        kind, place = draw.choice(self.kinds), self.folder / f"trial-{seed}"
+        if kind not in self.whole:
+            self.unbroken(kind)
         damage = draw.choice([None, None, *DAMAGES])
         place.mkdir()
         folder, trouble = place / "run", None

@@ -150,10 +150,18 @@ class RunFiles:
         """Generated so far."""
         return self.run.history[-1]["num_generated_tokens"] if self.run.history else 0
 
+    @property
+    def digest(self) -> str:
+        """Of the history so far."""
+        return _digest(self.run.history)
+
     def log(self, row: dict) -> None:
         self.run.history.append(row)
-        with open(self.folder / HISTORY, "a") as file:
-            file.write(json.dumps(row) + "\n")
+        try:
+            with open(self.folder / HISTORY, "a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise self.unwritten(f"row of step {row['step']}", error) from error
 
     def count_unscored(self, row: dict, scored: bool, names: list[str]) -> None:
         """Count in `row` steps without a score; RuntimeError at `max_unscored_steps` in a row."""
@@ -174,7 +182,7 @@ class RunFiles:
         cannot be written.
         """
         checkpoint, content = self.folder / CHECKPOINT, {**self.identity, "step": step, **state}
-        content["history"] = _digest(self.run.history)
+        content["history"] = self.digest
         temporary = self.folder / f".{CHECKPOINT}.{os.getpid()}.partial"
         try:
             with open(temporary, "wb") as file:
@@ -189,15 +197,19 @@ class RunFiles:
                 os.replace(checkpoint, self.folder / PREVIOUS)
             os.replace(temporary, checkpoint)
             self.has_checkpoint = True
-        except (OSError, RuntimeError) as error:  # of a full disk torch speaks in its own words
-            cause = error if isinstance(error, OSError) else error.__context__ or error
-            reason = getattr(cause, "strerror", None) or str(cause).splitlines()[0]
-            problem = f"cannot write the checkpoint of step {step} to {self.folder} ({reason})"
-            kept = f"nothing that was saved is lost; make room, then {self.remedy}"
-            raise RuntimeError(f"{problem}: {kept}.") from error
+        except (OSError, RuntimeError) as error:
+            raise self.unwritten(f"checkpoint of step {step}", error) from error
         finally:
             temporary.unlink(missing_ok=True)
         self.remedy = f"resume from the checkpoint of step {step} in {self.folder}"
+
+    def unwritten(self, what: str, error: Exception) -> RuntimeError:
+        """What to raise where a file cannot be written; libraries have words of their own."""
+        cause = error if isinstance(error, OSError) else error.__context__ or error
+        reason = getattr(cause, "strerror", None) or str(cause).splitlines()[0]
+        problem = f"cannot write the {what} to {self.folder} ({reason})"
+        kept = f"nothing that was saved is lost; make room, then {self.remedy}"
+        return RuntimeError(f"{problem}: {kept}.")
 
     def resume(self, device: torch.device) -> dict[str, Any] | None:
         """Begin after the last checkpoint and return its state; without one, start anew: None.

@@ -8,6 +8,7 @@ now, ours of the whole batch's as they were sampled. Tested with TRL 1.16.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import math
@@ -16,7 +17,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +29,7 @@ import trl
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from anyio.from_thread import start_blocking_portal
+from safetensors import SafetensorError
 from transformers import PrinterCallback, TrainerCallback
 from trl.import_utils import is_vllm_available
 
@@ -56,6 +58,7 @@ OURS = ("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps
 # What is called as in TRL.
 SAME = tuple(f.name for f in fields(GRPOConfig) if f.name not in (*REFUSED, *OURS))
 STARTED = "started.json"  # what a run is, for the one that would resume it
+WHOLE = "sha256.json"  # in a checkpoint that all processes have saved: digests of what it is
 PATIENCE = timedelta(hours=2)  # that processes wait for the one that evaluates, or is judged for
 
 
@@ -256,12 +259,33 @@ def _say_when_another_ends(output_dir: Path) -> Iterator[None]:
 
 
 def last_checkpoint(output_dir: str | Path) -> Path | None:
-    """The newest of TRL's checkpoints that was written to its end, None where there is none."""
-    whole = {}
-    for path in Path(output_dir).glob("checkpoint-*"):
-        with suppress(OSError, ValueError, KeyError):
-            whole[_state_of(path)["global_step"]] = path  # TRL writes the state last
-    return whole[max(whole)] if whole else None
+    """The newest of TRL's checkpoints that all processes have saved, None where there is none."""
+    saved = [mark.parent for mark in Path(output_dir).glob(f"checkpoint-*/{WHOLE}")]
+    return max(saved, key=lambda path: int(path.name.split("-")[1]), default=None)
+
+
+def _digests(checkpoint: Path) -> dict[str, str]:
+    """Of its files, by their path in it."""
+    digests = {}
+    for path in sorted(checkpoint.rglob("*")):
+        if path.is_file() and path.name != WHOLE:
+            with open(path, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digests[path.relative_to(checkpoint).as_posix()] = digest
+    return digests
+
+
+def _check_intact(checkpoint: Path) -> None:
+    """Raise RuntimeError, which names the file, where a checkpoint is not what was saved."""
+    try:
+        saved = json.loads((checkpoint / WHOLE).read_text())["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        saved = {WHOLE: ""}
+    found = _digests(checkpoint)
+    if damaged := [name for name, digest in saved.items() if found.get(name) != digest]:
+        problem = f"{checkpoint / damaged[0]} is damaged, its checksum differs"
+        remedy = f"delete {checkpoint.name} to go on from the one before, or start again"
+        raise RuntimeError(f"{problem}: {remedy}.")
 
 
 def _state_of(checkpoint: Path) -> dict:
@@ -278,6 +302,8 @@ class _Trainer(trl.GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, **keywords):
         last = resume_from_checkpoint
         last = last_checkpoint(self.args.output_dir) if last is True else last and Path(last)
+        if last:
+            _check_intact(last)
         self.watcher.begin(last)
         if not last:
             return super().train(**keywords)
@@ -288,6 +314,14 @@ class _Trainer(trl.GRPOTrainer):
             return self.watcher.end()
         self._epochs_behind = int(state["epoch"])
         return super().train(resume_from_checkpoint=str(last), **keywords)
+
+    def _save_checkpoint(self, model, trial):
+        try:
+            super()._save_checkpoint(model, trial)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            step = self.state.global_step // self.watcher.config.updates_per_step
+            self.watcher.find_checkpoint()
+            raise self.watcher.files.unwritten(f"checkpoint of step {step}", error) from error
 
     def _get_train_sampler(self, dataset=None):
         """TRL draws each epoch's order from one generator, which a resumed run restarts."""
@@ -371,7 +405,8 @@ class _Watcher(TrainerCallback):
         if checkpoint:
             try:
                 identity = json.loads((folder / STARTED).read_text())
-            except (OSError, ValueError) as error:
+                identity["history"] = json.loads((checkpoint / WHOLE).read_text())["history"]
+            except (OSError, ValueError, KeyError) as error:
                 problem = f"{folder} holds {checkpoint.name}, but its run's files not ({error})"
                 raise ValueError(f"{problem}: start again without resume.") from None
             done = _state_of(checkpoint)["global_step"] // self.config.updates_per_step
@@ -383,6 +418,11 @@ class _Watcher(TrainerCallback):
             self.files.begin()
             write_atomic(folder / STARTED, json.dumps(self.files.identity, indent=1))
         PartialState().wait_for_everyone()
+
+    def find_checkpoint(self) -> None:
+        """So that an error's sentence says where to go on from."""
+        if last := last_checkpoint(self.files.folder):
+            self.files.remedy = f"resume from {last.name} in {self.files.folder}"
 
     def end(self) -> None:
         if PartialState().is_main_process:
@@ -411,8 +451,7 @@ class _Watcher(TrainerCallback):
         if not state.is_world_process_zero or "completions/mean_length" not in (logs or {}):
             return
         config, step = self.config, state.global_step // self.config.updates_per_step
-        if last := last_checkpoint(self.files.folder):
-            self.files.remedy = f"resume from {last.name} in {self.files.folder}"
+        self.find_checkpoint()
         bad = [name for name in ("loss", "grad_norm") if not math.isfinite(logs.get(name, 0.0))]
         if bad and not args.fp16:  # there a scale that was too large makes one, and is lowered
             problem = f"{' and '.join(bad)} is not finite at step {step}"
@@ -428,6 +467,14 @@ class _Watcher(TrainerCallback):
             row |= self._evaluated(between=step < config.max_steps)
         self.files.log(row)
         training.show_progress(self.progress, row)
+
+    def on_save(self, args, state, control, **kwargs):
+        """Mark a checkpoint once no process still writes its part."""
+        PartialState().wait_for_everyone()
+        if state.is_world_process_zero:
+            checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            whole = {"history": self.files.digest, "files": _digests(checkpoint)}
+            write_atomic(checkpoint / WHOLE, json.dumps(whole, indent=1))
 
     def on_train_end(self, args, state, control, **kwargs):
         if self.progress is not None:

@@ -10,14 +10,18 @@ Children are forked from this process, which has loaded all that takes seconds.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import hashlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -29,10 +33,12 @@ from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
+import nbformat
 import torch
 from toy import weights_of, without_times
 
 from grpo_kit import trl_bridge
+from grpo_kit.course import runner
 from grpo_kit.flow import FlowGRPO
 from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.grid import run_grid
@@ -51,6 +57,7 @@ CONFIG = dataclasses.replace(
     generation_batch_size=16, max_completion_length=32,
 )  # fmt: skip
 END, SAID = "end.json", "said.txt"
+PR_SET_PDEATHSIG = 1  # of prctl: the signal that a process gets when its parent ends
 PATIENCE = 45  # seconds until a run counts as hung
 # Python's `Thread.start` waits for ever for a thread that dies of want of memory as it begins.
 HUNG = "memory limit, and SIGKILL as it hung in `Thread.start`"
@@ -94,9 +101,52 @@ def _flow(folder: Path, seed: int, resume: bool):
     return end_of(policy, train(policy, tool_questions(), [accuracy_reward], config, **options))
 
 
+def _two_processes(folder: Path, seed: int, resume: bool):
+    """Both ranks of a run by TRL; the second ends with the first."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    other = os.fork()
+    rank = "1" if other == 0 else "0"
+    if other == 0:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "WORLD_SIZE": "2"}
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
+    trl_bridge.join("cpu")
+    end = _plain(folder, seed, resume, train=trl_bridge.train)
+    trl_bridge.leave()
+    if other == 0:
+        os._exit(0)
+    os.waitpid(other, 0)
+    return end
+
+
+def _notebook(folder: Path, seed: int, resume: bool):
+    """A run in the kernel of a notebook, which goes on from what an earlier kernel left."""
+    path = folder.parent / "chaos.ipynb"
+    parameters = nbformat.v4.new_code_cell('PROFILE, OUTPUT_DIR = "smoke", ""')
+    parameters.metadata["tags"] = ["parameters"]
+    run = nbformat.v4.new_code_cell(
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport chaos\n"
+        f"chaos.in_kernel(OUTPUT_DIR, {seed})"
+    )
+    nbformat.write(nbformat.v4.new_notebook(cells=[parameters, run]), path)
+    (result,) = runner.execute([path], folder, "smoke")
+    if result.error:
+        raise RuntimeError(result.error)
+    return json.loads((folder / "chaos" / END).read_text())
+
+
+def in_kernel(folder: str, seed: int) -> None:
+    torch.set_num_threads(1)
+    end = _plain(Path(folder), seed, resume=True)
+    Path(folder, END).write_text(json.dumps(end))
+
+
 KINDS: dict[str, Callable] = {
     "plain": _plain, "verification": _verification, "flow": _flow,
     "TRL": partial(_plain, train=trl_bridge.train), "grid": _grid,
+    "two processes": _two_processes, "notebook": _notebook,
 }  # fmt: skip
 
 
@@ -116,6 +166,15 @@ def child(kind: str, folder: Path, seed: int, resume: bool) -> int:
         code = 3
     finally:
         os._exit(code)
+
+
+def one_of(pid: int, draw: random.Random) -> int:
+    """The process or one that it has started: a worker, the second rank, a kernel."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except FileNotFoundError:  # it has just ended
+        children = []
+    return draw.choice([pid, *map(int, children)])
 
 
 def wait(pid: int, seconds: float | None = None) -> int | None:
@@ -195,26 +254,37 @@ def files_of(folder: Path) -> dict[str, str]:
     }
 
 
+def files_to_damage(folder: Path) -> list[str]:
+    """A run's checkpoint, the one before, and its history; of TRL's the last checkpoint's files."""
+    last = trl_bridge.last_checkpoint(folder)
+    saved = sorted(last.iterdir()) if last else [folder / CHECKPOINT, folder / PREVIOUS]
+    saved = [path.relative_to(folder).as_posix() for path in saved if path.exists()]
+    return [*saved, HISTORY] if saved else []
+
+
 class Chaos:
     """Trials against unbroken runs of `seed`, in `folder`; `tried` and `failures` count them."""
 
     def __init__(self, folder: Path, kinds=tuple(KINDS)):
-        self.folder, self.tried, self.failures = folder, Counter(), []
+        self.folder, self.kinds, self.tried, self.failures = folder, kinds, Counter(), []
         self.whole: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
-        for kind in kinds:
-            place = folder / f"whole-{kind}"
-            place.mkdir()
-            start = time.monotonic()
-            code = wait(child(kind, place / "run", seed=0, resume=False))
-            assert code == 0, f"{kind}: the unbroken run ended with {code}"
-            self.seconds[kind] = time.monotonic() - start
-            self.whole[kind] = (place / END).read_text()
+
+    def unbroken(self, kind: str) -> None:
+        """Make the run that those of its kind must equal."""
+        place, start = self.folder / f"whole-{kind}", time.monotonic()
+        place.mkdir()
+        code = wait(child(kind, place / "run", seed=0, resume=False))
+        assert code == 0, f"{kind}: the unbroken run ended with {code}"
+        self.seconds[kind] = time.monotonic() - start
+        self.whole[kind] = (place / END).read_text()
 
     def trial(self, seed: int) -> None:
         """One run, from its start to its end, with all that happens to it in between."""
         draw = random.Random(seed)
-        kind, place = draw.choice(list(self.whole)), self.folder / f"trial-{seed}"
+        kind, place = draw.choice(self.kinds), self.folder / f"trial-{seed}"
+        if kind not in self.whole:
+            self.unbroken(kind)
         damage = draw.choice([None, None, *DAMAGES])
         place.mkdir()
         folder, trouble = place / "run", None
@@ -224,7 +294,8 @@ class Chaos:
             code = wait(pid, draw.uniform(0, 0.6 * self.seconds[kind]) if name else None)
             if code is None:
                 self.tried[kind, name or "left alone"] += 1
-                DONE[name](pid, draw) if name else os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # just ended
+                    DONE[name](one_of(pid, draw), draw) if name else os.kill(pid, signal.SIGKILL)
                 code = wait(pid, PATIENCE)
             if code is None:
                 os.kill(pid, signal.SIGKILL)
@@ -242,7 +313,7 @@ class Chaos:
             if code == 1:
                 trouble = "ended in an error that nobody caught"
                 break
-            if damage and (folder / CHECKPOINT).exists() and draw.random() < 0.3:
+            if damage and files_to_damage(folder) and draw.random() < 0.3:
                 trouble = self.damaged(kind, place, damage, draw)
                 damage = None
                 if trouble is not None:
@@ -257,11 +328,11 @@ class Chaos:
     def damaged(self, kind: str, place: Path, damage: str, draw: random.Random) -> str | None:
         """Damage a file, try to resume, and put the file back: what went wrong, or None."""
         folder = place / "run"
-        file = draw.choice([f for f in (CHECKPOINT, PREVIOUS, HISTORY) if (folder / f).exists()])
+        file = draw.choice(files_to_damage(folder))
         content = (folder / file).read_bytes()
         if not content:
             return None
-        self.tried[kind, f"{file}: {damage}"] += 1
+        self.tried[kind, f"{re.sub('-[0-9]+', '', file)}: {damage}"] += 1
         (folder / file).write_bytes(DAMAGES[damage](content, draw))
         before = files_of(folder)
         code = wait(child(kind, folder, seed=0, resume=True))
@@ -269,7 +340,7 @@ class Chaos:
             same = (place / END).read_text() == self.whole[kind]
             return None if same else f"{file} ({damage}): went on to another end"
         said = (place / SAID).read_text() if code == 3 else f"exit code {code}"
-        if code != 3 or "\n" in said.strip() or file not in said:
+        if code != 3 or "\n" in said.strip() or file.split("/")[0] not in said:
             return f"{file} ({damage}): no sentence that names it, but: {said}"
         if files_of(folder) != before:
             return f"{file} ({damage}): refused, and changed other files"

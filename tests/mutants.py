@@ -266,6 +266,26 @@ grpo_kit/flow/export.py
 - mask += [0] * between + [1] * len(turn.completion_ids)
 + mask += [1] * between + [1] * len(turn.completion_ids)
 tests/flow/test_export.py::test_an_episode_is_one_sequence_with_a_mask_of_what_was_sampled
+
+# the same under TRL, over several processes and machines
+items-of-one-group: Under TRL completions of one group are asked about different answers.
+grpo_kit/trl_rollouts.py
+- item_of = {i: items[groups[i] // every % len(items)] for i in asked if items}
++ item_of = {i: items[i // every % len(items)] for i in asked if items}
+tests/test_trl_rollouts.py::test_groups_of_answers_and_of_verdicts_are_scored_each_in_its_way[mixed-verdicts0]
+
+half-a-checkpoint: TRL's run resumes from a checkpoint of which another process could not save its \
+part.
+grpo_kit/trl_bridge.py
+- saved = [mark.parent for mark in Path(output_dir).glob(f"checkpoint-*/{WHOLE}")]
++ saved = list(Path(output_dir).glob("checkpoint-*"))
+tests/test_trl_bridge.py::test_a_killed_and_resumed_run_equals_an_unbroken_one_in_prompts_too
+
+plan-forgets-the-ring: The planner counts what GPUs send once, where a ring sends it twice.
+grpo_kit/lab/planner.py
+- sent = 2 * (lora or shape.parameters * width)
++ sent = lora or shape.parameters * width
+tests/lab/test_planner.py::test_what_gpus_exchange_by_hand
 """
 MUTANTS = tuple(mutants_of(BREAKS))
 

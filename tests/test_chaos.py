@@ -12,6 +12,7 @@ import sys, chaos, torch
 from pathlib import Path
 torch.set_num_threads(1)
 trials = chaos.Chaos(Path(sys.argv[1]), kinds=("plain",))
+trials.unbroken("plain")
 trials.whole["plain"] = trials.whole["plain"].replace("0", "1", 1)
 trials.trial(0)
 (failure,) = trials.failures

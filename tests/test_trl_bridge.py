@@ -4,6 +4,8 @@ import dataclasses
 import json
 import math
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -178,9 +180,9 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one_in_prompts_too(new_poli
     with pytest.raises(KeyboardInterrupt):
         four_epochs(new_policy(), folder, breaks=3)
     assert trl_bridge.last_checkpoint(folder).name == "checkpoint-2"
-    half = folder / "checkpoint-3"
-    half.mkdir()
-    (half / "trainer_state.json").write_text('{"global_st')
+    shutil.copytree(folder / "checkpoint-2", folder / "checkpoint-3")
+    (folder / "checkpoint-3" / trl_bridge.WHOLE).unlink()  # another process could not save its part
+    assert trl_bridge.last_checkpoint(folder).name == "checkpoint-2"
     policy, again = new_policy(), new_policy()
     resumed, asked_again = four_epochs(policy, folder, resume=True)
     assert asked_again == asked[2:]
@@ -192,6 +194,48 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one_in_prompts_too(new_poli
     assert nothing == [] and finished.history == resumed.history
     ours, theirs = again.model.state_dict(), policy.model.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize(("limit", "what"), [(2_000, "row"), (20_000, "checkpoint")])  # bytes
+def test_a_full_disk_is_a_sentence_and_the_last_checkpoint_goes_on(
+    limit, what, new_policy, tmp_path
+):
+    policy, soft = new_policy(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.raises(KeyboardInterrupt):
+        four_epochs(policy, tmp_path, breaks=3)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, soft[1]))
+        with pytest.raises(
+            RuntimeError,
+            match=f"cannot write the {what} of step 3 .*File too "
+            "large.*nothing that was saved is lost; make room, then resume from "
+            "checkpoint-2",
+        ):
+            four_epochs(new_policy(), tmp_path, resume=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, soft)
+        signal.signal(signal.SIGXFSZ, before)
+    resumed, _ = four_epochs(new_policy(), tmp_path, resume=True)
+    whole, _ = four_epochs(new_policy(), tmp_path / "whole")
+    assert without_times(resumed.history) == without_times(whole.history)
+
+
+@pytest.mark.parametrize("file", ["optimizer.pt", "rng_state.pth"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_goes_on(file, new_policy, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        four_epochs(new_policy(), tmp_path, breaks=4)
+    damaged = tmp_path / "checkpoint-3" / file
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:-40] + bytes([content[-40] ^ 1]) + content[-39:])
+    lines = (tmp_path / HISTORY).read_text()
+    with pytest.raises(RuntimeError, match=rf"{file} is damaged, .*: delete checkpoint-3 to go on"):
+        four_epochs(new_policy(), tmp_path, resume=True)
+    assert (tmp_path / HISTORY).read_text() == lines
+    shutil.rmtree(damaged.parent)
+    resumed, _ = four_epochs(new_policy(), tmp_path, resume=True)
+    whole, _ = four_epochs(new_policy(), tmp_path / "whole")
+    assert without_times(resumed.history) == without_times(whole.history)
 
 
 def test_another_run_is_not_resumed_and_a_new_one_begins_with_an_empty_folder(new_policy, tmp_path):
@@ -348,7 +392,7 @@ def test_rewards_of_two_processes_equal_those_of_one_though_a_group_lies_in_both
 @pytest.mark.parametrize("killed", [1, 0])
 def test_where_one_process_is_killed_the_other_says_so_and_the_run_can_be_resumed(killed, tmp_path):
     process = launch("train", tmp_path)
-    checkpoint = tmp_path / "run" / "checkpoint-2" / "trainer_state.json"
+    checkpoint = tmp_path / "run" / "checkpoint-2" / trl_bridge.WHOLE
     started = time.monotonic()
     while not checkpoint.exists() and time.monotonic() - started < 240:
         assert process.poll() is None, process.communicate()[0][-2000:]

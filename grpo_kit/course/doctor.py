@@ -119,8 +119,8 @@ def read_log(path: str | Path) -> list[dict]:
             rows = [json.loads(line) for line in whole if line.strip()]
         else:
             content = json.loads(text)
-            rows = content if isinstance(content, list) else content["log_history" if
-                "log_history" in content else "history"]  # fmt: skip
+            place = "log_history" if "log_history" in content else "history"
+            rows = content if isinstance(content, list) else content[place]
         rows = [_row(row, i) for i, row in enumerate(rows)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         wanted = f"{HISTORY}, {TRAINER_STATE}, or a CSV with TRL's names of metrics"

@@ -196,13 +196,9 @@ def train(
     chosen = replace(chosen, device=device or chosen.device)
     if vllm and engine == "kit":
         raise ValueError("--vllm is for TRL's trainer: add --engine trl, or leave it out.")
-    sampled_otherwise = variant in ("verification", "flow")
     for option, given in (("sampling-ahead", sampling_ahead), ("replay", replay)):
         if given and engine == "trl":
             raise ValueError(f"--{option} is for the kit's trainer: leave out --engine trl.")
-    for option, given in (("sampling-ahead", sampling_ahead), ("vllm", vllm)):
-        if given and sampled_otherwise:
-            raise ValueError(f"--{option} samples one answer a prompt: leave it out for {variant}.")
     if engine == "kit" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("the kit's trainer runs in one process: add --engine trl for several.")
     from grpo_kit.lab.experiments import EXPERIMENTS
@@ -211,6 +207,9 @@ def train(
 
     name, arm = VARIANTS[variant]
     experiment, arm = EXPERIMENTS[name], EXPERIMENTS[name].arms[arm]
+    for option, given in (("sampling-ahead", sampling_ahead), ("vllm", vllm)):
+        if given and arm.batch_source:
+            raise ValueError(f"--{option} samples one answer a prompt: leave it out for {variant}.")
     config = replace(chosen.config, **experiment.changes, **arm.changes)
     # what vLLM samples is scored otherwise by TRL, what is sampled ahead is of older weights
     if (vllm or sampling_ahead) and config.importance_sampling_cap is None:
@@ -250,16 +249,14 @@ def train(
         check_room(chosen, gpus=processes, sharded=sharded, vllm_share=vllm_share, engine=sampler)
     trained = chosen.load_policy()
     rewards = arm.rewards(chosen, config, trained)
-    if sampled_otherwise:
+    if arm.batch_source:
         base = chosen.load_policy()
         options["measure"] = experiment.watch(chosen, base, task, config, seed, False)
-    if sampled_otherwise and engine == "trl":
-        from grpo_kit.trl_rollouts import Episodes, Verdicts
+        if engine == "trl":
+            from grpo_kit.trl_rollouts import Episodes, Verdicts
 
-        system = chosen.load_agents(base, context="append")
-        options["rollout"] = (
-            Verdicts if variant == "verification" else partial(Episodes, system=system)
-        )
+            episodes = partial(Episodes, system=chosen.load_agents(base, context="append"))
+            options["rollout"] = Verdicts if variant == "verification" else episodes
     trainer.train(trained, task, rewards, config, **options)
     if os.environ.get("RANK", "0") == "0":
         # Sharded, no process has all weights; TRL has gathered them for its last checkpoint.

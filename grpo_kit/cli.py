@@ -80,14 +80,12 @@ Engine = Literal["kit", "trl", "trl+vllm", "trl+vllm-server"]
 Processes = Annotated[int | None, Option(min=1, help="Processes at a time.")]
 
 
-def _chosen(name: str, policy: Path | str | None = None, steps: int | None = None) -> Profile:
-    """The profile of that name, with another policy and number of steps where they are given."""
+def _chosen(name: str, policy: Path | str | None = None) -> Profile:
+    """The profile of that name, with another policy where one is given."""
     chosen = PROFILES[name]
     if policy is not None:
         policy = str(Path(policy).resolve() if Path(policy).is_dir() else policy)
         chosen = chosen.with_policy(policy)
-    if steps is not None:
-        chosen = replace(chosen, config=replace(chosen.config, max_steps=steps))
     return chosen
 
 
@@ -192,7 +190,7 @@ def train(
     processes: `torchrun --nproc-per-node 2 -m grpo_kit.cli train --engine trl`.
     """
     make_output_dir(output)  # before the seconds that torch and the model take
-    chosen = _chosen(profile, policy, steps)
+    chosen = _chosen(profile, policy)
     chosen = replace(chosen, device=device or chosen.device)
     if vllm and engine == "kit":
         raise ValueError("--vllm is for TRL's trainer: add --engine trl, or leave it out.")
@@ -210,12 +208,13 @@ def train(
     for option, given in (("sampling-ahead", sampling_ahead), ("vllm", vllm)):
         if given and arm.batch_source:
             raise ValueError(f"--{option} samples one answer a prompt: leave it out for {variant}.")
-    config = replace(chosen.config, **experiment.changes, **arm.changes)
+    if variant not in ("basic", "diversity"):
+        chosen = chosen.with_skills()
+    given = {} if steps is None else {"max_steps": steps}
+    config = replace(chosen.config, **experiment.changes, **arm.changes, **given)
     # what vLLM samples is scored otherwise by TRL, what is sampled ahead is of older weights
     if (vllm or sampling_ahead) and config.importance_sampling_cap is None:
         config = replace(config, importance_sampling_cap=2.0)
-    if variant not in ("basic", "diversity"):
-        chosen = chosen.with_skills()
     if experiment.task and data:
         raise ValueError(f"variant {variant!r} has questions of its own: leave out --data.")
     chosen = replace(chosen, data=data and str(data), config=config)
@@ -255,8 +254,10 @@ def train(
         if engine == "trl":
             from grpo_kit.trl_rollouts import Episodes, Verdicts
 
-            episodes = partial(Episodes, system=chosen.load_agents(base, context="append"))
-            options["rollout"] = Verdicts if variant == "verification" else episodes
+            options["rollout"] = Verdicts
+            if variant == "flow":
+                system = chosen.load_agents(base, context="append")
+                options["rollout"] = partial(Episodes, system=system)
     trainer.train(trained, task, rewards, config, **options)
     if os.environ.get("RANK", "0") == "0":
         # Sharded, no process has all weights; TRL has gathered them for its last checkpoint.

@@ -424,6 +424,8 @@ def in_words(findings: Sequence[Finding], rows: Sequence[dict]) -> str:
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
 <title>{{ title }}</title>
 <style>
 :root { color-scheme: light dark }
@@ -441,8 +443,10 @@ img { width: 100%; background: white; border-radius: .4rem }
 {% else %}
 <p>Nothing to report.</p>
 {% endfor %}
+{% if png %}
 <img alt="The run's metrics by step; the steps of each finding are shaded."
 src="data:image/png;base64,{{ png }}">
+{% endif %}
 </html>
 """
 
@@ -451,17 +455,20 @@ def page(findings: Sequence[Finding], rows: Sequence[dict], name: str) -> str:
     """The diagnosis as one HTML page without scripts, with the run's curves."""
     verdict = "healthy" if is_healthy(findings) else "sick"
     buffer = io.BytesIO()
-    curves(findings, rows).savefig(buffer, format="png", dpi=120)
+    if figure := curves(findings, rows):
+        figure.savefig(buffer, format="png", dpi=120)
     png = base64.b64encode(buffer.getvalue()).decode()
     shown = {"title": visible(f"{name}: {verdict}"), "findings": findings, "png": png}
     text = Environment(autoescape=True, trim_blocks=True).from_string(PAGE).render(shown)
     return visible(text, newline="\n")
 
 
-def curves(findings: Sequence[Finding], rows: Sequence[dict]) -> Figure:
-    """The run's metrics by step, the steps of what is sick shaded."""
+def curves(findings: Sequence[Finding], rows: Sequence[dict]) -> Figure | None:
+    """The run's metrics by step, the steps of what is sick shaded; None where none is known."""
     log = Log(rows)
     shown = [(name, *log.series(name)) for name in SHOWN if log.series(name)[0]]
+    if not shown:
+        return None
     figure = Figure(figsize=(10, 2.4 * math.ceil(len(shown) / 3)), layout="constrained")
     panels = figure.subplots(math.ceil(len(shown) / 3), min(3, len(shown)), squeeze=False).flat
     for (name, steps, values), axes in zip(shown, panels, strict=False):

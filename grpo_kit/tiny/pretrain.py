@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from grpo_kit.models import Policy, load_policy
+from grpo_kit.models import Policy, load_policy, save_policy
 from grpo_kit.paths import data_dir, make_output_dir, write_atomic
 from grpo_kit.tiny.skills import sample_conversation
 
@@ -270,8 +270,7 @@ def _warm_up(rank: int, file: Path, recipe: dict, state: dict) -> dict:
 
     seconds, loss = time.monotonic() - started, fmean(losses[-max(1, steps // 10) :])
     if rank == 0:
-        model.to(torch.bfloat16).save_pretrained(file.parent)
-        tokenizer.save_pretrained(file.parent)
+        save_policy(Policy(model.to(torch.bfloat16), tokenizer), file.parent)
         file.unlink(missing_ok=True)
     return recipe | {"seconds": seconds, "loss": loss, "parameters": model.num_parameters()}
 
@@ -318,6 +317,5 @@ def teach_tools(output_dir: str | Path, *, seed: int = 0, steps: int = TOOL_STEP
     """Save the tiny base after a warm-up with Python as a third tool (bf16, tokenizer)."""
     folder = make_output_dir(output_dir)
     policy = warm_up_more(load_policy(data_dir() / "tiny-base"), seed, steps, "tools")
-    policy.model.to(torch.bfloat16).save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
-    return load_policy(folder)
+    policy.model.to(torch.bfloat16)
+    return load_policy(save_policy(policy, folder))

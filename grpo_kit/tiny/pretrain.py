@@ -203,7 +203,7 @@ def pretrain(output_dir: str | Path, *, seed=0, steps=None, processes=None) -> d
     Raises ValueError for another warm-up's state.
     """
     recipe = {"seed": seed, "steps": steps or STEPS, "processes": processes or PROCESSES}
-    if recipe["processes"] > BATCH:
+    if not 1 <= recipe["processes"] <= BATCH:
         raise ValueError(f"processes is {processes}; choose 1 to {BATCH}, the rows of a batch.")
     state, file = {}, make_output_dir(output_dir) / STATE_FILE
     if file.exists():
@@ -241,7 +241,7 @@ def _warm_up(rank: int, file: Path, recipe: dict, state: dict) -> dict:
     first, spent, losses = 0, 0.0, []
     if state:
         model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        optimizer.load_state_dict(state["optimizers"][rank])
         first, spent, losses = state["step"], state["seconds"], state["losses"]
 
     started = time.monotonic() - spent
@@ -260,9 +260,15 @@ def _warm_up(rank: int, file: Path, recipe: dict, state: dict) -> dict:
         done = step + 1
         if processes > 1 and (done % AVERAGE_EVERY == 0 or done == steps):
             average_parameters(model.parameters(), None)
-        if rank == 0 and done % STATE_EVERY == 0 and done < steps:
+        if done % STATE_EVERY or done == steps:
+            continue
+        optimizers = [optimizer.state_dict()]
+        if processes > 1:  # each has its own moments
+            optimizers *= processes
+            torch.distributed.all_gather_object(optimizers, optimizer.state_dict())
+        if rank == 0:
             state = {"recipe": recipe, "step": done, "losses": losses}
-            state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            state |= {"model": model.state_dict(), "optimizers": optimizers}
             state["seconds"] = time.monotonic() - started
             buffer = io.BytesIO()
             torch.save(state, buffer)

@@ -38,6 +38,8 @@ def test_each_group_votes_for_itself_and_the_share_is_logged():
     assert rewards == [1, 1, 0, 0, 1, 1]
     assert logged == {"majority/share": pytest.approx(2 / 3)}
     assert vote(["no tags", "none"], 2) == [0, 0]
+    with pytest.raises(ValueError, match="num_generations=0: a vote takes 2 or more"):
+        MajorityReward(0)
     with pytest.raises(ValueError, match="3 completions make no groups of 2"):
         vote(said("1", "1", "1"), 2)
 

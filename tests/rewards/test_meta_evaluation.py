@@ -224,6 +224,7 @@ def test_the_shipped_evaluator_goes_by_the_style_even_when_it_is_shown_the_truth
     ("options", "message"),
     [
         ({"questions": QUESTIONS, "weights": [1.0]}, "1 weights for 3 questions"),
+        ({"questions": []}, "there are no questions; give one"),
         ({"transform": "logit"}, "choose 'log' or 'p'"),
         ({"truth_fraction": 10}, "a share from 0 to 1"),
     ],

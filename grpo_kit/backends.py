@@ -19,7 +19,7 @@ from transformers import GenerationConfig
 
 from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import Rollouts, check_lengths, completion_logps, generate, left_pad
-from grpo_kit.models import Policy, save_policy
+from grpo_kit.models import Policy, save_policy, unwrapped
 
 BACKENDS = ("plain", "static", "continuous")  # of a policy that is trained
 VLLM_SHARE = 0.4  # of the GPU, beside the policy itself
@@ -148,7 +148,7 @@ def _without_saved_settings(policy: Policy) -> Iterator[Any]:
     transformers would fill gaps from the saved one: Qwen2.5-Instruct's has a repetition penalty.
     """
     model = policy.model
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = unwrapped(model)
     saved, was_training = inner.generation_config, model.training
     inner.generation_config = GenerationConfig()
     model.eval()

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from grpo_kit.models import unwrapped
+
 FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROTATIONS = ("default", "linear", "llama3", "yarn")  # those that do not change with the length
 PART_TOKENS = 640  # least padded tokens of a part that is scored by itself
@@ -24,7 +26,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 def can_read(model) -> bool:
     """Whether `Decoder` computes what this model does: transformers' own code, on a CPU."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = unwrapped(model)
     known = type(inner).__name__ in FAMILIES and type(inner).__module__.startswith("transformers.")
     if not known or next(model.parameters()).device.type != "cpu":
         return False
@@ -116,7 +118,7 @@ class Decoder:
     """
 
     def __init__(self, model, dtype: torch.dtype) -> None:
-        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        inner = unwrapped(model)
         config, decoder = inner.config, inner.model
         self.dtype, self.eps = dtype, config.rms_norm_eps
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicLayer
 
 from grpo_kit.decoder import GroupedDecoding, by_length, can_read, equal_rank, filler, packed_states
-
-if TYPE_CHECKING:
-    from grpo_kit.models import Policy
+from grpo_kit.models import Policy, unwrapped
 
 # Most logits held at a time: 32 MiB of float32 on a CPU, 512 MiB on an accelerator, where small
 # chunks would read the head's weights more often than they compute.
@@ -472,7 +470,7 @@ def _logit_chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatu
 
 def _decoder_and_head(model):
     """The transformer without its head, and the head; LoRA weights stay in place in both."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = unwrapped(model)
     for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
         if (value := getattr(inner.config, name, None)) not in (None, 1.0):
             problem = f"{type(inner).__name__} changes its logits after the head ({name}={value})"

@@ -249,6 +249,11 @@ def save_policy(policy: Policy, folder: str | Path) -> Path:
     return folder
 
 
+def unwrapped(model: Any) -> Any:
+    """transformers' own model, without peft's around it; LoRA weights stay in its layers."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def frozen_copy(policy: Policy) -> Policy:
     """An independent copy that no gradient reaches: a reference, an evaluator, a judge."""
     model = copy.deepcopy(policy.model).eval().requires_grad_(False)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicLayer
 
 from grpo_kit.decoder import GroupedDecoding, by_length, can_read, equal_rank, filler, packed_states
-from grpo_kit.models import Policy, unwrapped
+from grpo_kit.models import Policy, evaluating, unwrapped
 
 # Most logits held at a time: 32 MiB of float32 on a CPU, 512 MiB on an accelerator, where small
 # chunks would read the head's weights more often than they compute.
@@ -143,7 +142,7 @@ def generate(
         drawn[1:] &= prompt_index[1:] == prompt_index[:-1]
         drawn[0] = False
     draws, uniform = int(drawn.sum()), torch.zeros(n, device=device)
-    with _evaluating(model):  # no dropout in what is meant to be the policy's own distribution
+    with evaluating(model):  # no dropout in what is meant to be the policy's own distribution
         arguments = prompt_ids, prompt_index, max_new_tokens
         if can_read(model):
             decoding = GroupedDecoding(
@@ -224,17 +223,6 @@ class _Decoding:
         by_place = torch.empty_like(tokens).index_copy_(0, self.branch, tokens)
         output = self.model(input_ids=by_place[:, None], **where, **cache)
         self.logits, self.position = output.logits[:, -1], self.position + 1
-
-
-@contextmanager
-def _evaluating(model) -> Iterator[None]:
-    """The model in evaluation mode, and afterwards in the mode that it had."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def reply(
@@ -506,7 +494,7 @@ def last_logits(policy: Policy, ids: Sequence[Sequence[int]], count: int = 1) ->
     """
     rows, mask = left_pad(ids, policy.pad_token_id, policy.device)
     where = {"attention_mask": mask, "position_ids": positions(mask)}
-    with _evaluating(policy.model), policy.autocast():
+    with evaluating(policy.model), policy.autocast():
         output = policy.model(rows, **where, use_cache=False, logits_to_keep=count)
     return output.logits.float()
 

@@ -5,8 +5,8 @@ import hashlib
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -247,6 +247,17 @@ def save_policy(policy: Policy, folder: str | Path) -> Path:
     model.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     return folder
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """The model in evaluation mode, and afterwards in the mode that it had."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def unwrapped(model: Any) -> Any:

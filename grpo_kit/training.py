@@ -464,8 +464,7 @@ class Learner:
                     old = logps.detach() if inputs["old_logps"] is None else inputs["old_logps"]
                     sampled = _cut(batch.rollouts.logps, rows, logps)
                     weights = objective.importance_weights(old, sampled, cap, mode)
-                    chosen = inputs["token_weights"]
-                    inputs["token_weights"] = weights if chosen is None else weights * chosen
+                    inputs["token_weights"] = weights * inputs.get("token_weights", 1.0)
                     apart.append((old - sampled)[inputs["mask"]].abs())
                 part = objective.policy_loss(logps, **inputs, **self.loss_options, **divisors)
                 if config.loss_type == "bnpo":  # local by definition: the mean of its parts
@@ -526,32 +525,25 @@ class Learner:
         return result
 
     def _loss_inputs(self, batch: Batch) -> dict[str, Tensor | None]:
-        """Arguments of `policy_loss` for all N rows, None for those that the config leaves out."""
+        """Arguments of `policy_loss` for all N rows, without those that the config leaves out."""
         config, mask = self.config, batch.rollouts.mask
         if config.mask_truncated_completions:
             mask = mask & batch.rollouts.finished[:, None]
-        ref_logps = old_logps = turn_weights = token_weights = None
+        given = {"mask": mask, "advantages": batch.advantages.to(mask.device), "old_logps": None}
         if self.reference is not None:
             model, context = self.reference
             with context():
-                ref_logps = self._all_logps(model, batch)
+                given["ref_logps"] = self._all_logps(model, batch)
         if config.updates_per_step > 1:
-            old_logps = self._all_logps(self.policy.model, batch)
+            given["old_logps"] = self._all_logps(self.policy.model, batch)
         if config.top_entropy_quantile < 1:  # by the entropies at sampling
             entropies = batch.rollouts.entropies
-            token_weights = objective.high_entropy(entropies, mask, config.top_entropy_quantile)
-            token_weights = token_weights.float()
+            chosen = objective.high_entropy(entropies, mask, config.top_entropy_quantile)
+            given["token_weights"] = chosen.float()
         if batch.episode_index is not None and config.loss_type == "grpo":
             episode = _episodes(batch)
-            turn_weights = (1 / episode.bincount()[episode]).to(mask.device)
-        return {
-            "old_logps": old_logps,
-            "advantages": batch.advantages.to(mask.device),
-            "mask": mask,
-            "ref_logps": ref_logps,
-            "turn_weights": turn_weights,
-            "token_weights": token_weights,
-        }
+            given["turn_weights"] = (1 / episode.bincount()[episode]).to(mask.device)
+        return given
 
     def _optimizer_step(
         self, batch: Batch, loss: float, has_gradient: bool, scheduled: bool

@@ -591,10 +591,9 @@ class Learner:
         return list(rows[longest[prompts[rows]].argsort(stable=True)].split(size))
 
     def state_dict(self) -> dict:
-        trained = {name for name, p in self.policy.model.named_parameters() if p.requires_grad}
-        weights = self.policy.model.state_dict()
+        weights = self.policy.model.named_parameters()
         return {
-            "model": {name: value for name, value in weights.items() if name in trained},
+            "model": {name: p.detach() for name, p in weights if p.requires_grad},
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),

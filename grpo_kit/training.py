@@ -89,11 +89,7 @@ def train(
         source.load_state_dict(checkpoint["batch_source"])
         generator.set_state(checkpoint["generator"].cpu())
     step = checkpoint["step"] if checkpoint else 0
-
-    def evaluated(between: bool = False) -> dict[str, float]:
-        measured = measure(policy) if measure else {}
-        rows = eval_rows(task, config, between)
-        return evaluate(policy, rows, config, seed=seed) | measured
+    evaluated = partial(evaluate_run, policy, task, config, measure, seed)
 
     if not files.run.history and config.eval_on_start:
         first = evaluated() if first is None else first
@@ -621,10 +617,15 @@ def _cut(values: Tensor | None, rows: Tensor, logps: Tensor) -> Tensor | None:
 # --- evaluate -------------------------------------------------------------------------------------
 
 
-def eval_rows(task: Task, config: GRPOConfig, between: bool) -> Any:
-    """The test rows of an evaluation, `between` a run's ends or at one of them."""
-    fewer = config.eval_prompts_between if between else None
-    return task.test if fewer is None else task.test.select(range(min(fewer, len(task.test))))
+def evaluate_run(
+    policy: Policy, task: Task, config: GRPOConfig, measure: Callable | None, seed: int,
+    between: bool = False,
+) -> dict[str, float]:  # fmt: skip
+    """`evaluate` and `measure` at one of a run's ends or, on fewer test rows, `between` them."""
+    measured, rows = measure(policy) if measure else {}, task.test
+    if between and config.eval_prompts_between is not None:
+        rows = rows.select(range(min(config.eval_prompts_between, len(rows))))
+    return evaluate(policy, rows, config, seed=seed) | measured
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:

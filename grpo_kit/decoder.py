@@ -204,10 +204,11 @@ class PackedCompletions:
     the row's hidden states predicts each token of a completion.
     """
 
-    def __init__(self, prompt_ids, prompt_index: Tensor, completion_ids: Tensor, lengths: Tensor):
-        self.prompts, columns = _Prompts(prompt_ids), max(int(lengths.max()), 1)
+    def __init__(self, rollouts) -> None:
+        prompt_index, completion_ids = rollouts.prompt_index, rollouts.completion_ids
+        self.prompts, columns = _Prompts(rollouts.prompt_ids), max(int(rollouts.lengths.max()), 1)
         sizes = self.prompts.lengths[prompt_index]  # of each row's prompt
-        run = (lengths - 1).clamp(min=0)  # the last token predicts nothing
+        run = (rollouts.lengths - 1).clamp(min=0)  # the last token predicts nothing
         self.states = torch.zeros(len(run), columns, dtype=torch.long)
         self.states[:, 0] = self.prompts.last[prompt_index]
         tokens, positions = [self.prompts.ids], [self.prompts.positions]
@@ -273,12 +274,10 @@ def packed_states(model, dtype: torch.dtype, rollouts) -> tuple[Tensor, Tensor, 
 
     The hidden states (P, H), the tokens (P,) that they predict, and which one each of M is, (M,).
     """
-    mask = rollouts.mask
-    prompts, completions = (rollouts.prompt_ids, rollouts.prompt_index), rollouts.completion_ids
-    packed = PackedCompletions(*prompts, completions, mask.sum(dim=1))
+    packed = PackedCompletions(rollouts)
     with torch.autocast("cpu", enabled=False):
         states = Decoder(model, dtype)(packed.ids, packed.positions, packed.attend)
-    real = mask[:, : packed.states.shape[1]]
+    real = rollouts.mask[:, : packed.states.shape[1]]
     tokens = rollouts.completion_ids[:, : packed.states.shape[1]][real]
     pairs, which = equal_pairs(packed.states[real], tokens)
     return states.index_select(0, pairs >> 32), pairs % 2**32, which

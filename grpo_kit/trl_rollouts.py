@@ -120,18 +120,14 @@ class Verdicts:
 def _of(reward: Callable, verdicts: bool) -> Callable:
     """`reward` of the verdicts, or of the answers, alone; None for the others."""
 
-    def scored(prompts, completions, completion_ids, is_verdict, **columns):
+    def scored(is_verdict, **columns):
+        n = len(is_verdict)
         own = [i for i, of_item in enumerate(is_verdict) if of_item == verdicts]
-        given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
-        given |= columns
-        chosen = {
-            name: [values[i] for i in own]
-            if isinstance(values, list) and len(values) == len(prompts)
-            else values
-            for name, values in given.items()
-        }
-        scores = dict(zip(own, reward(**chosen) if own else [], strict=True))
-        return [scores.get(i) for i in range(len(prompts))]
+        for name, values in columns.items():
+            if isinstance(values, list) and len(values) == n:
+                columns[name] = [values[i] for i in own]
+        scores = dict(zip(own, reward(**columns) if own else [], strict=True))
+        return [scores.get(i) for i in range(n)]
 
     scored.__name__ = reward_name(reward)
     return scored

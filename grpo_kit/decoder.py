@@ -292,7 +292,8 @@ class GroupedDecoding:
     """
 
     def __init__(self, model, dtype, prompt_ids, prompt_index: Tensor, room: int) -> None:
-        self.decoder, head = Decoder(model, dtype), model.get_output_embeddings()
+        with torch.autocast("cpu", enabled=False):  # LoRA's product as the update has it
+            self.decoder, head = Decoder(model, dtype), model.get_output_embeddings()
         self.head, self.bias = head.weight.to(dtype), head.bias
         packed = _Prompts(prompt_ids)
         self.hidden = torch.zeros(packed.mask.shape).masked_fill(~packed.mask, -torch.inf)

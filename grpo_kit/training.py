@@ -316,12 +316,8 @@ class PromptBatches:
             missing -= len(kept[-1][2]) // size
             rounds -= 1
         rollouts, rewards_per_func, examples = _joined(kept)
-        weights = config.reward_weights
-        rewards = objective.combine_rewards(rewards_per_func, weights)
-        if config.multi_objective_aggregation == "normalize_then_sum":
-            advantages = objective.decoupled_advantages(rewards_per_func, size, weights)
-        else:
-            advantages = objective.group_advantages(rewards, size, config.scale_rewards)
+        rewards = objective.combine_rewards(rewards_per_func, config.reward_weights)
+        advantages = _advantages(rewards_per_func, config)
         names = [reward_name(reward) for reward in self.rewards]
         batch = Batch(
             rollouts, names, rewards_per_func, rewards, advantages, size, examples, logged,
@@ -366,11 +362,19 @@ def _selected(rollouts: Rollouts, rewards_per_func: Tensor, examples: list, rows
     return chosen, rewards_per_func[rows], [examples[row] for row in rows.tolist()]
 
 
+def _advantages(rewards_per_func: Tensor, config: GRPOConfig) -> Tensor:
+    """(N,) of (N, R) rewards, as the config combines and scales them."""
+    weights, size = config.reward_weights, config.num_generations
+    if config.multi_objective_aggregation == "normalize_then_sum":
+        return objective.decoupled_advantages(rewards_per_func, size, weights)
+    rewards = objective.combine_rewards(rewards_per_func, weights)
+    return objective.group_advantages(rewards, size, config.scale_rewards)
+
+
 def _with_spread(scored: Scored, config: GRPOConfig) -> Scored:
     """The groups in which some completion has an advantage."""
     size = config.num_generations
-    rewards = objective.combine_rewards(scored[1], config.reward_weights)
-    spread = objective.group_advantages(rewards, size).view(-1, size)
+    spread = _advantages(scored[1], config).view(-1, size)
     rows = (spread.abs().amax(1).nonzero() * size + torch.arange(size)).flatten()
     return _selected(*scored, rows)
 

@@ -16,7 +16,7 @@ from grpo_kit.flow import AgentSystem
 from grpo_kit.flow.export import numbered_rows, of_output, trl_dataset, trl_rollout
 from grpo_kit.generation import reply
 from grpo_kit.rewards.rules import VerificationReward
-from grpo_kit.rewards.scoring import reward_name
+from grpo_kit.rewards.scoring import is_coroutine, reward_name
 from grpo_kit.self_verification import (
     STRATEGIES,
     SelfVerification,
@@ -58,6 +58,9 @@ class Verdicts:
     def __init__(self, prompts: PromptBatches, strategy: str = "mixed") -> None:
         self.name = SelfVerification(prompts, strategy).name  # raises where things do not fit
         self.prompts, self.schedule = prompts, STRATEGIES[strategy]
+        if slow := [reward_name(r) for r in prompts.rewards if is_coroutine(r)]:
+            remedy = "under TRL verdicts take plain functions: leave it out, or --engine kit"
+            raise ValueError(f"{slow[0]} is a coroutine, {remedy}.")
         if strategy == "verify-alter":
             one = "TRL makes one update of a batch"
             raise ValueError(f"{strategy} makes two at some steps, {one}: choose another strategy.")
@@ -130,4 +133,6 @@ def _of(reward: Callable, verdicts: bool) -> Callable:
         return [scores.get(i) for i in range(n)]
 
     scored.__name__ = reward_name(reward)
+    if hasattr(reward, "num_generations"):  # it is given whole groups
+        scored.num_generations = reward.num_generations
     return scored

@@ -341,6 +341,23 @@ def test_every_completion_meets_the_columns_of_its_own_prompt(policy, monkeypatc
         assert batch.metrics()["frac_reward_zero_std"] == 0 and len(seen) > len(batch.rewards)
 
 
+def test_a_group_of_equal_sums_has_spread_where_each_reward_is_normalised(policy):
+    """1 x 1 + 2 x 0 and 1 x 0 + 2 x 0.5: normalised first, the second weighs twice."""
+
+    def first(completion_ids, **columns):
+        return [float(i % 2) for i in range(len(completion_ids))]
+
+    def second(completion_ids, **columns):
+        return [0.5 - 0.5 * (i % 2) for i in range(len(completion_ids))]
+
+    each = {"multi_objective_aggregation": "normalize_then_sum"}
+    for changes, sampled_again in (({}, True), (each, False)):
+        config = configure(dynamic_sampling_rounds=1, reward_weights=(1, 2), **changes)
+        batch = batch_of(policy, config, first, second)
+        assert (batch.generated_tokens > int(batch.rollouts.mask.sum())) == sampled_again
+        assert batch.advantages.any() != sampled_again
+
+
 def test_a_part_is_judged_while_the_next_is_sampled(policy, monkeypatch):
     """The first part's reward waits until the second is being sampled."""
     real, calls, sampled, second = backends.generate, [], [], threading.Event()

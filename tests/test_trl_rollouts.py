@@ -23,8 +23,8 @@ CONFIG = dataclasses.replace(
 )
 
 
-def trainer_of(folder, strategy="mixed", **changes):
-    given = PROFILE.load_policy(), PROFILE.load_task(), [accuracy_reward, format_reward]
+def trainer_of(folder, strategy="mixed", rewards=(accuracy_reward, format_reward), **changes):
+    given = PROFILE.load_policy(), PROFILE.load_task(), list(rewards)
     config = dataclasses.replace(CONFIG, **changes)
     rollout = partial(Verdicts, strategy=strategy)
     return trl_bridge.grpo_trainer(*given, config, rollout=rollout, output_dir=str(folder))
@@ -103,6 +103,14 @@ def test_where_no_items_can_be_made_all_groups_answer(tmp_path, monkeypatch):
 def test_two_updates_of_a_step_are_refused(tmp_path):
     with pytest.raises(ValueError, match="verify-alter makes two at some steps, TRL makes one"):
         trainer_of(tmp_path, "verify-alter")
+
+
+def test_a_reward_that_is_a_coroutine_is_refused_for_verdicts(tmp_path):
+    async def slow(completions, **columns):
+        return [1.0] * len(completions)
+
+    with pytest.raises(ValueError, match="slow is a coroutine, under TRL verdicts take plain"):
+        trainer_of(tmp_path, rewards=[slow])
 
 
 @pytest.mark.parametrize("what", ["self-verification", "episodes"])

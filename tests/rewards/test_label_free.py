@@ -84,12 +84,3 @@ def test_what_cannot_be_measured_is_not_scored(policy):
     assert values[:2] == [None, None] and math.isfinite(values[2])
     with pytest.raises(ValueError, match="measure='entropy'; choose one of self-certainty"):
         CertaintyReward(policy, "entropy")
-
-
-def test_a_policy_in_training_mode_stays_in_it(policy):
-    policy.model.train()
-    try:
-        CertaintyReward(policy)(PROMPTS, [""] * 3, [[11], [12], [13]])
-        assert policy.model.training
-    finally:
-        policy.model.eval()

@@ -19,7 +19,7 @@ from transformers import GenerationConfig
 
 from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import Rollouts, check_lengths, completion_logps, generate, left_pad
-from grpo_kit.models import Policy, save_policy
+from grpo_kit.models import Policy, evaluating, save_policy, unwrapped
 
 BACKENDS = ("plain", "static", "continuous")  # of a policy that is trained
 VLLM_SHARE = 0.4  # of the GPU, beside the policy itself
@@ -147,16 +147,13 @@ def _without_saved_settings(policy: Policy) -> Iterator[Any]:
 
     transformers would fill gaps from the saved one: Qwen2.5-Instruct's has a repetition penalty.
     """
-    model = policy.model
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    saved, was_training = inner.generation_config, model.training
-    inner.generation_config = GenerationConfig()
-    model.eval()
+    inner = unwrapped(policy.model)
+    saved, inner.generation_config = inner.generation_config, GenerationConfig()
     try:
-        yield inner
+        with evaluating(policy.model):
+            yield inner
     finally:
         inner.generation_config = saved
-        model.train(was_training)
 
 
 def greedy(policy: Policy, backend: str, *, max_new_tokens: int, context: int) -> Callable:

@@ -80,14 +80,12 @@ Engine = Literal["kit", "trl", "trl+vllm", "trl+vllm-server"]
 Processes = Annotated[int | None, Option(min=1, help="Processes at a time.")]
 
 
-def _chosen(name: str, policy: Path | str | None = None, steps: int | None = None) -> Profile:
-    """The profile of that name, with another policy and number of steps where they are given."""
+def _chosen(name: str, policy: Path | str | None = None) -> Profile:
+    """The profile of that name, with another policy where one is given."""
     chosen = PROFILES[name]
     if policy is not None:
         policy = str(Path(policy).resolve() if Path(policy).is_dir() else policy)
         chosen = chosen.with_policy(policy)
-    if steps is not None:
-        chosen = replace(chosen, config=replace(chosen.config, max_steps=steps))
     return chosen
 
 
@@ -192,17 +190,13 @@ def train(
     processes: `torchrun --nproc-per-node 2 -m grpo_kit.cli train --engine trl`.
     """
     make_output_dir(output)  # before the seconds that torch and the model take
-    chosen = _chosen(profile, policy, steps)
+    chosen = _chosen(profile, policy)
     chosen = replace(chosen, device=device or chosen.device)
     if vllm and engine == "kit":
         raise ValueError("--vllm is for TRL's trainer: add --engine trl, or leave it out.")
-    sampled_otherwise = variant in ("verification", "flow")
     for option, given in (("sampling-ahead", sampling_ahead), ("replay", replay)):
         if given and engine == "trl":
             raise ValueError(f"--{option} is for the kit's trainer: leave out --engine trl.")
-    for option, given in (("sampling-ahead", sampling_ahead), ("vllm", vllm)):
-        if given and sampled_otherwise:
-            raise ValueError(f"--{option} samples one answer a prompt: leave it out for {variant}.")
     if engine == "kit" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("the kit's trainer runs in one process: add --engine trl for several.")
     from grpo_kit.lab.experiments import EXPERIMENTS
@@ -211,12 +205,16 @@ def train(
 
     name, arm = VARIANTS[variant]
     experiment, arm = EXPERIMENTS[name], EXPERIMENTS[name].arms[arm]
-    config = replace(chosen.config, **experiment.changes, **arm.changes)
+    for option, given in (("sampling-ahead", sampling_ahead), ("vllm", vllm)):
+        if given and arm.batch_source:
+            raise ValueError(f"--{option} samples one answer a prompt: leave it out for {variant}.")
+    if variant not in ("basic", "diversity"):
+        chosen = chosen.with_skills()
+    given = {} if steps is None else {"max_steps": steps}
+    config = replace(chosen.config, **experiment.changes, **arm.changes, **given)
     # what vLLM samples is scored otherwise by TRL, what is sampled ahead is of older weights
     if (vllm or sampling_ahead) and config.importance_sampling_cap is None:
         config = replace(config, importance_sampling_cap=2.0)
-    if variant not in ("basic", "diversity"):
-        chosen = chosen.with_skills()
     if experiment.task and data:
         raise ValueError(f"variant {variant!r} has questions of its own: leave out --data.")
     chosen = replace(chosen, data=data and str(data), config=config)
@@ -250,16 +248,16 @@ def train(
         check_room(chosen, gpus=processes, sharded=sharded, vllm_share=vllm_share, engine=sampler)
     trained = chosen.load_policy()
     rewards = arm.rewards(chosen, config, trained)
-    if sampled_otherwise:
+    if arm.batch_source:
         base = chosen.load_policy()
         options["measure"] = experiment.watch(chosen, base, task, config, seed, False)
-    if sampled_otherwise and engine == "trl":
-        from grpo_kit.trl_rollouts import Episodes, Verdicts
+        if engine == "trl":
+            from grpo_kit.trl_rollouts import Episodes, Verdicts
 
-        system = chosen.load_agents(base, context="append")
-        options["rollout"] = (
-            Verdicts if variant == "verification" else partial(Episodes, system=system)
-        )
+            options["rollout"] = Verdicts
+            if variant == "flow":
+                system = chosen.load_agents(base, context="append")
+                options["rollout"] = partial(Episodes, system=system)
     trainer.train(trained, task, rewards, config, **options)
     if os.environ.get("RANK", "0") == "0":
         # Sharded, no process has all weights; TRL has gathered them for its last checkpoint.

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from grpo_kit.models import unwrapped
+
 FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROTATIONS = ("default", "linear", "llama3", "yarn")  # those that do not change with the length
 PART_TOKENS = 640  # least padded tokens of a part that is scored by itself
@@ -24,7 +26,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 def can_read(model) -> bool:
     """Whether `Decoder` computes what this model does: transformers' own code, on a CPU."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = unwrapped(model)
     known = type(inner).__name__ in FAMILIES and type(inner).__module__.startswith("transformers.")
     if not known or next(model.parameters()).device.type != "cpu":
         return False
@@ -116,7 +118,7 @@ class Decoder:
     """
 
     def __init__(self, model, dtype: torch.dtype) -> None:
-        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        inner = unwrapped(model)
         config, decoder = inner.config, inner.model
         self.dtype, self.eps = dtype, config.rms_norm_eps
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -173,13 +175,16 @@ def filler(rows: int, dtype: torch.dtype) -> int:
     return -rows % (16 if rows <= 256 else 128)
 
 
-class _Padding:
-    """Rows of some lengths, packed in one row of tokens or padded to one width."""
+class _Prompts:
+    """Prompts: their `ids` packed in one row, and values of these tokens padded to one width."""
 
-    def __init__(self, lengths: Tensor, width: int) -> None:
-        self.mask = torch.arange(width) < lengths[:, None]
+    def __init__(self, prompt_ids: Sequence[Sequence[int]]) -> None:
+        self.ids = torch.tensor([i for ids in prompt_ids for i in ids])
+        self.lengths = torch.tensor([len(ids) for ids in prompt_ids])
+        self.last = self.lengths.cumsum(0) - 1  # the place of each one's last token in the row
+        self.mask = torch.arange(int(self.lengths.max())) < self.lengths[:, None]
         self.places = self.mask.flatten().nonzero()[:, 0]
-        self.columns = self.places % width
+        self.positions = self.places % self.mask.shape[1]
 
     def pad(self, packed: Tensor) -> Tensor:
         """(M, heads, D) as (B, heads, width, D), 0 where there is no token."""
@@ -192,12 +197,6 @@ class _Padding:
         return padded.transpose(1, 2).flatten(0, 1).index_select(0, self.places)
 
 
-def _flat(prompt_ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """All prompts' ids in one row, and their lengths."""
-    ids = torch.tensor([i for ids in prompt_ids for i in ids])
-    return ids, torch.tensor([len(ids) for ids in prompt_ids])
-
-
 class PackedCompletions:
     """Prompts and the completions of their groups in one row: what they share is run once.
 
@@ -205,20 +204,22 @@ class PackedCompletions:
     the row's hidden states predicts each token of a completion.
     """
 
-    def __init__(self, prompt_ids, prompt_index: Tensor, completion_ids: Tensor, lengths: Tensor):
-        ids, sizes = _flat(prompt_ids)
-        run = (lengths - 1).clamp(min=0)  # the last token predicts nothing
-        self.prompts, columns = _Padding(sizes, int(sizes.max())), max(int(lengths.max()), 1)
+    def __init__(self, rollouts) -> None:
+        prompt_index, completion_ids = rollouts.prompt_index, rollouts.completion_ids
+        self.prompts, columns = _Prompts(rollouts.prompt_ids), max(int(rollouts.lengths.max()), 1)
+        sizes = self.prompts.lengths[prompt_index]  # of each row's prompt
+        run = (rollouts.lengths - 1).clamp(min=0)  # the last token predicts nothing
         self.states = torch.zeros(len(run), columns, dtype=torch.long)
-        self.states[:, 0] = (sizes.cumsum(0) - 1)[prompt_index]
-        tokens, positions, n = [ids], [self.prompts.columns], len(ids)
+        self.states[:, 0] = self.prompts.last[prompt_index]
+        tokens, positions = [self.prompts.ids], [self.prompts.positions]
+        n = len(self.prompts.ids)
         firsts: list[Tensor] = []  # of each beginning, a row that has it
         for t in range(columns - 1):
             rows = (t < run).nonzero()[:, 0]
             begun, which = equal_pairs(self.states[rows, t], completion_ids[rows, t])
             firsts.append(torch.empty_like(begun).index_copy_(0, which, rows))
             tokens.append(completion_ids[firsts[-1], t])
-            positions.append(sizes[prompt_index[firsts[-1]]] + t)
+            positions.append(sizes[firsts[-1]] + t)
             self.states[rows, t + 1] = n + which
             n += len(begun)
         self.ids, self.positions = torch.cat(tokens), torch.cat(positions)
@@ -227,7 +228,7 @@ class PackedCompletions:
         starts, padded = torch.empty_like(run), 0  # where each row begins among all padded ones
         for rows in by_length(run):
             width, index = max(int(run[rows].max()), 1), prompt_index[rows]
-            longest = int(sizes[index].max())
+            longest = int(sizes[rows].max())
             seen = self.prompts.mask[index, None, :longest].expand(-1, width, -1)
             causal = torch.ones(width, width, dtype=torch.bool).tril().expand(len(rows), -1, -1)
             own = F.pad(self.states[rows], (0, 1))[:, 1 : width + 1]
@@ -273,12 +274,10 @@ def packed_states(model, dtype: torch.dtype, rollouts) -> tuple[Tensor, Tensor, 
 
     The hidden states (P, H), the tokens (P,) that they predict, and which one each of M is, (M,).
     """
-    mask = rollouts.mask
-    prompts, completions = (rollouts.prompt_ids, rollouts.prompt_index), rollouts.completion_ids
-    packed = PackedCompletions(*prompts, completions, mask.sum(dim=1))
+    packed = PackedCompletions(rollouts)
     with torch.autocast("cpu", enabled=False):
         states = Decoder(model, dtype)(packed.ids, packed.positions, packed.attend)
-    real = mask[:, : packed.states.shape[1]]
+    real = rollouts.mask[:, : packed.states.shape[1]]
     tokens = rollouts.completion_ids[:, : packed.states.shape[1]][real]
     pairs, which = equal_pairs(packed.states[real], tokens)
     return states.index_select(0, pairs >> 32), pairs % 2**32, which
@@ -293,27 +292,27 @@ class GroupedDecoding:
     """
 
     def __init__(self, model, dtype, prompt_ids, prompt_index: Tensor, room: int) -> None:
-        self.decoder, head = Decoder(model, dtype), model.get_output_embeddings()
+        with torch.autocast("cpu", enabled=False):  # LoRA's product as the update has it
+            self.decoder, head = Decoder(model, dtype), model.get_output_embeddings()
         self.head, self.bias = head.weight.to(dtype), head.bias
-        ids, lengths = _flat(prompt_ids)
-        padding = _Padding(lengths, int(lengths.max()))
-        self.hidden = torch.zeros(padding.mask.shape).masked_fill(~padding.mask, -torch.inf)
+        packed = _Prompts(prompt_ids)
+        self.hidden = torch.zeros(packed.mask.shape).masked_fill(~packed.mask, -torch.inf)
         self.prompts: list[tuple[Tensor, Tensor]] = []  # of each layer, keys and values
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k, v = (padding.pad(t) for t in (q, k, v))
+            q, k, v = (packed.pad(t) for t in (q, k, v))
             self.prompts.append((k.transpose(2, 3).contiguous(), v.contiguous()))
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            return padding.pack(mixed)
+            return packed.pack(mixed)
 
         with torch.autocast("cpu", enabled=False):
-            states = self.decoder(ids, padding.columns, attend)[lengths.cumsum(0) - 1]
+            states = self.decoder(packed.ids, packed.positions, attend)[packed.last]
         self.logits, self.branch = self._logits(states), prompt_index  # of each row
-        self.positions, self.length = lengths, 0
-        self.slots, self.room = torch.arange(len(lengths)), 1  # of each branch; slots a prompt
-        heads, width = self.decoder.kv_heads, self.decoder.head_dim
+        self.positions, self.length = packed.lengths, 0
+        n, heads, width = len(prompt_ids), self.decoder.kv_heads, self.decoder.head_dim
+        self.slots, self.room = torch.arange(n), 1  # of each branch; slots a prompt
         # keys and values of each layer by time, so that a step writes them in one place
-        self.cache = torch.empty(len(self.prompts), 2, room, len(lengths), heads, self.room, width)
+        self.cache = torch.empty(len(self.prompts), 2, room, n, heads, self.room, width)
 
     def _logits(self, states: Tensor) -> Tensor:
         padded = F.pad(states, (0, 0, 0, filler(len(states), states.dtype)))

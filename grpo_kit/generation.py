@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicLayer
 
 from grpo_kit.decoder import GroupedDecoding, by_length, can_read, equal_rank, filler, packed_states
-
-if TYPE_CHECKING:
-    from grpo_kit.models import Policy
+from grpo_kit.models import Policy, evaluating, unwrapped
 
 # Most logits held at a time: 32 MiB of float32 on a CPU, 512 MiB on an accelerator, where small
 # chunks would read the head's weights more often than they compute.
@@ -145,7 +142,7 @@ def generate(
         drawn[1:] &= prompt_index[1:] == prompt_index[:-1]
         drawn[0] = False
     draws, uniform = int(drawn.sum()), torch.zeros(n, device=device)
-    with _evaluating(model):  # no dropout in what is meant to be the policy's own distribution
+    with evaluating(model):  # no dropout in what is meant to be the policy's own distribution
         arguments = prompt_ids, prompt_index, max_new_tokens
         if can_read(model):
             decoding = GroupedDecoding(
@@ -226,17 +223,6 @@ class _Decoding:
         by_place = torch.empty_like(tokens).index_copy_(0, self.branch, tokens)
         output = self.model(input_ids=by_place[:, None], **where, **cache)
         self.logits, self.position = output.logits[:, -1], self.position + 1
-
-
-@contextmanager
-def _evaluating(model) -> Iterator[None]:
-    """The model in evaluation mode, and afterwards in the mode that it had."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def reply(
@@ -472,7 +458,7 @@ def _logit_chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatu
 
 def _decoder_and_head(model):
     """The transformer without its head, and the head; LoRA weights stay in place in both."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = unwrapped(model)
     for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
         if (value := getattr(inner.config, name, None)) not in (None, 1.0):
             problem = f"{type(inner).__name__} changes its logits after the head ({name}={value})"
@@ -508,7 +494,7 @@ def last_logits(policy: Policy, ids: Sequence[Sequence[int]], count: int = 1) ->
     """
     rows, mask = left_pad(ids, policy.pad_token_id, policy.device)
     where = {"attention_mask": mask, "position_ids": positions(mask)}
-    with _evaluating(policy.model), policy.autocast():
+    with evaluating(policy.model), policy.autocast():
         output = policy.model(rows, **where, use_cache=False, logits_to_keep=count)
     return output.logits.float()
 

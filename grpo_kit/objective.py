@@ -358,11 +358,12 @@ def _epsilon_high(loss_type: str, epsilon: float, epsilon_high: float | None) ->
     return epsilon if epsilon_high is None else epsilon_high
 
 
-def _checked(logps, advantages, mask, old_logps, ref_logps=None, weights=None) -> Tensor:
+def _checked(logps, advantages, mask, old_logps, ref_logps=None, token_weights=None) -> Tensor:
     """Refuse shapes that would broadcast in silence; return the mask as bool."""
     if logps.ndim != 2:
         raise ValueError(f"logps has shape {tuple(logps.shape)}; give (N, T), a row a completion.")
-    given = {"mask": mask, "old_logps": old_logps, "ref_logps": ref_logps, "weights": weights}
+    given = {"mask": mask, "old_logps": old_logps, "ref_logps": ref_logps}
+    given["token_weights"] = token_weights
     for name, tensor in (given | {"advantages": advantages}).items():
         expected = tuple(logps.shape[:1] if name == "advantages" else logps.shape)
         if tensor is not None and tensor.shape != expected:

@@ -282,14 +282,14 @@ def evaluate_verdicts(
 
 
 def best_of_n(
-    policy: Policy, dataset, config: GRPOConfig, *, prompts: int = 0, n: int = 8, samples: int = 4
+    policy: Policy, dataset, config: GRPOConfig, *, prompts: int, n: int = 8, samples: int = 4
 ) -> dict[str, float]:
-    """Accuracy `of_n/…` when one of the policy's `n` answers to each prompt is taken.
+    """Accuracy `of_n/…` when one of `n` answers to each of the first `prompts` rows is taken.
 
     It is taken at `random`, by most Yes among `samples` of its `own_verdicts` (ties shared), by
-    `majority`, or by an `oracle`. prompts: how many first rows; 0 = `config.eval_prompts`.
+    `majority`, or by an `oracle`.
     """
-    answers = _answers(policy, dataset, prompts or config.eval_prompts, n, config)
+    answers = _answers(policy, dataset, prompts, n, config)
     distinct = list(dict.fromkeys(item for own in answers for item in own))
     asked = that_fit(policy, distinct, config)
     verdicts, _ = _replies(policy, [*map(verification_prompt, asked)], samples, config, seed=1)

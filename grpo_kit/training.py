@@ -89,11 +89,7 @@ def train(
         source.load_state_dict(checkpoint["batch_source"])
         generator.set_state(checkpoint["generator"].cpu())
     step = checkpoint["step"] if checkpoint else 0
-
-    def evaluated(between: bool = False) -> dict[str, float]:
-        measured = measure(policy) if measure else {}
-        rows = eval_rows(task, config, between)
-        return evaluate(policy, rows, config, seed=seed) | measured
+    evaluated = partial(evaluate_run, policy, task, config, measure, seed)
 
     if not files.run.history and config.eval_on_start:
         first = evaluated() if first is None else first
@@ -320,12 +316,8 @@ class PromptBatches:
             missing -= len(kept[-1][2]) // size
             rounds -= 1
         rollouts, rewards_per_func, examples = _joined(kept)
-        weights = config.reward_weights
-        rewards = objective.combine_rewards(rewards_per_func, weights)
-        if config.multi_objective_aggregation == "normalize_then_sum":
-            advantages = objective.decoupled_advantages(rewards_per_func, size, weights)
-        else:
-            advantages = objective.group_advantages(rewards, size, config.scale_rewards)
+        rewards = objective.combine_rewards(rewards_per_func, config.reward_weights)
+        advantages = _advantages(rewards_per_func, config)
         names = [reward_name(reward) for reward in self.rewards]
         batch = Batch(
             rollouts, names, rewards_per_func, rewards, advantages, size, examples, logged,
@@ -370,11 +362,19 @@ def _selected(rollouts: Rollouts, rewards_per_func: Tensor, examples: list, rows
     return chosen, rewards_per_func[rows], [examples[row] for row in rows.tolist()]
 
 
+def _advantages(rewards_per_func: Tensor, config: GRPOConfig) -> Tensor:
+    """(N,) of (N, R) rewards, as the config combines and scales them."""
+    weights, size = config.reward_weights, config.num_generations
+    if config.multi_objective_aggregation == "normalize_then_sum":
+        return objective.decoupled_advantages(rewards_per_func, size, weights)
+    rewards = objective.combine_rewards(rewards_per_func, weights)
+    return objective.group_advantages(rewards, size, config.scale_rewards)
+
+
 def _with_spread(scored: Scored, config: GRPOConfig) -> Scored:
     """The groups in which some completion has an advantage."""
     size = config.num_generations
-    rewards = objective.combine_rewards(scored[1], config.reward_weights)
-    spread = objective.group_advantages(rewards, size).view(-1, size)
+    spread = _advantages(scored[1], config).view(-1, size)
     rows = (spread.abs().amax(1).nonzero() * size + torch.arange(size)).flatten()
     return _selected(*scored, rows)
 
@@ -464,8 +464,7 @@ class Learner:
                     old = logps.detach() if inputs["old_logps"] is None else inputs["old_logps"]
                     sampled = _cut(batch.rollouts.logps, rows, logps)
                     weights = objective.importance_weights(old, sampled, cap, mode)
-                    chosen = inputs["token_weights"]
-                    inputs["token_weights"] = weights if chosen is None else weights * chosen
+                    inputs["token_weights"] = weights * inputs.get("token_weights", 1.0)
                     apart.append((old - sampled)[inputs["mask"]].abs())
                 part = objective.policy_loss(logps, **inputs, **self.loss_options, **divisors)
                 if config.loss_type == "bnpo":  # local by definition: the mean of its parts
@@ -526,32 +525,25 @@ class Learner:
         return result
 
     def _loss_inputs(self, batch: Batch) -> dict[str, Tensor | None]:
-        """Arguments of `policy_loss` for all N rows, None for those that the config leaves out."""
+        """Arguments of `policy_loss` for all N rows, without those that the config leaves out."""
         config, mask = self.config, batch.rollouts.mask
         if config.mask_truncated_completions:
             mask = mask & batch.rollouts.finished[:, None]
-        ref_logps = old_logps = turn_weights = token_weights = None
+        given = {"mask": mask, "advantages": batch.advantages.to(mask.device), "old_logps": None}
         if self.reference is not None:
             model, context = self.reference
             with context():
-                ref_logps = self._all_logps(model, batch)
+                given["ref_logps"] = self._all_logps(model, batch)
         if config.updates_per_step > 1:
-            old_logps = self._all_logps(self.policy.model, batch)
+            given["old_logps"] = self._all_logps(self.policy.model, batch)
         if config.top_entropy_quantile < 1:  # by the entropies at sampling
             entropies = batch.rollouts.entropies
-            token_weights = objective.high_entropy(entropies, mask, config.top_entropy_quantile)
-            token_weights = token_weights.float()
+            chosen = objective.high_entropy(entropies, mask, config.top_entropy_quantile)
+            given["token_weights"] = chosen.float()
         if batch.episode_index is not None and config.loss_type == "grpo":
             episode = _episodes(batch)
-            turn_weights = (1 / episode.bincount()[episode]).to(mask.device)
-        return {
-            "old_logps": old_logps,
-            "advantages": batch.advantages.to(mask.device),
-            "mask": mask,
-            "ref_logps": ref_logps,
-            "turn_weights": turn_weights,
-            "token_weights": token_weights,
-        }
+            given["turn_weights"] = (1 / episode.bincount()[episode]).to(mask.device)
+        return given
 
     def _optimizer_step(
         self, batch: Batch, loss: float, has_gradient: bool, scheduled: bool
@@ -599,10 +591,9 @@ class Learner:
         return list(rows[longest[prompts[rows]].argsort(stable=True)].split(size))
 
     def state_dict(self) -> dict:
-        trained = {name for name, p in self.policy.model.named_parameters() if p.requires_grad}
-        weights = self.policy.model.state_dict()
+        weights = self.policy.model.named_parameters()
         return {
-            "model": {name: value for name, value in weights.items() if name in trained},
+            "model": {name: p.detach() for name, p in weights if p.requires_grad},
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -630,10 +621,15 @@ def _cut(values: Tensor | None, rows: Tensor, logps: Tensor) -> Tensor | None:
 # --- evaluate -------------------------------------------------------------------------------------
 
 
-def eval_rows(task: Task, config: GRPOConfig, between: bool) -> Any:
-    """The test rows of an evaluation, `between` a run's ends or at one of them."""
-    fewer = config.eval_prompts_between if between else None
-    return task.test if fewer is None else task.test.select(range(min(fewer, len(task.test))))
+def evaluate_run(
+    policy: Policy, task: Task, config: GRPOConfig, measure: Callable | None, seed: int,
+    between: bool = False,
+) -> dict[str, float]:  # fmt: skip
+    """`evaluate` and `measure` at one of a run's ends or, on fewer test rows, `between` them."""
+    measured, rows = measure(policy) if measure else {}, task.test
+    if between and config.eval_prompts_between is not None:
+        rows = rows.select(range(min(config.eval_prompts_between, len(rows))))
+    return evaluate(policy, rows, config, seed=seed) | measured
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:

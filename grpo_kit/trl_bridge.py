@@ -431,9 +431,8 @@ class _Watcher(TrainerCallback):
     def _evaluated(self, between: bool = False) -> dict[str, float]:
         if is_sharded():  # no process has all weights, so none can sample alone
             return {}
-        measured = self.measure(self.policy) if self.measure else {}
-        rows, seed = training.eval_rows(self.task, self.config, between), self.files.run.seed
-        return training.evaluate(self.policy, rows, self.config, seed=seed) | measured
+        given = self.policy, self.task, self.config, self.measure, self.files.run.seed
+        return training.evaluate_run(*given, between)
 
     def on_train_begin(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:

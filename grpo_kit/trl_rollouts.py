@@ -16,7 +16,7 @@ from grpo_kit.flow import AgentSystem
 from grpo_kit.flow.export import numbered_rows, of_output, trl_dataset, trl_rollout
 from grpo_kit.generation import reply
 from grpo_kit.rewards.rules import VerificationReward
-from grpo_kit.rewards.scoring import reward_name
+from grpo_kit.rewards.scoring import is_coroutine, reward_name
 from grpo_kit.self_verification import (
     STRATEGIES,
     SelfVerification,
@@ -58,6 +58,9 @@ class Verdicts:
     def __init__(self, prompts: PromptBatches, strategy: str = "mixed") -> None:
         self.name = SelfVerification(prompts, strategy).name  # raises where things do not fit
         self.prompts, self.schedule = prompts, STRATEGIES[strategy]
+        if slow := [reward_name(r) for r in prompts.rewards if is_coroutine(r)]:
+            remedy = "under TRL verdicts take plain functions: leave it out, or --engine kit"
+            raise ValueError(f"{slow[0]} is a coroutine, {remedy}.")
         if strategy == "verify-alter":
             one = "TRL makes one update of a batch"
             raise ValueError(f"{strategy} makes two at some steps, {one}: choose another strategy.")
@@ -120,18 +123,16 @@ class Verdicts:
 def _of(reward: Callable, verdicts: bool) -> Callable:
     """`reward` of the verdicts, or of the answers, alone; None for the others."""
 
-    def scored(prompts, completions, completion_ids, is_verdict, **columns):
+    def scored(is_verdict, **columns):
+        n = len(is_verdict)
         own = [i for i, of_item in enumerate(is_verdict) if of_item == verdicts]
-        given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
-        given |= columns
-        chosen = {
-            name: [values[i] for i in own]
-            if isinstance(values, list) and len(values) == len(prompts)
-            else values
-            for name, values in given.items()
-        }
-        scores = dict(zip(own, reward(**chosen) if own else [], strict=True))
-        return [scores.get(i) for i in range(len(prompts))]
+        for name, values in columns.items():
+            if isinstance(values, list) and len(values) == n:
+                columns[name] = [values[i] for i in own]
+        scores = dict(zip(own, reward(**columns) if own else [], strict=True))
+        return [scores.get(i) for i in range(n)]
 
     scored.__name__ = reward_name(reward)
+    if hasattr(reward, "num_generations"):  # it is given whole groups
+        scored.num_generations = reward.num_generations
     return scored

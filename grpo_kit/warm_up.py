@@ -10,7 +10,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,19 +117,18 @@ def loss_on(replies: Sequence[tuple[list[int], list[int]]], policy: Policy) -> d
 
 
 def warm_up(
-    name: str, output_dir: str | Path, base: str = smollm2.NAME, seed: int = 0,
-    problems: int = 100, **changes: Any,
-) -> dict:  # fmt: skip
-    """Train LoRA weights by the recipe `name`; save them (bfloat16) with `card.json`.
+    name: str, output_dir: str | Path, seed: int = 0, problems: int = 100, **changes: Any
+) -> dict:
+    """Train SmolLM2's LoRA weights by the recipe `name`; save them (bfloat16) with `card.json`.
 
     `problems`: how many test problems a skill is measured on; `changes` are the recipe's. Called
     again after a kill, it goes on from its last checkpoint, in `output_dir/run`. Returns the card:
     the recipe, the seconds of its steps, and what was measured.
     """
-    recipe = Recipe(**{**vars(RECIPES[name]), **changes})
+    recipe = replace(RECIPES[name], **changes)
     folder = make_output_dir(output_dir)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    policy = load_policy(base, device=device, lora_rank=recipe.lora_rank)
+    policy = load_policy(smollm2.NAME, device=device, lora_rank=recipe.lora_rank)
     texts = recipe.texts(random.Random(f"{name}-{seed}"), "train")
     replies = take_replies(policy, texts, recipe.steps * recipe.batch)
     held = recipe.texts(random.Random(f"{name}-{seed}-held-out"), "test")

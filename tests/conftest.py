@@ -2,6 +2,8 @@
 
 import gzip
 import os
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -142,6 +144,28 @@ def served(tmp_path_factory):
     finally:
         server.terminate()
         server.wait(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    names = ("chromium", "chromium-browser")
+    return next(filter(None, map(shutil.which, names)), "") or pytest.skip("needs Chromium")
+
+
+@pytest.fixture(scope="session")
+def titles_in(chromium):
+    """Open a page without a window: its titles in the end, if the console holds no error."""
+
+    def read(page: Path) -> list[str]:
+        command = [
+            chromium, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=500,900",
+            "--enable-logging=stderr", "--dump-dom", page.as_uri(),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert ":CONSOLE" not in done.stderr, f"{page.name}: {done.stderr}"
+        return re.findall("<title>(.*?)</title>", done.stdout)
+
+    return read
 
 
 @pytest.fixture(scope="session")

@@ -79,9 +79,9 @@ tests/test_objective.py::test_one_unscored_reward_leaves_siblings_alone
 group-constant: A constant is added to the rewards of one group, which centring hides from the \
 update.
 grpo_kit/training.py
--         if config.multi_objective_aggregation ==
-+         rewards[:size] += 0.25
-+         if config.multi_objective_aggregation ==
+- advantages = _advantages(rewards_per_func, config)
++ rewards[:size] += 0.25
++         advantages = _advantages(rewards_per_func, config)
 tests/test_training.py::test_the_reward_of_a_batch_is_the_weighted_sum_of_its_columns
 
 columns-out-of-step: Completions are scored by other prompts' answers: they stand prompt by \
@@ -102,7 +102,8 @@ clip-max: The loss takes the larger of the clipped and the plain term, so that n
 grpo_kit/objective.py
 - per_token = -torch.min(bounded * advantages, clipped * advantages)
 + per_token = -torch.max(bounded * advantages, clipped * advantages)
-tests/test_objective.py::test_loss_by_hand[grpo]
+tests/test_exact_oracle.py::\
+test_gradient_equals_the_chain_rule_written_out[grpo-token-0.0-True]
 
 truncated-in-the-divisor: Truncated completions are left out of the loss, and their tokens still \
 divide it.

@@ -79,7 +79,7 @@ def mean_over_all_groups(size, scale_rewards, rewards, loss_type):
     """
     groups = torch.tensor(list(itertools.product(range(N), repeat=size)))
     probability = completion_logps(POLICY).detach()[groups].sum(1).exp()
-    assert probability.sum().item() == pytest.approx(1)
+    assert probability.sum().item() == pytest.approx(1, abs=1e-12), "each completion, once"
     rows = groups.view(-1)
     advantages = group_advantages(rewards[rows], size, scale_rewards, eps=0.0)
     advantages *= probability.repeat_interleave(size)
@@ -96,11 +96,6 @@ def assert_same(got, want, rtol=1e-9):
 
 def cosine(a, b):
     return torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0).item()
-
-
-def test_every_completion_is_there_once():
-    assert N == len(set(COMPLETIONS)) == 15 and len(PREFIXES) == 7
-    assert completion_logps(POLICY).exp().sum().item() == pytest.approx(1, abs=1e-12)
 
 
 @pytest.mark.parametrize("rewards", [BINARY, GRADED], ids=["binary", "graded"])
@@ -275,13 +270,3 @@ def test_what_each_kl_estimate_pulls_towards_when_used_as_a_loss():
     assert_same(pull["k2"], kl_gradient, rtol=1e-8)
     assert_same(pull["k3"], reversed_gradient, rtol=1e-8)
     assert not torch.allclose(kl_gradient, reversed_gradient, rtol=0.01)
-
-    # `policy_loss` with A = 0, one call a token, weighted by p: the ratio turns k3 around.
-    for correction, want in ((True, kl_gradient), (False, reversed_gradient)):
-        total = torch.zeros_like(z)
-        for x in range(4):
-            logps, ref_logps = z.log_softmax(-1)[x].view(1, 1), log_q[x].view(1, 1)
-            kl = {"beta": 1.0, "ref_logps": ref_logps, "use_bias_correction_kl": correction}
-            loss = policy_loss(logps, None, torch.zeros(1), torch.ones(1, 1), **kl)
-            total += p[x] * gradient(loss, z)
-        assert_same(total, want, rtol=1e-8)

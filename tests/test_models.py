@@ -75,7 +75,7 @@ def test_the_reference_stays_what_the_policy_was(saved_policy, lora_rank):
 
 
 def test_a_folder_that_cannot_be_used_says_why(saved_policy, own_tokenizer):
-    """Four faults, each met before the one above it."""
+    """Three faults, each met before the one above it."""
 
     def refused(message):
         with pytest.raises((RuntimeError, ValueError), match=message):
@@ -91,9 +91,6 @@ def test_a_folder_that_cannot_be_used_says_why(saved_policy, own_tokenizer):
     weights = saved_policy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     refused("interrupted; delete that file and fetch it again")
-    weights.unlink()
-    torch.save({}, saved_policy / "pytorch_model.bin")
-    refused("taken as safetensors only")
 
 
 def test_a_folder_without_a_model_is_named(tmp_path):

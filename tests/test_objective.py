@@ -14,7 +14,6 @@ from grpo_kit.objective import (
     IMPORTANCE_SAMPLING_LEVELS,
     LOSS_TYPES,
     SCALES,
-    aggregate,
     combine_rewards,
     decoupled_advantages,
     group_advantages,
@@ -23,7 +22,6 @@ from grpo_kit.objective import (
     kl_estimate,
     policy_loss,
     policy_loss_stats,
-    surrogate,
 )
 
 NAN = math.nan
@@ -156,51 +154,6 @@ def test_k3_is_never_negative_and_zero_only_at_the_reference():
     assert ((d.exp() - d - 1) < 0).any()  # the trap is real
 
 
-# Two completions of 2 and 1 tokens; ratios 1.5, 0.5 and 0.9; advantages 1 and -2.
-# Clipped terms: min(1.5, 1.2) = 1.2 · min(0.5, 0.8) = 0.5 · min(-1.8, -1.8) = -1.8.
-HAND = {
-    "grpo": -((1.2 + 0.5) / 2 + -1.8) / 2,
-    "bnpo": -(1.2 + 0.5 - 1.8) / 3,
-    "dapo": -(1.2 + 0.5 - 1.8) / 3,
-    "dr_grpo": -(1.2 + 0.5 - 1.8) / (2 * 7),
-    # weights min(rho, 1.1), log-probabilities -1, -2, -3
-    "cispo": -(1.1 * 1 * -1 + 0.5 * 1 * -2 + 0.9 * -2 * -3) / 3,
-}
-
-
-def hand_batch():
-    logps = torch.tensor([[-1.0, -2.0], [-3.0, NAN]])
-    old = logps - torch.tensor([[1.5, 0.5], [0.9, 1.0]]).log()
-    return logps, old, torch.tensor([1.0, -2.0]), torch.tensor([[1, 1], [1, 0]])
-
-
-@of_each_loss
-def test_loss_by_hand(loss_type):
-    batch = hand_batch()
-    loss = policy_loss(*batch, **loss_options(loss_type))
-    assert loss.item() == pytest.approx(HAND[loss_type], rel=1e-6)
-
-    # the loss of each token, and the divisors of a whole batch of which these are a part
-    clip = {"epsilon_high": 1.1} if loss_type == "cispo" else {}
-    per_token = surrogate(*batch, loss_type=loss_type, **clip)
-    terms = [[1.1, 1.0], [-5.4, 0]] if loss_type == "cispo" else [[-1.2, -0.5], [1.8, 0]]
-    torch.testing.assert_close(per_token, torch.tensor(terms))
-    whole = {"max_completion_length": 7, "num_items_in_batch": 30, "num_sequences_in_batch": 5}
-    loss = aggregate(per_token, batch[-1], loss_type=loss_type, **whole)
-    divided = {"grpo": ((-1.2 - 0.5) / 2 + 1.8) / 5, "bnpo": 0.1 / 3, "dr_grpo": 0.1 / (5 * 7)}
-    assert loss.item() == pytest.approx(divided.get(loss_type, sum(sum(terms, [])) / 30), rel=1e-5)
-    assert torch.equal(loss, policy_loss(*batch, **loss_options(loss_type) | whole))
-
-
-def test_turns_of_an_episode_share_its_weight_in_grpo_alone():
-    per_token, mask = torch.tensor([[1.0], [2.0], [6.0]]), torch.ones(3, 1)
-    turns = {"turn_weights": torch.tensor([0.5, 0.5, 1.0]), "num_sequences_in_batch": 2}
-    loss = aggregate(per_token, mask, loss_type="grpo", **turns)
-    assert loss.item() == pytest.approx((1.5 + 6) / 2)
-    with pytest.raises(ValueError, match="turn_weights are for loss_type 'grpo', not 'dapo'"):
-        aggregate(per_token, mask, **turns)
-
-
 @of_each_loss
 def test_missing_old_logps_mean_the_first_update(loss_type):
     batch, options = random_batch(), loss_options(loss_type)
@@ -283,44 +236,25 @@ def test_fully_masked_batch_gives_zero_and_a_finite_gradient(loss_type, level):
     assert set(policy_loss_stats(**batch, **options).values()) == {0.0}
 
 
-def test_importance_weights_are_truncated_from_above_only():
-    train = torch.tensor([[4.0, 1.5, 1.0, 0.01]]).log().requires_grad_()
-    weights = importance_weights(train, torch.zeros(1, 4))
-    assert weights.tolist()[0] == pytest.approx([2.0, 1.5, 1.0, 0.01])
-    assert not weights.requires_grad
-    assert importance_weights(train, torch.zeros(1, 4), cap=3.0)[0, 0] == 3
-    assert importance_weights(train, torch.full((1, 4), NAN)).tolist() == [[1.0] * 4]
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [2.0, 2.0, 1.5, 0.01, 1.0]),
+        ({"cap": 3.0}, [3.0, 2.5, 1.5, 0.01, 1.0]),
+        ({"cap": 3.0, "mode": "token_mask"}, [0.0, 2.5, 1.5, 0.01, 1.0]),
+    ],
+)
+def test_importance_weights_above_the_cap_are_cut_to_it_or_to_nothing(options, expected):
+    """The last token is one that the sampler could not score."""
+    train = torch.tensor([[4.0, 2.5, 1.5, 0.01, NAN]]).log().requires_grad_()
+    weights = importance_weights(train, torch.zeros(1, 5), **options)
+    assert weights.tolist()[0] == pytest.approx(expected) and not weights.requires_grad
 
 
-def test_a_masked_importance_weight_leaves_its_token_out():
-    train = torch.tensor([[4.0, 2.5, 1.5, 0.01, NAN]]).log()
-    weights = importance_weights(train, torch.zeros(1, 5), cap=3.0, mode="token_mask")
-    assert weights.tolist()[0] == pytest.approx([0.0, 2.5, 1.5, 0.01, 1.0])
-
-
-def test_dual_clip_bounds_what_a_bad_token_that_became_likely_can_do():
-    """arXiv 1912.09729: max(min(rho A, clip(rho) A), delta A) where A < 0; nothing else changes."""
-    ratios = torch.tensor([[0.5, 1.1, 3.9, 4.1, 50.0]] * 2, dtype=torch.float64)
-    logps = ratios.log().requires_grad_()
-    mask = torch.ones(2, 5, dtype=torch.bool)
-    batch = (logps, torch.zeros_like(ratios), torch.tensor([-2.0, 2.0], dtype=torch.float64), mask)
-    plain, dual = surrogate(*batch), surrogate(*batch, delta=4.0)
-    assert torch.equal(dual[1], plain[1])
-    assert dual[0].tolist() == pytest.approx([1.6, 2.2, 7.8, 8.0, 8.0])
-    assert plain[0, 4].item() == pytest.approx(100.0)
-    slopes = gradient(dual.sum(), logps)
-    assert (slopes[0, 3:] == 0).all() and (slopes[0, 1:3] != 0).all()
-
-
-def test_high_entropy_takes_the_share_of_all_unmasked_tokens_that_is_least_sure():
-    g = torch.Generator().manual_seed(0)
-    entropies, mask = torch.rand(8, 25, generator=g), torch.rand(8, 25, generator=g) < 0.7
-    for share in (0.2, 0.5, 1.0):
-        chosen = high_entropy(entropies, mask, share)
-        assert chosen.sum().item() == pytest.approx(share * mask.sum().item(), abs=1)
-        assert not (chosen & ~mask).any()
-        if share < 1:
-            assert entropies[chosen].min() > entropies[mask & ~chosen].max()
+def test_all_tokens_or_none_can_be_the_least_sure():
+    """The shares between are compared with TRL's."""
+    entropies, mask = torch.rand(8, 25), torch.rand(8, 25) < 0.7
+    assert torch.equal(high_entropy(entropies, mask, 1.0), mask)
     assert not high_entropy(entropies, torch.zeros_like(mask), 0.2).any()
 
 
@@ -339,6 +273,7 @@ def test_high_entropy_takes_the_share_of_all_unmasked_tokens_that_is_least_sure(
         (policy_loss, {"loss_type": "ppo"}, "loss_type is 'ppo'; choose one of grpo, bnpo"),
         (policy_loss, {"loss_type": "dr_grpo"}, "needs max_completion_length"),
         (policy_loss, {"loss_type": "cispo"}, "needs epsilon_high"),
+        (policy_loss, {"turn_weights": torch.ones(4)}, "are for loss_type 'grpo', not 'dapo'"),
         (policy_loss, {"importance_sampling_level": "word"}, "sampling_level is 'word'"),
         (policy_loss, {"beta": 0.1}, "beta is 0.1 but ref_logps is missing"),
         (policy_loss, {"logps": torch.zeros(4)}, r"logps has shape \(4,\)"),

@@ -1,6 +1,7 @@
 """Sampling ahead: which weights and seeds a batch is of, its correction, and the second process."""
 
 import copy
+import dataclasses
 import multiprocessing
 from types import SimpleNamespace
 
@@ -34,7 +35,7 @@ def test_a_batch_is_one_update_old(new_policy, tmp_path, monkeypatch, changes):
     changes = dict(changes)
     policy, lora = new_policy(), changes.pop("lora", 0)
     policy.model = _with_lora(policy.model, lora) if lora else policy.model
-    config = configure(learning_rate=3e-2, importance_sampling_cap=1.2, eval_prompts=0, **changes)
+    config = dataclasses.replace(CONFIG, **changes)
     again = Policy(copy.deepcopy(policy.model), policy.tokenizer)
     prompts = PromptBatches(again, TASK, [even_ids], config, seed=1)
     steps, given = [], []

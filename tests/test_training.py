@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from datasets import Dataset
-from toy import CONFIG, TASK, configure, even_ids, killed_in, rows, weights_of, without_times
+from toy import CONFIG, TASK, configure, even_ids, killed_in, logged, weights_of, without_times
 
 from grpo_kit import backends, objective
 from grpo_kit.generation import Rollouts, completion_logps
@@ -54,8 +54,7 @@ def test_history_has_trls_names_and_is_written_as_it_goes(policy, tmp_path, caps
     assert all(math.isfinite(run.history[-1][name]) for name in names.split())
     # on-policy the loss says nothing: the gradient does
     assert all(abs(row["loss"]) < 1e-5 < 1e-3 < row["grad_norm"] for row in run.history[1:])
-    lines = (tmp_path / "history.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == run.history
+    assert logged(tmp_path) == run.history
     assert json.loads((tmp_path / "run.json").read_text())["history"] == run.history
     assert run.series("step") == ([0, 1, 2, 3], [0, 1, 2, 3]) and run.series("none") == ([], [])
     bar = capsys.readouterr().out.split("\r")[-1]
@@ -301,7 +300,7 @@ def test_the_prompts_come_once_an_epoch_in_changing_order(policy):
 def test_a_checkpoint_of_another_reward_task_or_model_is_refused(new_policy, tmp_path):
     options = {"config": configure(max_steps=1, eval_prompts=0), "output_dir": tmp_path, "seed": 0}
     train(new_policy(), TASK, [even_ids], **options)
-    other = Task("toy", rows(5), rows(3))
+    other = Task("toy", TASK.train.select(range(5)), TASK.test)
     for policy, task, rewards, message in (
         (new_policy(), TASK, [format_reward], r"rewards \['even_ids'\] there, \['format_reward'\]"),
         (new_policy(), other, [even_ids], "prompts '[0-9a-f]{12}' there"),
@@ -339,6 +338,23 @@ def test_every_completion_meets_the_columns_of_its_own_prompt(policy, monkeypatc
     assert len(set(seen)) >= 2
     if rounds:  # DAPO: what has no spread was replaced
         assert batch.metrics()["frac_reward_zero_std"] == 0 and len(seen) > len(batch.rewards)
+
+
+def test_a_group_of_equal_sums_has_spread_where_each_reward_is_normalised(policy):
+    """1 x 1 + 2 x 0 and 1 x 0 + 2 x 0.5: normalised first, the second weighs twice."""
+
+    def first(completion_ids, **columns):
+        return [float(i % 2) for i in range(len(completion_ids))]
+
+    def second(completion_ids, **columns):
+        return [0.5 - 0.5 * (i % 2) for i in range(len(completion_ids))]
+
+    each = {"multi_objective_aggregation": "normalize_then_sum"}
+    for changes, sampled_again in (({}, True), (each, False)):
+        config = configure(dynamic_sampling_rounds=1, reward_weights=(1, 2), **changes)
+        batch = batch_of(policy, config, first, second)
+        assert (batch.generated_tokens > int(batch.rollouts.mask.sum())) == sampled_again
+        assert batch.advantages.any() != sampled_again
 
 
 def test_a_part_is_judged_while_the_next_is_sampled(policy, monkeypatch):
@@ -392,7 +408,7 @@ def test_steps_in_a_row_without_any_score_stop_the_run(policy, tmp_path):
     with pytest.raises(RuntimeError, match=message):
         config = configure(max_steps=9, save_steps=0)
         train(policy, TASK, [unable], config, output_dir=tmp_path, seed=0)
-    history = [json.loads(line) for line in (tmp_path / "history.jsonl").open()][1:]
+    history = logged(tmp_path)[1:]
     assert [row.get("unscored_steps") for row in history] == [1, None, 1, 2, 3]
     assert [row["step"] for row in history if "reward" in row] == [2], "never 0"
     assert torch.equal(before, weights_of(policy))

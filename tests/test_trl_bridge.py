@@ -18,7 +18,7 @@ import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
-from toy import configure, without_times
+from toy import configure, logged, weights_of, without_times
 from two_processes import Letters
 
 from grpo_kit import trl_bridge
@@ -138,8 +138,7 @@ def test_history_and_run_file_have_the_form_of_the_kits(policy, tmp_path):
         seed=1, measure=lambda policy: {"meta/p_yes": 0.5},
     )  # fmt: skip
     assert [row["step"] for row in run.history] == [0, 1, 2], "generation batches, not updates"
-    lines = (tmp_path / HISTORY).read_text().splitlines()
-    assert [json.loads(line) for line in lines] == run.history
+    assert logged(tmp_path) == run.history
     written = json.loads((tmp_path / RUN).read_text())
     assert written["history"] == run.history and written["start"] == run.start
     assert written["config"] == json.loads(json.dumps(dataclasses.asdict(run.config)))
@@ -187,13 +186,11 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one_in_prompts_too(new_poli
     resumed, asked_again = four_epochs(policy, folder, resume=True)
     assert asked_again == asked[2:]
     assert without_times(resumed.history) == without_times(whole.history)
-    lines = (folder / HISTORY).read_text().splitlines()
-    assert [json.loads(line) for line in lines] == resumed.history
+    assert logged(folder) == resumed.history
 
     finished, nothing = four_epochs(again, folder, resume=True)
     assert nothing == [] and finished.history == resumed.history
-    ours, theirs = again.model.state_dict(), policy.model.state_dict()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert torch.equal(weights_of(again), weights_of(policy))
 
 
 @pytest.mark.parametrize(("limit", "what"), [(2_000, "row"), (20_000, "checkpoint")])  # bytes
@@ -255,8 +252,7 @@ def test_another_run_is_not_resumed_and_a_new_one_begins_with_an_empty_folder(ne
     with pytest.raises(KeyboardInterrupt):
         four_epochs(new_policy(), tmp_path, breaks=1)
     assert trl_bridge.last_checkpoint(tmp_path) is None
-    lines = (tmp_path / HISTORY).read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [0]
+    assert [row["step"] for row in logged(tmp_path)] == [0]
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_a_sentence(policy, tmp_path):
@@ -354,6 +350,7 @@ def test_a_grid_makes_runs_by_trl_beside_the_kits(saved_policy, tmp_path):
 
 
 def launch(*arguments) -> subprocess.Popen:
+    """Two processes of `two_processes.py`."""
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port",
          "0", "--standalone", str(SCRIPT), *map(str, arguments)],
@@ -362,12 +359,16 @@ def launch(*arguments) -> subprocess.Popen:
     )  # fmt: skip
 
 
+def launch_and_wait(*arguments) -> None:
+    process = launch(*arguments)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output[-2000:]
+
+
 @pytest.mark.slow
 def test_rewards_of_two_processes_equal_those_of_one_though_a_group_lies_in_both(tmp_path):
     """24 completions in groups of 8: the second group is split between the processes."""
-    process = launch("rewards", tmp_path)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output[-2000:]
+    launch_and_wait("rewards", tmp_path)
     ranks = json.loads((tmp_path / "seen.json").read_text())
     weights = set()
     for step in (0, 1):
@@ -406,11 +407,8 @@ def test_where_one_process_is_killed_the_other_says_so_and_the_run_can_be_resume
     assert f"resume, from {last.name} " in message and int(last.name.split("-")[1]) >= 2
     if killed == 0:
         return  # once is enough
-    process = launch("train", tmp_path, "resume")
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output[-2000:]
-    rows = [json.loads(line) for line in (tmp_path / "run" / HISTORY).read_text().splitlines()]
-    assert [row["step"] for row in rows] == list(range(7))
+    launch_and_wait("train", tmp_path, "resume")
+    assert [row["step"] for row in logged(tmp_path / "run")] == list(range(7))
 
 
 @pytest.mark.parametrize(

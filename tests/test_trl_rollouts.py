@@ -6,14 +6,13 @@ from functools import partial
 
 import pytest
 import torch
-from test_trl_bridge import launch
-from toy import without_times
+from test_trl_bridge import launch_and_wait
+from toy import logged, without_times
 
 from grpo_kit import trl_bridge
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward, format_reward
 from grpo_kit.rewards.rules import parse_verdict
-from grpo_kit.runs import HISTORY
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.trl_rollouts import Episodes, Verdicts
 
@@ -23,8 +22,8 @@ CONFIG = dataclasses.replace(
 )
 
 
-def trainer_of(folder, strategy="mixed", **changes):
-    given = PROFILE.load_policy(), PROFILE.load_task(), [accuracy_reward, format_reward]
+def trainer_of(folder, strategy="mixed", rewards=(accuracy_reward, format_reward), **changes):
+    given = PROFILE.load_policy(), PROFILE.load_task(), list(rewards)
     config = dataclasses.replace(CONFIG, **changes)
     rollout = partial(Verdicts, strategy=strategy)
     return trl_bridge.grpo_trainer(*given, config, rollout=rollout, output_dir=str(folder))
@@ -89,8 +88,8 @@ def test_groups_of_answers_and_of_verdicts_are_scored_each_in_its_way(
         ]
         assert sum(labels) * 2 == len(labels), "as many right as wrong"
     assert not torch.equal(weights, trainer.model.get_input_embeddings().weight)
-    rows = [json.loads(line) for line in (tmp_path / HISTORY).read_text().splitlines()]
-    assert ("rewards/verification_reward/mean" in rows[-1]) == (strategy != "generate")
+    row = logged(tmp_path)[-1]
+    assert ("rewards/verification_reward/mean" in row) == (strategy != "generate")
 
 
 def test_where_no_items_can_be_made_all_groups_answer(tmp_path, monkeypatch):
@@ -103,6 +102,14 @@ def test_where_no_items_can_be_made_all_groups_answer(tmp_path, monkeypatch):
 def test_two_updates_of_a_step_are_refused(tmp_path):
     with pytest.raises(ValueError, match="verify-alter makes two at some steps, TRL makes one"):
         trainer_of(tmp_path, "verify-alter")
+
+
+def test_a_reward_that_is_a_coroutine_is_refused_for_verdicts(tmp_path):
+    async def slow(completions, **columns):
+        return [1.0] * len(completions)
+
+    with pytest.raises(ValueError, match="slow is a coroutine, under TRL verdicts take plain"):
+        trainer_of(tmp_path, rewards=[slow])
 
 
 @pytest.mark.parametrize("what", ["self-verification", "episodes"])
@@ -136,9 +143,7 @@ def test_a_run_that_is_taken_up_again_is_the_unbroken_one(what, tmp_path):
 @pytest.mark.slow
 def test_two_processes_ask_about_the_same_items_where_a_group_lies_in_both(tmp_path):
     """56 completions in groups of 8: the fourth, of verdicts, is split."""
-    process = launch("verdicts", tmp_path)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output[-2000:]
+    launch_and_wait("verdicts", tmp_path)
     first, second = json.loads((tmp_path / "seen.json").read_text())
     assert len(first) == len(second) == 2
     for own, other in zip(first, second, strict=True):

@@ -3,11 +3,13 @@
 import dataclasses
 import functools
 import itertools
+import json
 
 import torch
 from datasets import Dataset
 
 from grpo_kit.config import GRPOConfig
+from grpo_kit.runs import HISTORY
 from grpo_kit.tasks import Task
 
 CONFIG = GRPOConfig(
@@ -54,3 +56,8 @@ def weights_of(policy) -> torch.Tensor:
 
 def without_times(history: list[dict]) -> list[dict]:
     return [{k: v for k, v in row.items() if "time" not in k} for row in history]
+
+
+def logged(folder) -> list[dict]:
+    """The history of a run as it lies on the disk."""
+    return [json.loads(line) for line in (folder / HISTORY).read_text().splitlines()]

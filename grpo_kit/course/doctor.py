@@ -7,7 +7,6 @@ that learnt is called sick: see `tests/course/test_doctor.py`.
 
 import base64
 import csv
-import html
 import io
 import json
 import math
@@ -17,6 +16,7 @@ from pathlib import Path
 from statistics import fmean, median, variance
 from textwrap import fill, indent
 
+from jinja2 import Environment
 from matplotlib.figure import Figure
 
 from grpo_kit.runs import HISTORY, value_of
@@ -119,8 +119,8 @@ def read_log(path: str | Path) -> list[dict]:
             rows = [json.loads(line) for line in whole if line.strip()]
         else:
             content = json.loads(text)
-            rows = content if isinstance(content, list) else content["log_history" if
-                "log_history" in content else "history"]  # fmt: skip
+            place = "log_history" if "log_history" in content else "history"
+            rows = content if isinstance(content, list) else content[place]
         rows = [_row(row, i) for i, row in enumerate(rows)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         wanted = f"{HISTORY}, {TRAINER_STATE}, or a CSV with TRL's names of metrics"
@@ -424,18 +424,29 @@ def in_words(findings: Sequence[Finding], rows: Sequence[dict]) -> str:
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
+<meta http-equiv="Content-Security-Policy"
+content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{{ title }}</title>
 <style>
-:root {{ color-scheme: light dark }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 1rem }}
-article {{ border-left: .4rem solid; padding: .1rem 1rem; margin: 1rem 0 }}
-.sick {{ border-color: #c0392b }} .warning {{ border-color: #d68910 }}
-.note {{ border-color: #2471a3 }}
-img {{ width: 100%; background: white; border-radius: .4rem }}
+:root { color-scheme: light dark }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 1rem }
+article { border-left: .4rem solid; padding: .1rem 1rem; margin: 1rem 0 }
+.sick { border-color: #c0392b } .warning { border-color: #d68910 }
+.note { border-color: #2471a3 }
+img { width: 100%; background: white; border-radius: .4rem }
 </style>
-<h1>{title}</h1>
-{findings}
-<img alt="{alt}" src="data:image/png;base64,{png}">
+<h1>{{ title }}</h1>
+{% for one in findings %}
+<article class="{{ one.severity }}"><h2>{{ one.severity }}: {{ one.id }}</h2>
+<p>Steps {{ one.steps[0] }} to {{ one.steps[1] }}: {{ one.evidence }}.</p>
+<p>{{ one.advice }}</p><p>See {{ one.see }}.</p></article>
+{% else %}
+<p>Nothing to report.</p>
+{% endfor %}
+{% if png %}
+<img alt="The run's metrics by step; the steps of each finding are shaded."
+src="data:image/png;base64,{{ png }}">
+{% endif %}
 </html>
 """
 
@@ -443,26 +454,21 @@ img {{ width: 100%; background: white; border-radius: .4rem }}
 def page(findings: Sequence[Finding], rows: Sequence[dict], name: str) -> str:
     """The diagnosis as one HTML page without scripts, with the run's curves."""
     verdict = "healthy" if is_healthy(findings) else "sick"
-    blocks = [
-        f'<article class="{one.severity}"><h2>{one.severity}: {one.id}</h2>'
-        f"<p>Steps {one.steps[0]} to {one.steps[1]}: {html.escape(one.evidence)}.</p>"
-        f"<p>{html.escape(one.advice)}</p><p>See {one.see}.</p></article>"
-        for one in findings
-    ]
     buffer = io.BytesIO()
-    curves(findings, rows).savefig(buffer, format="png", dpi=120)
-    return PAGE.format(
-        title=html.escape(visible(f"{name}: {verdict}")),
-        findings=visible("\n".join(blocks), newline="\n") or "<p>Nothing to report.</p>",
-        alt="The run's metrics by step; the steps of each finding are shaded.",
-        png=base64.b64encode(buffer.getvalue()).decode(),
-    )
+    if figure := curves(findings, rows):
+        figure.savefig(buffer, format="png", dpi=120)
+    png = base64.b64encode(buffer.getvalue()).decode()
+    shown = {"title": visible(f"{name}: {verdict}"), "findings": findings, "png": png}
+    text = Environment(autoescape=True, trim_blocks=True).from_string(PAGE).render(shown)
+    return visible(text, newline="\n")
 
 
-def curves(findings: Sequence[Finding], rows: Sequence[dict]) -> Figure:
-    """The run's metrics by step, the steps of what is sick shaded."""
+def curves(findings: Sequence[Finding], rows: Sequence[dict]) -> Figure | None:
+    """The run's metrics by step, the steps of what is sick shaded; None where none is known."""
     log = Log(rows)
     shown = [(name, *log.series(name)) for name in SHOWN if log.series(name)[0]]
+    if not shown:
+        return None
     figure = Figure(figsize=(10, 2.4 * math.ceil(len(shown) / 3)), layout="constrained")
     panels = figure.subplots(math.ceil(len(shown) / 3), min(3, len(shown)), squeeze=False).flat
     for (name, steps, values), axes in zip(shown, panels, strict=False):

@@ -84,8 +84,9 @@ def pushes(
         right.plot(RATIOS, curve, color=colour, linewidth=2)
         at = now[(A == advantage).nonzero()[0, 0]]
         right.plot(ratio, at, "o", color=colour, markersize=8)
-        right.annotate(f"{at:+.2f}", (ratio, at), xytext=(8, 4), textcoords="offset points",
-                       color=colour, fontsize=10)  # fmt: skip
+        away = -14 if advantage < 0 else 6  # from the curve, which goes on to the right
+        right.annotate(f"{at:+.2f}", (ratio, at), xytext=(-8, away), textcoords="offset points",
+                       color=colour, fontsize=10, ha="right")  # fmt: skip
     right.axvspan(1 - epsilon, 1 + epsilon, color="#888888", alpha=0.15, linewidth=0)
     right.axvline(ratio, color="black", linewidth=0.8, linestyle=":")
     right.axhline(0, color="black", linewidth=0.8)

@@ -44,9 +44,8 @@ VERDICT_LOOKS = {  # colour and marker
     "reproduced": ("#009E73", "o"), "contradicted": ("#D55E00", "X"),
     "no effect": ("#0072B2", "s"), "inconclusive": ("#888888", "|"),
 }  # fmt: skip
-# Okabe and Ito's colours, grey for what others are compared with
-COLOUR_BLIND_SAFE = ("#555555", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9",
-                     "#8C510A")  # fmt: skip
+# Okabe and Ito's colours
+COLOUR_BLIND_SAFE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C510A")
 BASELINES = ("plain", "plain GRPO", "labels", "generate", "kit")  # grey
 ARMS = {  # that stand for the methods of `loops`, and have their colours
     "diversity": ("diversity", "diversity reward"),
@@ -117,9 +116,7 @@ def episode_grid(
     return figure
 
 
-def arm_bands(
-    curves: Mapping[str, Mapping[str, dict]], x: str = "step", columns: int = 2
-) -> Figure:
+def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figure:
     """Arms of an experiment, a panel a metric: median over seeds, band from lowest to highest.
 
     Each line is named at its end, with its mean difference from the first arm there and the 95 %
@@ -130,7 +127,7 @@ def arm_bands(
     """
     fullest = sorted(curves.values(), key=len, reverse=True)  # for the order of the arms
     colours = arm_colours(dict.fromkeys(name for arms in fullest for name in arms))
-    columns = min(columns, len(curves))
+    columns = min(2, len(curves))
     rows = -(-len(curves) // columns)
     figure = Figure(figsize=(5.6 * columns, 3.1 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flat
@@ -156,8 +153,8 @@ def arm_colours(names: Iterable[str]) -> dict[str, str]:
     """A colour an arm: grey for what the others are compared with, a method's own everywhere."""
     names = list(names)
     own = {name: colour for name, colour in ARM_COLOURS.items() if name in names}
-    others = [c for c in COLOUR_BLIND_SAFE[1:] if c not in own.values()]
-    rest = cycle(others or COLOUR_BLIND_SAFE[1:])
+    others = [c for c in COLOUR_BLIND_SAFE if c not in own.values()]
+    rest = cycle(others or COLOUR_BLIND_SAFE)
     return {name: own.get(name) or next(rest) for name in names}
 
 
@@ -289,6 +286,5 @@ def forest(rows: Sequence[tuple[str, str, str, Mapping[str, float], float]]) -> 
     )  # fmt: skip
     axes.annotate("claimed:", (1.01, 1.0), xycoords="axes fraction", va="bottom", fontsize=9)
     axes.grid(axis="x", alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(loc="outside lower center", ncols=4)
     return figure

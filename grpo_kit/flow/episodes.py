@@ -117,6 +117,11 @@ class Episode:
     stopped: str = ""
 
 
+def rewards_of(episodes: Sequence[Episode]) -> Tensor:
+    """The rewards of N episodes, (N,) float; NaN = not scored."""
+    return torch.tensor([math.nan if e.reward is None else e.reward for e in episodes])
+
+
 def episode_advantages(
     episodes: Sequence[Episode], per: str = "trajectory", *, scale_rewards: str = "group"
 ) -> Tensor:
@@ -134,11 +139,10 @@ def episode_advantages(
     groups = defaultdict(list)
     for i, episode in enumerate(episodes):
         groups[episode.group_id].append(i)
-    advantages = torch.zeros(len(episodes))
+    rewards, advantages = rewards_of(episodes), torch.zeros(len(episodes))
     for group in groups.values():
         rows = [i for i in group for _ in range(len(episodes[i].turns) if per == "turn" else 1)]
-        rewards = [math.nan if episodes[i].reward is None else episodes[i].reward for i in rows]
-        advantages[rows] = group_advantages(torch.tensor(rewards), len(rows), scale_rewards)
+        advantages[rows] = group_advantages(rewards[rows], len(rows), scale_rewards)
     return advantages
 
 

@@ -15,7 +15,6 @@ import traceback
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import get_type_hints
 
@@ -187,8 +186,9 @@ class Toolkit:
         async with places:
             with move_on_after(tool.timeout):
                 # The thread is a daemon, as the portal's is: a hung call keeps no process alive.
-                call = partial(self._called, shown, tool, arguments)
-                return await to_thread.run_sync(call, abandon_on_cancel=True)
+                return await to_thread.run_sync(
+                    self._called, shown, tool, arguments, abandon_on_cancel=True
+                )
         return ToolResult(shown, f"error: timed out after {tool.timeout:g} s", True)
 
     def _called(self, shown: str, tool: Tool, arguments: dict) -> ToolResult:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from grpo_kit.config import GRPOConfig
-from grpo_kit.flow.episodes import PER, Episode, Turn, episode_advantages, turn_rows
+from grpo_kit.flow.episodes import PER, Episode, Turn, episode_advantages, rewards_of, turn_rows
 from grpo_kit.flow.rollout import AgentSystem, play
 from grpo_kit.flow.toolbox import NOT_FOUND
 from grpo_kit.models import Policy
@@ -102,7 +102,7 @@ class FlowGRPO:
         names = [reward_name(reward) for reward in self.prompts.rewards]
         batch = self.batch(episodes, names, rewards_per_func, advantages)
         metrics |= dataclasses.replace(  # rewards by episode, completions by turn
-            batch, rewards_per_func=rewards_per_func, rewards=_totals(episodes),
+            batch, rewards_per_func=rewards_per_func, rewards=rewards_of(episodes),
             num_generations=config.num_generations, logged=logged,
         ).metrics()  # fmt: skip
         metrics["generated_tokens"] = batch.generated_tokens
@@ -135,14 +135,10 @@ class FlowGRPO:
         if self.credit == "final":
             own = own.where(index.diff(append=torch.tensor([-1])).bool(), 0.0)
         return Batch(
-            rollouts, names, rewards_per_func[index], _totals(episodes)[index], own, 1,
+            rollouts, names, rewards_per_func[index], rewards_of(episodes)[index], own, 1,
             [episodes[i].row for i in index.tolist()],
             generated_tokens=int(rollouts.mask.sum()), episode_index=index,
         )  # fmt: skip
-
-
-def _totals(episodes: Sequence[Episode]) -> Tensor:
-    return torch.tensor([math.nan if e.reward is None else e.reward for e in episodes])
 
 
 class OfflineTraces:

@@ -192,14 +192,13 @@ def figure(result: dict):
     drawing = Figure(figsize=(8, 4), layout="constrained")
     axes = drawing.subplots()
     named = _fastest_first(result)
-    for colour, (name, entry) in zip(COLOUR_BLIND_SAFE[1:], named, strict=False):
+    for colour, (name, entry) in zip(COLOUR_BLIND_SAFE, named, strict=False):
         label = f"{name}: {number(entry['seconds'])} s"
         for one in entry["runs"]:
             seconds, problems, means, *_ = zip(*one["curve"], strict=True)
             axes.plot(seconds, means, "o-", color=colour, alpha=0.7, markersize=3, label=label)
             label = None
-    axes.legend(loc="lower right", title="median", frameon=False)
+    axes.legend(loc="lower right", title="median")
     axes.axhline(result["target"], color="grey", linestyle=":")
     axes.set(xlabel="seconds since the process began", ylabel="held-out pass@1", ylim=(0, 1))
-    axes.spines[["top", "right"]].set_visible(False)
     return drawing

@@ -115,6 +115,8 @@ class MetaEvaluationReward:
         if isinstance(self.questions, str):
             self.questions = [self.questions]
         n = len(self.questions)
+        if not n:
+            raise ValueError("there are no questions; give one, as META_QUESTION.")
         self.weights = [1 / n] * n if self.weights is None else self.weights
         if len(self.weights) != n:
             raise ValueError(f"there are {len(self.weights)} weights for {n} questions; give {n}.")

@@ -23,10 +23,10 @@ from grpo_kit.tasks.answers import parse_number
 if TYPE_CHECKING:
     from datasets import Dataset
 
-# On the Hub: name, configuration, commit.
-MATH_500 = ("HuggingFaceH4/MATH-500", None, "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be")
+# On the Hub: name, commit.
+MATH_500 = ("HuggingFaceH4/MATH-500", "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be")
 # Not pinned: instead, `competition_math` checks that no test problem is among the rows.
-MATH_TRAIN = ("rasbt/math_full_minus_math500", None, None)
+MATH_TRAIN = ("rasbt/math_full_minus_math500", None)
 
 SYSTEM_PROMPT = (
     "You are a helpful assistant that solves maths problems step by step. First think about the "
@@ -114,7 +114,7 @@ def _read(folder, split: str, on_hub: tuple, convert: Callable[[dict], dict]) ->
     return Dataset.from_list(rows)
 
 
-def _from_hub(split: str, name: str, config: str | None, commit: str | None) -> Iterable[dict]:
+def _from_hub(split: str, name: str, commit: str | None) -> Iterable[dict]:
     import datasets
     import huggingface_hub
 
@@ -122,7 +122,7 @@ def _from_hub(split: str, name: str, config: str | None, commit: str | None) -> 
         # load_dataset retries an unreachable Hub for half a minute; one request tells at once.
         if not huggingface_hub.constants.HF_HUB_OFFLINE:
             huggingface_hub.HfApi().dataset_info(name, revision=commit, timeout=10)
-        return datasets.load_dataset(name, config, split=split, revision=commit)
+        return datasets.load_dataset(name, split=split, revision=commit)
     except Exception as error:  # whatever the network, the Hub or its cache raises
         problem = f"the Hub did not give the dataset {name!r} ({type(error).__name__})"
         remedy = "set HF_HUB_OFFLINE=1 if it is in the cache"

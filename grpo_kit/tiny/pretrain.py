@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from grpo_kit.models import Policy, load_policy
+from grpo_kit.models import Policy, load_policy, save_policy
 from grpo_kit.paths import data_dir, make_output_dir, write_atomic
 from grpo_kit.tiny.skills import sample_conversation
 
@@ -203,7 +203,7 @@ def pretrain(output_dir: str | Path, *, seed=0, steps=None, processes=None) -> d
     Raises ValueError for another warm-up's state.
     """
     recipe = {"seed": seed, "steps": steps or STEPS, "processes": processes or PROCESSES}
-    if recipe["processes"] > BATCH:
+    if not 1 <= recipe["processes"] <= BATCH:
         raise ValueError(f"processes is {processes}; choose 1 to {BATCH}, the rows of a batch.")
     state, file = {}, make_output_dir(output_dir) / STATE_FILE
     if file.exists():
@@ -241,7 +241,7 @@ def _warm_up(rank: int, file: Path, recipe: dict, state: dict) -> dict:
     first, spent, losses = 0, 0.0, []
     if state:
         model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        optimizer.load_state_dict(state["optimizers"][rank])
         first, spent, losses = state["step"], state["seconds"], state["losses"]
 
     started = time.monotonic() - spent
@@ -260,9 +260,15 @@ def _warm_up(rank: int, file: Path, recipe: dict, state: dict) -> dict:
         done = step + 1
         if processes > 1 and (done % AVERAGE_EVERY == 0 or done == steps):
             average_parameters(model.parameters(), None)
-        if rank == 0 and done % STATE_EVERY == 0 and done < steps:
+        if done % STATE_EVERY or done == steps:
+            continue
+        optimizers = [optimizer.state_dict()]
+        if processes > 1:  # each has its own moments
+            optimizers *= processes
+            torch.distributed.all_gather_object(optimizers, optimizer.state_dict())
+        if rank == 0:
             state = {"recipe": recipe, "step": done, "losses": losses}
-            state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            state |= {"model": model.state_dict(), "optimizers": optimizers}
             state["seconds"] = time.monotonic() - started
             buffer = io.BytesIO()
             torch.save(state, buffer)
@@ -270,8 +276,7 @@ def _warm_up(rank: int, file: Path, recipe: dict, state: dict) -> dict:
 
     seconds, loss = time.monotonic() - started, fmean(losses[-max(1, steps // 10) :])
     if rank == 0:
-        model.to(torch.bfloat16).save_pretrained(file.parent)
-        tokenizer.save_pretrained(file.parent)
+        save_policy(Policy(model.to(torch.bfloat16), tokenizer), file.parent)
         file.unlink(missing_ok=True)
     return recipe | {"seconds": seconds, "loss": loss, "parameters": model.num_parameters()}
 
@@ -318,6 +323,5 @@ def teach_tools(output_dir: str | Path, *, seed: int = 0, steps: int = TOOL_STEP
     """Save the tiny base after a warm-up with Python as a third tool (bf16, tokenizer)."""
     folder = make_output_dir(output_dir)
     policy = warm_up_more(load_policy(data_dir() / "tiny-base"), seed, steps, "tools")
-    policy.model.to(torch.bfloat16).save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
-    return load_policy(folder)
+    policy.model.to(torch.bfloat16)
+    return load_policy(save_policy(policy, folder))

@@ -298,13 +298,11 @@ def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict
     taught, tools = (TOOL_SKILLS, T.THREE_TOOLS) if phase == "tools" else (SKILLS, T.TOOLS)
     skill = draw({name: SKILLS[name][0] for name in taught}, rng)
     style_of_reply, styles = RELIABLE.get(skill, (None, ()))
-    if phase == "reliable" and skill == "solve":
+    if phase in ("mixture", "tools"):
+        styles = ()  # all of them
+    elif phase == "reliable" and skill == "solve":
         styles = (FIRST_STYLE,)
     while True:
         messages = SKILLS[skill][1](make_subject(skill, rng, "train", tools), rng)
-        if (
-            phase in ("mixture", "tools")
-            or not styles
-            or style_of_reply(messages[1]["content"]) in styles
-        ):
+        if not styles or style_of_reply(messages[1]["content"]) in styles:
             return messages

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from grpo_kit import trl_bridge
 from grpo_kit.cli import app
-from grpo_kit.course.doctor import ADVICE, diagnose, is_healthy, read_log
+from grpo_kit.course.doctor import ADVICE, diagnose, is_healthy, page, read_log
 from grpo_kit.lab.records import load
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward
@@ -171,6 +171,12 @@ def test_what_is_in_a_name_of_a_run_is_text(tmp_path):
     done = doctor(folder, "--page", tmp_path / "page.html")
     assert done.exit_code == 0 and done.stdout.startswith("healthy")
     assert "&lt;b&gt;run: healthy" in (tmp_path / "page.html").read_text()
+
+
+def test_a_log_of_a_metric_that_has_no_curve_gets_a_page_without_a_picture():
+    rows = [{"step": i, "loss": 0.1} for i in range(30)]
+    text = page([], rows, "run")
+    assert "Nothing to report" in text and "<img" not in text
 
 
 @pytest.mark.parametrize(

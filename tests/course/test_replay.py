@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import subprocess
 import time
 from functools import partial
@@ -26,7 +25,6 @@ from grpo_kit.tasks import Task
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.training import train
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 HOSTILE = "</script><script>document.title = 'acted'</script><img src=x>\x1b[31m\u202eabc"
 SHOWN = HOSTILE.replace("\x1b", "\\u001b").replace("\u202e", "\\u202e")
 
@@ -168,10 +166,10 @@ def test_the_shipped_replays_are_small_and_of_the_present_template():
 class Browser:
     """Headless Chromium, told what to do through a pipe in its own tools' protocol."""
 
-    def __init__(self, folder):
+    def __init__(self, chromium, folder):
         (theirs, self.to), (self.by, own) = os.pipe(), os.pipe()
         options = "--headless --no-sandbox --disable-gpu --remote-debugging-pipe".split()
-        shell = ["bash", "-c", f'exec "$0" "$@" 3<&{theirs} 4>&{own}', CHROMIUM, *options]
+        shell = ["bash", "-c", f'exec "$0" "$@" 3<&{theirs} 4>&{own}', chromium, *options]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         command = [*shell, f"--user-data-dir={folder}"]
         self.process = subprocess.Popen(command, pass_fds=(theirs, own), **quiet)
@@ -229,10 +227,8 @@ class Browser:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    if not CHROMIUM:
-        pytest.skip("needs chromium")
-    browser = Browser(tmp_path_factory.mktemp("chromium"))
+def browser(chromium, tmp_path_factory):
+    browser = Browser(chromium, tmp_path_factory.mktemp("chromium"))
     yield browser
     browser.process.terminate()
     browser.process.wait(timeout=30)

@@ -9,7 +9,8 @@ from torch.nn.utils.rnn import pad_sequence
 from grpo_kit.flow import AgentSystem, Lookup, Tool, Toolkit, calculator, make_catalogue
 from grpo_kit.flow.roles import TINY, read_action
 from grpo_kit.generation import Rollouts
-from grpo_kit.tasks.tool_questions import make_tool_question
+from grpo_kit.tasks import Task
+from grpo_kit.tasks.tool_questions import make_tool_question, tool_questions
 from grpo_kit.tiny import skills
 
 
@@ -88,6 +89,13 @@ def text_tool():
         return tool
 
     return make
+
+
+@pytest.fixture(scope="session")
+def task():
+    """A few of the shipped questions."""
+    task = tool_questions()
+    return Task(task.name, task.train.select(range(40)), task.test.select(range(8)))
 
 
 @pytest.fixture

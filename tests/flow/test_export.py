@@ -13,14 +13,6 @@ from grpo_kit.flow import Episode, Turn, play
 from grpo_kit.flow.export import of_output, one_sequence, skyrl_output, trl_dataset, trl_rollout
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward
-from grpo_kit.tasks import Task
-from grpo_kit.tasks.tool_questions import tool_questions
-
-
-@pytest.fixture(scope="module")
-def task():
-    task = tool_questions()
-    return Task(task.name, task.train.select(range(8)), task.test.select(range(4)))
 
 
 def test_an_episode_is_one_sequence_with_a_mask_of_what_was_sampled():

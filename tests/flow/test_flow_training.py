@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from toy import weights_of, without_times
+from toy import configure, weights_of, without_times
 
-from grpo_kit.config import GRPOConfig
 from grpo_kit.flow import (
     Episode,
     FlowGRPO,
@@ -25,21 +24,9 @@ from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward
-from grpo_kit.tasks import Task
-from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.training import Learner, PromptBatches, train
 
-CONFIG = GRPOConfig(
-    max_steps=2, learning_rate=1e-3, lr_scheduler_type="constant", num_generations=4,
-    generation_batch_size=8, max_completion_length=40, loss_type="grpo", eval_prompts=0,
-    save_steps=1,
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def task():
-    task = tool_questions()
-    return Task(task.name, task.train.select(range(40)), task.test.select(range(8)))
+CONFIG = configure(max_steps=2, max_completion_length=40, loss_type="grpo", eval_prompts=0)
 
 
 @pytest.fixture

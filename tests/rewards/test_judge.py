@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import math
 import random
 import re
 import signal
@@ -19,7 +18,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from injections import ATTEMPTS, PERFECT
-from test_in_both_trainers import TEXTS, scores_in_ours, scores_in_trl
 
 from grpo_kit.rewards import LocalJudge, QualityJudgeReward
 from grpo_kit.rewards.judge import Failure, Reply, parse_judgement, quality_prompt, tiny_prompt
@@ -266,20 +264,6 @@ def test_a_failed_judgement_is_none_and_counted_with_its_reason(caplog):
     wanted["mean_score"] = 2.0
     assert logged == {f"judge/{name}": value for name, value in wanted.items()}
     assert "2 of 4 judgements failed (1 unreadable, 1 timeout)" in caplog.text
-
-
-def test_the_same_completions_score_the_same_in_both_trainers(policy, tmp_path):
-    """TRL has to see that an object's `__call__` is a coroutine function."""
-
-    def answer(message):
-        i = TEXTS.index(response_in(message))
-        return Failure("timeout", "Wait.") if i == 1 else scores(*[i + 1] * 4)
-
-    rewards = [QualityJudgeReward(FakeJudge(answer, prompt=tiny_prompt))]
-    ours = scores_in_ours(policy, rewards, TEXTS)
-    (theirs,) = scores_in_trl(policy, tmp_path, rewards, TEXTS)
-    assert ours[:, 0].tolist() == pytest.approx([-0.5, math.nan, 0.0, 0.25], nan_ok=True)
-    torch.testing.assert_close(theirs.cpu(), ours, equal_nan=True)
 
 
 @pytest.fixture(autouse=True)

@@ -14,19 +14,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest.mock import create_autospec
 
 import pytest
-from datasets import Dataset
 from injections import PERFECT
 from test_judge import outcomes_of, response_in, rewards_of
+from toy import TASK, configure
 
 from grpo_kit import training
-from grpo_kit.config import GRPOConfig
 from grpo_kit.models import load_policy
 from grpo_kit.objective import group_advantages
 from grpo_kit.paths import data_dir
 from grpo_kit.rewards import EndpointJudge, LocalJudge, QualityJudgeReward
 from grpo_kit.rewards.judge import Failure, Reply, quality_prompt, tiny_prompt
 from grpo_kit.rewards.judge.texts import CRITERIA
-from grpo_kit.tasks import Task
 
 pytest.importorskip("openai", reason="the judge extra is not installed: pip install -e '.[judge]'")
 
@@ -185,28 +183,20 @@ def test_the_endpoint_gets_the_whole_prompt_and_its_reply_is_scored(server):
     assert {headers["authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
 
 
-def test_replies_belong_to_their_conversations_and_no_more_calls_run_at_once_than_allowed(server):
-    server.delay = 0.05
-    prompts = [quality_prompt("How many?", str(i)) for i in range(12)]
-    outcomes = outcomes_of(judge_at(server.url, concurrency=3, api_key_env=None), prompts)
-    for conversation, outcome in zip(prompts, outcomes, strict=True):
-        assert list(json.loads(outcome.text).values()) == judgement_of(conversation[0]["content"])
-        assert (outcome.prompt_tokens, outcome.completion_tokens) == (100, 20)
-    assert 1 < server.most_at_once <= 3
+def test_replies_belong_to_their_conversations_and_parts_of_a_batch_share_the_limit(server):
+    """Of calls at a time; in event loops that follow each other, too."""
+    reward = QualityJudgeReward(judge_at(server.url, concurrency=2), price=(2.0, 5.0))
 
-
-def test_parts_of_a_batch_share_the_limit_and_event_loops_may_follow_each_other(server):
-    reward = QualityJudgeReward(judge_at(server.url, concurrency=2))
-
-    async def parts(loop):
-        texts = [[f"{loop}-{part}-{i}" for i in range(3)] for part in range(3)]
-        return await asyncio.gather(*(reward([""] * 3, part, [[1]] * 3) for part in texts))
+    async def judged(texts):
+        return await asyncio.gather(*(reward(["?"] * 3, part, [[1]] * 3) for part in texts))
 
     server.delay = 0.05
     for loop in range(2):
-        rewards = asyncio.run(parts(loop))
-        assert None not in [value for part in rewards for value in part]
+        texts = [[f"{loop}-{part}-{i}" for i in range(3)] for part in range(3)]
+        for part, rewards in zip(texts, asyncio.run(judged(texts)), strict=True):
+            assert rewards == [expected(quality_prompt("?", text)[0]["content"]) for text in part]
     assert 1 < server.most_at_once <= 2
+    assert reward.totals["cost"] == pytest.approx(18 * (100 * 2 + 20 * 5) / 1e6)
 
 
 @pytest.mark.parametrize(
@@ -360,16 +350,11 @@ def test_a_run_with_three_faults_in_ten_scores_none_of_them(
     update = training.Learner.update
     spy = create_autospec(update, side_effect=update)
     monkeypatch.setattr(training.Learner, "update", spy)
-    questions = [f"How many are {'a' * i}?" for i in range(6)]
-    rows = [{"prompt": [{"role": "user", "content": question}]} for question in questions]
-    task = Task("toy", Dataset.from_list(rows), Dataset.from_list(rows[:1]))
-    config = GRPOConfig(
-        max_steps=2, learning_rate=1e-3, num_generations=4, generation_batch_size=16,
-        max_completion_length=8, eval_prompts=0,
-    )  # fmt: skip
+    questions = [prompt[0]["content"] for prompt in TASK.train["prompt"]]
+    config = configure(max_steps=2, generation_batch_size=16, eval_prompts=0)
     judge = judge_at(server.failing(three_in_ten), timeout=1.0, max_retries=1)
     reward = QualityJudgeReward(judge, cache_dir=tmp_path / "cache")
-    run = training.train(policy, task, [reward], config, output_dir=tmp_path / "r", seed=0)
+    run = training.train(policy, TASK, [reward], config, output_dir=tmp_path / "r", seed=0)
     batches = [call.args[1] for call in spy.call_args_list]
     assert run.history[-1]["step"] == 2 and len(batches) == 2
 

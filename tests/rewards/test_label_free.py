@@ -38,6 +38,8 @@ def test_each_group_votes_for_itself_and_the_share_is_logged():
     assert rewards == [1, 1, 0, 0, 1, 1]
     assert logged == {"majority/share": pytest.approx(2 / 3)}
     assert vote(["no tags", "none"], 2) == [0, 0]
+    with pytest.raises(ValueError, match="num_generations=0: a vote takes 2 or more"):
+        MajorityReward(0)
     with pytest.raises(ValueError, match="3 completions make no groups of 2"):
         vote(said("1", "1", "1"), 2)
 
@@ -82,12 +84,3 @@ def test_what_cannot_be_measured_is_not_scored(policy):
     assert values[:2] == [None, None] and math.isfinite(values[2])
     with pytest.raises(ValueError, match="measure='entropy'; choose one of self-certainty"):
         CertaintyReward(policy, "entropy")
-
-
-def test_a_policy_in_training_mode_stays_in_it(policy):
-    policy.model.train()
-    try:
-        CertaintyReward(policy)(PROMPTS, [""] * 3, [[11], [12], [13]])
-        assert policy.model.training
-    finally:
-        policy.model.eval()

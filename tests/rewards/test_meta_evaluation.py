@@ -14,7 +14,13 @@ from transformers import PreTrainedTokenizerFast
 
 from grpo_kit.models import frozen_copy, load_policy
 from grpo_kit.profiles import PROFILES
-from grpo_kit.rewards import MetaEvaluationReward, accuracy_reward, read_yes, yes_no_tokens
+from grpo_kit.rewards import (
+    CertaintyReward,
+    MetaEvaluationReward,
+    accuracy_reward,
+    read_yes,
+    yes_no_tokens,
+)
 from grpo_kit.rewards import meta_evaluation as module
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION, as_turns
 from grpo_kit.tasks.word_problems import make_problem
@@ -26,7 +32,7 @@ QUESTIONS = [META_QUESTION, STEPS_QUESTION, "Would you sign this?"]
 
 def call(reward, texts=TEXTS, **columns):
     completions = [[{"role": "assistant", "content": text}] for text in texts]
-    return reward([QUESTION] * len(texts), completions, [[]] * len(texts), **columns)
+    return reward([QUESTION] * len(texts), completions, [[11]] * len(texts), **columns)
 
 
 def of_words(words):
@@ -224,6 +230,7 @@ def test_the_shipped_evaluator_goes_by_the_style_even_when_it_is_shown_the_truth
     ("options", "message"),
     [
         ({"questions": QUESTIONS, "weights": [1.0]}, "1 weights for 3 questions"),
+        ({"questions": []}, "there are no questions; give one"),
         ({"transform": "logit"}, "choose 'log' or 'p'"),
         ({"truth_fraction": 10}, "a share from 0 to 1"),
     ],
@@ -233,21 +240,11 @@ def test_bad_arguments_are_named(policy, options, message):
         MetaEvaluationReward(policy, **options)
 
 
-# as templates of thinking models do, which drop the reasoning of earlier turns
-THINKING = "{% for m in messages %}{{ m['content'].split('</think>')[-1] }}{% endfor %}"
-ONE_TURN = "{% if messages | length > 1 %}{{ raise_exception('one turn only') }}{% endif %}"
-
-
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        (THINKING, "leaves out the assistant message"),
-        (ONE_TURN, "refuses these messages .*one turn only"),
-    ],
-)
-def test_a_template_that_hides_the_answer_is_refused(template, message, policy, monkeypatch):
-    monkeypatch.setattr(policy.tokenizer, "chat_template", template)
-    with pytest.raises(ValueError, match=message):
+def test_a_template_that_hides_the_answer_is_refused(policy, monkeypatch):
+    """As those of thinking models do, which drop the reasoning of earlier turns."""
+    thinking = "{% for m in messages %}{{ m['content'].split('</think>')[-1] }}{% endfor %}"
+    monkeypatch.setattr(policy.tokenizer, "chat_template", thinking)
+    with pytest.raises(ValueError, match="leaves out the assistant message"):
         MetaEvaluationReward(policy)
 
 
@@ -270,8 +267,9 @@ def test_an_answer_cannot_end_its_turn(policy):
     assert asked == honest
 
 
-def test_a_policy_in_training_mode_is_read_without_dropout(policy):
-    reward = MetaEvaluationReward(policy)
+@pytest.mark.parametrize("kind", [MetaEvaluationReward, CertaintyReward])
+def test_a_policy_in_training_mode_is_read_without_dropout(kind, policy):
+    reward = kind(policy)
     before = call(reward)
     policy.model.train()
     for layer in policy.model.modules():

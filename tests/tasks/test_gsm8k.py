@@ -105,7 +105,7 @@ def test_empty_split_is_named_and_a_blank_last_line_is_no_row(make_folder):
 
 
 def test_the_hub_is_asked_for_the_pinned_revision_and_told_at_once_to_be_unreachable(monkeypatch):
-    name, config, revision = MATH_500
+    name, revision = MATH_500
     rows = datasets.Dataset.from_list([{"problem": "What is 40 + 8?", "answer": "48"}])
     info = Mock(side_effect=[None, ConnectionError("[Errno -2] Name or service not known")])
     load = Mock(return_value=rows)
@@ -113,7 +113,7 @@ def test_the_hub_is_asked_for_the_pinned_revision_and_told_at_once_to_be_unreach
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
     monkeypatch.setattr(datasets, "load_dataset", load)
     assert math500()[0]["answer"] == "48"
-    load.assert_called_once_with(name, config, split="test", revision=revision)
+    load.assert_called_once_with(name, split="test", revision=revision)
     assert info.call_args.args == (name,) and info.call_args.kwargs["revision"] == revision
     with pytest.raises(RuntimeError, match="ConnectionError.*local folder.*HF_HUB_OFFLINE=1"):
         math500()
@@ -143,7 +143,7 @@ class Download(datasets.GeneratorBasedBuilder):
         yield 0, {"problem": "?", "answer": "1080"}
 
 
-download = Download(dataset_name="MATH-500", repo_id=MATH_500[0], hash=MATH_500[2])
+download = Download(dataset_name="MATH-500", repo_id=MATH_500[0], hash=MATH_500[1])
 download.download_and_prepare()
 print("then:", math500()[0]["answer"])
 """

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from grpo_kit.paths import data_dir
-from grpo_kit.tasks import load
 from grpo_kit.tasks.answers import is_correct
 from grpo_kit.tasks.svamp import masked_body, split_by_body, svamp, worked_out
 
@@ -57,8 +56,3 @@ def test_rows_have_what_rewards_and_the_warm_up_read():
 )
 def test_an_equation_is_worked_out_step_by_step(equation, steps):
     assert worked_out(equation) == steps
-
-
-def test_it_comes_with_the_kit(tmp_path):
-    with pytest.raises(ValueError, match="svamp comes with the kit: leave out --data"):
-        load("svamp", tmp_path)

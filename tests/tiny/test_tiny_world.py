@@ -1,6 +1,7 @@
 """The tiny world's texts say what they claim; the warm-up can be stopped and resumed."""
 
 import json
+import multiprocessing
 import random
 import re
 from collections import Counter
@@ -279,8 +280,9 @@ def test_a_killed_warm_up_goes_on_where_it_stopped(tmp_path, small):
             warm_up.pretrain(broken, **options)
     with pytest.raises(ValueError, match="'seed': 0, .* not of .*'seed': 1, .*delete"):
         warm_up.pretrain(broken, seed=1, **options)
-    with pytest.raises(ValueError, match="processes is 99; choose 1 to 2,"):
-        warm_up.pretrain(broken, processes=99)
+    for processes in (99, -1):
+        with pytest.raises(ValueError, match=f"processes is {processes}; choose 1 to 2,"):
+            warm_up.pretrain(broken, processes=processes)
     warm_up.pretrain(broken, **options)
     weights = (whole / "model.safetensors").read_bytes()
     assert weights == (broken / "model.safetensors").read_bytes() and len(weights) <= 8_000_000
@@ -301,6 +303,39 @@ def test_weights_are_averaged_now_and_then_and_at_the_end(tmp_path, small):
     small.setattr(warm_up, "average_parameters", lambda *given: calls.append(given))
     warm_up._warm_up(0, tmp_path / "state", {"seed": 0, "steps": 5, "processes": 2}, {})
     assert len(calls) == 3
+
+
+@pytest.mark.slow
+def test_two_processes_that_were_killed_go_on_each_with_its_own_moments(tmp_path, small):
+    small.setattr(warm_up, "STATE_EVERY", 2)
+    small.setattr(warm_up, "AVERAGE_EVERY", 2)
+    recipe, forks = {"seed": 0, "steps": 5, "processes": 2}, multiprocessing.get_context("fork")
+
+    def both(folder, state) -> None:
+        results, meeting = forks.SimpleQueue(), f"file://{folder}/meeting-{len(state)}"
+        given = results, meeting, folder / "warm-up.pt", recipe, state
+        ranks = [
+            forks.Process(target=warm_up._warm_up_with_others, args=(rank, *given))
+            for rank in range(2)
+        ]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir(), broken.mkdir()
+    both(whole, {})
+    with small.context() as killing:
+        clip = torch.nn.utils.clip_grad_norm_
+        killing.setattr(torch.nn.utils, "clip_grad_norm_", killed_in(3, clip))
+        both(broken, {})
+    state = torch.load(broken / "warm-up.pt", weights_only=True)
+    first, second = (one["state"][0]["exp_avg"] for one in state["optimizers"])
+    assert not torch.equal(first, second)
+    both(broken, state)
+    ends = [(folder / "model.safetensors").read_bytes() for folder in (whole, broken)]
+    assert ends[0] == ends[1]
 
 
 @pytest.mark.slow

@@ -219,8 +219,8 @@ def test_what_is_said_of_p_yes_is_so():
     assert fell["truth 1 %"]["median"] < fell["our defaults"]["median"]
     steps = ("P(Yes) alone", "P(Yes) and format", "our defaults")
     assert sorted(steps, key=lambda arm: gained[arm]["mean"]) == [*steps]
-    halves = [value > 0.03 for value in fell["P(Yes) and format"]["values"]]
-    assert 0.3 < sum(halves) / len(halves) < 0.7
+    ends = of("meta", "P(Yes) and format")["values"]
+    assert sum(end < 0.5 for end in ends) == 1 and fell["P(Yes) and format"]["median"] < 0.05
     for arm in ("ensemble", "live evaluator", "warmer evaluator", "other question"):
         assert of("meta", arm, "fell", "difference")["low"] > 0, arm
     for arm in reported("meta")["difference"]:
@@ -233,7 +233,7 @@ def test_what_is_said_of_rewards_without_labels_is_so():
     assert abs(votes - labels) < 0.03
     for arm in ("self-certainty", "likelihood"):
         for values in curves_of("label-free", arm):
-            assert max(values) > values[0] and values[-1] < 0.25, "rises, then falls"
+            assert max(values) > values[0] and values[-1] < 0.3, "rises, then falls"
 
 
 def test_what_is_said_of_the_corrections_is_so():

@@ -162,7 +162,8 @@ def child(kind: str, folder: Path, seed: int, resume: bool) -> int:
         (folder.parent / END).write_text(json.dumps(KINDS[kind](folder, seed, resume)))
         code = 0
     except (ValueError, RuntimeError, OSError, MemoryError) as error:
-        (folder.parent / SAID).write_text(f"{type(error).__name__}: {error}")
+        # whole or not at all: a second process may be killed as it says the same
+        write_atomic(folder.parent / SAID, f"{type(error).__name__}: {error}")
         code = 3
     finally:
         os._exit(code)

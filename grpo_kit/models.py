@@ -133,7 +133,7 @@ def bfloat16_speedup() -> float:
         )
         return wide / half
 
-    # without 16-bit units a product takes seconds: then once is enough
+    # without 16-bit units a product may take seconds: then the rough answer is enough
     rough = speedup(2)
     return rough if rough < 0.2 else speedup(9)
 
@@ -170,7 +170,11 @@ def load_policy(
     does not fit.
     """
     kind = device.partition(":")[0]
-    found = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
+    found = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
     if not found.get(kind):
         lacks = {"cuda": "CUDA GPU", "mps": "Apple GPU"}.get(kind, f"device {device!r}")
         remedy = "take a machine with one, or a CPU: GRPO_KIT_DEVICE=cpu or the profile 'tiny'."

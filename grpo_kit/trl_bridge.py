@@ -269,9 +269,11 @@ def _digests(checkpoint: Path) -> dict[str, str]:
     digests = {}
     for path in sorted(checkpoint.rglob("*")):
         if path.is_file() and path.name != WHOLE:
+            digest = hashlib.sha256()
             with open(path, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            digests[path.relative_to(checkpoint).as_posix()] = digest
+                while content := file.read(1 << 20):
+                    digest.update(content)
+            digests[path.relative_to(checkpoint).as_posix()] = digest.hexdigest()
     return digests
 
 

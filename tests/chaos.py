@@ -162,7 +162,9 @@ def child(kind: str, folder: Path, seed: int, resume: bool) -> int:
         (folder.parent / END).write_text(json.dumps(KINDS[kind](folder, seed, resume)))
         code = 0
     except (ValueError, RuntimeError, OSError, MemoryError) as error:
-        (folder.parent / SAID).write_text(f"{type(error).__name__}: {error}")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        # whole or not at all: a second process may be killed as it says the same
+        write_atomic(folder.parent / SAID, f"{type(error).__name__}: {error}")
         code = 3
     finally:
         os._exit(code)
@@ -214,7 +216,7 @@ def _little_memory(pid: int, draw: random.Random) -> None:
 def _full_disk(pid: int, draw: random.Random) -> None:
     """No file may grow beyond a size, from some of the first bytes to a whole checkpoint's."""
     limit = int(10 ** draw.uniform(2, 7.3))
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, limit))
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
 
 DONE = {"SIGKILL": _kill, "SIGTERM": _terminate, "SIGSTOP": _stop, "memory limit": _little_memory,

@@ -24,7 +24,7 @@ def test_a_profile_for_a_gpu_says_so_where_there_is_none(name):
 
 @pytest.mark.parametrize(("device", "name"), [("mps", "Apple GPU"), ("tpu", "device 'tpu'")])
 def test_a_device_that_is_not_here_is_named(device, name, monkeypatch):
-    monkeypatch.setattr(torch.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     smol = dataclasses.replace(PROFILES["smol"], device=device)
     with pytest.raises(RuntimeError, match=f"sees no {name} here.*GRPO_KIT_DEVICE=cpu"):
         smol.load_policy()

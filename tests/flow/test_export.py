@@ -53,7 +53,7 @@ def test_episodes_train_under_trl(tmp_path, task):
 
     args = trl.GRPOConfig(
         output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], max_steps=2,
-        per_device_train_batch_size=8, num_generations=4, max_completion_length=512,
+        per_device_train_batch_size=32, num_generations=4, max_completion_length=512,
         learning_rate=1e-4, save_strategy="no", logging_steps=1, gradient_checkpointing=False,
     )  # fmt: skip
     before = weights_of(base)

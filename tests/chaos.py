@@ -353,21 +353,21 @@ class Chaos:
 def main(trials: int, first: int = 0, results: Path = RESULTS) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    known = json.loads(results.read_text()) if results.exists() else {"faults": [], "trials": []}
+    counts = Counter({(one["run"], one["fault"]): one["times"] for one in known["faults"]})
     with tempfile.TemporaryDirectory() as folder:
         chaos = Chaos(Path(folder))
         # No bar: tqdm's lock is shared with forked children, and one may be killed that holds it.
         for number, seed in enumerate(range(first, first + trials), 1):
             chaos.trial(seed)
             print(f"[{number}/{trials}] {sum(chaos.tried.values())} faults", flush=True)
-    known = json.loads(results.read_text()) if results.exists() else {"faults": [], "trials": []}
-    counts = Counter({(one["run"], one["fault"]): one["times"] for one in known["faults"]})
-    faults = [
-        {"run": run, "fault": fault, "times": times}
-        for (run, fault), times in sorted((counts + chaos.tried).items())
-    ]
-    done = {"first": first, "trials": trials, "failures": chaos.failures}
-    known = {"faults": faults, "trials": [*known["trials"], done]}
-    write_atomic(results, json.dumps(known, indent=1) + "\n")
+            faults = [
+                {"run": run, "fault": fault, "times": times}
+                for (run, fault), times in sorted((counts + chaos.tried).items())
+            ]
+            done = {"first": first, "trials": number, "failures": chaos.failures}
+            record = {"faults": faults, "trials": [*known["trials"], done]}
+            write_atomic(results, json.dumps(record, indent=1) + "\n")
     print(f"{sum(chaos.tried.values())} faults in {trials} trials: {len(chaos.failures)} failures")
     for failure in chaos.failures:
         print(json.dumps(failure))

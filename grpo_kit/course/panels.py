@@ -28,7 +28,7 @@ def panel(draw: Callable[..., Figure], **ranges: Any) -> None:
         return
     from ipywidgets import Layout, interactive
 
-    box = interactive(draw, **ranges)
+    box = interactive(draw, {"auto_display": True}, **ranges)
     box.layout = Layout(flex_flow="row wrap")
     display(box)
 

@@ -1,10 +1,23 @@
 """What a panel shows is the objective's own gradient, and moving a slider draws it anew."""
 
+import contextlib
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.request import urlopen
+
+import nbformat
 import pytest
 import torch
 
 from grpo_kit.course import panels
 
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 GROUP = torch.tensor([1.0, 1.0, 0.0, 0.0])
 
 
@@ -52,9 +65,103 @@ def test_a_slider_draws_anew_and_without_a_reader_there_is_the_figure_alone(monk
     panels.panel(draw, weight=(0.0, 2.0, 0.1))
     weight, std, _ = shown[0].children
     assert (weight.value, weight.max, std.value) == (0.5, 2.0, True)
+    assert shown[0].auto_display  # what `draw` returns
     weight.value = 1.5
     assert drawn[-1] == (1.5, True)
 
     monkeypatch.setenv("GRPO_KIT_STATIC", "1")
     panels.panel(lambda weight=0.5: f"figure of {weight}", weight=(0.0, 2.0, 0.1))
     assert shown[1:] == ["figure of 0.5"]
+
+
+PREAMBLE = """
+%matplotlib inline
+import torch
+from grpo_kit import objective
+from grpo_kit.course.panels import advantage_bars, panel, pushes
+s = torch.tensor([0.9, 0.9, 0.8, 0.4])
+"""
+IMAGES = "[...document.querySelectorAll('.widget-interact img')].map(one => one.src)"
+TAB = "[...jupyterapp.shell.widgets('main')][0]"
+SLIDER = "document.querySelectorAll('.widget-interact')[%d].querySelector('.noUi-handle')"
+
+
+def soon(attempt, seconds: float = 120):
+    """What `attempt` returns as soon as it is something."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            if (result := attempt()) not in (None, False):
+                return result
+        time.sleep(0.2)
+    raise AssertionError("nothing came of it")
+
+
+class Page:
+    """A page of a running Chromium, over its DevTools protocol."""
+
+    def __init__(self, profile):
+        connect = pytest.importorskip("websocket").create_connection
+        port = soon((profile / "DevToolsActivePort").read_text).splitlines()[0]
+        pages = json.load(urlopen(f"http://127.0.0.1:{port}/json"))
+        address = next(page["webSocketDebuggerUrl"] for page in pages if page["type"] == "page")
+        self.socket, self.numbers = connect(address, timeout=120), itertools.count()
+
+    def say(self, method: str, **params):
+        number = next(self.numbers)
+        self.socket.send(json.dumps({"id": number, "method": method, "params": params}))
+        while (reply := json.loads(self.socket.recv())).get("id") != number:
+            pass
+        return reply["result"]
+
+    def value(self, script: str):
+        options = {"awaitPromise": True, "returnByValue": True}
+        result = self.say("Runtime.evaluate", expression=script, **options)
+        return None if "exceptionDetails" in result else result["result"].get("value")
+
+
+@pytest.mark.slow
+def test_a_slider_of_each_panel_moves_its_figure_in_jupyterlab(chromium, free_port, tmp_path):
+    cells = [
+        nbformat.v4.new_code_cell(cell.source)
+        for path in sorted(NOTEBOOKS.glob("*.ipynb"))
+        for cell in nbformat.read(path, 4).cells
+        if cell.cell_type == "code" and re.search(r"^panel\(", cell.source, re.MULTILINE)
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(PREAMBLE), *cells])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    nbformat.write(notebook, tmp_path / "panels.ipynb")
+    homes = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    environment = {k: v for k, v in os.environ.items() if k != "GRPO_KIT_STATIC"}
+    environment |= {home: str(tmp_path / "home") for home in homes}
+    lab = [
+        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--port={free_port}",
+        "--ServerApp.port_retries=0", f"--ServerApp.root_dir={tmp_path}",
+        "--IdentityProvider.token=", "--LabApp.expose_app_in_browser=True",
+    ]  # fmt: skip
+    browser = [
+        chromium, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,3000",
+        "--remote-debugging-port=0", f"--user-data-dir={tmp_path / 'profile'}",
+        "--remote-allow-origins=*", "about:blank",
+    ]  # fmt: skip
+    with contextlib.ExitStack() as started:
+        for command in (lab, browser):
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            process = subprocess.Popen(command, env=environment, **quiet)
+            started.callback(process.wait)
+            started.callback(process.terminate)
+        page, address = Page(tmp_path / "profile"), f"http://127.0.0.1:{free_port}"
+        soon(lambda: urlopen(f"{address}/api"))
+        page.say("Emulation.setFocusEmulationEnabled", enabled=True)
+        page.say("Page.navigate", url=f"{address}/lab/tree/panels.ipynb")
+        soon(lambda: page.value("document.querySelector('.jp-NotebookPanel .jp-Cell') != null"))
+        soon(lambda: page.value(f"{TAB}.sessionContext.session.kernel.status") == "idle")
+        page.value(f"jupyterapp.shell.activateById({TAB}.id)")
+        page.value("jupyterapp.commands.execute('notebook:run-all-cells'); 1")
+        before = soon(lambda: len(shown := page.value(IMAGES)) == len(cells) == 3 and shown)
+        for number in range(len(cells)):
+            page.value(f"{SLIDER % number}.focus()")
+            for kind in ("keyDown", "keyUp"):
+                page.say("Input.dispatchKeyEvent", type=kind, key="ArrowLeft", code="ArrowLeft")
+        now = soon(lambda: all(map(str.__ne__, before, page.value(IMAGES))) and page.value(IMAGES))
+        assert len(now) == 3

@@ -208,20 +208,21 @@ def plan(
 
 
 def plan_here(profile: Profile) -> Plan:
-    """The plan of a run on this machine: a few steps and a small evaluation are made and timed.
+    """The plan of a run on this machine: a few steps and a part of an evaluation are timed.
 
-    Memory is counted as in `plan`. It is rather too long: a step gets cheaper as groups lose their
-    spread, since nothing is learnt from them.
+    Memory is counted as in `plan`. That a step gets cheaper as groups lose their spread, since
+    nothing is learnt from them, or dearer as answers get longer, is left out.
     """
     policy, task, config = profile.load_policy(), profile.load_task(), profile.config
     short = replace(config, max_steps=5, eval_prompts=0, max_generated_tokens=None)
-    few = replace(config, eval_prompts=min(16, config.eval_prompts), eval_prompts_between=None)
     rewards = [accuracy_reward, format_reward]
     with tempfile.TemporaryDirectory() as folder:
         rows = train(policy, task, rewards, short, output_dir=folder, seed=0).history[-3:]
-    started = time.perf_counter()
-    evaluate(policy, task.test, few)
-    each = (time.perf_counter() - started) / max(few.eval_prompts, 1)
+    most, some, took = min(config.eval_prompts, len(task.test)), 0, 0.0
+    while took < 5 and some < most:  # many at once take less time each
+        some, started = min(4 * some or 16, most), time.perf_counter()
+        evaluate(policy, task.test, replace(config, eval_prompts=some, eval_prompts_between=None))
+        took = time.perf_counter() - started
     prompts = sum(min(prompts, len(task.test)) for prompts in _evaluated(config))
     seconds = median(row["step_time"] for row in rows)
     mean = median(row["completions/mean_length"] for row in rows)
@@ -231,7 +232,7 @@ def plan_here(profile: Profile) -> Plan:
     return replace(
         counted, seconds={"generation and update": seconds}, limits={},
         tokens_per_second=config.generation_batch_size * mean / seconds,
-        hours=(config.max_steps * seconds + prompts * each) / 3600,
+        hours=(config.max_steps * seconds + prompts * took / max(some, 1)) / 3600,
     )  # fmt: skip
 
 

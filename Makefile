@@ -6,7 +6,7 @@
 #   make lab         JupyterLab on the notebooks
 #   make notebooks   execute the notebooks in place, outputs to be committed
 #   make smoke       every notebook in seconds, into runs/smoke
-#   make experiments the reported runs: five seeds, ten for claims, those missing in data/results
+#   make experiments the reported runs that are missing in data/results: five seeds, for claims those that decide
 #   make report      verdicts on the claims, from the stored runs, as a page in runs/
 #   make results     renew what is computed from the stored runs: data/results, tests/README.md
 #   make site        the notebooks, the report and the replays as one static site in runs/site
@@ -21,8 +21,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PROFILE ?= tiny
-CLAIMED := diversity judge verification meta flow
-EXPERIMENTS := basic variants $(CLAIMED)
+CLAIMED := diversity judge verification meta label-free flow tools corrections
+EXPERIMENTS := basic variants engines $(CLAIMED)
 
 NO_PYTHON = { echo "error: PYTHON=$(PYTHON) is missing or older than 3.11," \
   "give another: make PYTHON=python3.12" >&2; exit 2; }
@@ -87,9 +87,9 @@ smoke: $(STAMP)
 
 experiments: $(STAMP)
 	set -e; for name in $(EXPERIMENTS); do \
-	  $(BIN)/grpo-kit run $$name --profile $(PROFILE) --seeds 0-4; done
+	  $(BIN)/grpo-kit run $$name --profile $(PROFILE); done
 	set -e; for name in $(CLAIMED); do \
-	  $(BIN)/grpo-kit run $$name --profile $(PROFILE) --seeds 5-9 --claims; done
+	  $(BIN)/grpo-kit run $$name --profile $(PROFILE) --claims; done
 
 report: $(STAMP)
 	$(BIN)/grpo-kit report

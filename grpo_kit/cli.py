@@ -361,8 +361,8 @@ def run(
     name: Annotated[str, Argument(help="basic, rare, variants, diversity, judge, verification, "
                                        "meta, label-free, flow, tools, corrections, engines, "
                                        "ahead, or published (real models).")],
-    seeds: Annotated[str | None, Option(help="Seeds, as 0,2,5-7. [default: 0-4, with --claims "
-                                             "those that decide]")] = None,
+    seeds: Annotated[str | None, Option(help="Seeds, as 0,2,5-7. [default: 100-104 on tiny, else "
+                                             "0-4; with --claims those that decide]")] = None,
     profile: ProfileName = "tiny",
     arm: Annotated[list[str] | None, Option(help="Only this arm; may be given again.")] = None,
     claims: Annotated[bool, Option("--claims", help="Only arms that test claims.")] = False,
@@ -382,7 +382,7 @@ def run(
     from grpo_kit.lab import workers
     from grpo_kit.lab.claims import planned
     from grpo_kit.lab.experiments import EXPERIMENTS
-    from grpo_kit.lab.grid import SEEDS, jobs_of, parse_seeds, run_grid
+    from grpo_kit.lab.grid import jobs_of, parse_seeds, run_grid, usual_seeds
     from grpo_kit.lab.summary import summarise, summary_text
 
     if name not in EXPERIMENTS:
@@ -400,7 +400,7 @@ def run(
     results, work = (results, work) if on == "here" else (results.resolve(), work.resolve())
     options = ["--profile", profile, "--output", str(results), "--work", str(work)]
     command = [sys.executable, "-m", "grpo_kit.cli", "run", name, *options]
-    arm, usual = planned(name, profile) if claims else (arm, SEEDS)
+    arm, usual = planned(name, profile) if claims else (arm, usual_seeds(profile))
     grid = name, EXPERIMENTS[name], chosen, parse_seeds(seeds) if seeds else usual
     where = {"results": results, "work": work, "arms": arm}
     if on == "slurm":

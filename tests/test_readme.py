@@ -210,23 +210,48 @@ def test_what_is_said_of_self_verification_is_so():
 
 
 def test_what_is_said_of_p_yes_is_so():
-    fell = {arm: values["fell"] for arm, values in reported("meta")["final"].items()}
-    assert fell["our defaults"]["low"] > 0
-    assert fell["paper"]["median"] < fell["our defaults"]["median"]
-    assert 0.03 < fell["truth 10 %"]["median"] < fell["our defaults"]["median"]
-    for arm in ("ensemble", "other question"):
-        assert of("meta", arm)["median"] < 0.5 and of("meta", arm, "fell", "difference")["low"] > 0
+    fell, gained = (
+        {arm: values[name] for arm, values in reported("meta")["final"].items()}
+        for name in ("fell", "gained/stopped early")
+    )
+    assert fell["our defaults"]["low"] > 0 and fell["P(Yes) alone"]["low"] > 0
+    assert 0.03 < fell["truth 10 %"]["median"] < fell["truth 1 %"]["median"]
+    assert fell["truth 1 %"]["median"] < fell["our defaults"]["median"]
+    steps = ("P(Yes) alone", "P(Yes) and format", "our defaults")
+    assert sorted(steps, key=lambda arm: gained[arm]["mean"]) == [*steps]
+    ends = of("meta", "P(Yes) and format")["values"]
+    assert sum(end < 0.5 for end in ends) == 1 and fell["P(Yes) and format"]["median"] < 0.05
+    for arm in ("ensemble", "live evaluator", "warmer evaluator", "other question"):
+        assert of("meta", arm, "fell", "difference")["low"] > 0, arm
     for arm in reported("meta")["difference"]:
         assert of("meta", arm, "stopped early")["median"] > of("meta", arm)["median"] - 0.03, arm
-        assert (direction("meta", arm, "p_yes"), direction("meta", arm)) == (1, -1), arm
+        assert direction("meta", arm) == -1, arm
+
+
+def test_what_is_said_of_rewards_without_labels_is_so():
+    votes, labels = (of("label-free", arm)["median"] for arm in ("majority", "labels"))
+    assert abs(votes - labels) < 0.03
+    for arm in ("self-certainty", "likelihood"):
+        for values in curves_of("label-free", arm):
+            assert max(values) > values[0] and values[-1] < 0.3, "rises, then falls"
+
+
+def test_what_is_said_of_the_corrections_is_so():
+    final = {
+        arm: values["eval/pass@1"]["mean"]
+        for arm, values in reported("corrections")["final"].items()
+    }
+    assert direction("corrections", "two updates") == 1
+    one_update = [mean for arm, mean in final.items() if "long" not in arm]
+    assert final["two updates"] == max(one_update)
 
 
 def test_what_is_said_of_flow_grpo_is_so():
     starts, ends = curves_of("flow", "trajectory"), of("flow", "trajectory")["values"]
     assert all(end > 2 * values[0] for values, end in zip(starts, ends, strict=True))
-    final_only = of("flow", "final turn only", kind="difference")
-    assert final_only["low"] < 0 < final_only["high"]
-    assert of("flow", "per turn", kind="difference")["median"] < 0
+    for arm in ("per turn", "final turn only"):
+        difference = of("flow", arm, kind="difference")
+        assert difference["low"] < -0.03 and 0.03 < difference["high"]
     assert of("flow", "offline traces", "gained/success")["low"] > 0
     assert of("flow", "offline traces", "eval/greedy")["median"] > 0.9
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo_kit.config import reason
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
-from grpo_kit.lab.grid import FRESH, SEEDS, command_of
+from grpo_kit.lab.grid import FRESH, command_of, usual_seeds
 from grpo_kit.lab.records import Record, by_arm
 from grpo_kit.lab.statistics import DELTA, VERDICTS, Judgement, judge, power, region
 from grpo_kit.lab.summary import cell, markdown_table, number
@@ -204,7 +204,7 @@ def planned(experiment: str, profile: str) -> tuple[list[str], range]:
         raise ValueError(f"no claim is tested by runs of {experiment!r} on profile {profile!r}.")
     arms = [arm for arm in EXPERIMENTS[experiment].arms if any(arm in c.arms for c in tested)]
     chosen = [c.model_copy(update={"profile": profile}).seeds for c in tested]
-    return arms, max(filter(None, chosen), key=len, default=SEEDS)
+    return arms, max(filter(None, chosen), key=len, default=usual_seeds(profile))
 
 
 def judge_claims(claims: list[Claim], records: Iterable[Record]) -> tuple[list[Judged], list[str]]:

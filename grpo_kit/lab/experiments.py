@@ -75,20 +75,36 @@ def read_truth(text: str, answer: str) -> float:
     return 0.98 if is_correct(extract_answer(text), answer) else 0.02
 
 
-def _asked(question: str = META_QUESTION, changes: Mapping | None = None, **options) -> Arm:
+def _asked(
+    question: str | tuple[str, ...] = META_QUESTION, changes: Mapping | None = None, **options
+) -> Arm:
     """Accuracy, only logged, format, and P("Yes"); `options` are the reward's and `evaluators`."""
     options = {"question": question, "evaluators": "frozen", **options}
     return _arm("plain and P(Yes)", {"reward_weights": (0, 1, 1), **(changes or {})}, **options)
 
 
 def _meta_evaluation(
-    profile: Profile, policy: Policy, *, question: str, evaluators: str, **options
+    profile: Profile, policy: Policy, *, question: str | Sequence[str], evaluators: str, **options
 ) -> MetaEvaluationReward:
-    """Shown a truth, the evaluator reads it; the tiny world's needs `read_truth` to compare it."""
-    chosen, reader = [frozen_copy(policy)], read_truth if profile.judge == "tiny" else None
-    if evaluators == "_ensemble":
-        tiny = profile.policy == "tiny-base"
-        chosen += [warm_up_more(profile.load_policy(), s) for s in (1, 2)] if tiny else [policy]
+    """Shown a truth, the evaluator reads it; the tiny world's needs `read_truth` to compare it.
+
+    `evaluators`: "frozen", the policy as it is now; "live", as it becomes; "warmer", the base after
+    more of its warm-up; "_ensemble", frozen and two warmer ones, or frozen and live.
+    """
+    tiny = profile.policy == "tiny-base"
+    warmer = (warm_up_more(profile.load_policy(), seed) for seed in (1, 2))
+    match evaluators:
+        case "live":
+            chosen = [policy]
+        case "warmer" if tiny:
+            chosen = [next(warmer)]
+        case "warmer":
+            raise ValueError('"warmer evaluator" is an arm of the tiny world: choose another.')
+        case "_ensemble":
+            chosen = [frozen_copy(policy), *(warmer if tiny else [policy])]
+        case _:
+            chosen = [frozen_copy(policy)]
+    reader = read_truth if profile.judge == "tiny" else None
     return MetaEvaluationReward(chosen, question, truth_reader=reader, **options)
 
 
@@ -171,6 +187,8 @@ def _real(model: str, lora_rank: int = 0, task: str = "gsm8k", **changes: object
 
 
 ALONE = {"reward_weights": (0, 0, 1)}  # not accuracy, not format
+UNCORRECTED = {"beta": 0.04, "use_bias_correction_kl": False}
+LONG = {"max_generated_tokens": 240_000, "eval_steps": 50}
 NORMALISED = {"multi_objective_aggregation": "normalize_then_sum"}
 PAPER = {"loss_type": "cispo", "epsilon_high": 5.0, "scale_rewards": "none"}  # RLME's
 # Trinity-RFT's runs (arXiv 2505.17826, section 3.4.2): 36 steps of 96 prompts x 8, lr 1e-5.
@@ -208,9 +226,11 @@ def _small(smol: Mapping[str, object] | None = None, **changes: object) -> dict[
 
     `smol`: changes to what a run of the real model has.
     """
-    return {"tiny": {"generation_batch_size": 64, **changes}, "smol": SMOL | (smol or {})}
+    tiny = WHOLE_TEST | {"generation_batch_size": 64}
+    return {"tiny": tiny | changes, "smol": SMOL | (smol or {})}
 
 
+WHOLE_TEST = {"eval_prompts": 500, "eval_prompts_between": 128}
 SMOL = {"max_steps": 12, "eval_steps": 0, "save_steps": 4, "eval_prompts": 300,
         "eval_prompts_between": 64, "generation_batch_size": 64}  # fmt: skip
 # SVAMP's answers share no style to be learnt: in small batches its gradient is mostly noise
@@ -227,7 +247,7 @@ EXPERIMENTS = {
          "more warm-up": dataclasses.replace(
              _arm("plain", MORE_TEXTS, texts="warm-up"), batch_source=_more_texts)},
         measures.knows, evaluations=2,
-        sizes={"tiny": {"max_steps": 50}, "smol": SVAMP | {"eval_steps": 4}},
+        sizes={"tiny": WHOLE_TEST | {"max_steps": 50}, "smol": SVAMP | {"eval_steps": 4}},
     ),
     "rare": _experiment(
         "Where few answers are right, what do smaller batches, larger steps, MaxRL's advantage, "
@@ -240,7 +260,7 @@ EXPERIMENTS = {
          "groups of 16": _arm("plain", {"num_generations": 16})},
         x="num_generated_tokens", changes={"reward_weights": (1, 0)}, evaluations=4,
         sizes={"smoke": {"max_generated_tokens": 2_000},
-               "tiny": {"max_steps": 200, "max_generated_tokens": 100_000},
+               "tiny": WHOLE_TEST | {"max_steps": 200, "max_generated_tokens": 100_000},
                "smol": SVAMP | {"max_steps": 200, "max_generated_tokens": 100_000}},
     ),
     "variants": _experiment(
@@ -291,22 +311,26 @@ EXPERIMENTS = {
         sizes={"smoke": {"max_generated_tokens": 2_000}, "paper": SELF_VERIFICATION,
                **_small({"max_steps": 200, "max_generated_tokens": 32_000,
                          "eval_prompts_between": 48},
-                        max_steps=200, max_generated_tokens=130_000)},
-        changes={"num_generations_eval": 4}, evaluations=20,
+                        max_steps=200, max_generated_tokens=130_000, num_generations_eval=8)},
+        changes={"num_generations_eval": 4}, evaluations=10, evaluator=2,
         curves=("eval/pass@1", "verdicts/accuracy", "verdicts/yes_rate", "eval/mean_length"),
     ),
     "meta": _experiment(
         "Can P(Yes) stand in for labels, what becomes of that in a long run, and what prevents it?",
         {"labels": PLAIN,
-         "paper": _asked(changes=PAPER),
+         "P(Yes) and format": _asked(changes=PAPER),
          "P(Yes) alone": _asked(changes=PAPER | ALONE),
          "our defaults": _asked(),
          "truth 1 %": _asked(truth_fraction=0.01),
          "truth 10 %": _asked(truth_fraction=0.1),
          "ensemble": _asked(evaluators="_ensemble"),
-         "other question": _asked(STEPS_QUESTION)},
+         "live evaluator": _asked(evaluators="live"),
+         "warmer evaluator": _asked(evaluators="warmer"),
+         "other question": _asked(STEPS_QUESTION),
+         "both questions": _asked((META_QUESTION, STEPS_QUESTION))},
         lambda t: measures.overrated(t) | measures.without_labels(t.run),
-        watch=measures.few_labels, skills=True, sizes=_small({"eval_steps": 4}, max_steps=120),
+        watch=measures.few_labels, skills=True,
+        sizes=_small({"eval_steps": 4}, max_steps=120, num_generations_eval=8),
         changes={"num_generations_eval": 4}, evaluations=10,
         curves=("meta/p_yes", "eval/pass@1"),
     ),
@@ -317,7 +341,8 @@ EXPERIMENTS = {
          "self-certainty": _arm("plain and certainty", ALONE, measure="self-certainty"),
          "likelihood": _arm("plain and certainty", ALONE, measure="likelihood"),
          "P(Yes)": _asked(changes=ALONE)},
-        sizes=_small({"eval_steps": 4}, max_steps=120), evaluations=10, skills=True,
+        lambda t: measures.without_labels(t.run), watch=measures.few_labels, skills=True,
+        sizes=_small({"eval_steps": 4}, max_steps=120), evaluations=10, evaluator=2,
         curves=("eval/pass@1", "entropy", "eval/mean_length"),
     ),
     "corrections": _experiment(
@@ -334,7 +359,9 @@ EXPERIMENTS = {
          "dynamic sampling": _arm("plain", {"dynamic_sampling_rounds": 2}),
          "top-entropy tokens": _arm("plain", {"top_entropy_quantile": 0.2}),
          "KL": _arm("plain", {"beta": 0.04}),
-         "KL, uncorrected": _arm("plain", {"beta": 0.04, "use_bias_correction_kl": False}),
+         "KL, uncorrected": _arm("plain", UNCORRECTED),
+         "KL, long": _arm("plain", {"beta": 0.04, **LONG}),
+         "KL, uncorrected, long": _arm("plain", UNCORRECTED | LONG),
          "two updates": _corrected(),
          "clip-higher": _corrected(epsilon_high=0.28),
          "dual clip": _corrected(delta=3.0),
@@ -346,9 +373,10 @@ EXPERIMENTS = {
          "8-bit, masked": _sampled(
              Rounded, importance_sampling_cap=2.0, importance_sampling_mode="token_mask")},
         sizes={"smoke": {"max_generated_tokens": 2_000},
-               "tiny": {"max_steps": 200, "max_generated_tokens": 130_000,
-                        "generation_batch_size": 64}},
-        x="num_generated_tokens", evaluations=8,
+               # where accuracy still rises: later all arms are near the top
+               "tiny": WHOLE_TEST | {"max_steps": 200, "max_generated_tokens": 60_000,
+                                     "generation_batch_size": 64}},
+        x="num_generated_tokens", evaluations=20,
     ),
     "engines": _experiment(
         "Does TRL's trainer, given the same config, learn as much as the kit's?",
@@ -366,7 +394,7 @@ EXPERIMENTS = {
         {"on-policy": PLAIN,
          "ahead": _sampled(SamplingAhead, importance_sampling_cap=2.0),
          "ahead-uncorrected": _sampled(SamplingAhead)},
-        sizes={"tiny": {"max_steps": 80}}, evaluations=4,
+        sizes={"tiny": WHOLE_TEST | {"max_steps": 80}}, evaluations=4,
     ),
     "published": _experiment(
         "Does plain GRPO do for a real model what other codes print of it?",
@@ -383,17 +411,17 @@ EXPERIMENTS = {
         {"trajectory": _played(),
          "per turn": _played(per="turn"),
          "final turn only": _played(credit="final"),
+         "two updates, KL": _played(changes={"num_iterations": 2, "beta": 0.01}),
          "judged outcome": dataclasses.replace(
              _played(changes={"reward_weights": (0, 1)}), rewards=_outcome_judged),
          "offline traces": _played(OfflineTraces)},
-        partial(measures.gained, success="eval/pass@1", turns="eval/turns",
-                tool_errors="eval/tool_errors"),
-        watch=measures.watch_episodes, show=measures.episodes_to_read, task=tool_questions,
+        measures.played, watch=measures.watch_episodes, show=measures.episodes_to_read,
+        task=tool_questions,
         sizes={"smoke": FEW_EPISODES, "paper": AGENTFLOW,
                **_small({"max_steps": 6, "generation_batch_size": 32, "eval_prompts": 0,
                          "eval_prompts_between": 24}, max_steps=24, learning_rate=3e-4,
-                        max_completion_length=48)},
-        changes={"loss_type": "grpo", "eval_prompts": 0}, evaluations=3, skills=True,
+                        max_completion_length=48, eval_prompts=0, eval_prompts_between=64)},
+        changes={"loss_type": "grpo", "eval_prompts": 0}, evaluations=3, evaluator=2, skills=True,
         curves=("reward", "eval/pass@1", "eval/turns", "eval/tool_errors"),
     ),
     "tools": _experiment(

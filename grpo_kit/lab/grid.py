@@ -26,7 +26,6 @@ from grpo_kit.tasks.tool_questions import three_tools
 from grpo_kit.training import train
 
 TOKENS = "num_generated_tokens"
-SEEDS = range(5)  # of reported runs, where no claim says which
 FRESH = 100  # the first seed that nobody had looked at when claims were written
 # what decides, besides the seed, what an untrained policy measures; the batch decides the draws
 FIRST = ("policy", "revision", "adapter", "task", "eval_prompts", "eval_prompts_between",
@@ -265,9 +264,14 @@ def format_seeds(seeds: Iterable[int]) -> str:
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in ranges)
 
 
+def usual_seeds(profile: str) -> range:
+    """The seeds of reported runs, where no claim says which."""
+    return range(FRESH, FRESH + 5) if profile == "tiny" else range(5)
+
+
 def command_of(name: str, profile: str, seeds: Iterable[int] | None = None, arms=()) -> str:
     """The command that makes these runs, of all arms and the usual seeds unless some are given."""
-    seeds = seeds or SEEDS
+    seeds = seeds or usual_seeds(profile)
     options = "".join(f' --arm "{arm}"' for arm in arms)
     return f"grpo-kit run {name} --profile {profile} --seeds {format_seeds(seeds)}{options}"
 

@@ -12,7 +12,7 @@ import torch
 
 from grpo_kit import self_verification as verification
 from grpo_kit.config import GRPOConfig
-from grpo_kit.flow import Episode, evaluate_episodes, play, score_episodes
+from grpo_kit.flow import Episode, Memory, evaluate_episodes, play, score_episodes
 from grpo_kit.generation import reply
 from grpo_kit.lab.evaluation import GRADES, evaluate_test_set
 from grpo_kit.lab.grid import Trained
@@ -253,6 +253,41 @@ def watch_episodes(profile, base, task: Task, config, seed, ends=False) -> Calla
     return partial(evaluate_episodes, **given, seed=seed)
 
 
+MOST_TURNS = 10
+
+
+def played(t: Trained) -> dict[str, float]:
+    """What a run gained, and success within k turns, to `MOST_TURNS`: `before/turns/k`, `after/…`.
+
+    Episodes of `MOST_TURNS` are played: one that may take fewer is the beginning of one, answered
+    from the memory that it then has. Not with a real model, whose episodes take seconds.
+    """
+    result = gained(t, success="eval/pass@1", turns="eval/turns", tool_errors="eval/tool_errors")
+    if t.profile.policy.startswith("tiny-"):
+        for when, policy in (("before", t.base), ("after", t.policy)):
+            by_turns = enumerate(_by_turns(t, policy), 1)
+            result |= {f"{when}/turns/{k}": success for k, success in by_turns}
+    return result
+
+
+def _by_turns(t: Trained, policy: Policy) -> list[float]:
+    """Success if an episode is cut after 1, 2, ... `MOST_TURNS` turns and answered from there."""
+    episodes = _episodes(t, policy, _fewer(t.config) or 64, 4, max_turns=MOST_TURNS)
+    generator, success = t.profile.load_agents(t.base).generator, []
+    for k in range(1, MOST_TURNS + 1):
+        memories = [Memory(episode.memory.steps[:k]) for episode in episodes]
+        questions = [question_text(episode.row["prompt"]) for episode in episodes]
+        states = list(zip(questions, memories, strict=True))
+        asked = list(dict.fromkeys(states))
+        answer_of = dict(zip(asked, generator.answer(asked), strict=True))
+        cut = [
+            dataclasses.replace(e, output=answer_of[s])
+            for e, s in zip(episodes, states, strict=True)
+        ]
+        success.append(score_episodes(cut, [accuracy_reward])[:, 0].eq(1).float().mean().item())
+    return success
+
+
 def tools_chosen(t: Trained) -> dict[str, float]:
     """What a run gained, and where Python is called, `before/…` and `after/…`.
 
@@ -277,10 +312,10 @@ def episodes_to_read(t: Trained) -> list[dict]:
     return [_to_read(e.row, f"{e.memory}\n{e.output}", e.reward == 1) for e in episodes]
 
 
-def _episodes(t: Trained, policy: Policy, questions: int, samples: int) -> list[Episode]:
+def _episodes(t: Trained, policy: Policy, questions: int, samples: int, **limits) -> list[Episode]:
     """Scored episodes of the first held-out questions; the frozen roles are the base's."""
     episodes = play(
-        t.profile.load_agents(t.base).with_planner(policy),
+        t.profile.load_agents(t.base, **limits).with_planner(policy),
         list(t.task.test.select(range(min(questions, len(t.task.test))))), samples,
         generator=torch.Generator().manual_seed(t.run.seed), temperature=t.config.temperature,
         max_new_tokens=t.config.max_completion_length, batch_size=t.config.evaluation_batch_size,

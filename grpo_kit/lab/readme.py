@@ -23,7 +23,7 @@ METHODS = {  # curve of the README's picture -> experiment and arm, each with 64
     "diversity reward": ("diversity", "diversity"),
     "LLM judge": ("judge", "judge added"),
     "self-verification": ("verification", "mixed"),
-    'P("Yes"), no labels': ("meta", "paper"),
+    'P("Yes"), no labels': ("meta", "P(Yes) and format"),
     "Flow-GRPO (tool questions)": ("flow", "trajectory"),
 }
 MEASURES = ("eval/pass@1", "eval/greedy", "eval/pass@8", "eval/mean_length", "seconds")
@@ -83,7 +83,7 @@ def pages(checkout: str | Path = CHECKOUT) -> dict[Path, str]:
         for one in json.loads((results / "mutants.json").read_bytes())
     ]
     parts = {
-        Path(checkout) / "README.md": {"minutes": minutes(results)},
+        Path(checkout) / "README.md": {"minutes": minutes(results), "hours": hours(results)},
         results / "README.md": measured(results),
         tests / "README.md": {
             "mutants": markdown_table(["break", "noticed by"], *breaks),
@@ -146,6 +146,16 @@ def minutes(results: Path) -> str:
         took = (f"{median(seconds[n]) / 60:.0f}" if n in seconds else "–" for n in head[2:])
         rows.append((f"`{profile}`", ", ".join(sorted(machines)), *took))
     return markdown_table(head, *rows)
+
+
+def hours(results: Path) -> str:
+    """A sentence: how long the steps of all stored runs took."""
+    took = []
+    for profile in ("tiny", "smol"):
+        runs = [run for run in load(results, profile)[0] if run.experiment != NOTEBOOKS]
+        time = sum(run.seconds for run in runs) / 3600
+        took.append(f"{len(runs)} runs of `{profile}` took {time:.0f} hours")
+    return f"The stored {' and '.join(took)} of training, without their evaluations.\n"
 
 
 def test_sets(folder: Path) -> str:

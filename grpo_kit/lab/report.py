@@ -19,14 +19,14 @@ from matplotlib import style
 from matplotlib.figure import Figure
 
 from grpo_kit.course import replay
-from grpo_kit.course.plots import CURVE_LABELS, X_LABELS, arm_bands, forest
+from grpo_kit.course.plots import CURVE_LABELS, X_LABELS, arm_bands, arm_points, forest
 from grpo_kit.lab.bands import Row
 from grpo_kit.lab.claims import EVIDENCE, Judged, forest_rows, hardware, judge_claims, load_claims
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import command_of
 from grpo_kit.lab.records import Record, by_arm, fingerprint, slug
 from grpo_kit.lab.statistics import MIN_SEEDS, VERDICTS
-from grpo_kit.lab.summary import markdown_table, number, plain, summarise, summary_text
+from grpo_kit.lab.summary import cell, markdown_table, number, plain, summarise, summary_text
 from grpo_kit.paths import make_output_dir, results_dir, write_atomic
 from grpo_kit.runs import REPLAY
 from grpo_kit.visible import shortened, visible
@@ -43,6 +43,8 @@ HEADINGS = {
 AXES = {  # others: the experiment's own
     "variants": ("step", "num_generated_tokens", "seconds"), "ahead": ("step", "seconds")
 }  # fmt: skip
+MANY = 12  # arms whose curves can be told apart
+ENDS = {"eval/pass@1": "accuracy", "entropy": "entropy", "eval/mean_length": "length"}
 STYLE = ["grpo_kit.course.figures", {
     "axes.facecolor": "none", "savefig.facecolor": "none", "svg.fonttype": "none",
     "svg.hashsalt": "grpo-kit",  # without it, ids differ from one drawing to the next
@@ -145,7 +147,7 @@ def panel(name: str, profile: str, records: Sequence[Record]) -> dict:
     return {
         "id": label, "name": name, "profile": profile, "heading": HEADINGS[name],
         "question": experiment.question, "origin": origin(records), "settings": _settings(first),
-        "figures": [
+        "figures": [draw_ends(label, summary["final"])] if len(first) > MANY else [
             draw(label + f"-{s['x']}" * (s is not summary), s["curves"], s["x"])
             for s in summaries
             if any(s["curves"].values())
@@ -225,8 +227,22 @@ def draw(name: str, curves: Mapping, x: str = "step") -> dict[str, str | bytes]:
     )
     words = f"Curves over {over}, medians of seeds: {'; '.join(ends)}."
     with style.context(STYLE, after_reset=True):
-        figure = arm_bands(curves, x)
-        return drawn(name, figure, {"over": over, "alt": words}, {"curves": curves, "x": x})
+        caption = f"Over {over}: median of the seeds, band from the lowest to the highest."
+        words = {"caption": caption, "alt": words}
+        return drawn(name, arm_bands(curves, x), words, {"curves": curves, "x": x})
+
+
+def draw_ends(name: str, final: Mapping) -> dict[str, str | bytes]:
+    """Where arms end, as a figure, see `drawn`: the curves of many would hide each other."""
+    ends = {arm: {metric: of[metric] for metric in ENDS if metric in of}
+            for arm, of in final.items()}  # fmt: skip
+    words = "; ".join(
+        f"{title}: " + ", ".join(f"{arm} {cell(of.get(metric))}" for arm, of in ends.items())
+        for metric, title in ENDS.items()
+    )
+    with style.context(STYLE, after_reset=True):
+        caption = "At the end: mean over the seeds and its 95 % interval."
+        return drawn(name, arm_points(ends, ENDS), {"caption": caption, "alt": words}, ends)
 
 
 def drawn(name: str, figure: Figure, words: dict[str, str], shown: object) -> dict:

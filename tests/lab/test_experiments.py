@@ -80,9 +80,10 @@ def test_an_answer_is_overrated_by_what_the_evaluator_thinks_beyond_the_truth(
         ("basic", "more warm-up", ["eval/greedy", "before/pass@64", "after/entropy/operator"]),
         ("verification", "mixed", ["of_n/own_verdicts", "gained/verification"]),
         ("meta", "truth 10 %", ["p_yes", "overrated", "fell", "stopped early"]),
-        pytest.param("flow", "per turn", ["gained/success", "gained/turns", "eval/tool_errors"],
+        ("label-free", "majority", ["fell", "stopped early", "gained/stopped early"]),
+        pytest.param("flow", "per turn", ["gained/success", "eval/tool_errors", "after/turns/10"],
                      marks=pytest.mark.slow),
-        pytest.param("tools", "trajectory", ["gained/success", "after/needed/python"],
+        pytest.param("tools", "trajectory", ["gained/success", "before/needed/python"],
                      marks=pytest.mark.slow),
     ],
 )  # fmt: skip

@@ -149,7 +149,7 @@ def test_wrong_seeds_are_named(wrong):
 
 
 def test_the_command_that_makes_runs_names_them():
-    assert command_of("flow", "tiny") == "grpo-kit run flow --profile tiny --seeds 0-4"
+    assert command_of("flow", "tiny") == "grpo-kit run flow --profile tiny --seeds 100-104"
     assert command_of("meta", "paper", (7, 5, 6), ["truth 1 %"]) == (
         'grpo-kit run meta --profile paper --seeds 5-7 --arm "truth 1 %"'
     )

@@ -12,7 +12,7 @@ from grpo_kit.lab.bands import Row
 from grpo_kit.lab.claims import judge_claims, load_claims
 from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.records import load
-from grpo_kit.lab.report import HEADINGS, context, draw, number, write_report
+from grpo_kit.lab.report import HEADINGS, MANY, context, draw, number, write_report
 
 CLAIMS = """
 - {id: up, statement: Unlike answers are right more often., experiment: diversity, arm: diversity,
@@ -176,12 +176,23 @@ def test_variants_are_drawn_over_steps_tokens_and_seconds(inputs, tmp_path, make
     for seed in range(2):
         make_record("plain", seed, experiment="variants").write(tmp_path)
     (panel,) = context(tmp_path, inputs / "claims.yaml")["panels"]
-    assert [(figure["over"], figure["file"]) for figure in panel["figures"]] == [
-        ("step", "figures/tiny-variants.png"),
-        ("generated tokens", "figures/tiny-variants-num_generated_tokens.png"),
-        ("seconds of training steps", "figures/tiny-variants-seconds.png"),
+    drawn = [(f["caption"].split(":")[0], f["file"]) for f in panel["figures"]]
+    assert drawn == [
+        ("Over step", "figures/tiny-variants.png"),
+        ("Over generated tokens", "figures/tiny-variants-num_generated_tokens.png"),
+        ("Over seconds of training steps", "figures/tiny-variants-seconds.png"),
     ]
     assert len({figure["svg"] for figure in panel["figures"]}) == 3
+
+
+def test_of_many_arms_the_ends_are_drawn(tmp_path, make_record):
+    arms = list(EXPERIMENTS["corrections"].arms)
+    for arm in arms:
+        make_record(arm, 0, experiment="corrections").write(tmp_path)
+    (panel,) = context(tmp_path)["panels"]
+    (figure,) = panel["figures"]
+    assert figure["caption"].startswith("At the end:") and len(arms) > MANY
+    assert all(arm in figure["alt"] for arm in arms)
 
 
 def test_what_a_policy_wrote_is_text(page):

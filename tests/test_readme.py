@@ -175,8 +175,8 @@ def curves_of(name: str, arm: str, metric: str = "eval/pass@1") -> list[list[flo
 
 def test_what_is_said_of_diversity_and_judge_is_so():
     for arm in ("diversity", "only correct"):
-        known = [direction("diversity", arm, m) for m in ("distance", "styles", "entropy")]
-        assert known == [1, 1, 0]
+        known = [direction("diversity", arm, m) for m in ("distance", "entropy")]
+        assert known == [1, 0]
         assert direction("diversity", arm, "eval/mean_length") == 1 > direction("diversity", arm)
         assert abs(of("diversity", arm, kind="difference")["median"]) < 0.03
     assert of("diversity", "normalised first", kind="difference")["median"] < -0.1
@@ -185,7 +185,7 @@ def test_what_is_said_of_diversity_and_judge_is_so():
     metrics = ("judged", "eval/pass@1", "eval/mean_length")
     assert [direction("judge", "judge added", m) for m in metrics] == [1, 0, -1]
     for values in curves_of("judge", "judge only"):
-        assert max(values) > values[0] + 0.2 and values[-1] < 0.15, "rises, then falls"
+        assert max(values) > values[0] + 0.05 and values[-1] < 0.15, "rises, then falls"
     plain = of("judge", "plain")["median"]
     assert of("judge", "judge x 8")["median"] < plain - 0.3
     assert abs(of("judge", "only correct")["median"] - plain) < 0.03
@@ -242,8 +242,11 @@ def test_what_is_said_of_the_corrections_is_so():
         for arm, values in reported("corrections")["final"].items()
     }
     assert direction("corrections", "two updates") == 1
-    one_update = [mean for arm, mean in final.items() if "long" not in arm]
-    assert final["two updates"] == max(one_update)
+    twice = {"two updates", "clip-higher", "dual clip", "GSPO", "CISPO"}
+    for arm in final.keys() - {"plain", "two updates", "KL, long", "KL, uncorrected, long"}:
+        baseline = "two updates" if arm in twice else "plain"
+        gap = abs(final[arm] - final[baseline])
+        assert gap < final["two updates"] - final["plain"], arm
 
 
 def test_what_is_said_of_flow_grpo_is_so():

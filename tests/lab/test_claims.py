@@ -145,10 +145,13 @@ def test_claims_of_a_method_are_judged_together_and_those_of_others_apart(gained
 
 
 def test_the_arms_whose_runs_test_claims_come_in_order_with_the_seeds_that_decide():
-    assert planned("flow", "tiny") == (["trajectory", "offline traces"], range(100, 110))
+    assert planned("flow", "tiny") == (
+        ["trajectory", "judged outcome", "offline traces"],
+        range(100, 110),
+    )
     assert planned("verification", "tiny")[1] == range(100, 115)
     assert planned("flow", "paper") == (["trajectory"], range(5))
-    assert planned("flow", "smol") == (["trajectory", "offline traces"], range(5))
+    assert planned("flow", "smol") == (["trajectory", "judged outcome", "offline traces"], range(5))
     assert "our defaults" not in planned("meta", "smol")[0]  # too short a run for its claims
     with pytest.raises(ValueError, match="no claim is tested by runs of 'variants' on profile 't"):
         planned("variants", "tiny")
@@ -239,8 +242,11 @@ def test_a_claim_is_drawn_around_what_it_claims_in_units_of_what_matters(up):
 def test_every_shipped_claim_of_the_tiny_profile_has_its_five_seeds():
     judged, problems = reported_claims()
     assert problems == [] and {one.claim.profile for one in judged} == {"tiny", "paper", "colab"}
-    seeds = [one.judgement.n for one in judged if one.claim.profile == "tiny"]
-    assert len(seeds) >= 18 and min(seeds) >= 5
+    tiny = [one for one in judged if one.claim.profile == "tiny"]
+    open_yet = {one.claim.id for one in tiny if not one.judgement}
+    assert open_yet <= {"flow-judged", "flow-tool-choice"}
+    seeds = [one.judgement.n for one in tiny if one.judgement]
+    assert len(seeds) >= 60 and min(seeds) >= 10
 
 
 def test_runs_of_another_config_base_or_arm_are_left_out_with_a_sentence(up, make_record, tmp_path):

@@ -127,7 +127,9 @@ def test_bands_have_a_panel_a_metric_and_a_line_an_arm(crossed):
 def test_what_is_stored_is_found_and_what_is_not_or_is_broken_is_said(make_record, tmp_path):
     path = make_record().write(tmp_path)
     assert reported("diversity", results=tmp_path)["question"] == EXPERIMENTS["diversity"].question
-    with pytest.raises(ValueError, match="`grpo-kit run judge --profile tiny --seeds 0-4` makes"):
+    with pytest.raises(
+        ValueError, match="`grpo-kit run judge --profile tiny --seeds 100-104` makes"
+    ):
         reported("judge", results=tmp_path)
     path.write_text("{")
     with pytest.raises(ValueError, match="no whole result file"):

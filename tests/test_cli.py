@@ -260,7 +260,7 @@ def test_claims_chooses_the_arms_that_test_some(tmp_path, monkeypatch):
     invoke("run", "flow", "--claims", "--output", "results", "--seeds", "5-9")
     invoke("run", "flow", "--output", "results")
     chosen = [call.kwargs["arms"] for call in no_runs.call_args_list]
-    assert chosen == [["trajectory", "offline traces"], None]
+    assert chosen == [["trajectory", "judged outcome", "offline traces"], None]
 
 
 def test_plan_says_whether_a_run_fits():

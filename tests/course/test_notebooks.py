@@ -141,7 +141,7 @@ def test_claims_that_a_notebook_shows_are_as_they_are_judged_now(name):
 
 def test_each_claim_that_was_judged_has_its_essay_in_07_with_the_verdict_of_today():
     essays = [c.source for c in read("07_results").cells if c.id.startswith("essay")]
-    told = re.findall(r"\*\*`([a-z0-9-]+)`\*\*, \*([a-z ]+)\*", "\n".join(essays))
+    told = re.findall(r"\*\*`([a-z0-9-]+)`\*\*,\s\*([a-z ]+)\*", "\n".join(essays))
     current = [(one.claim.id, one.verdict) for one in judged_claims() if one.judgement]
     assert sorted(told) == sorted(current)
 

@@ -51,7 +51,7 @@ ARMS = {  # that stand for the methods of `loops`, and have their colours
     "diversity": ("diversity", "diversity reward"),
     "judge": ("judge", "judge added", "LLM judge"),
     "verification": ("self-verify", "self-verification"),
-    "meta": ("P(Yes) alone", "P(Yes), no labels", 'P("Yes"), no labels'),
+    "meta": ("P(Yes) alone", "P(Yes), no labels", 'P("Yes") and format'),
     "flow": ("trajectory", "Flow-GRPO (tool questions)"),
 }
 ARM_COLOURS = dict.fromkeys(BASELINES, "#555555")
@@ -177,6 +177,7 @@ def arm_points(final: Mapping[str, Mapping], metrics: Mapping[str, str]) -> Figu
                 axes.plot(mean, place, "o", color=colours[name], markersize=7)
         axes.set(title=title, yticks=range(len(final)), yticklabels=list(final))
         axes.set_ylim(len(final) - 0.5, -0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.grid(alpha=0.3)
     return figure
 

@@ -274,9 +274,9 @@ def _by_turns(t: Trained, policy: Policy) -> list[float]:
     """Success if an episode is cut after 1, 2, ... `MOST_TURNS` turns and answered from there."""
     episodes = _episodes(t, policy, _fewer(t.config) or 64, 4, max_turns=MOST_TURNS)
     generator, success = t.profile.load_agents(t.base).generator, []
+    questions = [question_text(episode.row["prompt"]) for episode in episodes]
     for k in range(1, MOST_TURNS + 1):
         memories = [Memory(episode.memory.steps[:k]) for episode in episodes]
-        questions = [question_text(episode.row["prompt"]) for episode in episodes]
         states = list(zip(questions, memories, strict=True))
         asked = list(dict.fromkeys(states))
         answer_of = dict(zip(asked, generator.answer(asked), strict=True))

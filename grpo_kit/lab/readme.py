@@ -23,7 +23,7 @@ METHODS = {  # curve of the README's picture -> experiment and arm, each with 64
     "diversity reward": ("diversity", "diversity"),
     "LLM judge": ("judge", "judge added"),
     "self-verification": ("verification", "mixed"),
-    'P("Yes"), no labels': ("meta", "P(Yes) and format"),
+    'P("Yes") and format': ("meta", "P(Yes) and format"),
     "Flow-GRPO (tool questions)": ("flow", "trajectory"),
 }
 MEASURES = ("eval/pass@1", "eval/greedy", "eval/pass@8", "eval/mean_length", "seconds")

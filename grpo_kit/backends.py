@@ -30,8 +30,8 @@ def choose(policy: Policy, wanted: str = "auto", *, trained: bool = True) -> str
     """The backend that samples: `wanted`, or for "auto" the one that suits the machine.
 
     "auto" is plain on a CPU. On a GPU it is vLLM where installed and the policy is not trained;
-    else continuous batching for 16-bit weights and the static cache for float32 (autocast does not
-    reach the thread of continuous batching). RuntimeError for vLLM where it is not installed.
+    else continuous batching for 16-bit weights and plain for float32 (autocast does not reach the
+    thread of continuous batching, and the static cache is compiled anew for each length). RuntimeError for vLLM where it is not installed.
     """
     known = ("auto", *BACKENDS) if trained else ("auto", *BACKENDS, "vllm")
     if wanted not in known:
@@ -45,7 +45,7 @@ def choose(policy: Policy, wanted: str = "auto", *, trained: bool = True) -> str
         return "plain"
     if installed and not trained:
         return "vllm"
-    return "static" if policy.model.dtype == torch.float32 else "continuous"
+    return "plain" if policy.model.dtype == torch.float32 else "continuous"
 
 
 def sample(

@@ -25,6 +25,7 @@ from grpo_kit.models import Policy, evaluating, unwrapped
 # Most logits held at a time: 32 MiB of float32 on a CPU, 512 MiB on an accelerator, where small
 # chunks would read the head's weights more often than they compute.
 LOGITS_BUDGET = (2**23, 2**27)
+GPU_TOKENS = 2**16  # of a batch of `reply`, at least: a GPU takes as long for a token of few rows
 
 
 @dataclass(frozen=True)
@@ -236,9 +237,10 @@ def reply(
 ) -> Rollouts:
     """What `policy` says to each conversation (messages): `generate`, a batch at a time.
 
-    `batch_size` is in completions; further options are those of `generate`.
+    `batch_size` is in completions, see `at_once`; further options are those of `generate`.
     """
     ids = policy.encode(conversations)
+    batch_size = at_once(batch_size, max_new_tokens, policy.device.type)
     at_a_time = max(1, batch_size // num_generations)
     options |= {"eos_token_ids": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
     options["max_new_tokens"] = max_new_tokens
@@ -248,6 +250,11 @@ def reply(
             some = ids[start : start + at_a_time]
             parts.append(generate(policy.model, some, num_generations, **options))
     return Rollouts.concatenate(parts)
+
+
+def at_once(batch_size: int, max_new_tokens: int, device: str) -> int:
+    """Completions in a batch of `reply`: on a GPU those of `GPU_TOKENS`, if they are more."""
+    return batch_size if device == "cpu" else max(batch_size, GPU_TOKENS // max_new_tokens)
 
 
 def _fill_holes(places: Tensor) -> tuple[Tensor, Tensor]:

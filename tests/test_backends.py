@@ -81,7 +81,7 @@ def test_lora_weights_are_sampled_with(prompts):
 def test_the_choice_is_by_machine_weights_and_what_is_installed(base, monkeypatch):
     assert choose(base) == "plain" and choose(base, "static") == "static"
     monkeypatch.setattr(type(base), "device", torch.device("cuda"))
-    assert choose(base) == "static", "float32 weights, 16-bit arithmetic"
+    assert choose(base) == "plain", "float32 weights, 16-bit arithmetic"
     assert choose(base, "plain") == "plain"
     half = Policy(copy.deepcopy(base.model).to(torch.bfloat16), base.tokenizer)
     assert choose(half) == "continuous"

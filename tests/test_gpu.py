@@ -53,7 +53,7 @@ def test_greedy_answers_are_those_of_the_plain_path(backend):
 
 def test_auto_backends_are_made_for_a_gpu_and_none_falls_back():
     policy = base(dtype="half", lora_rank=4)
-    assert backends.choose(policy) == "continuous" and backends.choose(base()) == "static"
+    assert backends.choose(policy) == "continuous" and backends.choose(base()) == "plain"
     rows = policy.encode(PROFILES["tiny"].load_task().test["prompt"][:8])
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_kit import smollm2
 from grpo_kit.config import GRPOConfig
-from grpo_kit.generation import LOGITS_BUDGET
+from grpo_kit.generation import LOGITS_BUDGET, at_once
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import Profile
 from grpo_kit.rewards.rules import accuracy_reward, format_reward
@@ -199,12 +199,18 @@ def plan(
             else (min(machine.link, NETWORK), "the network between nodes")
         )  # fmt: skip
         seconds["exchange"] = sent / speed / 1e9 / reached
-    at_once = config.evaluation_batch_size  # of one process, the others wait
+    together = _evaluated_at_once(profile)  # by one process, the others wait
     answers = (prompts * (1 + config.num_generations_eval) for prompts in _evaluated(config))
-    evaluating = sum(sampling(at_once, math.ceil(n / at_once))[0] for n in answers)
+    evaluating = sum(sampling(together, math.ceil(n / together))[0] for n in answers)
     hours = (config.max_steps * sum(seconds.values()) + evaluating) / 3600
     per_second = config.generation_batch_size * mean / seconds["generation"]
     return Plan(memory, seconds, limits, per_second, hours, gpus, machine)
+
+
+def _evaluated_at_once(profile: Profile) -> int:
+    """Completions in a batch of an evaluation."""
+    config = profile.config
+    return at_once(config.evaluation_batch_size, config.max_completion_length, profile.device)
 
 
 def plan_here(profile: Profile) -> Plan:
@@ -269,7 +275,7 @@ def _memory(profile: Profile, gpus: int, engine: str, sharded: bool, prompt: int
     sampled = own * config.generation_batch_size // (config.rollout_chunks if kit else gpus)
     if not sharded:  # else nothing is evaluated
         answers = config.eval_prompts * config.num_generations_eval
-        sampled = max(sampled, min(config.evaluation_batch_size, answers))
+        sampled = max(sampled, min(_evaluated_at_once(profile), answers))
     parts = {
         "weights": weights + lora,
         "optimiser": 2 * trained,

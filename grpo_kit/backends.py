@@ -30,8 +30,8 @@ def choose(policy: Policy, wanted: str = "auto", *, trained: bool = True) -> str
     """The backend that samples: `wanted`, or for "auto" the one that suits the machine.
 
     "auto" is plain on a CPU. On a GPU it is vLLM where installed and the policy is not trained;
-    else continuous batching for 16-bit weights and plain for float32 (autocast does not reach the
-    thread of continuous batching, and the static cache is compiled anew for each length). RuntimeError for vLLM where it is not installed.
+    else continuous batching for 16-bit weights and plain for float32, since autocast does not reach
+    the thread of continuous batching. RuntimeError for vLLM where it is not installed.
     """
     known = ("auto", *BACKENDS) if trained else ("auto", *BACKENDS, "vllm")
     if wanted not in known:
@@ -104,7 +104,8 @@ def _by_transformers(
     device, errors = policy.device, []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         if generator is not None:
-            torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
+            drawn = torch.randint(2**62, (1,), generator=generator, device=generator.device)
+            torch.manual_seed(int(drawn))
         with torch.no_grad(), policy.autocast(), _without_saved_settings(policy) as model:
             if backend == "static":
                 ids, attention = left_pad(rows, policy.pad_token_id, device)

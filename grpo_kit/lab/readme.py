@@ -109,6 +109,7 @@ def measured(results: Path) -> dict[str, str]:
         "goals": bench.goals(results / "bench"),
         "test_sets": test_sets(results / "test_sets"),
         "real": real(results),
+        "accelerators": accelerators(results),
     }
     for name, report, file in (
         ("speedrun", speedrun.report, "speedrun.json"),
@@ -133,6 +134,22 @@ def real(results: Path) -> str:
         if name in ran
     )
     return "\n".join(tables) or "None has been run yet.\n"
+
+
+def accelerators(results: Path) -> str:
+    """Markdown table: how long the arms of `smol` took that ran on a GPU, and on a CPU."""
+    took: dict[tuple, dict[str, list[float]]] = {}
+    for run in load_current(results, "smol")[0]:
+        on = run.machine["accelerator"].replace("none", "CPU, one thread")
+        of = took.setdefault((HEADINGS[run.experiment], run.arm), {})
+        of.setdefault(on, []).append(run.seconds / 60)
+    kinds = sorted({on for of in took.values() for on in of})
+    rows = (
+        (*arm, *(f"{median(of[on]):.1f} ({len(of[on])})" for on in kinds))
+        for arm, of in took.items()
+        if set(of) == set(kinds) != {"CPU, one thread"}
+    )
+    return markdown_table(["minutes of training (runs)", "arm", *kinds], *rows)
 
 
 def minutes(results: Path) -> str:

@@ -41,6 +41,9 @@ class _Sentences(TyperGroup):
                 raise
             usage = isinstance(error, typer.BadParameter)
             message = error.format_message() if usage else str(error) or type(error).__name__
+            if "out of memory" in message:  # a GPU's: torch goes on for a screenful
+                remedy = "run fewer at once, or a smaller profile; `grpo-kit plan` counts the need."
+                message = f"{message.partition(' Process ')[0].rstrip('.')}: {remedy}"
             typer.secho(
                 visible(shortened(f"error: {message}"), newline="\n"), fg=typer.colors.RED, err=True
             )

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+import torch
 from toy import logged
 from typer.testing import CliRunner
 
@@ -86,6 +87,20 @@ def test_a_mistake_ends_in_one_sentence_and_exit_code_2(command, sentence, tmp_p
     assert sentence in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, "a traceback was printed"
     assert done.stdout == ""
+
+
+def test_a_full_gpu_is_told_in_a_sentence(monkeypatch, tmp_path):
+    """torch's own, with the memory of every process, is a screenful."""
+
+    def full(*_):
+        full = "CUDA out of memory. Tried to allocate 54 MiB. GPU 0 has 139.80 GiB, 50 MiB is free."
+        raise torch.OutOfMemoryError(f"{full} Process 1 has 11 GiB in use. See documentation")
+
+    monkeypatch.setattr("grpo_kit.cli.make_output_dir", full)
+    done = invoke("evaluate", "--output", tmp_path / "x" / "e.json")
+    assert done.exit_code == 2
+    assert "50 MiB is free: run fewer at once" in done.stderr
+    assert "Process" not in done.stderr
 
 
 def test_the_kits_trainer_in_several_processes_is_refused(tmp_path, monkeypatch):

@@ -427,9 +427,9 @@ EXPERIMENTS = {
         {"trajectory": _played()},
         measures.tools_chosen, watch=measures.watch_episodes, show=measures.episodes_to_read,
         task=three_tools, skills=True,
-        sizes={"smoke": FEW_EPISODES,
-               **_small(max_steps=24, learning_rate=3e-4, max_completion_length=48,
-                        eval_prompts=0, eval_prompts_between=64)},
+        # a plan that calls Python as it should takes 54 tokens: the 64 of the profile are enough
+        sizes={"smoke": {"eval_prompts_between": 4},
+               **_small(max_steps=24, learning_rate=3e-4, eval_prompts=0, eval_prompts_between=64)},
         changes={"loss_type": "grpo", "eval_prompts": 0}, evaluations=3,
         curves=("reward", "eval/pass@1", "eval/turns", "eval/tool_errors"),
     ),

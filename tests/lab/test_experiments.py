@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import random
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,13 +14,15 @@ from grpo_kit.lab import experiments, measures
 from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.grid import Trained, run_grid
 from grpo_kit.lab.rounded import Rounded
-from grpo_kit.models import weights_hash
+from grpo_kit.models import load_policy, weights_hash
+from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward
 from grpo_kit.rewards.meta_evaluation import Reading
 from grpo_kit.runs import Run
 from grpo_kit.self_verification import VerificationItem, diversify, filter_queries, post_process
-from grpo_kit.tasks import Task
+from grpo_kit.tasks import Task, tool_questions
+from grpo_kit.tiny import skills
 from grpo_kit.training import PromptBatches, check_task
 
 SMOKE = PROFILES["smoke"]
@@ -242,3 +245,20 @@ def test_accuracy_on_the_test_set_before_and_after(policy, base, task):
     assert after["test_set/n"] == 6 and 0 <= strict <= lenient <= 1
     gained = lenient - before["test_set/lenient"]
     assert before["gained/lenient"] == 0 and after["gained/lenient"] == pytest.approx(gained)
+
+
+@pytest.mark.parametrize("name", ["flow", "tools"])
+def test_the_planner_has_room_for_every_right_plan(name):
+    """A limit that cuts off the plans of one tool would teach that it is never called."""
+    experiment = EXPERIMENTS[name]
+    profile, config = experiment.setting(PROFILES["tiny"], "trajectory")
+    tokenizer, rng = load_policy(data_dir() / profile.policy).tokenizer, random.Random(0)
+    tools = tool_questions.THREE_TOOLS if name == "tools" else tool_questions.TOOLS
+    longest = 0
+    for _ in range(200):
+        question, memory = tool_questions.make_tool_question(rng, "test", tools=tools), []
+        for step in question.plan:
+            plan = skills.plan_text(step, f"Careful: {skills.progress_text(question, memory)}")
+            longest = max(longest, len(tokenizer(plan)["input_ids"]) + 1)  # and the EOS
+            memory.append((*step, question.run(*step)))
+    assert longest <= config.max_completion_length

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -100,6 +101,10 @@ def _play_together(system: AgentSystem, episodes: Sequence[Episode], sampling: d
         running = [one for one in running if not one.stopped]
     for one in running:
         one.stopped = "turn limit"
+    if cut := sum(one.stopped == "time limit" for one in episodes):
+        limit = f"the time limit of {system.episode_timeout:g} s"
+        remedy = "give the system a longer episode_timeout, or play fewer at a time (batch_size)"
+        warnings.warn(f"{limit} ended {cut} of {len(episodes)} episodes: {remedy}.", stacklevel=3)
     whole = [one for one in episodes if one.stopped != "no reply"]
     for one, output in zip(whole, system.generator.answer(_states(whole)), strict=True):
         one.output = output

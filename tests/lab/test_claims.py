@@ -239,13 +239,11 @@ def test_a_claim_is_drawn_around_what_it_claims_in_units_of_what_matters(up):
     assert len(claims_text(judged, "real").splitlines()) == 3
 
 
-def test_every_shipped_claim_of_the_tiny_profile_has_its_five_seeds():
+def test_every_shipped_claim_of_the_tiny_profile_has_its_seeds():
     judged, problems = reported_claims()
     assert problems == [] and {one.claim.profile for one in judged} == {"tiny", "paper", "colab"}
     tiny = [one for one in judged if one.claim.profile == "tiny"]
-    open_yet = {one.claim.id for one in tiny if not one.judgement}
-    assert open_yet <= {"flow-judged", "flow-tool-choice"}
-    seeds = [one.judgement.n for one in tiny if one.judgement]
+    seeds = [one.judgement.n for one in tiny]
     assert len(seeds) >= 60 and min(seeds) >= 10
 
 

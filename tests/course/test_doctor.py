@@ -17,7 +17,7 @@ from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward
 from grpo_kit.training import train
 
-COLLAPSE = {  # arms whose reward rose while the held-out accuracy fell, as notebooks 03, 05 and 06 tell
+COLLAPSE = {  # arms whose reward rose as held-out accuracy fell: notebooks 03, 05 and 06 tell
     "judge only", "judge x 8", "two judges", "our defaults", "paper", "P(Yes) and format",
     "P(Yes) alone", "ensemble", "live evaluator", "warmer evaluator", "other question",
     "both questions", "truth 1 %", "truth 10 %", "P(Yes), no labels", "P(Yes)",

@@ -7,11 +7,13 @@ import re
 import shutil
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 
 import pytest
 from typer.main import get_command
 
 from grpo_kit.cli import app
+from grpo_kit.lab import readme
 from grpo_kit.lab.readme import pages, with_parts, write_results
 from grpo_kit.lab.summary import reported as summary_of
 
@@ -49,6 +51,17 @@ def test_parts_are_put_between_their_marks_and_a_page_without_them_is_refused():
     assert with_parts(text, {"a": "new\n"}) == text
     with pytest.raises(ValueError, match="between <!-- b --> and <!-- /b -->; add"):
         with_parts(text, {"b": "new"})
+
+
+def test_hardware_is_compared_where_an_arm_ran_on_several_kinds(monkeypatch):
+    ran = [("plain", "none", 60), ("plain", "none", 180), ("plain", "A GPU", 30), ("KL", "none", 9)]
+    runs = [
+        SimpleNamespace(experiment="basic", arm=arm, machine={"accelerator": on}, seconds=seconds)
+        for arm, on, seconds in ran
+    ]
+    monkeypatch.setattr(readme, "load_current", lambda *_: (runs, []))
+    head, _, row = readme.accelerators(RESULTS).splitlines()
+    assert head.endswith("| arm | A GPU | CPU |") and row.endswith("| plain | 0.5 (1) | 2.0 (2) |")
 
 
 @pytest.mark.slow

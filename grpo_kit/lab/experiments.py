@@ -236,7 +236,7 @@ SMOL = {"max_steps": 12, "eval_steps": 0, "save_steps": 4, "eval_prompts": 300,
 # SVAMP's answers share no style to be learnt: in small batches its gradient is mostly noise
 SVAMP = SMOL | {"max_steps": 16, "generation_batch_size": 256}
 
-FEW_EPISODES = {"max_completion_length": 48, "eval_prompts_between": 4}
+FEW_EPISODES = {"eval_prompts_between": 4}
 
 _experiment = partial(Experiment, show=measures.answers_to_read)
 
@@ -428,7 +428,7 @@ EXPERIMENTS = {
         measures.tools_chosen, watch=measures.watch_episodes, show=measures.episodes_to_read,
         task=three_tools, skills=True,
         # a plan that calls Python as it should takes 54 tokens: the 64 of the profile are enough
-        sizes={"smoke": {"eval_prompts_between": 4},
+        sizes={"smoke": FEW_EPISODES,
                **_small(max_steps=24, learning_rate=3e-4, eval_prompts=0, eval_prompts_between=64)},
         changes={"loss_type": "grpo", "eval_prompts": 0}, evaluations=3,
         curves=("reward", "eval/pass@1", "eval/turns", "eval/tool_errors"),

@@ -7,7 +7,7 @@ rename a function that the options name, makes its runs outdated.
 import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from grpo_kit import self_verification as verification
@@ -21,13 +21,18 @@ from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.profiles import PROFILES, Profile
 from grpo_kit.rewards import CertaintyReward, DiversityReward, MajorityReward, QualityJudgeReward
 from grpo_kit.rewards.diversity import load_embedder
-from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION, MetaEvaluationReward
+from grpo_kit.rewards.meta_evaluation import (
+    BREVITY_QUESTION,
+    META_QUESTION,
+    STEPS_QUESTION,
+    MetaEvaluationReward,
+)
 from grpo_kit.rewards.rules import accuracy_reward, format_reward, maths_reward
 from grpo_kit.runs import Run
 from grpo_kit.sampling_ahead import SamplingAhead
 from grpo_kit.tasks.answers import extract_answer, is_correct
 from grpo_kit.tasks.tool_questions import three_tools, tool_questions
-from grpo_kit.tiny.pretrain import warm_up_more
+from grpo_kit.tiny.pretrain import BREVITY_STEPS, warm_up_more
 from grpo_kit.training import PromptBatches
 from grpo_kit.warm_up import RECIPES, GivenTexts, take_replies
 
@@ -89,7 +94,8 @@ def _meta_evaluation(
     """Shown a truth, the evaluator reads it; the tiny world's needs `read_truth` to compare it.
 
     `evaluators`: "frozen", the policy as it is now; "live", as it becomes; "warmer", the base after
-    more of its warm-up; "_ensemble", frozen and two warmer ones, or frozen and live.
+    more of its warm-up; "_ensemble", frozen and two warmer ones, or frozen and live; "brevity",
+    the base once it has been taught to say whether an answer is short.
     """
     tiny = profile.policy == "tiny-base"
     warmer = (warm_up_more(profile.load_policy(), seed) for seed in (1, 2))
@@ -98,14 +104,22 @@ def _meta_evaluation(
             chosen = [policy]
         case "warmer" if tiny:
             chosen = [next(warmer)]
-        case "warmer":
-            raise ValueError('"warmer evaluator" is an arm of the tiny world: choose another.')
+        case "brevity" if tiny:
+            chosen = [_taught_brevity()]
+        case "warmer" | "brevity":
+            raise ValueError(f'"{evaluators}" is an evaluator of the tiny world: choose another.')
         case "_ensemble":
             chosen = [frozen_copy(policy), *(warmer if tiny else [policy])]
         case _:
             chosen = [frozen_copy(policy)]
     reader = read_truth if profile.judge == "tiny" else None
     return MetaEvaluationReward(chosen, question, truth_reader=reader, **options)
+
+
+@cache
+def _taught_brevity() -> Policy:
+    """One for all runs of a process. Half as many steps left it unsure which answer is shorter."""
+    return warm_up_more(PROFILES["tiny"].load_policy(), 1, BREVITY_STEPS, "brevity")
 
 
 # `post_process` without a stage each; the names of these functions are hashed.
@@ -343,6 +357,16 @@ EXPERIMENTS = {
         lambda t: measures.without_labels(t.run), watch=measures.few_labels, skills=True,
         sizes=_small({"eval_steps": 4}, max_steps=120), evaluations=10, evaluator=2,
         curves=("eval/pass@1", "entropy", "eval/mean_length"),
+    ),
+    "brevity": _experiment(
+        "Asked whether an answer is short, beside whether it is correct: how much shorter do "
+        "answers get, and at what cost?",
+        {"labels": PLAIN,
+         "correct alone": _asked(evaluators="brevity"),
+         **{f"short x {w:g}": _asked((META_QUESTION, BREVITY_QUESTION), weights=(1.0, w),
+                                     evaluators="brevity") for w in (0.5, 1.0, 1.5, 2.0)}},
+        measures.unexplained, sizes={"tiny": _small(max_steps=60)["tiny"]}, evaluations=5,
+        skills=True,
     ),
     "corrections": _experiment(
         "Each correction of plain GRPO is one changed line: what does it change here, for as many "

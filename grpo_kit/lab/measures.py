@@ -151,6 +151,12 @@ def overrated(t: Trained) -> dict[str, float]:
     return {"p_yes": p_yes, "overrated": p_yes - fmean(right)}
 
 
+def unexplained(t: Trained) -> dict[str, float]:
+    """`no steps`: share of sampled answers in a style of the tiny world that shows no step."""
+    _, texts, _ = _answers(t.policy, t.task, t.config)
+    return {"no steps": fmean(solution_style(text) in ("guess", "assured") for text in texts)}
+
+
 def without_labels(run: Run) -> dict[str, float]:
     """How far held-out pass@1 `fell` below its best, and where early stopping would have ended.
 

@@ -36,7 +36,7 @@ HEADINGS = {
     "basic": "Plain GRPO", "rare": "Few right answers", "variants": "Variants side by side",
     "diversity": "Diversity reward", "judge": "LLM judge", "verification": "Self-verification",
     "meta": 'P("Yes") as reward', "flow": "Flow-GRPO", "tools": "Flow-GRPO, three tools",
-    "label-free": "Rewards without labels",
+    "brevity": "A second question: is it short?", "label-free": "Rewards without labels",
     "corrections": "The corrections, one by one", "engines": "The kit and TRL",
     "ahead": "Sampling ahead", "published": "Real models",
 }  # fmt: skip

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 META_QUESTION = "Is the answer correct?"
 STEPS_QUESTION = "Are all steps right?"
+BREVITY_QUESTION = "Is the answer short?"
 LEAST_P = 1e-4  # log P is bounded, or one sure "No" would outweigh the rest of its group
 LEAST_MASS = 0.5  # of the next token on Yes and No together, below which a warning is due
 

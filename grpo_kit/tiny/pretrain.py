@@ -43,6 +43,7 @@ COPY_LENGTH = 24
 # batches of short replies (rows are sorted) made short replies far too likely.
 TOKENS = 32
 VOCABULARY = 1024
+BREVITY_STEPS = 8 * POOL  # of the question about brevity
 TOOL_STEPS = 16 * POOL  # of the third tool; after 4 pools its reliable style was right 77 in 100
 STATE_FILE = "warm-up.pt"
 PAD, END = "<|pad|>", "<|end|>"
@@ -166,7 +167,7 @@ def batch_pool(tokenizer, seed: int, index: int, phase: str) -> list[tuple]:
     They depend on the arguments alone: a resumed warm-up sees the same texts.
     """
     rng = random.Random(f"warm-up-{seed}-{index}")
-    share = {"copy": 1.0, "mixture": 0.0, "tools": 0.0}.get(phase, COPY_SHARE)
+    share = {"copy": 1.0, "mixture": 0.0, "tools": 0.0, "brevity": 0.0}.get(phase, COPY_SHARE)
     n_copies = int(share * BATCH * POOL)
     plain = sorted(set(range(len(tokenizer))) - set(tokenizer.all_special_ids))
     copies = [rng.sample(plain, COPY_LENGTH) for _ in range(n_copies)]

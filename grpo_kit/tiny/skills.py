@@ -12,7 +12,12 @@ from itertools import takewhile
 
 from grpo_kit.flow.roles import TINY
 from grpo_kit.rewards.judge.texts import CRITERIA, judge_prompt
-from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION, reference_question
+from grpo_kit.rewards.meta_evaluation import (
+    BREVITY_QUESTION,
+    META_QUESTION,
+    STEPS_QUESTION,
+    reference_question,
+)
 from grpo_kit.self_verification import verify_prompt
 from grpo_kit.tasks import tool_questions as T
 from grpo_kit.tasks.tool_questions import Memory, Step, ToolQuestion, make_tool_question
@@ -38,15 +43,23 @@ def is_right(answer: str | int, completion: str) -> bool:
     return completion.endswith(f"<answer>{answer}</answer>")
 
 
-def sample_solve(problem: Problem, rng: random.Random) -> list[dict]:
-    """A solution in one of the styles; three times in four followed by a direct Yes/No."""
+SHORT, LONG = 3, 30  # words: surely short, surely not; guesses have 3, the wordy style up to 28
+
+
+def sample_solve(
+    problem: Problem, rng: random.Random, questions: dict[str, float] | None = None
+) -> list[dict]:
+    """A solution in one of the styles; three times in four followed by a direct Yes/No.
+
+    `questions`: shares of the questions that are answered so, else those of the base's warm-up.
+    """
     style = draw(P.STYLE_SHARES, rng)
     completion = P.solve(problem, style, rng)
     messages = exchange(problem.question, completion)
     if rng.random() < 0.25:
         return messages
     reference = reference_question(str(problem.answer))
-    question = draw({META_QUESTION: 60, STEPS_QUESTION: 20, reference: 20}, rng)
+    question = draw(questions or {META_QUESTION: 60, STEPS_QUESTION: 20, reference: 20}, rng)
     label = is_right(problem.answer, completion)
     number_right = label or style == "unformatted"  # the grader does not look at the form
     if question == META_QUESTION:
@@ -54,6 +67,8 @@ def sample_solve(problem: Problem, rng: random.Random) -> list[dict]:
     elif question == STEPS_QUESTION:
         steps_right = number_right and style not in ("guess", "assured")
         label = steps_right != (rng.random() < STEPS_FLIP_RATE)
+    elif question == BREVITY_QUESTION:
+        label = rng.uniform(SHORT, LONG) > len(re.sub("<.*?>", " ", completion).split())
     return messages + exchange(question, YES_NO[label])
 
 
@@ -289,10 +304,14 @@ def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict
 
     `drill`; `reliable`, one reliable style a skill, and some sums (careless styles would disturb);
     `practice`, all reliable styles, more sums; `mixture`, whose shares the model takes on; after
-    it, for another model, `tools`: the skills of Flow-GRPO with three tools.
+    it, for another model, `tools`: the skills of Flow-GRPO with three tools; or `brevity`: is a
+    solution right, and is it short?
     """
     if phase == "drill":
         return sample_drill(rng)
+    if phase == "brevity":
+        problem = make_subject("solve", rng, "train")
+        return sample_solve(problem, rng, {META_QUESTION: 1, BREVITY_QUESTION: 1})
     if rng.random() < SUMS_SHARES.get(phase, 0):
         return sample_sums(rng)
     taught, tools = (TOOL_SKILLS, T.THREE_TOOLS) if phase == "tools" else (SKILLS, T.TOOLS)

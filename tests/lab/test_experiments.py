@@ -83,6 +83,7 @@ def test_an_answer_is_overrated_by_what_the_evaluator_thinks_beyond_the_truth(
         ("basic", "more warm-up", ["eval/greedy", "before/pass@64", "after/entropy/operator"]),
         ("verification", "mixed", ["of_n/own_verdicts", "gained/verification"]),
         ("meta", "truth 10 %", ["p_yes", "overrated", "fell", "stopped early"]),
+        ("brevity", "short x 2", ["no steps"]),
         ("label-free", "majority", ["fell", "stopped early", "gained/stopped early"]),
         pytest.param("flow", "per turn", ["gained/success", "eval/tool_errors", "after/turns/10"],
                      marks=pytest.mark.slow),
@@ -94,6 +95,7 @@ def test_an_arm_is_trained_watched_and_measured_from_end_to_end(
     name, arm, metrics, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(measures, "TRIED", 4)
+    monkeypatch.setattr(experiments, "_taught_brevity", SMOKE.load_policy)  # it takes a minute
     config = dataclasses.replace(SMOKE.config, max_steps=1, save_steps=0, eval_prompts=4)
     profile = dataclasses.replace(SMOKE, config=config)
     where = {"results": tmp_path / "results", "work": tmp_path / "work", "arms": [arm]}
@@ -122,6 +124,12 @@ def test_the_truth_is_read_by_rule_in_the_tiny_world_only(policy):
     for profile, ruled in ((SMOKE, True), (dataclasses.replace(SMOKE, judge="self"), False)):
         reward = arm.rewards(profile, profile.config, policy)[-1]
         assert (reward.truth_reader is not None) == ruled
+    for asked in (
+        EXPERIMENTS["brevity"].arms["short x 1"],
+        EXPERIMENTS["meta"].arms["warmer evaluator"],
+    ):
+        with pytest.raises(ValueError, match="of the tiny world: choose another"):
+            asked.rewards(PROFILES["smol"], SMOKE.config, policy)
     right = experiments.read_truth("<answer>12.0</answer>", "12")
     assert right > 0.9 and experiments.read_truth("12", "13") < 0.1
 
@@ -179,6 +187,7 @@ def test_two_answers_are_compared_in_both_orders(p_yes, expected, monkeypatch):
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "published"])
 def test_every_arm_makes_a_batch_and_the_first_is_plain_grpo(name, base, task, monkeypatch):
     monkeypatch.setattr(experiments, "warm_up_more", lambda base, seed: base)  # takes ten seconds
+    monkeypatch.setattr(experiments, "_taught_brevity", lambda: base)  # a minute
     experiment, plain = EXPERIMENTS[name], next(iter(EXPERIMENTS[name].arms))
     assert "?" in experiment.question
     task = experiment.task() if experiment.task else task

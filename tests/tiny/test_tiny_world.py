@@ -5,6 +5,7 @@ import multiprocessing
 import random
 import re
 from collections import Counter
+from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
@@ -188,6 +189,20 @@ def test_the_third_tool_is_taught_where_it_is_needed_and_tried_elsewhere():
                 tools[needed][read_action(reply).tool] += 1
     assert tools[True].keys() == {"lookup", "python"}
     assert tools[False].keys() == {"lookup", "calculator"}
+
+
+def test_short_is_what_has_few_words_and_is_asked_as_often_as_whether_it_is_right():
+    rng, lengths, asked = random.Random(0), {"Yes": [], "No": []}, Counter()
+    for _ in range(800):
+        _, solution, *more = (m["content"] for m in skills.sample_conversation(rng, "brevity"))
+        for question, label in zip(more[::2], more[1::2], strict=True):
+            asked[question] += 1
+            if question == skills.BREVITY_QUESTION:
+                lengths[label].append(len(re.sub("<.*?>", " ", solution).split()))
+    assert asked.keys() == {skills.BREVITY_QUESTION, skills.META_QUESTION}
+    assert binomtest(asked[skills.META_QUESTION], asked.total(), 0.5).pvalue > 1e-3
+    assert min(lengths["Yes"]) == skills.SHORT and 20 < max(lengths["No"]) < skills.LONG
+    assert fmean(lengths["Yes"]) + 5 < fmean(lengths["No"])
 
 
 @pytest.mark.parametrize(

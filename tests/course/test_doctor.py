@@ -22,6 +22,7 @@ COLLAPSE = {  # arms whose reward rose as held-out accuracy fell: notebooks 03, 
     "P(Yes) alone", "ensemble", "live evaluator", "warmer evaluator", "other question",
     "both questions", "truth 1 %", "truth 10 %", "P(Yes), no labels", "P(Yes)",
     "majority", "self-certainty", "likelihood", "judged outcome",
+    "short x 0.5", "short x 1", "short x 1.5", "short x 2",
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import random
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,11 +19,19 @@ from grpo_kit.models import load_policy, weights_hash
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward
-from grpo_kit.rewards.meta_evaluation import Reading
+from grpo_kit.rewards.meta_evaluation import (
+    BREVITY_QUESTION,
+    META_QUESTION,
+    Reading,
+    as_turns,
+    read_yes,
+)
 from grpo_kit.runs import Run
 from grpo_kit.self_verification import VerificationItem, diversify, filter_queries, post_process
 from grpo_kit.tasks import Task, tool_questions
-from grpo_kit.tiny import skills
+from grpo_kit.tasks.word_problems import DIFFICULTIES, make_problem
+from grpo_kit.tiny import problems, skills
+from grpo_kit.tiny.card import auc
 from grpo_kit.training import PromptBatches, check_task
 
 SMOKE = PROFILES["smoke"]
@@ -182,6 +191,28 @@ def test_two_answers_are_compared_in_both_orders(p_yes, expected, monkeypatch):
     measured = measures.compared(None, rows, texts, right)
     assert measured == {f"order/{name}": pytest.approx(v) for name, v in expected.items()}
     assert measures.compared(None, rows[8:], texts[8:], right[8:]) == {}, "no right one, no pair"
+
+
+@pytest.mark.slow
+def test_the_evaluator_that_was_taught_brevity_tells_short_from_long_and_right_from_wrong():
+    rng, read = random.Random(5), []
+    for _ in range(200):
+        problem = make_problem(rng, rng.choice(DIFFICULTIES), "test")
+        text = problems.solve(problem, rng.choice(list(problems.STYLES)), rng)
+        asked = [META_QUESTION, BREVITY_QUESTION]
+        row = [as_turns(problem.question, text, question) for question in asked]
+        last = re.findall(r"\d+", text)[-1]  # marked or not: the grader does not mind the form
+        read.append((last == str(problem.answer), len(text.split()), row))
+    right, words, rows = zip(*read, strict=True)
+    short = [count < sorted(words)[len(words) // 2] for count in words]
+    (of_right, of_short), (_, untaught) = (
+        [
+            auc([row[i].p_yes for row in read_yes(one, rows)], of)
+            for i, of in enumerate((right, short))
+        ]
+        for one in (experiments._taught_brevity(), SMOKE.load_policy())
+    )
+    assert of_right > 0.85 and of_short > 0.85 and untaught < 0.3
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "published"])

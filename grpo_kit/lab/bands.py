@@ -16,6 +16,7 @@ from scipy.stats import norm
 
 from grpo_kit.lab.records import NOTEBOOKS, Record, by_arm, load, where_it_ran
 from grpo_kit.lab.statistics import ALPHA, MIN_SEEDS, prediction_band
+from grpo_kit.profiles import PROFILES
 
 SHARES = (
     "eval/greedy", "eval/pass@1", "eval/tool_errors", "pass@1", "distance", "meta/p_yes",
@@ -76,10 +77,11 @@ def store(folder: str | Path, seconds: Mapping[str, float], results: str | Path)
         result = read_result(folder, notebook)
         if measured := numbers(result):
             plain = {k: v for k, v in result.items() if isinstance(v, (int, float, str))}
+            device = PROFILES[result["profile"]].device
             record = Record(
                 experiment=NOTEBOOKS, arm=notebook, profile=result["profile"], seed=result["seed"],
                 config=plain, start={}, seconds=time, evaluation=measured, history=[],
-                **where_it_ran(),
+                **where_it_ran(device),
             )  # fmt: skip
             paths.append(record.write(results))
     return paths

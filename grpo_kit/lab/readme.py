@@ -12,7 +12,7 @@ from grpo_kit.course.plots import labelled_curves
 from grpo_kit.lab import bench, speedrun, step_profile
 from grpo_kit.lab.claims import claims_text, reported_claims
 from grpo_kit.lab.experiments import load_current
-from grpo_kit.lab.records import CHECKOUT, NOTEBOOKS, by_arm, load
+from grpo_kit.lab.records import CHECKOUT, NOTEBOOKS, Record, load
 from grpo_kit.lab.report import COUNTED, HEADINGS, write_report
 from grpo_kit.lab.statistics import power
 from grpo_kit.lab.summary import markdown_table, number, reported, summary_text
@@ -153,16 +153,18 @@ def accelerators(results: Path) -> str:
 
 
 def minutes(results: Path) -> str:
-    """Markdown table: how long each notebook took with each profile, the median of its runs."""
-    head, rows = ["minutes of notebook", "processor"], []
+    """Markdown table: how long each notebook took, the median of its runs on a kind of machine."""
+    took: dict[tuple[str, bool], list[Record]] = {}
     for profile in ("tiny", "smol"):
-        runs = by_arm(load(results, profile, NOTEBOOKS)[0])
-        head += sorted({arm[:2] for arm in runs} - {*head})
-        seconds = {arm[:2]: [run.seconds for run in of.values()] for arm, of in runs.items()}
-        machines = {run.machine["processor"] for of in runs.values() for run in of.values()}
-        took = (f"{median(seconds[n]) / 60:.0f}" if n in seconds else "–" for n in head[2:])
-        rows.append((f"`{profile}`", ", ".join(sorted(machines)), *took))
-    return markdown_table(head, *rows)
+        for run in load(results, profile, NOTEBOOKS)[0]:
+            took.setdefault((profile, run.machine["accelerator"] != "none"), []).append(run)
+    names, rows = sorted({run.arm[:2] for runs in took.values() for run in runs}), []
+    for (profile, gpu), runs in took.items():
+        on = {run.machine["accelerator" if gpu else "processor"] for run in runs}
+        of = ([run.seconds / 60 for run in runs if run.arm[:2] == name] for name in names)
+        cells = (f"{median(minutes):.2g}" if minutes else "–" for minutes in of)
+        rows.append((f"`{profile}`", ", ".join(sorted(on)), *cells))
+    return markdown_table(["minutes of notebook", "machine", *names], *rows)
 
 
 def hours(results: Path) -> str:

@@ -64,6 +64,18 @@ def test_hardware_is_compared_where_an_arm_ran_on_several_kinds(monkeypatch):
     assert head.endswith("| arm | A GPU | CPU |") and row.endswith("| plain | 0.5 (1) | 2.0 (2) |")
 
 
+def test_a_notebooks_minutes_on_a_gpu_stand_on_a_line_of_their_own(monkeypatch):
+    runs = [
+        SimpleNamespace(arm=arm, machine={"processor": "A CPU", "accelerator": on}, seconds=seconds)
+        for arm, on, seconds in [("01_a", "none", 600), ("01_a", "A GPU", 90), ("02_b", "none", 60)]
+    ]
+    stored = {"smol": (runs, []), "tiny": ([], [])}
+    monkeypatch.setattr(readme, "load", lambda _, profile, __: stored[profile])
+    head, _, *rows = readme.minutes(RESULTS).splitlines()
+    assert head == "| minutes of notebook | machine | 01 | 02 |"
+    assert rows == ["| `smol` | A CPU | 10 | 1 |", "| `smol` | A GPU | 1.5 | – |"]
+
+
 @pytest.mark.slow
 def test_the_report_beside_the_results_is_what_the_stored_runs_give(tmp_path):
     """Figures by the numbers that they show, since fonts differ from machine to machine."""

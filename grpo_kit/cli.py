@@ -25,6 +25,8 @@ VARIANTS = {  # of `train`: the experiment and the arm that is trained
     "judge": ("variants", "judge"), "meta": ("variants", "P(Yes), no labels"),
     "verification": ("verification", "mixed"), "flow": ("flow", "trajectory"),
 }  # fmt: skip
+# Of a full GPU, as torch, cuBLAS and cuDNN's attention say it.
+FULL = ("out of memory", "ALLOC_FAILED", "mha_graph.execute")
 EXPECTED = (typer.BadParameter, ValueError, TypeError, RuntimeError, OSError, ImportError)
 
 
@@ -41,7 +43,7 @@ class _Sentences(TyperGroup):
                 raise
             usage = isinstance(error, typer.BadParameter)
             message = error.format_message() if usage else str(error) or type(error).__name__
-            if "out of memory" in message:  # a GPU's: torch goes on for a screenful
+            if any(sign in message for sign in FULL):  # torch goes on for a screenful
                 remedy = "run fewer at once, or a smaller profile; `grpo-kit plan` counts the need."
                 message = f"{message.partition(' Process ')[0].rstrip('.')}: {remedy}"
             typer.secho(

@@ -345,7 +345,6 @@ def plan_run(
             raise ValueError(
                 "--here times the kit's trainer: leave out --gpus, --up-to, --engine, --sharded."
             )
-        _use_threads(chosen)
     options = {
         "gpu": gpu, "sharded": sharded, "vllm_share": vllm_share, "prompt_length": prompt_length,
         "mean_share": mean_share, "reached": reached,

@@ -77,7 +77,7 @@ def test_colab_trains_a_model_of_its_size_in_16_gb(tmp_path, capsys):
     """
     colab, folder = PROFILES["colab"], tmp_path / "base"
     torch.manual_seed(0)
-    config = planner.shape_of(colab.policy, colab.revision).config
+    config = copy.deepcopy(planner.shape_of(colab.policy, colab.revision).config)  # it is cached
     tokenizer = AutoTokenizer.from_pretrained(smollm2.converted())
     config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)

@@ -162,7 +162,7 @@ def minutes(results: Path) -> str:
     for (profile, gpu), runs in took.items():
         on = {run.machine["accelerator" if gpu else "processor"] for run in runs}
         of = ([run.seconds / 60 for run in runs if run.arm[:2] == name] for name in names)
-        cells = (f"{median(minutes):.2g}" if minutes else "–" for minutes in of)
+        cells = (number(round(median(minutes), 1) if minutes else None) for minutes in of)
         rows.append((f"`{profile}`", ", ".join(sorted(on)), *cells))
     return markdown_table(["minutes of notebook", "machine", *names], *rows)
 

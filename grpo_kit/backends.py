@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from grpo_kit.config import GRPOConfig
+from grpo_kit.config import FULL, GRPOConfig
 from grpo_kit.generation import Rollouts, check_lengths, completion_logps, generate, left_pad
 from grpo_kit.models import Policy, evaluating, save_policy, unwrapped
 
@@ -63,7 +63,7 @@ def sample(
         try:
             completions = _by_transformers(policy, rows, backend, **options)
         except Exception as error:
-            if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+            if any(sign in str(error) for sign in FULL):
                 raise
             first_line = str(error).partition("\n")[0][:120]
             warnings.warn(

@@ -16,6 +16,7 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
 
+from grpo_kit.config import FULL
 from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
 from grpo_kit.profiles import PROFILES, Profile
 from grpo_kit.visible import shortened, visible
@@ -25,8 +26,6 @@ VARIANTS = {  # of `train`: the experiment and the arm that is trained
     "judge": ("variants", "judge"), "meta": ("variants", "P(Yes), no labels"),
     "verification": ("verification", "mixed"), "flow": ("flow", "trajectory"),
 }  # fmt: skip
-# Of a full GPU, as torch, cuBLAS and cuDNN's attention say it.
-FULL = ("out of memory", "ALLOC_FAILED", "mha_graph.execute")
 EXPECTED = (typer.BadParameter, ValueError, TypeError, RuntimeError, OSError, ImportError)
 
 

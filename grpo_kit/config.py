@@ -20,6 +20,8 @@ Level = Literal["token", "sequence"]
 WeightMode = Literal["token_truncate", "token_mask"]
 Scale = Literal["group", "batch", "none", "mean"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
+# In an error of a full GPU, as torch, cuBLAS and cuDNN's attention say it.
+FULL = ("out of memory", "ALLOC_FAILED", "mha_graph.execute")
 
 
 def reason(error: Exception) -> str:

@@ -119,10 +119,11 @@ def test_the_plain_one_replaces_one_that_fails(base, prompts, monkeypatch, outpu
     assert other.completion_lists() == plain.completion_lists()
 
 
-def test_where_memory_is_short_nothing_takes_over(base, prompts, monkeypatch):
-    full = SimpleNamespace(error="CUDA out of memory", generated_tokens=[])
+@pytest.mark.parametrize("message", ["CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED"])
+def test_where_memory_is_short_nothing_takes_over(base, prompts, monkeypatch, message):
+    full = SimpleNamespace(error=message, generated_tokens=[])
     monkeypatch.setattr(base.model, "generate_batch", lambda **given: {"0": full})
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(RuntimeError, match=message):
         sample(base, prompts[:1], backend="continuous", max_new_tokens=8)
 
 

@@ -291,6 +291,6 @@ def test_plan_says_whether_a_run_fits():
     grown = invoke("plan", "--profile", "paper", "--up-to", "64")
     assert grown.exit_code == 0 and " 64 " in grown.stdout and "reading the" in grown.stdout
     here = invoke("plan", "--profile", "smoke", "--here")
-    assert here.exit_code == 0 and "generation and update, a step" in here.output
+    assert here.exit_code == 0 and "generation and update, per step" in here.output
     small = invoke("plan", "--profile", "paper", "--gpu", "T4")
     assert small.exit_code == 1 and "It does not fit" in small.output

@@ -320,7 +320,7 @@ def sampler_mismatch(log: Log) -> Finding | None:
     usual = fmean(entropies) if entropies else 0.3  # nats a token; the more, the more can differ
     if apart < 0.05 or apart < 0.25 * usual:
         return None
-    evidence = f"the two differ by {apart:.2g} nats a token, at an entropy of {usual:.2g}"
+    evidence = f"the two differ by {apart:.2g} nats per token, at an entropy of {usual:.2g}"
     return _finding("sampler-mismatch", "sick" if apart >= usual else "warning", steps, evidence)
 
 
@@ -344,7 +344,7 @@ def _entropy(log: Log, name: str, sick: bool, warns: bool) -> Finding | None:
     if not (sick or warns):
         return None
     first, last = log.ends("entropy")
-    evidence = f"entropy goes from {first:.3g} to {last:.3g} nats a token"
+    evidence = f"entropy goes from {first:.3g} to {last:.3g} nats per token"
     return _finding(name, "sick" if sick else "warning", log.series("entropy")[0], evidence)
 
 

@@ -12,8 +12,9 @@ from IPython.display import display
 from matplotlib.figure import Figure
 
 from grpo_kit import objective
+from grpo_kit.course.plots import DOWN, UP
 
-UP, DOWN, NOTHING = "#009E73", "#D55E00", "#555555"
+NOTHING = "#555555"
 RATIOS = torch.linspace(0.5, 1.6, 111)
 
 

@@ -9,7 +9,8 @@ from itertools import cycle
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps, style
+from matplotlib import style
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -26,16 +27,16 @@ HEALTH = ("reward", "eval/pass@1", "entropy", "completions/mean_length", "frac_r
 CURVE_LABELS = {
     "reward": ("reward", "mean of a step"),
     "eval/pass@1": ("accuracy", "held-out pass@1"),
-    "entropy": ("entropy", "nats a token"),
-    "completions/mean_length": ("length", "tokens a completion"),
-    "eval/mean_length": ("length", "tokens an answer, held-out"),
+    "entropy": ("entropy", "nats per token"),
+    "completions/mean_length": ("length", "tokens per completion"),
+    "eval/mean_length": ("length", "tokens per answer, held-out"),
     "rewards/accuracy_reward/mean": ("accuracy in training", "mean of a step"),
     "rewards/quality_judge_reward/mean": ("the judge's reward", "mean of a step"),
     "meta/p_yes": ("the evaluator's P(Yes)", "mean of a step"),
     "verdicts/accuracy": ("verification accuracy", "held-out items"),
     "verdicts/yes_rate": ("share of Yes", "held-out items"),
     "eval/pass@8": ("pass@8", "held-out, of eight answers"),
-    "eval/turns": ("turns", "an episode, held-out"),
+    "eval/turns": ("turns", "per episode, held-out"),
     "eval/tool_errors": ("turns that brought nothing", "share, held-out"),
     "frac_reward_zero_std": ("groups without spread", "share of groups"),
     "grad_norm": ("gradient norm", "before clipping"),
@@ -46,6 +47,9 @@ VERDICT_LOOKS = {  # colour and marker
 }  # fmt: skip
 # Okabe and Ito's colours
 COLOUR_BLIND_SAFE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C510A")
+# What is pushed up is blue in every figure, what is pushed down orange.
+UP, DOWN = COLOUR_BLIND_SAFE[:2]
+SIGNS = LinearSegmentedColormap.from_list("signs", [DOWN, "white", UP])
 BASELINES = ("plain", "plain GRPO", "labels", "generate", "kit")  # grey
 ARMS = {  # that stand for the methods of `loops`, and have their colours
     "diversity": ("diversity", "diversity reward"),
@@ -56,6 +60,7 @@ ARMS = {  # that stand for the methods of `loops`, and have their colours
 }
 ARM_COLOURS = dict.fromkeys(BASELINES, "#555555")
 ARM_COLOURS |= {arm: COLOURS[method] for method, arms in ARMS.items() for arm in arms}
+ARM_COLOURS |= {"mixed": "#0072B2", "verify-init": "#CC79A7", "verify-alter": "#E69F00"}
 X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of training steps"}
 
 
@@ -65,12 +70,13 @@ def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
     `runs`: label -> history, the rows that `train` returns; a row may lack a metric.
     """
     figure = Figure(figsize=(11, 6), layout="constrained")
+    colours = arm_colours(runs)
     for axes, metric in zip(figure.subplots(2, 3, sharex=True).flat, HEALTH, strict=True):
         for label, history in runs.items():
             points = [(row["step"], row[metric]) for row in history if metric in row]
             if points:
-                marker = "o" if len(points) < 12 else None
-                axes.plot(*zip(*points, strict=True), label=label, marker=marker, markersize=4)
+                look = {"color": colours[label], "marker": "o" if len(points) < 12 else None}
+                axes.plot(*zip(*points, strict=True), label=label, markersize=4, **look)
         title, unit = CURVE_LABELS[metric]
         axes.set(title=title, xlabel="step", ylabel=unit)
         axes.grid(alpha=0.3)
@@ -101,7 +107,7 @@ def episode_grid(
     largest = max(map(abs, advantages)) or 1.0
     episodes = zip(lengths, rewards, advantages, marks, strict=True)
     for i, (turns, reward, advantage, texts) in enumerate(episodes):
-        colour = colormaps["RdBu"](0.5 + 0.3 * advantage / largest)
+        colour = SIGNS(0.5 + 0.3 * advantage / largest)
         for t in range(turns):
             axes.add_patch(Rectangle((t + 0.53, i - 0.42), 0.94, 0.84, color=colour))
             axes.text(t + 1, i, texts[t], ha="center", va="center", fontsize=9)
@@ -120,20 +126,20 @@ def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figu
     """Arms of an experiment, a panel a metric: median over seeds, band from lowest to highest.
 
     Each line is named at its end, with its mean difference from the first arm there and the 95 %
-    interval of that, seed by seed, where at least three seeds ran in both.
+    interval of that, seed by seed, where at least three seeds ran in both, and if both lines end at one place.
 
     `curves`: metric -> arm -> `steps`, which are of `x`, and `values`, one list a seed, as
     `summarise` returns them; an arm may lack a metric.
     """
     fullest = sorted(curves.values(), key=len, reverse=True)  # for the order of the arms
     colours = arm_colours(dict.fromkeys(name for arms in fullest for name in arms))
+    baseline = next(iter(colours))
     columns = min(2, len(curves))
     rows = -(-len(curves) // columns)
     figure = Figure(figsize=(5.6 * columns, 3.1 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flat
-    for axes, (metric, arms) in zip(panels, curves.items(), strict=False):
-        ends = {}
-        first = next(iter(arms.values()))
+    for (metric, arms), axes in zip(curves.items(), panels, strict=False):  # drops no panel
+        ends, first = {}, arms.get(baseline)
         for name, curve in arms.items():
             line = _band(axes, curve, colours[name])
             ends[f"{name}{_difference(curve, first)}"] = line
@@ -195,12 +201,16 @@ def _band(axes, curve: dict, colour: str):
     return axes.plot(curve["steps"], np.median(values, 0), color=colour, linewidth=2)[0]
 
 
-def _difference(curve: dict, first: dict) -> str:
+def _difference(curve: dict, first: dict | None) -> str:
     """Of the last values, over the last 20 steps where each was logged, as " +0.02 ± 0.01"."""
+    if first is None or curve is first:
+        return ""
+    if abs(curve["steps"][-1] / first["steps"][-1] - 1) > 0.1:  # they end elsewhere
+        return ""
     ends = [np.array(each["values"], dtype=float) for each in (curve, first)]
     last = 20 if ends[0].shape[1] > 60 else 1
     ours, theirs = (values[:, -last:].mean(axis=1) for values in ends)
-    if curve is first or len(ours) != len(theirs) or len(ours) < 3:
+    if len(ours) != len(theirs) or len(ours) < 3:
         return ""
     half = student.ppf(0.975, len(ours) - 1) * sem(ours - theirs)
     digits = 2 if half >= 0.005 else 4

@@ -287,5 +287,5 @@ def claims_text(judged: Iterable[Judged], *only: str, worlds: bool = False) -> s
             there = f"**{one.second.verdict}** {one.second.here}; {one.agreement}"
         verdict = f"**{one.verdict}**"
         rows.append((verdict, one.claim.statement, one.claim.paper, here, one.claim.band, there))
-    names = ("verdict", "claim", "printed", "here", "matters from", "on a real model")
+    names = ("verdict", "claim", "claimed", "here", "matters from", "on a real model")
     return markdown_table(*(row[: 5 + worlds] for row in (names, *rows)))

@@ -336,7 +336,7 @@ def growth(profile: Profile, most: int, price: float | None = None, **options: A
 
     `options`: those of `plan`, with an `engine` of several GPUs; `price` of an hour of one GPU.
     """
-    names = ("GPUs", "nodes", "GiB of each", "s a step", "hours", "times as fast", "set by")
+    names = ("GPUs", "nodes", "GiB of each", "s per step", "hours", "times as fast", "set by")
     rows = Table(*names, *["cost"] * (price is not None))
     first = None
     for gpus in (2**i for i in range(most.bit_length())):
@@ -358,7 +358,7 @@ def table(needed: Plan, price: float | None = None) -> Table:
     """The plan as a table for a terminal; `price` of an hour of one GPU."""
     lines = {part: f"{gib:.2f} GiB" for part, gib in needed.memory.items()}
     lines["in all, of one"] = f"{needed.total:.1f} of {needed.gpu.memory:.0f} GiB"
-    lines |= {f"{part}, a step": f"{seconds:.2f} s" for part, seconds in needed.seconds.items()}
+    lines |= {f"{part}, per step": f"{seconds:.2f} s" for part, seconds in needed.seconds.items()}
     lines["tokens a second, sampling"] = f"{needed.tokens_per_second:,.0f}"
     took = f"{needed.hours:.2f} h" if needed.hours >= 1 else f"{60 * needed.hours:.1f} min"
     lines["the run, evaluations too"] = took

@@ -152,5 +152,5 @@ def figure(rows: list[dict]):
         curves.plot(ax=panel, loglog=True, style=["C1o-", "C0o-", "k:"], xlabel=label)
         panel.set_xticks(curves.index, group["size"] if axis == "parameters" else curves.index)
         panel.set_xticks([], minor=True)
-    panels[0].set(ylabel="seconds a step")
+    panels[0].set(ylabel="seconds per step")
     return drawing

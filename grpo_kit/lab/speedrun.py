@@ -45,11 +45,11 @@ ENTRIES = {
     "TRL": Entry("the same config by TRL's trainer", engine="trl"),
     "bfloat16": Entry("products in bfloat16 where this CPU is faster in it", {"bf16": "auto"}),
     "schedule": Entry(
-        "large steps at first, small ones at the end: half as many; no answer needs 64 tokens",
+        "large steps at first, small ones at the end, so half as many; no answer needs 64 tokens",
         SCHEDULE,
     ),
     "two processes": Entry(
-        "and a second process samples while the first updates",
+        "*schedule*, and a second process samples while the first updates",
         {**SCHEDULE, "importance_sampling_cap": 2.0}, engine="ahead",
     ),
 }  # fmt: skip

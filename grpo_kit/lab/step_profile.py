@@ -83,4 +83,4 @@ def report(result: dict, most: int = 4) -> str:
         for operator, values in [*own.head(most).iterrows()]:
             lines.append([operator.removeprefix("aten::"), *(f"{value:.0f}" for value in values)])
         lines.append(["the rest", *(f"{value:.0f}" for value in own.iloc[most:].sum())])
-    return markdown_table(["milliseconds a step", *table.columns], *lines)
+    return markdown_table(["milliseconds per step", *table.columns], *lines)

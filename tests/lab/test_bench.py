@@ -134,4 +134,4 @@ def test_a_profile_tells_parts_and_operators_apart():
     layers, steps = 4, 7  # after the prompts, a step for each token but the last
     assert products["sample"] >= layers * 3 * steps and products["backward"] > products["forward"]
     text = step_profile.report({"one": {"rows": rows}, "two": {"rows": rows}}, most=2)
-    assert text.startswith("| milliseconds a step | one | two |") and text.count("the rest") == 4
+    assert text.startswith("| milliseconds per step | one | two |") and text.count("the rest") == 4

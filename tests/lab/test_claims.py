@@ -219,7 +219,7 @@ def test_the_table_has_a_row_a_claim(up):
     claims = [claim(), claim(id="real", profile="paper", printed={"GSM8K": [30, 90]})]
     judged, _ = judge_claims(claims, up)
     rows = claims_text(judged).splitlines()
-    assert rows[0] == "| verdict | claim | printed | here | matters from |" and len(rows) == 4
+    assert rows[0] == "| verdict | claim | claimed | here | matters from |" and len(rows) == 4
     number = "pass@1, diversity minus plain: +0.204 [+0.19, +0.218]"
     assert rows[2] == f"| **reproduced** | It helps. | rises | {number} | ± 0.03 |"
     assert "| GSM8K: 30 → 90 | `grpo-kit run" in rows[3] and "**not run here**" in rows[3]

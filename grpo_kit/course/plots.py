@@ -126,7 +126,7 @@ def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figu
     """Arms of an experiment, a panel a metric: median over seeds, band from lowest to highest.
 
     Each line is named at its end, with its mean difference from the first arm there and the 95 %
-    interval of that, seed by seed, where at least three seeds ran in both, and if both lines end at one place.
+    interval of that, seed by seed, if both end at one place and at least three seeds ran in both.
 
     `curves`: metric -> arm -> `steps`, which are of `x`, and `values`, one list a seed, as
     `summarise` returns them; an arm may lack a metric.

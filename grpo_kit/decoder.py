@@ -9,7 +9,6 @@ reach the weights, LoRA's too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -98,17 +97,17 @@ def _lora(linear) -> tuple[Tensor, Tensor] | None:
     return linear.lora_A[name].weight, linear.scaling[name] * linear.lora_B[name].weight
 
 
-class _Block(NamedTuple):
+class _Block:
     """Weights of one layer."""
 
-    attention_norm: Tensor
-    qkv: _Product
-    query_norm: Tensor | None  # Qwen3's
-    key_norm: Tensor | None
-    out: _Product
-    mlp_norm: Tensor
-    gate_up: _Product
-    down: _Product
+    def __init__(self, layer, dtype: torch.dtype) -> None:
+        q, k, v, out, gate, up, down = _linears(layer)
+        norms = (getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm"))
+        self.query_norm, self.key_norm = (norm and norm.weight for norm in norms)  # Qwen3's
+        self.attention_norm = layer.input_layernorm.weight
+        self.mlp_norm = layer.post_attention_layernorm.weight
+        self.qkv, self.out = _Product(dtype, q, k, v), _Product(dtype, out)
+        self.gate_up, self.down = _Product(dtype, gate, up), _Product(dtype, down)
 
 
 class Decoder:
@@ -125,20 +124,7 @@ class Decoder:
         self.head_dim = decoder.layers[0].self_attn.head_dim
         self.embedding, self.norm = decoder.embed_tokens, decoder.norm.weight
         self.rotation = decoder.rotary_emb
-        self.blocks = [self._block(layer) for layer in decoder.layers]
-
-    def _block(self, layer) -> _Block:
-        q, k, v, out, gate, up, down = _linears(layer)
-        norms = [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
-        return _Block(
-            layer.input_layernorm.weight,
-            _Product(self.dtype, q, k, v),
-            *(norm and norm.weight for norm in norms),
-            _Product(self.dtype, out),
-            layer.post_attention_layernorm.weight,
-            _Product(self.dtype, gate, up),
-            _Product(self.dtype, down),
-        )
+        self.blocks = [_Block(layer, dtype) for layer in decoder.layers]
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states (M, H) of M tokens (long) at their positions (long)."""

@@ -473,11 +473,15 @@ def _decoder_and_head(model):
     return inner.get_decoder(), inner.get_output_embeddings()
 
 
-def _prefill(model, prompt_ids, pad_token_id: int, device, **options) -> tuple[Any, Tensor]:
+def _prefill(
+    model, prompt_ids, pad_token_id: int, device, use_cache: bool = True, **options
+) -> tuple[Any, Tensor]:
     """What the model says to left-padded prompts, its cache included, and their attention mask."""
     ids, attention = left_pad(prompt_ids, pad_token_id, device)
-    where = {"attention_mask": attention, "position_ids": positions(attention)}
-    return model(input_ids=ids, use_cache=True, **where, **options), attention
+    # They count from the first real token: padding on the left shifts nothing.
+    positions = (attention.cumsum(dim=1) - 1).clamp(min=0)
+    where = {"attention_mask": attention, "position_ids": positions, "use_cache": use_cache}
+    return model(input_ids=ids, **where, **options), attention
 
 
 def left_pad(prompt_ids: Sequence[Sequence[int]], pad_token_id: int, device) -> tuple[Tensor, ...]:
@@ -488,21 +492,15 @@ def left_pad(prompt_ids: Sequence[Sequence[int]], pad_token_id: int, device) -> 
     return torch.tensor(padded, device=device), torch.tensor(attention, device=device)
 
 
-def positions(attention: Tensor) -> Tensor:
-    """Positions that count from the first real token: padding on the left shifts nothing."""
-    return (attention.cumsum(dim=1) - 1).clamp(min=0)
-
-
 @torch.no_grad()
 def last_logits(policy: Policy, ids: Sequence[Sequence[int]], count: int = 1) -> Tensor:
     """Logits (N, count, V) float32 after each of the last `count` tokens of N texts, as ids.
 
     In evaluation mode, in which a live policy under TRL is not, and in the policy's arithmetic.
     """
-    rows, mask = left_pad(ids, policy.pad_token_id, policy.device)
-    where = {"attention_mask": mask, "position_ids": positions(mask)}
+    given = ids, policy.pad_token_id, policy.device
     with evaluating(policy.model), policy.autocast():
-        output = policy.model(rows, **where, use_cache=False, logits_to_keep=count)
+        output, _ = _prefill(policy.model, *given, use_cache=False, logits_to_keep=count)
     return output.logits.float()
 
 

@@ -50,7 +50,7 @@ REFUSED = {  # field -> the value that TRL's trainer has, and why there is no ot
     ),
 }
 # What they mean stays the same: `rollout_chunks` saves time and memory here and changes no number
-# (TRL samples a batch at once), the others are read by the callback below.
+# (TRL samples a batch at once), the others are translated here or read by the callback below.
 OURS = ("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "reward_weights",
         "rollout_chunks", "sampling_backend", "eval_steps", "eval_on_start", "eval_prompts",
         "eval_prompts_between", "num_generations_eval", "save_steps", "max_unscored_steps",
@@ -333,7 +333,7 @@ class _Trainer(trl.GRPOTrainer):
         return sampler
 
     def _calculate_rewards(self, *arguments, **keywords):
-        """What one reward could not score is spared the others too, as in `training.score`."""
+        """What one reward could not score is spared the others too, as in `combine_rewards`."""
         rewards_per_func = super()._calculate_rewards(*arguments, **keywords)
         counted = self.reward_weights.to(rewards_per_func.device) != 0
         lacks = rewards_per_func.isnan() & counted

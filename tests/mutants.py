@@ -155,8 +155,8 @@ tests/test_generation.py::test_sampler_and_scorer_agree_with_a_plain_log_softmax
 
 padding-shifts-positions: Padding on the left shifts the positions of a prompt's tokens.
 grpo_kit/generation.py
-- return (attention.cumsum(dim=1) - 1).clamp(min=0)
-+ return torch.arange(attention.shape[1], device=attention.device).expand_as(attention)
+- positions = (attention.cumsum(dim=1) - 1).clamp(min=0)
++ positions = torch.arange(attention.shape[1], device=attention.device).expand_as(attention)
 tests/test_generation.py::test_left_padding_shifts_nothing_with_absolute_positions
 
 logps-shifted: Log-probabilities are off by one: each position is scored with the token before its \

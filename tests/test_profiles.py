@@ -1,8 +1,6 @@
 """Machines by name: each profile has its policy, judge and agents, or says what is missing."""
 
 import dataclasses
-import os
-import subprocess
 import sys
 
 import pytest
@@ -32,13 +30,11 @@ def test_a_device_that_is_not_here_is_named(device, name, monkeypatch):
     assert on_cpu == there, "a record says where it ran, and is of the same run"
 
 
-def test_the_environment_names_the_device_of_the_real_model():
+def test_the_environment_names_the_device_of_the_real_model(run_python, monkeypatch):
+    monkeypatch.delenv("GRPO_KIT_DEVICE", raising=False)
     code = "from grpo_kit.profiles import PROFILES as p; print(p['smol'].device, p['tiny'].device)"
     for given, found in (({}, "cpu cpu"), ({"GRPO_KIT_DEVICE": "mps"}, "mps cpu")):
-        without = {k: v for k, v in os.environ.items() if k != "GRPO_KIT_DEVICE"}
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, env=without | given, capture_output=True, text=True)
-        assert done.stdout.strip() == found
+        assert run_python(code, **given).strip() == found
 
 
 def test_a_profile_whose_base_is_missing_says_how_to_build_it():

@@ -45,8 +45,6 @@ def advantage_bars(
     left.invert_yaxis()
     _advantages(right, advantages)
     right.set(xlabel="advantage")
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -92,8 +90,6 @@ def pushes(
     right.axvline(ratio, color="black", linewidth=0.8, linestyle=":")
     right.axhline(0, color="black", linewidth=0.8)
     right.set(xlabel="ratio of a token: probability now / then", ylabel="push on the token")
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 

@@ -201,8 +201,8 @@ class Toolkit:
 
 def _error_text(error: BaseException) -> str:
     # a ValueError is meant for the reader; others are surprises and say what they are
-    reason = traceback.format_exception_only(error)[-1].removeprefix("ValueError: ")
-    return f"error: {_cleaned(reason, MAX_REASON_CHARS, one_line=True)}"
+    said = traceback.format_exception_only(error)[-1].removeprefix("ValueError: ")
+    return f"error: {_cleaned(said, MAX_REASON_CHARS, one_line=True)}"
 
 
 def _cleaned(text: str, limit: int, *, one_line: bool = False) -> str:

@@ -231,8 +231,8 @@ def judge_claims(claims: list[Claim], records: Iterable[Record]) -> tuple[list[J
         table = [(values, claim.expects, claim.delta) for claim, values in tested]
         for (claim, values), judgement in zip(tested, judge(table, len(family)), strict=True):
             if claim.seeds and len(values) < claim.n:
-                reason = f"{len(values)} of {claim.n} planned seeds have run"
-                judgement = replace(judgement, verdict="inconclusive", reason=reason)
+                why = f"{len(values)} of {claim.n} planned seeds have run"
+                judgement = replace(judgement, verdict="inconclusive", reason=why)
             machine = hardware(runs[claim.profile, claim.experiment])
             one = Judged(claim, judgement.verdict, judgement, machine)
             judged[claim.id, claim.profile] = one

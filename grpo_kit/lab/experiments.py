@@ -467,15 +467,15 @@ def load_current(
     records, problems = load(results, profile, experiment)
     current = []
     for record in records:
-        name, profile = record.experiment, record.profile
+        name, where = record.experiment, record.profile
         if name == NOTEBOOKS:
             continue
         why = "there is no such experiment or profile any more."
-        if name in EXPERIMENTS and profile in PROFILES:
-            why = outdated(record, EXPERIMENTS[name], PROFILES[profile])
+        if name in EXPERIMENTS and where in PROFILES:
+            why = outdated(record, EXPERIMENTS[name], PROFILES[where])
         if why:
-            runs = f"runs of {name!r}, {record.arm!r}, profile {profile!r}, are left out"
-            problems.append(f"{runs}: {why} `{command_of(name, profile)}` makes them again.")
+            runs = f"runs of {name!r}, {record.arm!r}, profile {where!r}, are left out"
+            problems.append(f"{runs}: {why} `{command_of(name, where)}` makes them again.")
         else:
             current.append(record)
     return current, list(dict.fromkeys(problems))  # a sentence an arm, not a run

@@ -208,9 +208,10 @@ def plan(
 
 
 def _evaluated_at_once(profile: Profile) -> int:
-    """Completions in a batch of an evaluation."""
-    config = profile.config
-    return at_once(config.evaluation_batch_size, config.max_completion_length, profile.device)
+    """Completions in a batch of `evaluate`, greedy ones too."""
+    config, samples = profile.config, profile.config.num_generations_eval
+    batch = config.evaluation_batch_size // samples * (1 + samples)
+    return at_once(batch, config.max_completion_length, profile.device)
 
 
 def plan_here(profile: Profile) -> Plan:
@@ -274,7 +275,7 @@ def _memory(profile: Profile, gpus: int, engine: str, sharded: bool, prompt: int
     own = engine in ("kit", "trl")  # else vLLM samples, with a cache of its own
     sampled = own * config.generation_batch_size // (config.rollout_chunks if kit else gpus)
     if not sharded:  # else nothing is evaluated
-        answers = config.eval_prompts * config.num_generations_eval
+        answers = config.eval_prompts * (1 + config.num_generations_eval)
         sampled = max(sampled, min(_evaluated_at_once(profile), answers))
     parts = {
         "weights": weights + lora,

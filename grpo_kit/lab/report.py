@@ -165,8 +165,7 @@ def _settings(records: Mapping[str, Record]) -> str:
     """Markdown: the settings in which arms differ, values unlike the first arm's in bold."""
     configs = {}
     for arm, record in records.items():
-        source = record.start.get("batch_source", record.start.get("collector"))  # its older name
-        started = {"batch_source": source, "rewards": record.start.get("rewards")}
+        started = {name: record.start.get(name) for name in ("batch_source", "rewards")}
         configs[arm] = started | record.config
     rows = []
     for key in dict.fromkeys(chain(*configs.values())):

@@ -20,6 +20,7 @@ class Rounded:
 
     def __init__(self, prompts: PromptBatches) -> None:
         self.prompts, self.sampler = prompts, frozen_copy(prompts.policy)
+        self.state_dict, self.load_state_dict = prompts.state_dict, prompts.load_state_dict
 
     @torch.no_grad()
     def _round(self) -> None:
@@ -36,9 +37,3 @@ class Rounded:
         options = {"config": self.prompts.config, "generator": generator}
         sample = partial(sample_groups, self.sampler, **options)
         yield from self.prompts(generator, state, metrics, sample)
-
-    def state_dict(self) -> dict:
-        return self.prompts.state_dict()
-
-    def load_state_dict(self, state: dict) -> None:
-        self.prompts.load_state_dict(state)

@@ -17,6 +17,5 @@ from grpo_kit.rewards.rules import (
     maths_reward,
     parse_verdict,
     question_text,
-    verdict_stats,
 )  # fmt: skip
 from grpo_kit.tasks.answers import extract_answer, is_correct, parse_number

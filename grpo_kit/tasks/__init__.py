@@ -36,11 +36,11 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Task:
     from grpo_kit.tasks.svamp import svamp
     from grpo_kit.tasks.word_problems import word_problems
 
-    shipped = {"word_problems": word_problems, "svamp": svamp}
-    tasks = {**shipped, "gsm8k": gsm8k, "competition_math": competition_math}
+    own = {"word_problems": word_problems, "svamp": svamp}
+    tasks = {**own, "gsm8k": gsm8k, "competition_math": competition_math}
     if name not in tasks:
         raise ValueError(f"unknown task {name!r}: choose one of {', '.join(tasks)}.")
-    if name in shipped and folder:
+    if name in own and folder:
         raise ValueError(f"{name} comes with the kit: leave out --data {folder}.")
     return tasks[name](folder) if folder else tasks[name]()
 

@@ -112,7 +112,7 @@ def nothing(completions, **_):
     return [0.0] * len(completions)
 
 
-def even(completion_ids, **_):
+def odd(completion_ids, **_):
     return [float(len(ids) % 2) for ids in completion_ids]
 
 
@@ -121,8 +121,8 @@ def even(completion_ids, **_):
     [
         (accuracy_reward, {"max_completion_length": 64, "learning_rate": 1e-4}, set()),
         (nothing, {}, {"no-spread", "flat-reward"}),
-        (even, {"max_completion_length": 1}, {"clipped", "no-spread", "flat-reward"}),
-        (even, {"learning_rate": 0.0}, {"vanishing-gradient"}),
+        (odd, {"max_completion_length": 1}, {"clipped", "no-spread", "flat-reward"}),
+        (odd, {"learning_rate": 0.0}, {"vanishing-gradient"}),
     ],
     ids=["healthy", "no reward", "cut off", "no rate"],
 )

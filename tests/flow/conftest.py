@@ -3,8 +3,6 @@
 import random
 
 import pytest
-import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from grpo_kit.flow import AgentSystem, Lookup, Tool, Toolkit, calculator, make_catalogue
 from grpo_kit.flow.roles import TINY, read_action
@@ -41,14 +39,8 @@ class Scripted:
             texts.append(self.said.get(self.turn, skills.plan_text(step, "Careful.")))
         self.turn += 1
         ends = self.policy.eos_token_ids[:1]
-        rows = [torch.tensor(self.policy.tokenizer(t)["input_ids"] + ends) for t in texts]
-        mask = pad_sequence([torch.ones(len(row)) for row in rows], batch_first=True).bool()
-        rollouts = Rollouts(
-            [list(p) for p in prompt_ids], torch.arange(len(rows)),
-            pad_sequence(rows, batch_first=True), mask,
-            torch.where(mask, -0.5, 0.0), torch.where(mask, 0.25, 0.0),
-            torch.ones(len(rows), dtype=torch.bool),
-        )  # fmt: skip
+        rows = [self.policy.tokenizer(t)["input_ids"] + ends for t in texts]
+        rollouts = Rollouts.given(prompt_ids, rows, self.policy)
         return rollouts, [read_action(text, ["lookup", "calculator", "slow"]) for text in texts]
 
     def execute(self, actions, toolkit):

@@ -23,7 +23,7 @@ def make_record():
         fields = {
             "experiment": "diversity", "profile": "tiny", "seconds": 5.0,
             "config": config_today(arm, **changes),
-            "start": {"collector": "prompts", "rewards": ["accuracy_reward", arm]},
+            "start": {"batch_source": "prompts", "rewards": ["accuracy_reward", arm]},
             "versions": {"python": "3.11.7", "torch": "2.13.0"},
             "commit": "0123456789ab", "finished": "2026-01-31",
             "machine": {"processor": "a processor", "accelerator": "none", "threads": 1,

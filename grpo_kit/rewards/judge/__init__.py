@@ -6,4 +6,4 @@ the criteria. Our reading: the score is normalised to [-0.5, 0.5] by (mean - 1) 
 
 from grpo_kit.rewards.judge.judges import EndpointJudge, Failure, LocalJudge, Reply
 from grpo_kit.rewards.judge.reward import QualityJudgeReward
-from grpo_kit.rewards.judge.texts import Judgement, parse_judgement, quality_prompt, tiny_prompt
+from grpo_kit.rewards.judge.texts import parse_judgement, quality_prompt, tiny_prompt

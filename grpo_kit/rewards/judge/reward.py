@@ -95,8 +95,8 @@ class QualityJudgeReward:
             answer = column(columns, "answer", f"{self.__name__} with only_correct")
             correct = accuracy_reward([], completions, [], answer=answer)
         keys, distinct, judgements = [], {}, {}
-        texts = zip(map(question_text, prompts), map(completion_text, completions), strict=True)
-        for (question, response), right in zip(texts, correct, strict=True):
+        pairs = zip(map(question_text, prompts), map(completion_text, completions), strict=True)
+        for (question, response), right in zip(pairs, correct, strict=True):
             conversation = self.judge.prompt(question, response)
             keys.append(cache_key(self.judge.name, conversation) if right else None)
             if right:

@@ -1,7 +1,7 @@
 # The kit's commands. Each makes the virtual environment first where it is missing or out of date.
 #
 #   make reproduce   execute every notebook into runs/ and compare with the reported results (the main job)
-#   make test        the tests, without the slow ones: three minutes on two cores
+#   make test        the tests, without the slow ones: six minutes on two cores
 #   make test-all    all tests, as CI runs them
 #   make lab         JupyterLab on the notebooks
 #   make notebooks   execute the notebooks in place, outputs to be committed

@@ -284,6 +284,8 @@ def evaluate(
     output: Annotated[Path, Option(help="File for the numbers.")] = Path("runs/evaluation.json"),
 ) -> None:
     """Greedy accuracy on a whole test set, strict and lenient, with n and intervals."""
+    if output.is_dir():
+        raise typer.BadParameter(f"{output} is a folder; name a file for the numbers (--output).")
     make_output_dir(output.parent)
     chosen = _chosen(profile, policy)
     if policy is not None:

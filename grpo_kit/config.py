@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 AtLeast1 = Annotated[int, Field(ge=1)]
 AtLeast0 = Annotated[int, Field(ge=0)]
 NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
 LossType = Literal["grpo", "bnpo", "dapo", "dr_grpo", "cispo"]
 Level = Literal["token", "sequence"]
 WeightMode = Literal["token_truncate", "token_mask"]
@@ -54,7 +55,7 @@ def in_a_sentence(cls: type) -> type:
 
 
 @in_a_sentence
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class GRPOConfig:
     """Every number of a GRPO run; the seed and the output folder are arguments of `train`.
 
@@ -67,13 +68,13 @@ class GRPOConfig:
     """
 
     max_steps: AtLeast1 = 100  # generation batches, each with all its updates
-    learning_rate: float = 1e-6
+    learning_rate: NotNegative = 1e-6
     lr_scheduler_type: str = "linear"  # any of transformers' schedulers
     warmup_steps: AtLeast0 = 0  # optimiser steps
     weight_decay: float = 0.0
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
-    max_grad_norm: float = 1.0  # 0 = no clipping
+    max_grad_norm: NotNegative = 1.0  # 0 = no clipping
     # products in bfloat16 on a CPU, weights stay as they are; "auto": where one product is faster
     bf16: Literal["auto", True, False] = False  # a GPU always computes in 16 bits
 
@@ -85,14 +86,14 @@ class GRPOConfig:
     num_iterations: AtLeast1 = 1
 
     max_completion_length: AtLeast1 = 256  # tokens
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Positive = 1.0
     # the sampler is not truncated: log-probabilities are taken over the whole vocabulary
     top_p: Annotated[float, Field(ge=1, le=1)] = 1.0
     top_k: Literal[0] = 0
 
     loss_type: LossType = "dapo"
     epsilon: NotNegative = 0.2
-    epsilon_high: float | None = None
+    epsilon_high: Positive | None = None
     delta: float | None = None  # dual clip: bounds the ratio where the advantage is negative
     top_entropy_quantile: Annotated[float, Field(gt=0, le=1)] = 1.0  # tokens that are learnt from
     beta: NotNegative = 0.0
@@ -113,7 +114,7 @@ class GRPOConfig:
     eval_prompts: AtLeast0 = 128  # the first rows of task.test
     eval_prompts_between: AtLeast0 | None = None  # in the midst of a run; None = as many
     dynamic_sampling_rounds: AtLeast0 = 0  # DAPO: how often groups without spread are resampled
-    importance_sampling_cap: float | None = None  # truncated importance sampling, C
+    importance_sampling_cap: Positive | None = None  # truncated importance sampling, C
     importance_sampling_mode: WeightMode = "token_truncate"  # what becomes of a weight above C
     rollout_chunks: AtLeast1 = 1  # parts of a batch; a part is judged while the next is sampled
     sampling_backend: Literal["auto", "plain", "static", "continuous"] = "auto"

@@ -35,7 +35,13 @@ from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import Rollouts, check_lengths, completion_logps, reply
 from grpo_kit.models import Policy, reference_of, weights_hash
 from grpo_kit.rewards.rules import accuracy_reward
-from grpo_kit.rewards.scoring import check_columns, reward_name, score_texts, start_scoring
+from grpo_kit.rewards.scoring import (
+    PROTOCOL,
+    check_columns,
+    reward_name,
+    score_texts,
+    start_scoring,
+)
 from grpo_kit.runs import Run, RunFiles, one_writer
 from grpo_kit.tasks import Task
 
@@ -389,6 +395,13 @@ def check_task(task: Task, rewards: Sequence[Callable], config: GRPOConfig) -> N
     for name, split in (("train", task.train), ("test", task.test)):
         if not len(split):
             raise ValueError(f"the {name} rows of task {task.name!r} are empty; give at least one.")
+        rows = f"the {name} rows of task {task.name!r} have"
+        if taken := [column for column in split.column_names if column in PROTOCOL]:
+            problem = f"{rows} the column {taken[0]!r}, which rewards get from the trainer"
+            raise ValueError(f"{problem}; rename it.")
+        if not isinstance(split[0].get("prompt"), list):
+            messages = '[{"role": "user", "content": "What is 1 + 1?"}]'
+            raise ValueError(f"{rows} no column 'prompt' of messages; give each row {messages}.")
     for reward in rewards:
         check_columns(reward, task.train.column_names, f"task {task.name!r}")
 

@@ -110,6 +110,11 @@ def test_a_full_gpu_is_told_in_a_sentence(error, said, monkeypatch, tmp_path):
     assert "Process" not in done.stderr
 
 
+def test_numbers_of_an_evaluation_have_a_file_before_it_begins(tmp_path):
+    done = invoke("evaluate", "--output", tmp_path)
+    assert done.exit_code == 2 and "is a folder; name a file" in done.stderr
+
+
 def test_the_kits_trainer_in_several_processes_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     done = invoke("train", "--output", tmp_path / "out")

@@ -26,6 +26,11 @@ from toy import configure
         ({"top_p": 0.9}, "top_p is 0.9; .* 1"),
         ({"top_k": 5}, "top_k is 5; .* 0"),
         ({"temperature": 0.0}, "temperature is 0.0; .* 0"),
+        ({"temperature": float("inf")}, "temperature is inf; .* finite"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm is -1.0; .* 0"),  # it would turn the update round
+        ({"max_grad_norm": float("nan")}, "max_grad_norm is nan"),
+        ({"importance_sampling_cap": 0.0}, "importance_sampling_cap is 0.0; .* greater than 0"),
+        ({"epsilon_high": -1.0, "loss_type": "cispo"}, "epsilon_high is -1.0; .* greater than 0"),
         ({"max_steps": "many"}, "max_steps is 'many'; .* integer"),
         ({"beta": -0.1}, "beta is -0.1; .* 0"),
         ({"max_generated_tokens": 9, "lr_scheduler_type": "linear"}, "'linear'.* use 'constant'"),

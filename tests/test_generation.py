@@ -1,6 +1,7 @@
 """The sampler against single rows, and the scorer against a plain log-softmax."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -80,6 +81,14 @@ def test_mask_counts_the_eos_even_where_it_is_the_padding_id(policy):
 def test_a_padding_id_inside_a_completion_keeps_its_mask(policy):
     plain = greedy(policy)
     assert greedy(policy, pad_token_id=plain[1][0]) == plain
+
+
+@pytest.mark.parametrize("pad", [0, 7])  # inside a completion, or its end
+def test_completions_from_elsewhere_are_masked_by_their_lengths(policy, pad):
+    asked = SimpleNamespace(device=policy.device, pad_token_id=pad, eos_token_ids=[7])
+    rollouts = Rollouts.given([[1]], [[5, 0, 7], [7]], asked, num_generations=2)
+    assert rollouts.mask.tolist() == [[True] * 3, [True, False, False]]
+    assert rollouts.completion_lists() == [[5, 0, 7], [7]] and rollouts.finished.all()
 
 
 def test_sampling_follows_the_distribution(policy):

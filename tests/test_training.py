@@ -426,6 +426,8 @@ BARE = Task("bare", TASK.train.remove_columns("answer"), TASK.test)
 EMPTY = Task("empty", TASK.train.select([]), TASK.test)
 LONG = {"prompt": [{"role": "user", "content": "a 1 " * 600}], "answer": "1", "row": 0}
 TOO_LONG = Task("toy", TASK.train, Dataset.from_list([LONG]))
+GOLD = Task("gold", TASK.train.add_column("completions", ["right"] * len(TASK.train)), TASK.test)
+PLAIN = Task("plain", Dataset.from_dict({"prompt": ["1 + 1?"], "answer": ["2"]}), TASK.test)
 
 
 @pytest.mark.parametrize(
@@ -433,6 +435,8 @@ TOO_LONG = Task("toy", TASK.train, Dataset.from_list([LONG]))
     [
         (BARE, {}, "accuracy_reward needs a column 'answer'.*prompt, row"),
         (EMPTY, {}, "train rows of task 'empty' are empty"),
+        (GOLD, {}, "'gold' have the column 'completions', which rewards get.*; rename it"),
+        (PLAIN, {}, "'plain' have no column 'prompt' of messages; give each row .*role"),
         (TASK, {"reward_weights": (1, 2)}, "reward_weights has 2 values for 1 rewards"),
         (TASK, {"max_completion_length": 510}, "exceeds the model's context of 512"),
         (TOO_LONG, {"eval_on_start": False}, "test prompt 0 .* exceeds the model's context"),

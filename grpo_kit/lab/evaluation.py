@@ -11,6 +11,7 @@ from scipy.stats import binomtest
 from tqdm import tqdm
 
 from grpo_kit import backends, tasks
+from grpo_kit.generation import check_lengths
 from grpo_kit.models import Policy
 from grpo_kit.rewards.rules import means_the_same
 from grpo_kit.tasks.answers import extract_answer, is_correct
@@ -51,6 +52,7 @@ def evaluate_test_set(
     rows = list(rows)
     backend = backends.choose(policy, backend, trained=False)
     prompts = policy.encode([row["prompt"] for row in rows])
+    check_lengths(policy.model, prompts, max_new_tokens)  # of all, before the first is answered
     context = max(map(len, prompts)) + max_new_tokens
     answer = backends.greedy(policy, backend, max_new_tokens=max_new_tokens, context=context)
     grades, lengths, cut, shown = [], [], 0, []

@@ -219,7 +219,7 @@ class Job:
             options["first"] = json.loads(start.read_text())
         run = arm.train(policy, task, rewards, config, **options)
         if ends:
-            run.history[0] |= {} if "first" in options else ends(base)
+            run.history[0] |= options["first"] if "first" in options else ends(base)
             run.history[-1] |= ends(policy)
         if arm.train is train and config.eval_on_start and not start.exists():
             first = {k: v for k, v in run.history[0].items() if k not in ("step", TOKENS)}

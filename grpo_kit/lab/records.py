@@ -130,7 +130,8 @@ def where_it_ran(device: str = "cpu") -> dict:
     about = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.*)", about.read_text()) if about.exists() else []
     accelerator = {"cpu": "none", "mps": "Apple GPU"}.get(device)
-    accelerator = accelerator or torch.cuda.get_device_name(device)
+    if accelerator is None:  # without it `load_policy` says what is missing
+        accelerator = torch.cuda.get_device_name(device) if torch.cuda.is_available() else "none"
     machine = {
         "processor": names[0] if names else platform.processor() or platform.machine(),
         "accelerator": accelerator,

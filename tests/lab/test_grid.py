@@ -105,6 +105,23 @@ def test_a_broken_run_goes_on_from_its_checkpoint(made, tmp_path):
     assert without_times(resumed.history) == without_times(whole.history)
 
 
+def test_a_resumed_arm_keeps_the_start_that_all_share(made):
+    """Another arm has measured it meanwhile, with more draws than a step between the ends has."""
+
+    def watch(profile, base, task, config, seed, ends):
+        return lambda policy: {"draws": 16.0 if ends else 2.0}
+
+    breaks = Mock(wraps=even, side_effect=[DEFAULT, KeyboardInterrupt, *[DEFAULT] * 2])
+    breaks.__name__ = "even"
+    arms = {"even": Arm(lambda *given: [breaks]), "odd, held": PARITY.arms["odd, held"]}
+    watched = dataclasses.replace(PARITY, watch=watch, evaluations=2, arms=arms)
+    with pytest.raises(KeyboardInterrupt):
+        made(watched)
+    (other,) = made(watched, arms=["odd, held"])
+    (resumed,) = made(watched)
+    assert resumed.history[0]["draws"] == other.history[0]["draws"] == 16.0
+
+
 def test_one_failing_run_does_not_stop_the_rest(made, tmp_path):
     def breaks(*arguments, **columns):
         raise ValueError("no reward today")

@@ -5,6 +5,7 @@ import math
 import subprocess
 
 import pytest
+import torch
 
 from grpo_kit.lab import records
 from grpo_kit.lab.records import by_arm, fingerprint, load, read, slug
@@ -121,6 +122,8 @@ def test_a_record_says_where_it_was_made_also_without_git(monkeypatch):
     assert {"python", "torch", "transformers"} <= set(here["versions"])
     assert here["machine"]["processor"] and here["machine"]["threads"] >= 1
     assert len(here["finished"]) == 10 and here["commit"] == ""
+    if not torch.cuda.is_available():  # loading the model says that the GPU is missing
+        assert records.where_it_ran("cuda")["machine"]["accelerator"] == "none"
 
 
 def test_a_commit_is_marked_where_code_or_base_were_changed(tmp_path):

@@ -202,12 +202,13 @@ def not_finite(log: Log) -> Finding | None:
         steps, often = log.where(name, lambda value: not math.isfinite(value))
         if steps:
             return _finding("not-finite", "sick", steps, f"{name} is not a finite number {often}")
-    return None
+    steps, often = log.where("reward", math.isinf)  # of NaN see `unscored`
+    return _finding("not-finite", "sick", steps, f"reward is infinite {often}") if steps else None
 
 
 def unscored(log: Log) -> Finding | None:
     rewards = {name for row in log.rows for name in row if name.startswith("rewards/")}
-    for name in sorted(name for name in rewards if name.endswith("/mean")):
+    for name in [*sorted(name for name in rewards if name.endswith("/mean")), "reward"]:
         steps, often = log.where(name, math.isnan)
         if steps:
             return _finding("unscored", "sick", steps, f"{name} is NaN {often}")

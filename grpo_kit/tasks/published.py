@@ -12,6 +12,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,8 +102,13 @@ def _read(folder, split: str, on_hub: tuple, convert: Callable[[dict], dict]) ->
         if not file.is_file() and not packed.is_file():
             remedy = f"put the rows of {on_hub[0]} there, one a line"
             raise FileNotFoundError(f"there is no file {str(file)!r}: {remedy}.")
-        content = file.read_bytes() if file.is_file() else gzip.decompress(packed.read_bytes())
-        published = [line for line in content.decode().split("\n") if line.strip()]
+        file = file if file.is_file() else packed
+        content = file.read_bytes()
+        try:
+            text = (gzip.decompress(content) if file == packed else content).decode()
+        except (EOFError, zlib.error, OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{str(file)!r} is damaged ({error}): fetch it again.") from None
+        published = [line for line in text.split("\n") if line.strip()]
     rows = []
     for i, row in enumerate(published, start=1):
         try:

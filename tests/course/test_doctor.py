@@ -89,6 +89,11 @@ def test_an_illness_is_told_from_its_log_with_steps_evidence_and_advice(name):
     assert found.keys() - beside == {name}, "nothing else is wrong with it"
 
 
+@pytest.mark.parametrize(("value", "name"), [(math.inf, "not-finite"), (math.nan, "unscored")])
+def test_a_reward_that_is_no_number_is_no_health(value, name):
+    assert [one.id for one in diagnose(always(reward=value)) if one.severity == "sick"] == [name]
+
+
 def test_a_loss_of_0_and_a_solved_task_are_healthy():
     assert diagnose(healthy()) == []
     solved = late(lambda row, x: {"frac_reward_zero_std": 1.0, "grad_norm": 0.0})

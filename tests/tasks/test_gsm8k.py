@@ -1,5 +1,6 @@
 """GSM8K: every published row; folders and the Hub, and the error for whatever is amiss."""
 
+import gzip
 import json
 from fractions import Fraction
 from unittest.mock import Mock
@@ -155,3 +156,11 @@ def test_offline_mode_uses_the_cache_or_says_what_to_do(run_python, tmp_path, mo
     assert "first: the Hub did not give the dataset 'HuggingFaceH4/MATH-500'" in output
     assert "pass a local folder with train.jsonl and test.jsonl" in output
     assert "then: 1080" in output
+
+
+@pytest.mark.parametrize("damage", [lambda packed: packed[:-20], lambda packed: packed[:9] * 9])
+def test_a_file_that_was_not_fetched_whole_is_named(tmp_path, damage):
+    packed = gzip.compress(json.dumps(ROW).encode() * 50)
+    (tmp_path / "train.jsonl.gz").write_bytes(damage(packed))
+    with pytest.raises(ValueError, match="train.jsonl.gz' is damaged .*: fetch it again"):
+        gsm8k(tmp_path)

@@ -69,7 +69,7 @@ class GRPOConfig:
 
     max_steps: AtLeast1 = 100  # generation batches, each with all its updates
     learning_rate: NotNegative = 1e-6
-    lr_scheduler_type: str = "linear"  # any of transformers' schedulers
+    lr_scheduler_type: str = "linear"  # one of transformers' that needs no arguments of its own
     warmup_steps: AtLeast0 = 0  # optimiser steps
     weight_decay: float = 0.0
     adam_beta1: float = 0.9

@@ -141,7 +141,7 @@ class RunFiles:
             pass
         if not rows or rows[-1]["step"] != step or digest not in (None, _digest(rows)):
             problem = f"a checkpoint of step {step}, but its {HISTORY} is missing, cut or changed"
-            remedy = "start again without resume or in another folder"
+            remedy = "delete it to start again, or choose another folder"
             raise ValueError(f"{self.folder} holds {problem}: {remedy}.")
         return rows
 
@@ -223,9 +223,8 @@ class RunFiles:
             return self.begin()
         if not is_intact(checkpoint):
             whole = checkpoint != previous and previous.exists() and is_intact(previous)
-            remedy = f"delete it to go on from {PREVIOUS}, which is whole" if whole else (
-                "start again without resume, or in another folder")  # fmt: skip
-            raise RuntimeError(f"{checkpoint} is damaged, its checksum differs: {remedy}.")
+            remedy = f"go on from {PREVIOUS}, which is whole" if whole else "start again"
+            raise RuntimeError(f"{checkpoint} is damaged, its checksum differs: delete it to {remedy}.")
         state = torch.load(checkpoint, weights_only=True, map_location=device)
         self.begin(state, state["step"], f"the checkpoint of step {state['step']}")
         return state

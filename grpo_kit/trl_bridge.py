@@ -410,7 +410,7 @@ class _Watcher(TrainerCallback):
                 identity["history"] = json.loads((checkpoint / WHOLE).read_text())["history"]
             except (OSError, ValueError, KeyError) as error:
                 problem = f"{folder} holds {checkpoint.name}, but its run's files not ({error})"
-                raise ValueError(f"{problem}: start again without resume.") from None
+                raise ValueError(f"{problem}: delete it to start again.") from None
             done = _state_of(checkpoint)["global_step"] // self.config.updates_per_step
             self.files.begin(identity, done, checkpoint.name)
         elif PartialState().is_main_process:

@@ -1,6 +1,8 @@
 """Chaos: runs that are killed, stopped, starved and damaged at random moments, and taken up again.
 
-    python tests/chaos.py 200 [FIRST SEED [FILE]]   so many trials; adds to data/results/chaos.json
+    python tests/chaos.py 200 [FIRST SEED [FILE [SIGKILL SIGTERM …]]]
+
+makes so many trials and adds to data/results/chaos.json; with these faults alone, if any are named.
 
 A trial starts a run, does something to it at a random moment, again and again, and resumes it until
 it ends. It must end as the unbroken run, bit for bit (weights, and history but for times). Where a
@@ -265,10 +267,11 @@ def files_to_damage(folder: Path) -> list[str]:
 
 
 class Chaos:
-    """Trials against unbroken runs of `seed`, in `folder`; `tried` and `failures` count them."""
+    """Trials against unbroken runs, in `folder`; `tried` and `failures` count them."""
 
-    def __init__(self, folder: Path, kinds=tuple(KINDS)):
-        self.folder, self.kinds, self.tried, self.failures = folder, kinds, Counter(), []
+    def __init__(self, folder: Path, kinds=tuple(KINDS), faults=tuple(DONE)):
+        self.folder, self.kinds, self.faults = folder, kinds, faults
+        self.tried, self.failures = Counter(), []
         self.whole: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
 
@@ -292,7 +295,7 @@ class Chaos:
         folder, trouble = place / "run", None
         for attempt in range(ATTEMPTS + 1):
             pid = child(kind, folder, seed=0, resume=attempt > 0)
-            name = draw.choice(list(DONE)) if attempt < ATTEMPTS else None
+            name = draw.choice(self.faults) if attempt < ATTEMPTS else None
             code = wait(pid, draw.uniform(0, 0.6 * self.seconds[kind]) if name else None)
             if code is None:
                 self.tried[kind, name or "left alone"] += 1
@@ -350,13 +353,13 @@ class Chaos:
         return None
 
 
-def main(trials: int, first: int = 0, results: Path = RESULTS) -> None:
+def main(trials: int, first: int = 0, results: Path = RESULTS, *only: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     known = json.loads(results.read_text()) if results.exists() else {"faults": [], "trials": []}
     counts = Counter({(one["run"], one["fault"]): one["times"] for one in known["faults"]})
     with tempfile.TemporaryDirectory() as folder:
-        chaos = Chaos(Path(folder))
+        chaos = Chaos(Path(folder), faults=only or tuple(DONE))
         # No bar: tqdm's lock is shared with forked children, and one may be killed that holds it.
         for number, seed in enumerate(range(first, first + trials), 1):
             chaos.trial(seed)
@@ -365,7 +368,7 @@ def main(trials: int, first: int = 0, results: Path = RESULTS) -> None:
                 {"run": run, "fault": fault, "times": times}
                 for (run, fault), times in sorted((counts + chaos.tried).items())
             ]
-            done = {"first": first, "trials": number, "failures": chaos.failures}
+            done = {"first": first, "trials": number, "only": only, "failures": chaos.failures}
             record = {"faults": faults, "trials": [*known["trials"], done]}
             write_atomic(results, json.dumps(record, indent=1) + "\n")
     print(f"{sum(chaos.tried.values())} faults in {trials} trials: {len(chaos.failures)} failures")
@@ -375,4 +378,4 @@ def main(trials: int, first: int = 0, results: Path = RESULTS) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:3]), *map(Path, sys.argv[3:]))
+    main(*map(int, sys.argv[1:3]), *map(Path, sys.argv[3:4]), *sys.argv[4:])

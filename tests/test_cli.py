@@ -115,6 +115,13 @@ def test_numbers_of_an_evaluation_have_a_file_before_it_begins(tmp_path):
     assert done.exit_code == 2 and "is a folder; name a file" in done.stderr
 
 
+def test_a_run_is_not_begun_in_place_of_another(tmp_path):
+    (tmp_path / "checkpoint.pt").write_bytes(b"of hours")
+    done = invoke("train", "--output", tmp_path)
+    assert done.exit_code == 2 and "go on with it (--resume), delete it, or" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
 def test_the_kits_trainer_in_several_processes_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     done = invoke("train", "--output", tmp_path / "out")

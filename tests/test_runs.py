@@ -80,7 +80,7 @@ def test_a_checkpoint_beside_the_history_of_another_run_is_refused(tmp_path, his
     (tmp_path / HISTORY).unlink()
     if history is not None:
         (tmp_path / HISTORY).write_text(history)
-    with pytest.raises(ValueError, match="a checkpoint of step 2.* without resume"):
+    with pytest.raises(ValueError, match="a checkpoint of step 2.*: delete it to start again"):
         files(tmp_path).resume(CPU)
 
 
@@ -128,7 +128,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(tmp_path, h
     again = files(tmp_path)
     assert again.resume(CPU)["step"] == 2 and again.run.history == [row(1), row(2)]
     damaged(tmp_path / PREVIOUS, how)
-    with pytest.raises(RuntimeError, match=f"{PREVIOUS} is damaged.*start again without resume"):
+    with pytest.raises(RuntimeError, match=f"{PREVIOUS} is damaged.*delete it to start again"):
         files(tmp_path).resume(CPU)
 
 
@@ -141,7 +141,7 @@ def test_the_checkpoints_of_an_older_run_are_never_offered(tmp_path):
     again.save_checkpoint(1)
     assert not (tmp_path / PREVIOUS).exists()
     damaged(tmp_path / CHECKPOINT, "cut")
-    with pytest.raises(RuntimeError, match="is damaged.*start again without resume"):
+    with pytest.raises(RuntimeError, match="is damaged.*delete it to start again"):
         files(tmp_path).resume(CPU)
 
 

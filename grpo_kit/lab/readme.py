@@ -53,7 +53,11 @@ def _faults(chaos: dict) -> str:
     trials = sum(each["trials"] for each in chaos["trials"])
     failed = sum(len(each["failures"]) for each in chaos["trials"])
     total = f"{sum(times.values()):,} faults in {trials:,} trials, {failed} failures"
-    seeds = ", ".join(f"{e['first']} to {e['first'] + e['trials'] - 1}" for e in chaos["trials"])
+    seeds = ", ".join(
+        f"{each['first']} to {each['first'] + each['trials'] - 1}"
+        + (f" by {' and '.join(each['only'])} alone" if each["only"] else "")
+        for each in chaos["trials"]
+    )
     return markdown_table(["fault", *kinds], *rows) + f"\n{total} (seeds {seeds}).\n"
 
 

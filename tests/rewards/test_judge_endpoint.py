@@ -1,6 +1,7 @@
 """The judge behind HTTP: a server on loopback that fails in every way, and `transformers serve`."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -77,14 +78,11 @@ class Server:
                     owner.times.append(time.monotonic())
                     owner.at_once += 1
                     owner.most_at_once = max(owner.most_at_once, owner.at_once)
-                try:
-                    time.sleep(owner.delay)
+                time.sleep(owner.delay)
+                with owner.lock:  # before the answer, after which the client may ask anew
+                    owner.at_once -= 1
+                with contextlib.suppress(OSError):  # the client has given up
                     owner.answer(self, owner.fault(n, body), body)
-                except OSError:
-                    pass  # the client has given up
-                finally:
-                    with owner.lock:
-                        owner.at_once -= 1
 
             def log_message(self, *arguments):
                 pass

@@ -20,6 +20,7 @@ LossType = Literal["grpo", "bnpo", "dapo", "dr_grpo", "cispo"]
 Level = Literal["token", "sequence"]
 WeightMode = Literal["token_truncate", "token_mask"]
 Scale = Literal["group", "batch", "none", "mean"]
+Baseline = Literal["group", "others", "batch"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 # In an error of a full GPU, as torch, cuBLAS and cuDNN's attention say it.
 FULL = ("out of memory", "ALLOC_FAILED", "mha_graph.execute")
@@ -113,6 +114,9 @@ class GRPOConfig:
     max_generated_tokens: AtLeast1 | None = None  # stop after the step that reaches this many
     eval_prompts: AtLeast0 = 128  # the first rows of task.test
     eval_prompts_between: AtLeast0 | None = None  # in the midst of a run; None = as many
+    baseline: Baseline = (
+        "group"  # what a reward is compared with: "others" RLOO, "batch" REINFORCE++
+    )
     dynamic_sampling_rounds: AtLeast0 = 0  # DAPO: how often groups without spread are resampled
     importance_sampling_cap: Positive | None = None  # truncated importance sampling, C
     importance_sampling_mode: WeightMode = "token_truncate"  # what becomes of a weight above C
@@ -143,6 +147,9 @@ class GRPOConfig:
             if self.delta <= highest:
                 limit = f"the clip already ends at {highest:g}: give more, or None"
                 raise ValueError(f"delta is {self.delta}; {limit}.")
+        if self.baseline != "group" and self.multi_objective_aggregation == "normalize_then_sum":
+            problem = f"baseline is {self.baseline!r}, but 'normalize_then_sum' compares in groups"
+            raise ValueError(f"{problem}: choose 'group', or 'sum_then_normalize'.")
         if self.reward_weights is not None and not any(self.reward_weights):
             raise ValueError(f"reward_weights are {self.reward_weights}; give one that is not 0.")
         return self

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo_kit.config import Level, LossType, Scale, WeightMode
+from grpo_kit.config import Baseline, Level, LossType, Scale, WeightMode
 
 LOSS_TYPES = get_args(LossType)
 IMPORTANCE_SAMPLING_LEVELS = get_args(Level)
 IMPORTANCE_SAMPLING_MODES = get_args(WeightMode)
-SCALES = get_args(Scale)
+SCALES, BASELINES = get_args(Scale), get_args(Baseline)
 
 # --- 1. rewards -----------------------------------------------------------------------------------
 
@@ -46,8 +46,9 @@ def combine_rewards(rewards_per_func: Tensor, weights: Sequence | Tensor | None 
 
 
 def group_advantages(
-    rewards: Tensor, num_generations: int, scale_rewards: str | bool = "group", eps: float = 1e-4
-) -> Tensor:
+    rewards: Tensor, num_generations: int, scale_rewards: str | bool = "group", eps: float = 1e-4,
+    baseline: str = "group",
+) -> Tensor:  # fmt: skip
     """How much better each completion is than its group: A_i = (R_i - mean(R)) / (std(R) + eps).
 
     DeepSeekMath (arXiv 2402.03300), section 4.1.2; std with ddof 1. Exactly 0 in a group without
@@ -61,6 +62,9 @@ def group_advantages(
             questions that are too easy or too hard), "mean" by the group's mean (MaxRL, arXiv
             2602.02710: of rewards 0 and 1 the gradient is that of log(pass rate), expanded to order
             G - 1: a rarely solved question counts more). True and False mean "group" and "none".
+        baseline: the mean that is taken off, of the "group", of the "others" in it (RLOO, arXiv
+            2402.14740: G / (G - 1) times as much; with "none" the gradient is unbiased), or of all
+            N, which is then one group (REINFORCE++, arXiv 2501.03262).
 
     Returns (N,) float, finite. Raises ValueError for what does not fit or is infinite.
     """
@@ -68,6 +72,9 @@ def group_advantages(
     if scale_rewards not in SCALES:
         known = ", ".join(map(repr, SCALES))
         raise ValueError(f"scale_rewards is {scale_rewards!r}; choose among {known}.")
+    if baseline not in BASELINES:
+        known = ", ".join(map(repr, BASELINES))
+        raise ValueError(f"baseline is {baseline!r}; choose among {known}.")
     if rewards.ndim != 1 or not rewards.is_floating_point():
         given = f"{rewards.dtype} of shape {tuple(rewards.shape)}"
         raise ValueError(f"rewards is {given}; give one float a completion, shape (N,).")
@@ -80,7 +87,7 @@ def group_advantages(
     if scale_rewards == "mean" and (rewards < 0).any():
         raise ValueError("scale_rewards='mean' divides by a mean reward: give none below 0.")
 
-    groups = rewards.view(-1, num_generations)
+    groups = rewards.view(-1, num_generations) if baseline != "batch" else rewards[None]
     scored = ~groups.isnan()
     lowest = groups.masked_fill(~scored, torch.inf).amin(dim=1, keepdim=True)
     highest = groups.masked_fill(~scored, -torch.inf).amax(dim=1, keepdim=True)
@@ -91,6 +98,9 @@ def group_advantages(
         centred = centred / (_nanstd(rewards, dim=0) + eps)
     elif scale_rewards == "mean":
         centred = centred / (groups.nanmean(dim=1, keepdim=True) + eps)
+    if baseline == "others":
+        count = scored.sum(dim=1, keepdim=True)
+        centred = centred * count / (count - 1)
     return torch.where(scored & (highest > lowest), centred, 0.0).view(-1)
 
 

@@ -374,7 +374,7 @@ def _advantages(rewards_per_func: Tensor, config: GRPOConfig) -> Tensor:
     if config.multi_objective_aggregation == "normalize_then_sum":
         return objective.decoupled_advantages(rewards_per_func, size, weights)
     rewards = objective.combine_rewards(rewards_per_func, weights)
-    return objective.group_advantages(rewards, size, config.scale_rewards)
+    return objective.group_advantages(rewards, size, config.scale_rewards, baseline=config.baseline)
 
 
 def _with_spread(scored: Scored, config: GRPOConfig) -> Scored:

@@ -43,6 +43,7 @@ from grpo_kit.tasks import Task
 
 REFUSED = {  # field -> the value that TRL's trainer has, and why there is no other
     "max_generated_tokens": (None, "TRL counts steps only: give max_steps"),
+    "baseline": ("group", "choose 'group', or --engine kit"),
     "dynamic_sampling_rounds": (0, "TRL does not sample groups anew: choose 0, or --engine kit"),
     "importance_sampling_cap": (
         None,

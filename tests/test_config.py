@@ -15,6 +15,11 @@ from toy import configure
         ({"importance_sampling_level": "x"}, "importance_sampling_level is 'x'; .*'token' or 'seq"),
         ({"scale_rewards": "std"}, "scale_rewards is 'std'; .*'group', 'batch', 'none'"),
         ({"multi_objective_aggregation": "both"}, "multi_objective_aggregation is 'both'"),
+        ({"baseline": "rest"}, "baseline is 'rest'; .*'group', 'others' or 'batch'"),
+        (
+            {"baseline": "batch", "multi_objective_aggregation": "normalize_then_sum"},
+            "baseline is 'batch', but 'normalize_then_sum' compares in groups: choose",
+        ),
         ({"reward_weights": (0.0, 0.0)}, r"reward_weights are \(0.0, 0.0\).* give one"),
         ({"per_device_train_batch_size": 0}, "per_device_train_batch_size is 0; .* 1"),
         ({"generation_batch_size": 10}, r"size is 10; .* multiple of num_generations \(4\)"),

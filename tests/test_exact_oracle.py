@@ -71,7 +71,7 @@ def expected(values, logits=POLICY):
     return (completion_logps(logits).exp() * values).sum()
 
 
-def mean_over_all_groups(size, scale_rewards, rewards, loss_type):
+def mean_over_all_groups(size, scale_rewards, rewards, loss_type, baseline="group"):
     """Gradient of `policy_loss`, averaged over every possible group with its probability.
 
     One call holds all groups: the loss is linear in positive multiples of the advantages, so each
@@ -81,7 +81,7 @@ def mean_over_all_groups(size, scale_rewards, rewards, loss_type):
     probability = completion_logps(POLICY).detach()[groups].sum(1).exp()
     assert probability.sum().item() == pytest.approx(1, abs=1e-12), "each completion, once"
     rows = groups.view(-1)
-    advantages = group_advantages(rewards[rows], size, scale_rewards, eps=0.0)
+    advantages = group_advantages(rewards[rows], size, scale_rewards, 0.0, baseline)
     advantages *= probability.repeat_interleave(size)
     options = {"max_completion_length": STEPS, "num_sequences_in_batch": size}
     logps = token_logps(POLICY)[rows]
@@ -106,6 +106,9 @@ def test_dr_grpo_is_the_exact_policy_gradient(size, rewards):
     exact = gradient(expected(rewards))
     got = mean_over_all_groups(size, "none", rewards, "dr_grpo")
     assert_same(got, -(size - 1) / size / STEPS * exact)
+    # RLOO takes the mean of the others, which biases nothing at all
+    got = mean_over_all_groups(size, "none", rewards, "dr_grpo", baseline="others")
+    assert_same(got, -exact / STEPS)
 
 
 @pytest.mark.parametrize("size", [2, 3])

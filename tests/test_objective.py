@@ -100,6 +100,19 @@ def test_groups_that_compare_nothing_get_exactly_zero(scale):
     assert group_advantages(torch.full((4,), NAN), 2, scale).tolist() == [0.0] * 4
 
 
+def test_a_reward_may_be_compared_with_the_others_of_its_group_or_with_the_whole_batch():
+    rewards = torch.tensor([1.0, 0.0, NAN, 0.4, 1.0, 1.0, 1.0, 1.0])
+    got = group_advantages(rewards, 4, "none", baseline="others")
+    expected = [1 - (0 + 0.4) / 2, 0 - (1 + 0.4) / 2, 0, 0.4 - (1 + 0) / 2, 0, 0, 0, 0]
+    assert got.tolist() == pytest.approx(expected)
+    # of the whole batch a group without spread learns, too: its answers are better than most
+    scored = rewards[~rewards.isnan()]
+    expected = (rewards - scored.mean()) / (scored.std() + 1e-4)
+    got = group_advantages(rewards, 4, baseline="batch")
+    torch.testing.assert_close(got, expected.nan_to_num(0.0))
+    assert (got[4:] > 0.5).all()
+
+
 reward = st.sampled_from([0.0, 1.0, 0.1, -0.1, NAN]) | st.floats(-2, 2).map(lambda x: round(x, 3))
 a_batch = st.integers(1, 5).flatmap(  # groups of one size
     lambda g: st.lists(st.tuples(*[reward] * g), min_size=1, max_size=4)
@@ -267,6 +280,7 @@ def test_all_tokens_or_none_can_be_the_least_sure():
         (group_advantages, {"rewards": torch.ones(2, 2)}, r"shape \(2, 2\)"),
         (group_advantages, {"rewards": torch.tensor([1.0, math.inf])}, "infinity"),
         (group_advantages, {"scale_rewards": "std"}, "choose among 'group'"),
+        (group_advantages, {"baseline": "rest"}, "choose among 'group', 'others', 'batch'"),
         (group_advantages, {"scale_rewards": "mean", "rewards": -torch.ones(4)}, "none below 0"),
         (kl_estimate, {"ref_logps": torch.zeros(4, 1)}, "score the same tokens"),
         (kl_estimate, {"kind": "k4"}, "kind is 'k4'; choose 'k1'"),

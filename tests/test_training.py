@@ -15,7 +15,7 @@ from toy import CONFIG, TASK, configure, even_ids, killed_in, logged, weights_of
 from grpo_kit import backends, objective
 from grpo_kit.generation import Rollouts, completion_logps
 from grpo_kit.models import Policy
-from grpo_kit.objective import LOSS_TYPES
+from grpo_kit.objective import BASELINES, LOSS_TYPES
 from grpo_kit.rewards import accuracy_reward, format_reward
 from grpo_kit.tasks import Task
 from grpo_kit.training import PASS_TOKENS, Learner, PromptBatches, evaluate, pass_at_k, train
@@ -225,6 +225,14 @@ def test_rewards_can_be_normalised_before_they_are_summed(policy):
     batch = batch_of(policy, config, even_ids, loud)
     expected = objective.decoupled_advantages(batch.rewards_per_func, config.num_generations)
     assert torch.equal(batch.advantages, expected)
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_the_config_says_what_a_reward_is_compared_with(policy, baseline):
+    config = configure(baseline=baseline)
+    batch = batch_of(policy, config)
+    expected = objective.group_advantages(batch.rewards, config.num_generations, baseline=baseline)
+    assert torch.equal(batch.advantages, expected) and batch.advantages.any()
 
 
 def test_float16_arithmetic_scales_the_loss_and_learns_the_same(new_policy, tmp_path, monkeypatch):

@@ -120,6 +120,7 @@ def test_what_has_another_name_arrives_too(trl_config, changes, expected):
         ({"dynamic_sampling_rounds": 2}, "dynamic_sampling_rounds is 2, .* choose 0"),
         ({"importance_sampling_cap": 2.0}, "importance_sampling_cap is 2.0, .* add use_vllm=True"),
         ({"sampling_backend": "continuous"}, "'continuous', .* choose 'static' or 'auto'"),
+        ({"baseline": "others"}, "baseline is 'others', .* or --engine kit"),
         ({"scale_rewards": "mean"}, "scale_rewards is 'mean', .* the kit's trainer"),
         ({"max_generated_tokens": 100}, "max_generated_tokens is 100, .* give max_steps"),
         ({"max_steps_": 3, "beta_": 1}, "beta, max_steps: that is the config's to say"),

@@ -30,6 +30,7 @@ CHOICES = {  # the settings that episodes of several turns support
     "rollout_chunks": (1,),
     "multi_objective_aggregation": ("sum_then_normalize",),
     "eval_prompts": (0,),  # they would ask the planner for an answer in one turn
+    "baseline": ("group",),
     "scale_rewards": ("group", "none", "mean", True, False),
 }
 

@@ -374,6 +374,8 @@ EXPERIMENTS = {
         {"plain": PLAIN,
          "no std": _arm("plain", {"scale_rewards": "none"}),
          "batch std": _arm("plain", {"scale_rewards": "batch"}),
+         "RLOO": _arm("plain", {"scale_rewards": "none", "baseline": "others"}),
+         "REINFORCE++": _arm("plain", {"baseline": "batch"}),
          "accuracy alone": _arm("plain", {"reward_weights": (1, 0)}),
          "MaxRL": _arm("plain", {"reward_weights": (1, 0), "scale_rewards": "mean"}),
          "sequence mean": _arm("plain", {"loss_type": "grpo"}),

@@ -257,6 +257,7 @@ def test_success_is_measured_on_held_out_questions(base, task, system):
         ({}, {"per": "row"}, "per is 'row'"),
         ({}, {"credit": "first"}, "credit is 'first'"),
         ({"dynamic_sampling_rounds": 1}, {}, "dynamic_sampling_rounds is 1.*need 0"),
+        ({"baseline": "others"}, {}, "baseline is 'others'.*need 'group'"),
         ({"scale_rewards": "batch"}, {}, "scale_rewards is 'batch'.*'group' or 'none'"),
         ({"eval_prompts": 8}, {}, "eval_prompts is 8.*evaluate_episodes"),
         ({"num_iterations": 2}, {"source": OfflineTraces}, r"updates a step.* are \(2, 0.0, None"),

@@ -73,7 +73,8 @@ Data = Annotated[Path | None, Option(help="Folder with the task's rows, instead 
 Output = Annotated[Path, Option(help="Folder for what it writes.")]
 Results = Annotated[Path | None, Option(help="Folder of results, instead of the reported ones.")]
 Steps = Annotated[int | None, Option(min=1, help="Steps, instead of the profile's or recipe's.")]
-Seed = Annotated[int, Option(help="Seed of sampling, weights and the order of data.")]
+_seed = Option(min=0, max=2**32 - 1, help="Seed of sampling, weights and the order of data.")
+Seed = Annotated[int, _seed]
 _share = Option(min=0.01, max=0.99, help="Of a GPU, what vLLM takes beside the trainer.")
 VllmShare = Annotated[float, _share]
 Vllm = Annotated[Literal["colocate", "server"] | None, Option(help="Where vLLM samples for TRL.")]
@@ -331,8 +332,8 @@ def plan_run(
     policy: PolicyName = None,
     sharded: Annotated[bool, Option("--sharded", help="Weights over GPUs (ZeRO-3).")] = False,
     vllm_share: VllmShare = 0.3,
-    price: Annotated[float | None, Option(help="Of an hour of one GPU.")] = None,
-    prompt_length: Annotated[int, Option(help="Tokens of a prompt.")] = 200,
+    price: Annotated[float | None, Option(min=0, help="Of an hour of one GPU.")] = None,
+    prompt_length: Annotated[int, Option(min=1, help="Tokens of a prompt.")] = 200,
     mean_share: Annotated[float, Option(min=0.01, max=1, help="Mean length, as a share.")] = 0.5,
     reached: Annotated[float, Option(min=0.01, max=1, help="Share of the limits reached.")] = 0.3,
 ) -> None:

@@ -154,8 +154,9 @@ def _row(row: dict, place: int) -> dict:
             number = float(value)
         except (TypeError, ValueError, OverflowError):
             continue
-        name = name.removeprefix("train/")
-        known[ALIASES.get(name, name)] = number
+        name = ALIASES.get(name := name.removeprefix("train/"), name)
+        if name != "step" or math.isfinite(number):
+            known[name] = number
     return known
 
 

@@ -17,7 +17,7 @@ from textwrap import fill
 from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from grpo_kit.config import reason
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
@@ -45,7 +45,7 @@ class Claim(BaseModel):
     statement: str
     experiment: str
     arm: str
-    metric: str
+    metric: str = Field(min_length=1)
     expects: str | dict[str, float]  # a `region`
     seed: str = ""
     source: str = OWN
@@ -220,10 +220,10 @@ def judge_claims(claims: list[Claim], records: Iterable[Record]) -> tuple[list[J
     for claim in [*claims, *seconds]:
         try:
             values = claim.values(runs[claim.profile, claim.experiment])
+            judged[claim.id, claim.profile] = Judged(claim)
         except ValueError as error:
+            values = []
             problems.append(str(error))
-            continue
-        judged[claim.id, claim.profile] = Judged(claim)
         family = claim.profile, claim.experiment, claim.seed, claim.source == OWN
         families[family].append((claim, values))
     for family in families.values():  # as large as it is written, whatever has been run of it

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 # What draws and reports is imported where it is used: imports count.
-from grpo_kit.paths import make_output_dir, write_atomic
+from grpo_kit.paths import write_atomic, writing
 
 TARGET, SAMPLES = 0.90, 8
 # Test problems and samples of a first look; a policy that is well above the target sees all.
@@ -138,9 +138,13 @@ def run(output_dir: Path, entries: Mapping[str, Entry], seeds: Sequence[int]) ->
     It is written after each run, so that none is lost; entries that are in the file already and not
     given stay. Also draws `speedrun.png`. Raises RuntimeError where a run fails.
     """
+    with writing(output_dir, "speedrun") as folder:
+        return _run(folder / "speedrun.json", entries, seeds)
+
+
+def _run(path: Path, entries: Mapping[str, Entry], seeds: Sequence[int]) -> dict:
     from grpo_kit.lab.records import where_it_ran
 
-    path = make_output_dir(output_dir) / "speedrun.json"
     result = json.loads(path.read_text()) if path.exists() else {"entries": {}}
     result |= {"target": TARGET, "samples": SAMPLES}
     fresh: dict[str, dict] = {}  # an entry in the file is replaced when its first run has ended

@@ -72,6 +72,7 @@ def test_a_claimed_number_is_the_gain_that_its_source_prints():
         ("arm: waltz", "no arm 'waltz': choose among plain"),
         ("profile: moon", "there is no profile 'moon'"),
         ("expects: higher", "a claim expects 'higher'; say rises"),
+        ("metric: ''", "metric: String should have at least 1 character"),
         ("colour: red", "colour: Extra inputs are not permitted"),
         ("delta: 0", "delta is 0.0: give the smallest difference that matters"),
         ("evidence: Z", "evidence: Input should be 'P', 'F', 'C', 'S' or 'I'"),
@@ -212,6 +213,7 @@ def test_an_unknown_metric_and_a_missing_arm_are_named_and_the_rest_is_judged(up
     judged, (problem,) = judge_claims(claims, up)
     verdicts = {one.claim.id: one.verdict for one in judged}
     assert verdicts == {"gone": "not run here", "more": "reproduced"}
+    assert judged[1].judgement.claims == 3, "as large a family as is written"
     assert "claim 'odd': " in problem and "has no 'wit'; it has entropy, eval/n" in problem
 
 

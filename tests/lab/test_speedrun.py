@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from grpo_kit.lab import speedrun
+from grpo_kit.paths import writing
 
 
 def outcome(seed, seconds):
@@ -38,6 +39,8 @@ def test_entries_stand_by_their_median_and_stay_when_others_are_run(tmp_path, mo
 
     with pytest.raises(RuntimeError, match=r"entry 'kit', seed 103, failed \(it did not work\)"):
         speedrun.run(tmp_path, {"kit": entries["kit"]}, [100, 103])
+    with writing(tmp_path, "speedrun"), pytest.raises(RuntimeError, match="writes a speedrun to"):
+        speedrun.run(tmp_path, {"kit": entries["kit"]}, [100])
     with pytest.raises(RuntimeError, match="entry 'TRL'"):
         speedrun.run(tmp_path, {"TRL": entries["TRL"]}, [103])
     stored = json.loads((tmp_path / "speedrun.json").read_text())

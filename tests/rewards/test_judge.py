@@ -394,10 +394,14 @@ def test_a_kill_in_the_middle_of_writing_loses_nothing_that_was_written(tmp_path
     assert asked_anew(tmp_path) and not asked_anew(tmp_path)
 
 
-def test_an_unusable_cache_is_told_in_a_sentence(tmp_path):
+def test_an_unusable_cache_is_told_in_a_sentence_also_in_the_midst_of_a_run(tmp_path):
+    reward = QualityJudgeReward(FakeJudge(), cache_dir=tmp_path)
     (tmp_path / module.CACHE_FILE).write_text("no database, and longer than its header" * 9)
-    with pytest.raises(RuntimeError, match="cannot use .*: delete it or choose another cache_dir"):
+    told = pytest.raises(RuntimeError, match="cannot use .*: delete it or choose another cache_dir")
+    with told:
         QualityJudgeReward(FakeJudge(), cache_dir=tmp_path)
+    with told:
+        rewards_of(reward, RESPONSES)
     (tmp_path / "file").write_text("")
     with pytest.raises(RuntimeError, match="cannot write to the output folder"):
         QualityJudgeReward(FakeJudge(), cache_dir=tmp_path / "file" / "folder")

@@ -4,8 +4,8 @@ import hashlib
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import aclosing, closing, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import aclosing, closing, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -32,25 +32,27 @@ def cache_key(judge: str, messages: list[dict]) -> str:
 class JudgementCache:
     """Replies by key in an SQLite file in `folder`, which processes may share.
 
-    A kill loses at most the reply being written. Raises RuntimeError for an unusable folder.
+    A kill loses at most the reply being written. RuntimeError where the file cannot be used.
     """
 
     def __init__(self, folder: str | Path):
         self.path = make_output_dir(folder) / CACHE_FILE
+        self.read([])
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        # Anew at each use: a training loop may call from another thread every step.
+        # No write-ahead log: processes that created one together met "database is locked".
         try:
-            self.read([])
+            opened = sqlite3.connect(self.path, timeout=60.0, isolation_level=None)
+            with closing(opened) as connection:
+                # A sync takes 4 ms a reply and guards against power cuts only, not against kills.
+                connection.execute("PRAGMA synchronous = OFF")
+                connection.execute(CREATE)
+                yield connection
         except sqlite3.Error as error:
             remedy = "delete it or choose another cache_dir."
             raise RuntimeError(f"cannot use {self.path} ({error}): {remedy}") from error
-
-    def _open(self) -> closing[sqlite3.Connection]:
-        # Anew at each use: a training loop may call from another thread every step.
-        # No write-ahead log: processes that created one together met "database is locked".
-        connection = sqlite3.connect(self.path, timeout=60.0, isolation_level=None)
-        # A sync to disk takes 4 ms a reply and guards against power cuts only, not against kills.
-        connection.execute("PRAGMA synchronous = OFF")
-        connection.execute(CREATE)
-        return closing(connection)
 
     def read(self, keys: Iterable[str]) -> dict[str, str]:
         query = "SELECT key, reply FROM replies WHERE key = ?"

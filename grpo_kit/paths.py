@@ -3,6 +3,7 @@
 Nothing here knows torch: the command line imports this module before anything heavy.
 """
 
+import hashlib
 import os
 import platform
 import tempfile
@@ -69,6 +70,12 @@ def writing(folder: str | Path, what: str = "run") -> Iterator[Path]:
     finally:
         who.unlink(missing_ok=True)
         lock.release()
+
+
+def sha256_of(file: str | Path) -> str:
+    """The hex digest of a file's content."""
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def write_atomic(path: str | Path, content: str | bytes) -> None:

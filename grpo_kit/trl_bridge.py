@@ -8,7 +8,6 @@ now, ours of the whole batch's as they were sampled. Tested with TRL 1.16.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import math
@@ -36,7 +35,7 @@ from trl.import_utils import is_vllm_available
 from grpo_kit import training
 from grpo_kit.config import GRPOConfig
 from grpo_kit.models import Policy, frozen_copy
-from grpo_kit.paths import make_output_dir, write_atomic, writing
+from grpo_kit.paths import make_output_dir, sha256_of, write_atomic, writing
 from grpo_kit.rewards.scoring import finite_values, is_coroutine, reward_name
 from grpo_kit.runs import RUN, Run, RunFiles
 from grpo_kit.tasks import Task
@@ -267,15 +266,11 @@ def last_checkpoint(output_dir: str | Path) -> Path | None:
 
 def _digests(checkpoint: Path) -> dict[str, str]:
     """Of its files, by their path in it."""
-    digests = {}
-    for path in sorted(checkpoint.rglob("*")):
-        if path.is_file() and path.name != WHOLE:
-            digest = hashlib.sha256()
-            with open(path, "rb") as file:
-                while content := file.read(1 << 20):
-                    digest.update(content)
-            digests[path.relative_to(checkpoint).as_posix()] = digest.hexdigest()
-    return digests
+    return {
+        path.relative_to(checkpoint).as_posix(): sha256_of(path)
+        for path in sorted(checkpoint.rglob("*"))
+        if path.is_file() and path.name != WHOLE
+    }
 
 
 def _check_intact(checkpoint: Path) -> None:

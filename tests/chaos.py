@@ -66,10 +66,10 @@ HUNG = "memory limit, and SIGKILL as it hung in `Thread.start`"
 ATTEMPTS = 12  # of a trial that something is done to; the next one is left alone
 
 
-def _plain(folder: Path, seed: int, resume: bool, train=train):
+def _plain(folder: Path, seed: int, resume: bool, train=train, **options):
     policy = PROFILE.load_policy()
     rewards = [accuracy_reward, format_reward]
-    options = {"output_dir": folder, "seed": seed, "resume": resume}
+    options |= {"output_dir": folder, "seed": seed, "resume": resume}
     return end_of(policy, train(policy, PROFILE.load_task(), rewards, CONFIG, **options))
 
 
@@ -86,13 +86,6 @@ def _grid(folder: Path, seed: int, resume: bool):
     records = run_grid("basic", experiment, profile, [seed, seed + 1], **options)
     records = [dataclasses.replace(r, seconds=0, history=without_times(r.history)) for r in records]
     return [json.dumps(dataclasses.asdict(record)) for record in records]
-
-
-def _verification(folder: Path, seed: int, resume: bool):
-    policy, source = PROFILE.load_policy(), partial(SelfVerification, strategy="verify-alter")
-    rewards = [accuracy_reward, format_reward]
-    options = {"output_dir": folder, "seed": seed, "resume": resume, "batch_source": source}
-    return end_of(policy, train(policy, PROFILE.load_task(), rewards, CONFIG, **options))
 
 
 def _flow(folder: Path, seed: int, resume: bool):
@@ -145,8 +138,9 @@ def in_kernel(folder: str, seed: int) -> None:
     Path(folder, END).write_text(json.dumps(end))
 
 
+VERIFY = partial(SelfVerification, strategy="verify-alter")
 KINDS: dict[str, Callable] = {
-    "plain": _plain, "verification": _verification, "flow": _flow,
+    "plain": _plain, "verification": partial(_plain, batch_source=VERIFY), "flow": _flow,
     "TRL": partial(_plain, train=trl_bridge.train), "grid": _grid,
     "two processes": _two_processes, "notebook": _notebook,
 }  # fmt: skip

@@ -19,6 +19,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import pytest
+from browser import Browser
 from hypothesis import settings
 
 from grpo_kit.paths import data_dir
@@ -150,6 +151,14 @@ def served(tmp_path_factory):
 def chromium() -> str:
     names = ("chromium", "chromium-browser")
     return next(filter(None, map(shutil.which, names)), "") or pytest.skip("needs Chromium")
+
+
+@pytest.fixture(scope="module")
+def browser(chromium, tmp_path_factory):
+    browser = Browser(chromium, tmp_path_factory.mktemp("chromium"))
+    yield browser
+    browser.process.terminate()
+    browser.process.wait(timeout=30)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ goes on from its last checkpoint.
 """
 
 import dataclasses
-import hashlib
 import json
 import re
 import shutil
@@ -18,7 +17,14 @@ from grpo_kit.config import GRPOConfig
 from grpo_kit.lab import records, workers
 from grpo_kit.lab.records import Record, fingerprint, path_of
 from grpo_kit.models import Policy
-from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic, writing
+from grpo_kit.paths import (
+    data_dir,
+    make_output_dir,
+    results_dir,
+    sha256_of,
+    write_atomic,
+    writing,
+)  # fmt: skip
 from grpo_kit.profiles import Profile
 from grpo_kit.runs import CHECKPOINT, PREVIOUS, Run
 from grpo_kit.tasks import Task
@@ -121,7 +127,7 @@ def shipped_files(folder: str) -> str | None:
     if "/" in folder or not path.is_dir():
         return None
     files = sorted(p for p in path.iterdir() if p.suffix in SHIPPED)
-    return fingerprint([hashlib.sha256(file.read_bytes()).hexdigest() for file in files])
+    return fingerprint([sha256_of(file) for file in files])
 
 
 def outdated(record: Record, experiment: Experiment, profile: Profile) -> str:

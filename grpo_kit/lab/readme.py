@@ -52,13 +52,15 @@ def _faults(chaos: dict) -> str:
     )
     trials = sum(each["trials"] for each in chaos["trials"])
     failed = sum(len(each["failures"]) for each in chaos["trials"])
-    total = f"{sum(times.values()):,} faults in {trials:,} trials, {failed} failures"
+    kills = sum(n for (fault, _), n in times.items() if fault in ("SIGKILL", "SIGTERM"))
+    total = f"{sum(times.values()):,} faults, {kills:,} of them by SIGKILL or SIGTERM"
     seeds = ", ".join(
         f"{each['first']} to {each['first'] + each['trials'] - 1}"
         + (f" by {' and '.join(each['only'])} alone" if each["only"] else "")
         for each in chaos["trials"]
     )
-    return markdown_table(["fault", *kinds], *rows) + f"\n{total} (seeds {seeds}).\n"
+    told = f"{total}, in {trials:,} trials: {failed} failures (seeds {seeds})."
+    return markdown_table(["fault", *kinds], *rows) + f"\n{told}\n"
 
 
 def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:

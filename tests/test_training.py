@@ -217,16 +217,6 @@ def test_second_update_from_one_batch_has_a_ratio(policy, monkeypatch):
     assert stats["clip_ratio/region_mean"] > 0, "the second should meet the clip"
 
 
-def test_rewards_can_be_normalised_before_they_are_summed(policy):
-    def loud(completions, **columns):
-        return [100.0 * (i % 3) for i in range(len(completions))]
-
-    config = configure(multi_objective_aggregation="normalize_then_sum")
-    batch = batch_of(policy, config, even_ids, loud)
-    expected = objective.decoupled_advantages(batch.rewards_per_func, config.num_generations)
-    assert torch.equal(batch.advantages, expected)
-
-
 @pytest.mark.parametrize("baseline", BASELINES)
 def test_the_config_says_what_a_reward_is_compared_with(policy, baseline):
     config = configure(baseline=baseline)

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -18,7 +17,7 @@ import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
-from toy import configure, logged, weights_of, without_times
+from toy import configure, files_up_to, logged, weights_of, without_times
 from two_processes import Letters
 
 from grpo_kit import trl_bridge
@@ -198,22 +197,12 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one_in_prompts_too(new_poli
 def test_a_full_disk_is_a_sentence_and_the_last_checkpoint_goes_on(
     limit, what, new_policy, tmp_path
 ):
-    policy, soft = new_policy(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    policy = new_policy()
     with pytest.raises(KeyboardInterrupt):
         four_epochs(policy, tmp_path, breaks=3)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, soft[1]))
-        with pytest.raises(
-            RuntimeError,
-            match=f"cannot write the {what} of step 3 .*File too "
-            "large.*nothing that was saved is lost; make room, then resume from "
-            "checkpoint-2",
-        ):
-            four_epochs(new_policy(), tmp_path, resume=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, soft)
-        signal.signal(signal.SIGXFSZ, before)
+    told = f"cannot write the {what} of step 3 .*File too large.*make room, then resume from check"
+    with files_up_to(limit), pytest.raises(RuntimeError, match=told):
+        four_epochs(new_policy(), tmp_path, resume=True)
     resumed, _ = four_epochs(new_policy(), tmp_path, resume=True)
     whole, _ = four_epochs(new_policy(), tmp_path / "whole")
     assert without_times(resumed.history) == without_times(whole.history)

@@ -1,9 +1,12 @@
 """A toy task, a reward with spread in every group and a small config, for tests of the loop."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import json
+import resource
+import signal
 
 import torch
 from datasets import Dataset
@@ -48,6 +51,19 @@ def killed_in(call: int, reward=even_ids):
         return reward(*arguments, **columns)
 
     return deadly
+
+
+@contextlib.contextmanager
+def files_up_to(limit: int):
+    """No file may grow beyond so many bytes: a write fails as on a full disk."""
+    size, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        signal.signal(signal.SIGXFSZ, before)
 
 
 def weights_of(policy) -> torch.Tensor:

@@ -117,7 +117,8 @@ def decoupled_advantages(
     scored = rewards_per_func.masked_fill(unscored, torch.nan)
     columns = [group_advantages(column, num_generations) for column in scored.T]
     total = combine_rewards(torch.stack(columns, dim=1).masked_fill(unscored, torch.nan), weights)
-    return group_advantages(total, len(total))
+    # a group's sum is 0 already: to take the mean off would put rounding where nothing is compared
+    return (total / (_nanstd(total, dim=0) + 1e-4)).nan_to_num(0.0)
 
 
 def _nanstd(values: Tensor, dim: int) -> Tensor:

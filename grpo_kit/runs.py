@@ -214,12 +214,16 @@ class RunFiles:
     def resume(self, device: torch.device) -> dict[str, Any] | None:
         """Begin after the last checkpoint and return its state; without one, start anew: None.
 
-        Raises RuntimeError where it is damaged, and says whether the one before it is whole.
+        Raises RuntimeError where it is damaged, and says whether the one before it is whole;
+        ValueError where TRL's trainer made it.
         """
         checkpoint, previous = self.folder / CHECKPOINT, self.folder / PREVIOUS
         if not checkpoint.exists() and previous.exists():  # killed while they changed places
             checkpoint = previous
         if not checkpoint.exists():
+            if any(self.folder.glob("checkpoint-*")):
+                problem = f"{self.folder} holds a run by TRL's trainer"
+                raise ValueError(f"{problem}: resume with that (--engine trl), or choose another.")
             return self.begin()
         if not is_intact(checkpoint):
             whole = checkpoint != previous and previous.exists() and is_intact(previous)

@@ -378,9 +378,9 @@ def _advantages(rewards_per_func: Tensor, config: GRPOConfig) -> Tensor:
 
 
 def _with_spread(scored: Scored, config: GRPOConfig) -> Scored:
-    """The groups in which some completion has an advantage."""
+    """The groups in which some completion is better than another."""
     size = config.num_generations
-    spread = _advantages(scored[1], config).view(-1, size)
+    spread = _advantages(scored[1], dataclasses.replace(config, baseline="group")).view(-1, size)
     rows = (spread.abs().amax(1).nonzero() * size + torch.arange(size)).flatten()
     return _selected(*scored, rows)
 

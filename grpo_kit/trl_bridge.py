@@ -37,7 +37,7 @@ from grpo_kit.config import GRPOConfig
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.paths import make_output_dir, sha256_of, write_atomic, writing
 from grpo_kit.rewards.scoring import finite_values, is_coroutine, reward_name
-from grpo_kit.runs import RUN, Run, RunFiles
+from grpo_kit.runs import CHECKPOINT, RUN, Run, RunFiles
 from grpo_kit.tasks import Task
 
 REFUSED = {  # field -> the value that TRL's trainer has, and why there is no other
@@ -299,7 +299,11 @@ class _Trainer(trl.GRPOTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **keywords):
         last = resume_from_checkpoint
-        last = last_checkpoint(self.args.output_dir) if last is True else last and Path(last)
+        folder = Path(self.args.output_dir)
+        last = last_checkpoint(folder) if last is True else last and Path(last)
+        if resume_from_checkpoint and not last and (folder / CHECKPOINT).exists():
+            problem = f"{folder} holds a run by the kit's trainer"
+            raise ValueError(f"{problem}: resume with that (--engine kit), or choose another.")
         if last:
             _check_intact(last)
         self.watcher.begin(last)

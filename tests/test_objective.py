@@ -113,6 +113,13 @@ def test_a_reward_may_be_compared_with_the_others_of_its_group_or_with_the_whole
     assert (got[4:] > 0.5).all()
 
 
+def test_where_each_reward_is_normalised_a_group_without_spread_gets_exactly_zero():
+    rewards = torch.rand(12, 2, generator=torch.Generator().manual_seed(0))
+    rewards[:4] = torch.tensor([0.3, 0.7])
+    got = decoupled_advantages(rewards, 4)
+    assert (got[:4] == 0).all() and (got[4:] != 0).all()
+
+
 reward = st.sampled_from([0.0, 1.0, 0.1, -0.1, NAN]) | st.floats(-2, 2).map(lambda x: round(x, 3))
 a_batch = st.integers(1, 5).flatmap(  # groups of one size
     lambda g: st.lists(st.tuples(*[reward] * g), min_size=1, max_size=4)

@@ -17,6 +17,7 @@ from grpo_kit.generation import Rollouts, completion_logps
 from grpo_kit.models import Policy
 from grpo_kit.objective import BASELINES, LOSS_TYPES
 from grpo_kit.rewards import accuracy_reward, format_reward
+from grpo_kit.runs import CHECKPOINT
 from grpo_kit.tasks import Task
 from grpo_kit.training import PASS_TOKENS, Learner, PromptBatches, evaluate, pass_at_k, train
 
@@ -306,6 +307,9 @@ def test_a_checkpoint_of_another_reward_task_or_model_is_refused(new_policy, tmp
     ):
         with pytest.raises(ValueError, match=message):
             train(policy, task, rewards, **options, resume=True)
+    (tmp_path / CHECKPOINT).rename(tmp_path / "checkpoint-1")
+    with pytest.raises(ValueError, match=r"a run by TRL's trainer: .* \(--engine trl\)"):
+        train(new_policy(), TASK, [even_ids], **options, resume=True)
 
 
 @pytest.mark.parametrize("rounds", [0, 3])
@@ -353,6 +357,15 @@ def test_a_group_of_equal_sums_has_spread_where_each_reward_is_normalised(policy
         batch = batch_of(policy, config, first, second)
         assert (batch.generated_tokens > int(batch.rollouts.mask.sum())) == sampled_again
         assert batch.advantages.any() != sampled_again
+
+
+def test_a_group_without_spread_is_sampled_again_whatever_it_is_compared_with(policy):
+    def by_prompt(completions, **columns):
+        return [float(i // 4 % 2) for i in range(len(completions))]
+
+    for baseline in BASELINES:
+        batch = batch_of(policy, configure(dynamic_sampling_rounds=1, baseline=baseline), by_prompt)
+        assert batch.generated_tokens > int(batch.rollouts.mask.sum())
 
 
 def test_a_part_is_judged_while_the_next_is_sampled(policy, monkeypatch):

@@ -73,7 +73,8 @@ class DiversityReward:
         similarities = group_similarities(self._embed(texts), size, self.leave_one_out).tolist()
         progress = 0.0
         if trainer_state is not None and trainer_state.max_steps > 0:  # TRL's is 0 before training
-            progress = trainer_state.global_step / trainer_state.max_steps
+            steps = trainer_state.global_step / trainer_state.max_steps
+            progress = getattr(trainer_state, "progress", steps)  # the kit's counts tokens, too
         weight = linear_weight(progress, self.weight_start, self.weight_end)
         if log_metric is not None and texts:
             log_metric("diversity/weight", weight)

@@ -67,6 +67,12 @@ def test_golden_rewards_by_hand():
     assert rewards == pytest.approx([0.5 * (1 - HALF), 0.5 * (1 - HALF), 0, 0])
 
 
+def test_the_weight_falls_with_the_tokens_where_they_end_a_run():
+    state = SimpleNamespace(global_step=1, max_steps=1000, progress=1.0)
+    rewards = call(toy_reward(2), ["x", "y"], trainer_state=state)
+    assert rewards == pytest.approx(2 * [0.3 * (1 - HALF)])
+
+
 @st.composite
 def groups(draw):
     """Embeddings of a few groups, and the size of a group."""

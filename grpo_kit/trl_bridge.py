@@ -37,7 +37,7 @@ from grpo_kit.config import GRPOConfig
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.paths import make_output_dir, sha256_of, write_atomic, writing
 from grpo_kit.rewards.scoring import finite_values, is_coroutine, reward_name
-from grpo_kit.runs import CHECKPOINT, RUN, Run, RunFiles
+from grpo_kit.runs import CHECKPOINT, PREVIOUS, RUN, Run, RunFiles
 from grpo_kit.tasks import Task
 
 REFUSED = {  # field -> the value that TRL's trainer has, and why there is no other
@@ -301,7 +301,8 @@ class _Trainer(trl.GRPOTrainer):
         last = resume_from_checkpoint
         folder = Path(self.args.output_dir)
         last = last_checkpoint(folder) if last is True else last and Path(last)
-        if resume_from_checkpoint and not last and (folder / CHECKPOINT).exists():
+        kits = any((folder / name).exists() for name in (CHECKPOINT, PREVIOUS))
+        if resume_from_checkpoint and not last and kits:
             problem = f"{folder} holds a run by the kit's trainer"
             raise ValueError(f"{problem}: resume with that (--engine kit), or choose another.")
         if last:

@@ -196,10 +196,8 @@ def train(
     """
     make_output_dir(output)  # before the seconds that torch and the model take
     if not resume and (saved := sorted(output.glob("checkpoint*"))):
-        problem = f"{output} holds a run, see its {saved[0].name}"
-        raise ValueError(
-            f"{problem}: go on with it (--resume), delete it, or give another --output."
-        )
+        remedy = "go on with it (--resume), delete it, or give another --output"
+        raise ValueError(f"{output} holds a run, see its {saved[0].name}: {remedy}.")
     chosen = _chosen(profile, policy)
     chosen = replace(chosen, device=device or chosen.device)
     if vllm and engine == "kit":

@@ -17,6 +17,9 @@ AtLeast0 = Annotated[int, Field(ge=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 LossType = Literal["grpo", "bnpo", "dapo", "dr_grpo", "cispo"]
+# transformers' that need no arguments of their own
+Schedule = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant",
+                   "constant_with_warmup", "inverse_sqrt"]  # fmt: skip
 Level = Literal["token", "sequence"]
 WeightMode = Literal["token_truncate", "token_mask"]
 Scale = Literal["group", "batch", "none", "mean"]
@@ -70,7 +73,7 @@ class GRPOConfig:
 
     max_steps: AtLeast1 = 100  # generation batches, each with all its updates
     learning_rate: NotNegative = 1e-6
-    lr_scheduler_type: str = "linear"  # one of transformers' that needs no arguments of its own
+    lr_scheduler_type: Schedule = "linear"
     warmup_steps: AtLeast0 = 0  # optimiser steps
     weight_decay: float = 0.0
     adam_beta1: float = 0.9
@@ -114,9 +117,7 @@ class GRPOConfig:
     max_generated_tokens: AtLeast1 | None = None  # stop after the step that reaches this many
     eval_prompts: AtLeast0 = 128  # the first rows of task.test
     eval_prompts_between: AtLeast0 | None = None  # in the midst of a run; None = as many
-    baseline: Baseline = (
-        "group"  # what a reward is compared with: "others" RLOO, "batch" REINFORCE++
-    )
+    baseline: Baseline = "group"  # what is taken off a reward; "others": RLOO, "batch": REINFORCE++
     dynamic_sampling_rounds: AtLeast0 = 0  # DAPO: how often groups without spread are resampled
     importance_sampling_cap: Positive | None = None  # truncated importance sampling, C
     importance_sampling_mode: WeightMode = "token_truncate"  # what becomes of a weight above C

@@ -66,19 +66,23 @@ class Rollouts:
         policy: Policy,
         num_generations: int = 1,
     ) -> Rollouts:
-        """Completions that come from elsewhere, `num_generations` a prompt; their values are 0."""
+        """Completions that come from elsewhere, `num_generations` a prompt.
+
+        Their log-probabilities are unknown, NaN, and their entropies 0.
+        """
         device, ends = policy.device, {*policy.eos_token_ids}
         lengths = torch.tensor([len(ids) for ids in completions], device=device)
         padded = pad_sequence(
             [torch.tensor(ids, device=device) for ids in completions],
             batch_first=True, padding_value=policy.pad_token_id,
         )  # fmt: skip
-        unknown = torch.zeros(padded.shape, device=device)
+        entropies = torch.zeros(padded.shape, device=device)
+        finished = torch.tensor([ids[-1] in ends for ids in completions], device=device)
         return Rollouts(
             [list(ids) for ids in prompt_ids],
             torch.arange(len(prompt_ids), device=device).repeat_interleave(num_generations),
             padded, torch.arange(padded.shape[1], device=device) < lengths[:, None],
-            unknown, unknown, torch.tensor([ids[-1] in ends for ids in completions], device=device),
+            torch.full_like(entropies, torch.nan), entropies, finished,
         )  # fmt: skip
 
     @staticmethod

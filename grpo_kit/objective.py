@@ -46,9 +46,12 @@ def combine_rewards(rewards_per_func: Tensor, weights: Sequence | Tensor | None 
 
 
 def group_advantages(
-    rewards: Tensor, num_generations: int, scale_rewards: str | bool = "group", eps: float = 1e-4,
+    rewards: Tensor,
+    num_generations: int,
+    scale_rewards: str | bool = "group",
+    eps: float = 1e-4,
     baseline: str = "group",
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """How much better each completion is than its group: A_i = (R_i - mean(R)) / (std(R) + eps).
 
     DeepSeekMath (arXiv 2402.03300), section 4.1.2; std with ddof 1. Exactly 0 in a group without

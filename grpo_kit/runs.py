@@ -228,9 +228,8 @@ class RunFiles:
         if not is_intact(checkpoint):
             whole = checkpoint != previous and previous.exists() and is_intact(previous)
             remedy = f"go on from {PREVIOUS}, which is whole" if whole else "start again"
-            raise RuntimeError(
-                f"{checkpoint} is damaged, its checksum differs: delete it to {remedy}."
-            )
+            problem = f"{checkpoint} is damaged, its checksum differs"
+            raise RuntimeError(f"{problem}: delete it to {remedy}.")
         state = torch.load(checkpoint, weights_only=True, map_location=device)
         self.begin(state, state["step"], f"the checkpoint of step {state['step']}")
         return state

@@ -122,7 +122,8 @@ def train(
 
             step += 1
             tokens = files.tokens + int(metrics.pop("generated_tokens"))
-            row = {"step": step, "num_generated_tokens": tokens, **metrics, **stats}
+            done = {"step": step, "num_generated_tokens": tokens}
+            row = done | metrics | stats | done  # whatever a reward has logged
             files.count_unscored(row, scored=bool(stats) or not names, names=list(names))
             row["step_time"] = time.perf_counter() - started
             last = _spent(config, step, tokens) == 1
@@ -209,7 +210,8 @@ class Batch:
         }
         for name, column in zip(self.names, self.rewards_per_func.T, strict=True):
             metrics |= _mean_and_std(f"rewards/{name}/mean", column, f"rewards/{name}/std")
-        return metrics | {name: sum(values) / len(values) for name, values in self.logged.items()}
+        logged = {name: sum(values) / len(values) for name, values in self.logged.items()}
+        return metrics | logged | metrics  # a reward's own names do not replace these
 
     @staticmethod
     def concatenate(parts: Sequence[Batch]) -> Batch:
@@ -489,8 +491,8 @@ class Learner:
                 for name, value in clipped.items():
                     stats[name] = stats.get(name, 0.0) + value * share
             step = self._optimizer_step(batch, loss, bool(micro_batches), scheduled)
-        if apart:
-            stats["sampling/sampling_logp_difference/mean"] = torch.cat(apart).nanmean().item()
+        if apart and not (mean := torch.cat(apart).nanmean()).isnan():  # of texts that are given
+            stats["sampling/sampling_logp_difference/mean"] = mean.item()
         return {**step, **stats}
 
     def _optimizer_batches(self, batch: Batch, mask: Tensor) -> Iterator[tuple[list[Tensor], dict]]:

@@ -39,6 +39,7 @@ from toy import configure
         ({"max_steps": "many"}, "max_steps is 'many'; .* integer"),
         ({"beta": -0.1}, "beta is -0.1; .* 0"),
         ({"max_generated_tokens": 9, "lr_scheduler_type": "linear"}, "'linear'.* use 'constant'"),
+        ({"lr_scheduler_type": "greedy"}, "lr_scheduler_type is 'greedy'; .*'linear', 'cosine'"),
         ({"learning_rat": 0.1}, "learning_rat is 0.1; GRPOConfig has no such field"),
     ],
 )

@@ -89,6 +89,7 @@ def test_completions_from_elsewhere_are_masked_by_their_lengths(policy, pad):
     rollouts = Rollouts.given([[1]], [[5, 0, 7], [7]], asked, num_generations=2)
     assert rollouts.mask.tolist() == [[True] * 3, [True, False, False]]
     assert rollouts.completion_lists() == [[5, 0, 7], [7]] and rollouts.finished.all()
+    assert rollouts.logps.isnan().all() and not rollouts.entropies.any()
 
 
 def test_sampling_follows_the_distribution(policy):

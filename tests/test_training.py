@@ -154,6 +154,19 @@ def test_a_masked_importance_weight_leaves_its_token_out_of_the_update(new_polic
     assert norms["token_mask"] == 0 < norms["token_truncate"]
 
 
+def test_a_token_that_no_sampler_scored_weighs_as_any_other(new_policy):
+    def elsewhere(batch):
+        batch.rollouts.logps.fill_(math.nan)  # as `Rollouts.given` has them
+
+    assert grad_norm(new_policy(), elsewhere, importance_sampling_cap=2.0) == grad_norm(
+        new_policy()
+    )
+    policy, config = new_policy(), configure(importance_sampling_cap=2.0)
+    batch = batch_of(policy, config)
+    elsewhere(batch)
+    assert "sampling/sampling_logp_difference/mean" not in Learner(policy, config).update(batch)
+
+
 def test_a_dual_clip_acts_from_the_second_update_on(new_policy):
     options = {"learning_rate": 0.5, "epsilon": 0.01}
     once, twice = (
@@ -406,6 +419,17 @@ def test_what_a_reward_logs_is_in_the_history(policy, tmp_path):
 
     run = train(policy, TASK, [telling], configure(max_steps=2), output_dir=tmp_path, seed=0)
     assert run.series("telling/step") == ([1, 2], [0.5, 1.5])
+
+
+def test_what_a_reward_logs_does_not_replace_what_a_run_counts(policy, tmp_path):
+    def careless(completions, log_metric, **columns):
+        for name in ("step", "num_generated_tokens", "reward", "loss"):
+            log_metric(name, 99.0)
+        return [float(i % 2) for i in range(len(completions))]
+
+    run = train(policy, TASK, [careless], CONFIG, output_dir=tmp_path, seed=0)
+    assert [row["step"] for row in run.history] == [0, 1, 2, 3]
+    assert all(row["reward"] == 0.5 and row["loss"] != 99 for row in run.history[1:])
 
 
 def test_steps_in_a_row_without_any_score_stop_the_run(policy, tmp_path):

@@ -11,6 +11,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median, variance
@@ -115,8 +116,10 @@ def read_log(path: str | Path) -> list[dict]:
         if file.suffix == ".csv":
             rows: list = list(csv.DictReader(io.StringIO(text)))
         elif file.suffix == ".jsonl":
-            *whole, last = text.split("\n")  # a run that was killed may have cut its last line
+            *whole, last = text.split("\n")
             rows = [json.loads(line) for line in whole if line.strip()]
+            with suppress(ValueError):  # a run that was killed may have cut its last line
+                rows.append(json.loads(last))
         else:
             content = json.loads(text)
             place = "log_history" if "log_history" in content else "history"

@@ -40,10 +40,12 @@ def score_episodes(
 ) -> Tensor:
     """Score final outputs and set each episode's `reward`; returns (N, R) rewards, NaN = unscored.
 
-    An episode without output (an endpoint's failure) is not scored. See `scoring.score_texts`.
+    A reward's `completion_ids` are all that the planner wrote. An episode without output (an
+    endpoint's failure) is not scored. See `scoring.score_texts`.
     """
     texts = [episode.output or "" for episode in episodes]  # all, so that groups stay complete
-    rows, ids = [episode.row for episode in episodes], [[] for _ in episodes]
+    rows = [episode.row for episode in episodes]
+    ids = [[i for turn in episode.turns for i in turn.completion_ids] for episode in episodes]
     rewards_per_func = score_texts(texts, ids, rows, rewards, state, logged)
     rewards_per_func[torch.tensor([episode.output is None for episode in episodes])] = math.nan
     totals = combine_rewards(rewards_per_func, weights).tolist()

@@ -24,7 +24,7 @@ from grpo_kit.paths import (
     sha256_of,
     write_atomic,
     writing,
-)  # fmt: skip
+)
 from grpo_kit.profiles import Profile
 from grpo_kit.runs import CHECKPOINT, PREVIOUS, Run
 from grpo_kit.tasks import Task

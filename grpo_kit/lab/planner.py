@@ -121,6 +121,7 @@ class Plan:
     hours: float
     gpus: int
     gpu: GPU
+    held: int  # GPUs, a server's for sampling too
 
     @property
     def total(self) -> float:
@@ -148,7 +149,7 @@ def plan(
 
     Args:
         gpu: a name of `GPUS`, or another one's data.
-        engine: "kit" takes one GPU; "trl+vllm-server" samples on as many others, not counted.
+        engine: "kit" takes one GPU; "trl+vllm-server" samples on as many others.
         sharded: weights, gradients and optimiser are spread over the GPUs (ZeRO-3, FSDP).
         prompt_length: tokens, with the chat template.
         mean_share: mean length of a completion, as a share of `max_completion_length`.
@@ -201,16 +202,18 @@ def plan(
         seconds["exchange"] = sent / speed / 1e9 / reached
     together = _evaluated_at_once(profile)  # by one process, the others wait
     answers = (prompts * (1 + config.num_generations_eval) for prompts in _evaluated(config))
-    evaluating = sum(sampling(together, math.ceil(n / together))[0] for n in answers)
+    # sharded, nothing is evaluated
+    evaluating = 0 if sharded else sum(sampling(together, -(-n // together))[0] for n in answers)
     hours = (config.max_steps * sum(seconds.values()) + evaluating) / 3600
     per_second = config.generation_batch_size * mean / seconds["generation"]
-    return Plan(memory, seconds, limits, per_second, hours, gpus, machine)
+    held = gpus * (1 + (engine == "trl+vllm-server"))
+    return Plan(memory, seconds, limits, per_second, hours, gpus, machine, held)
 
 
 def _evaluated_at_once(profile: Profile) -> int:
     """Completions in a batch of `evaluate`, greedy ones too."""
     config, samples = profile.config, profile.config.num_generations_eval
-    batch = config.evaluation_batch_size // samples * (1 + samples)
+    batch = max(1, config.evaluation_batch_size // samples) * (1 + samples)
     return at_once(batch, config.max_completion_length, profile.device)
 
 
@@ -350,7 +353,7 @@ def growth(profile: Profile, most: int, price: float | None = None, **options: A
         took = [f"{sum(needed.seconds.values()):.1f}", f"{needed.hours:.2f}",
                 f"{first.hours / needed.hours:.1f}"]  # fmt: skip
         fits = needed.limit if needed.room >= 0 else f"does not fit in {needed.gpu.memory:.0f} GiB"
-        cost = [] if price is None else [f"{needed.hours * gpus * price:,.2f}"]
+        cost = [] if price is None else [f"{needed.hours * needed.held * price:,.2f}"]
         rows.add_row(str(gpus), str(-(-gpus // NODE)), f"{needed.total:.0f}", *took, fits, *cost)
     return rows
 
@@ -364,8 +367,8 @@ def table(needed: Plan, price: float | None = None) -> Table:
     took = f"{needed.hours:.2f} h" if needed.hours >= 1 else f"{60 * needed.hours:.1f} min"
     lines["the run, evaluations too"] = took
     if price is not None:
-        lines["cost"] = f"{needed.hours * needed.gpus * price:,.2f}"
-    rows = Table("", Column(justify="right"), title=f"{needed.gpus} x {needed.gpu.name}")
+        lines["cost"] = f"{needed.hours * needed.held * price:,.2f}"
+    rows = Table("", Column(justify="right"), title=f"{needed.held} x {needed.gpu.name}")
     for name, amount in lines.items():
         rows.add_row(name, amount, end_section=name == "in all, of one")
     return rows

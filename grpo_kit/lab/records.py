@@ -67,9 +67,9 @@ class Record:
         return self.evaluation.get(metric, values[-1] if values else None)
 
     def change(self, metric: str) -> float | None:
-        """The last value of `metric` minus the first."""
+        """The last value of `metric` minus the first; None where it was logged less than twice."""
         values = self.logged(metric)
-        return values[-1] - values[0] if values else None
+        return values[-1] - values[0] if len(values) > 1 else None
 
     def late(self, metric: str) -> float | None:
         """The mean of `metric` over the last `LATE` steps, at most half of them."""

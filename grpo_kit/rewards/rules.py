@@ -155,6 +155,6 @@ class VerificationReward:
                 if name != "accuracy":
                     log_metric(name, value)
         return [
-            None if label is None else factor * (verdict is label)
+            None if label is None or factor is None else factor * (verdict is label)
             for verdict, label, factor in zip(verdicts, labels, factors, strict=True)
         ]

@@ -213,6 +213,7 @@ def test_the_last_checkpoint_of_trl_is_read_and_a_cut_line_is_left_out(tmp_path)
         log = {"log_history": [{"step": step, "reward": reward, "name": "x"}, {"step": step}]}
         Path(folder, "trainer_state.json").write_text(json.dumps(log))
     assert read_log(tmp_path)[0] == {"step": 10, "reward": 0.2}
-    rows = '{"step": 1, "reward": 1.0}\n{"step": Infinity, "reward": 2.0}\n{"step": 2, "rew'
-    (tmp_path / "history.jsonl").write_text(rows)
-    assert read_log(tmp_path) == [{"step": 1, "reward": 1.0}, {"step": 1, "reward": 2.0}]
+    rows = '{"step": 1, "reward": 1.0}\n{"step": Infinity, "reward": 2.0}'
+    for cut in ("", '\n{"step": 2, "rew'):
+        (tmp_path / "history.jsonl").write_text(rows + cut)
+        assert read_log(tmp_path) == [{"step": 1, "reward": 1.0}, {"step": 1, "reward": 2.0}]

@@ -227,6 +227,16 @@ def test_an_output_that_could_not_be_had_is_not_scored_and_groups_stay_complete(
     assert score_episodes(episodes[1:2], [accuracy_reward]).isnan().all()
 
 
+def test_a_reward_gets_the_ids_of_all_turns():
+    turns = [Turn([1], [3] * n, [-0.1] * n) for n in (2, 1)]
+    episodes = [Episode(0, None, turns, {"prompt": []}, output="7")]
+
+    def length(completion_ids, **columns):
+        return [float(len(ids)) for ids in completion_ids]
+
+    assert score_episodes(episodes, [length]).tolist() == [[3.0]]
+
+
 def test_errors_repeats_and_stops_are_counted():
     def memory(*calls):  # "!" marks an error, "?" a search that found nothing
         return Memory(tuple(

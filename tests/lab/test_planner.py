@@ -224,6 +224,23 @@ def test_what_more_gpus_bring_and_what_sets_the_limit():
     assert "16 processes cannot share the 24 completions" in rows(uneven)["set by"][4]
 
 
+def test_a_servers_gpus_cost_as_much_and_where_weights_are_spread_nothing_is_evaluated():
+    def cost(**options):
+        needed = plan(PAPER, gpus=8, **options)
+        (cell,) = list(planner.table(needed, 2.0).columns[1].cells)[-1:]
+        return float(cell), needed
+
+    alone, needed = cost(engine="trl")
+    both, apart = cost(engine="trl+vllm-server")
+    assert alone == pytest.approx(needed.hours * 8 * 2, abs=0.01)
+    assert both == pytest.approx(apart.hours * 16 * 2, abs=0.01)
+    spread = plan(PAPER, gpus=8, engine="trl", sharded=True)
+    steps = PAPER.config.max_steps * sum(spread.seconds.values()) / 3600
+    assert spread.hours == pytest.approx(steps) and needed.hours > steps
+    many = changed(PROFILES["tiny"], num_generations_eval=256)
+    assert plan(many).hours > plan(PROFILES["tiny"]).hours
+
+
 def test_every_profile_fits_on_the_machine_that_it_names():
     for name, gpu in (("colab", "T4"), ("paper", "H100"), ("paper", "A100-80")):
         needed = plan(PROFILES[name], gpu=gpu)

@@ -36,6 +36,7 @@ def test_the_end_is_what_was_measured_or_logged_last_and_late_the_mean_of_the_la
     record = make_record(history=history)
     assert (record.end("entropy"), record.end("kl")) == (0.2, 49.5)
     assert record.late("entropy") == sum(range(80, 100)) / 20
+    assert record.change("kl") == 49.5 and make_record(history=history[:1]).change("kl") is None
     short = make_record(history=history[:7])
     assert short.late("entropy") == (3 + 4 + 5 + 6) / 4, "of a short run its second half"
 

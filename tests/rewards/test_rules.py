@@ -102,5 +102,6 @@ def test_the_pass_rate_is_a_factor_and_capped_and_rows_that_are_no_items_are_not
     texts, logged = ["Yes", "Yes", "No", "No", "No"], {}
     rewards = verdict_rewards(texts, labels, True, log_metric=logged.__setitem__, **columns)
     assert rewards == [0.25, 0.5, 0.0, 0.5, None] and logged["yes_rate"] == 0.5
+    assert verdict_rewards(["Yes"], [True], True, pass_rate=[None]) == [None]
     with pytest.raises(ValueError, match="needs the column `pass_rate`"):
         verdict_rewards(["Yes"], [True], True)

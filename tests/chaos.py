@@ -5,8 +5,9 @@
 makes so many trials and adds to data/results/chaos.json; with these faults alone, if any are named.
 
 A trial starts a run, does something to it at a random moment, again and again, and resumes it until
-it ends. It must end as the unbroken run, bit for bit (weights, and history but for times). Where a
-file was damaged it may refuse instead, in a sentence that names the file, and leave all as it was.
+it ends; in half of the trials the clock jumps as well. It must end as the unbroken run, bit for bit
+(weights, and history but for times). Where a file was damaged it may refuse instead, in a sentence
+that names the file, and leave all as it was.
 Children are forked from this process, which has loaded all that takes seconds.
 """
 
@@ -84,7 +85,10 @@ def _grid(folder: Path, seed: int, resume: bool):
     profile, experiment = dataclasses.replace(PROFILE, config=config), EXPERIMENTS["basic"]
     options = {"results": folder / "results", "work": folder / "work", "arms": ["plain"]}
     records = run_grid("basic", experiment, profile, [seed, seed + 1], **options)
-    records = [dataclasses.replace(r, seconds=0, history=without_times(r.history)) for r in records]
+    records = [
+        dataclasses.replace(r, seconds=0, finished="", history=without_times(r.history))
+        for r in records
+    ]
     return [json.dumps(dataclasses.asdict(record)) for record in records]
 
 
@@ -146,11 +150,16 @@ KINDS: dict[str, Callable] = {
 }  # fmt: skip
 
 
-def child(kind: str, folder: Path, seed: int, resume: bool) -> int:
-    """Fork a process that makes the run and notes how it ended; its id."""
+def child(kind: str, folder: Path, seed: int, resume: bool, clock=None) -> int:
+    """Fork a process that makes the run and notes how it ended; its id.
+
+    `clock`: draws by how much its clock is wrong, decades to and fro, whenever it is read.
+    """
     if pid := os.fork():
         return pid
-    code = 1
+    code, now = 1, time.time
+    if clock:
+        time.time = lambda: now() + clock.uniform(-1e9, 1e9)
     try:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
@@ -285,10 +294,13 @@ class Chaos:
         if kind not in self.whole:
             self.unbroken(kind)
         damage = draw.choice([None, None, *DAMAGES])
+        clock = random.Random(f"clock {seed}")  # in half of the trials
+        clock = clock if clock.random() < 0.5 else None
+        self.tried[kind, "clock that jumps"] += bool(clock)
         place.mkdir()
         folder, trouble = place / "run", None
         for attempt in range(ATTEMPTS + 1):
-            pid = child(kind, folder, seed=0, resume=attempt > 0)
+            pid = child(kind, folder, seed=0, resume=attempt > 0, clock=clock)
             name = draw.choice(self.faults) if attempt < ATTEMPTS else None
             code = wait(pid, draw.uniform(0, 0.6 * self.seconds[kind]) if name else None)
             if code is None:

@@ -3,6 +3,9 @@
     python tests/chaos.py 200 [FIRST SEED [FILE [SIGKILL SIGTERM …]]]
 
 makes so many trials and adds to data/results/chaos.json; with these faults alone, if any are named.
+With GRPO_KIT_DEVICE=cuda in front of it runs train on a GPU, by PyTorch's deterministic algorithms,
+and chaos-cuda.json is added to. Two things are left out there: two processes, which need two GPUs,
+and the memory limit: CUDA's driver reserves more than any.
 
 A trial starts a run, does something to it at a random moment, again and again, and resumes it until
 it ends; in half of the trials the clock jumps as well. It must end as the unbroken run, bit for bit
@@ -25,6 +28,7 @@ import resource
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +39,8 @@ from functools import partial
 from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+# This process may not touch the GPU, or those that are forked from it could not.
+os.environ |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 import nbformat
 import torch
@@ -45,6 +51,7 @@ from grpo_kit.course import runner
 from grpo_kit.flow import FlowGRPO
 from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.grid import run_grid
+from grpo_kit.lab.records import where_it_ran
 from grpo_kit.paths import write_atomic
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward, format_reward
@@ -53,8 +60,10 @@ from grpo_kit.self_verification import SelfVerification
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.training import train
 
-RESULTS = Path(__file__).resolve().parents[1] / "data" / "results" / "chaos.json"
-PROFILE = PROFILES["smoke"]
+DEVICE = os.environ.get("GRPO_KIT_DEVICE", "cpu")
+RECORD = "chaos-cuda.json" if DEVICE == "cuda" else "chaos.json"
+RESULTS = Path(__file__).resolve().parents[1] / "data" / "results" / RECORD
+PROFILE = dataclasses.replace(PROFILES["smoke"], device=DEVICE)
 CONFIG = dataclasses.replace(
     PROFILE.config, max_steps=5, save_steps=1, eval_steps=2, eval_prompts=4, num_generations=4,
     generation_batch_size=16, max_completion_length=32,
@@ -75,7 +84,7 @@ def _plain(folder: Path, seed: int, resume: bool, train=train, **options):
 
 
 def end_of(policy, run) -> list[str]:
-    digest = hashlib.sha256(weights_of(policy).numpy().tobytes()).hexdigest()
+    digest = hashlib.sha256(weights_of(policy).cpu().numpy().tobytes()).hexdigest()
     return [digest, json.dumps(without_times(run.history))]
 
 
@@ -227,6 +236,10 @@ def _full_disk(pid: int, draw: random.Random) -> None:
 DONE = {"SIGKILL": _kill, "SIGTERM": _terminate, "SIGSTOP": _stop, "memory limit": _little_memory,
         "full disk": _full_disk}  # fmt: skip
 
+if DEVICE == "cuda":
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    del KINDS["two processes"], DONE["memory limit"]
+
 # --- what is done to a file between two attempts --------------------------------------------------
 
 
@@ -362,6 +375,10 @@ class Chaos:
 def main(trials: int, first: int = 0, results: Path = RESULTS, *only: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    machine = where_it_ran()["machine"]["processor"]
+    if DEVICE == "cuda":
+        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        machine = subprocess.check_output(asked, text=True).strip()
     known = json.loads(results.read_text()) if results.exists() else {"faults": [], "trials": []}
     counts = Counter({(one["run"], one["fault"]): one["times"] for one in known["faults"]})
     with tempfile.TemporaryDirectory() as folder:
@@ -374,7 +391,8 @@ def main(trials: int, first: int = 0, results: Path = RESULTS, *only: str) -> No
                 {"run": run, "fault": fault, "times": times}
                 for (run, fault), times in sorted((counts + chaos.tried).items())
             ]
-            done = {"first": first, "trials": number, "only": only, "failures": chaos.failures}
+            done = {"first": first, "trials": number, "only": only, "machine": machine}
+            done["failures"] = chaos.failures
             record = {"faults": faults, "trials": [*known["trials"], done]}
             write_atomic(results, json.dumps(record, indent=1) + "\n")
     print(f"{sum(chaos.tried.values())} faults in {trials} trials: {len(chaos.failures)} failures")

@@ -238,6 +238,8 @@ DONE = {"SIGKILL": _kill, "SIGTERM": _terminate, "SIGSTOP": _stop, "memory limit
 
 if DEVICE == "cuda":
     torch.use_deterministic_algorithms(True, warn_only=True)
+    for fused in ("flash", "mem_efficient", "cudnn"):  # whose gradients are added in any order
+        getattr(torch.backends.cuda, f"enable_{fused}_sdp")(False)
     del KINDS["two processes"], DONE["memory limit"]
 
 # --- what is done to a file between two attempts --------------------------------------------------

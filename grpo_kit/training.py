@@ -38,7 +38,7 @@ from grpo_kit.rewards.rules import accuracy_reward
 from grpo_kit.rewards.scoring import (
     PROTOCOL,
     check_columns,
-    reward_name,
+    reward_names,
     score_texts,
     start_scoring,
 )
@@ -146,14 +146,15 @@ def train(
 
 
 def run_start(policy: Policy, source: str, prompts: PromptBatches) -> dict:
-    """What a run is besides its config: batch source and rewards by name, prompts and weights."""
+    """What a run is besides its config: batch source and rewards by name, data and weights."""
     parameters = list(policy.model.parameters())
     # LoRA's own weights begin at random, so with it the frozen ones tell which model this is
     frozen = [p for p in parameters if not p.requires_grad]
+    data = json.dumps([prompts.prompt_ids, prompts.task.train.to_dict()], default=str)
     return {
         "batch_source": source,
-        "rewards": [reward_name(reward) for reward in prompts.rewards],
-        "prompts": hashlib.sha256(json.dumps(prompts.prompt_ids).encode()).hexdigest()[:12],
+        "rewards": reward_names(prompts.rewards),
+        "data": hashlib.sha256(data.encode()).hexdigest()[:12],
         "first weights": weights_hash(frozen or parameters, samples=64),
     }
 
@@ -326,7 +327,7 @@ class PromptBatches:
         rollouts, rewards_per_func, examples = _joined(kept)
         rewards = objective.combine_rewards(rewards_per_func, config.reward_weights)
         advantages = _advantages(rewards_per_func, config)
-        names = [reward_name(reward) for reward in self.rewards]
+        names = reward_names(self.rewards)
         batch = Batch(
             rollouts, names, rewards_per_func, rewards, advantages, size, examples, logged,
             generated_tokens,
@@ -642,6 +643,7 @@ def evaluate_run(
 ) -> dict[str, float]:  # fmt: skip
     """`evaluate` and `measure` at one of a run's ends or, on fewer test rows, `between` them."""
     measured, rows = measure(policy) if measure else {}, task.test
+    measured = {name: float(value) for name, value in measured.items()}  # numpy's are no JSON
     if between and config.eval_prompts_between is not None:
         rows = rows.select(range(min(config.eval_prompts_between, len(rows))))
     return evaluate(policy, rows, config, seed=seed) | measured

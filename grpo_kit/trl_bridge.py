@@ -36,7 +36,7 @@ from grpo_kit import training
 from grpo_kit.config import GRPOConfig
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.paths import make_output_dir, sha256_of, write_atomic, writing
-from grpo_kit.rewards.scoring import finite_values, is_coroutine, reward_name
+from grpo_kit.rewards.scoring import finite_values, is_coroutine, reward_name, reward_names
 from grpo_kit.runs import CHECKPOINT, PREVIOUS, RUN, Run, RunFiles
 from grpo_kit.tasks import Task
 
@@ -182,8 +182,10 @@ def grpo_trainer(
     name = f"TRL {trl.__version__}" + (f", {source.name}" if source else "")
     rewards, dataset = (source.rewards, source.dataset) if source else (rewards, task.train)
     start = training.run_start(policy, name, prompts)
-    start["rewards"] = list(map(reward_name, rewards))
+    start["rewards"] = reward_names(rewards)
     rewards = [whole_groups(r) if hasattr(r, "num_generations") else finite(r) for r in rewards]
+    for reward, name in zip(rewards, start["rewards"], strict=True):
+        reward.__name__ = name
     for module in policy.model.modules():  # a number, which TRL's `disable_dropout` does not reach
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0

@@ -7,6 +7,7 @@ import threading
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -294,6 +295,13 @@ def test_the_first_problems_of_an_evaluation_are_those_between(policy):
     assert whole["between/greedy"] == greedy["greedy"] and whole["between/n"] == 1
 
 
+def test_numbers_of_numpy_and_torch_are_measured_and_logged(policy, tmp_path):
+    numbers = {"a": np.float32(0.5), "b": torch.tensor(2)}
+    options = {"output_dir": tmp_path, "seed": 0, "measure": lambda policy: numbers}
+    train(policy, TASK, [even_ids], configure(max_steps=1), **options)
+    assert [row["a"] + row["b"] for row in logged(tmp_path)] == [2.5, 2.5]
+
+
 def test_a_known_start_is_not_measured_again(policy, tmp_path):
     config, first = configure(max_steps=1), {"eval/pass@1": 0.5}
     run = train(policy, TASK, [even_ids], config, output_dir=tmp_path, seed=0, first=first)
@@ -312,10 +320,12 @@ def test_the_prompts_come_once_an_epoch_in_changing_order(policy):
 def test_a_checkpoint_of_another_reward_task_or_model_is_refused(new_policy, tmp_path):
     options = {"config": configure(max_steps=1, eval_prompts=0), "output_dir": tmp_path, "seed": 0}
     train(new_policy(), TASK, [even_ids], **options)
-    other = Task("toy", TASK.train.select(range(5)), TASK.test)
+    fewer = Task("toy", TASK.train.select(range(5)), TASK.test)
+    relabelled = Task("toy", TASK.train.map(lambda row: {"row": row["row"] + 1}), TASK.test)
     for policy, task, rewards, message in (
         (new_policy(), TASK, [format_reward], r"rewards \['even_ids'\] there, \['format_reward'\]"),
-        (new_policy(), other, [even_ids], "prompts '[0-9a-f]{12}' there"),
+        (new_policy(), fewer, [even_ids], "data '[0-9a-f]{12}' there"),
+        (new_policy(), relabelled, [even_ids], "data '[0-9a-f]{12}' there"),
         (new_policy(1), TASK, [even_ids], "first weights '[0-9a-f]{12}' there"),
     ):
         with pytest.raises(ValueError, match=message):

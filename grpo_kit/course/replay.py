@@ -31,7 +31,7 @@ from grpo_kit.models import Policy
 from grpo_kit.paths import data_dir, make_output_dir, write_atomic
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward, format_reward, question_text
-from grpo_kit.rewards.scoring import reward_name
+from grpo_kit.rewards.scoring import reward_names
 from grpo_kit.runs import REPLAY
 from grpo_kit.self_verification import ONE_UPDATE
 from grpo_kit.tasks.tool_questions import tool_questions
@@ -76,7 +76,7 @@ class Recorder:
         with torch.random.fork_rng(devices=[]):  # a reward's, perhaps
             generator = torch.Generator().manual_seed(prompts.seed)
             episodes, rewards, advantages = _sampled(chosen, source, generator, state)
-        names = [reward_name(reward) for reward in prompts.rewards]
+        names = reward_names(prompts.rewards)
         answers = []
         scored = zip(episodes, rewards.tolist(), advantages.tolist(), strict=True)
         for one, scores, advantage in scored:

@@ -22,7 +22,7 @@ from grpo_kit.flow.toolbox import NOT_FOUND
 from grpo_kit.models import Policy
 from grpo_kit.objective import combine_rewards
 from grpo_kit.rewards import accuracy_reward
-from grpo_kit.rewards.scoring import reward_name, score_texts
+from grpo_kit.rewards.scoring import reward_names, score_texts
 from grpo_kit.training import Batch, PromptBatches
 
 CHOICES = {  # the settings that episodes of several turns support
@@ -102,7 +102,7 @@ class FlowGRPO:
         episodes, rewards_per_func, logged = self.episodes(generator, state)
         config = self.prompts.config
         advantages = episode_advantages(episodes, self.per, scale_rewards=config.scale_rewards)
-        names = [reward_name(reward) for reward in self.prompts.rewards]
+        names = reward_names(self.prompts.rewards)
         batch = self.batch(episodes, names, rewards_per_func, advantages)
         metrics |= dataclasses.replace(  # rewards by episode, completions by turn
             batch, rewards_per_func=rewards_per_func, rewards=rewards_of(episodes),

@@ -18,8 +18,18 @@ PROTOCOL = ("prompts", "completions", "completion_ids", "trainer_state", "log_me
 
 
 def reward_name(reward: Callable) -> str:
-    """The reward's `__name__`, else its class's; the part of the metric `rewards/<name>/mean`."""
+    """The reward's `__name__`, a partial's function's, else its class's."""
+    reward = reward.func if isinstance(reward, partial) else reward
     return getattr(reward, "__name__", type(reward).__name__)
+
+
+def reward_names(rewards: Sequence[Callable]) -> list[str]:
+    """Of the metrics `rewards/<name>/mean`: a second one called `brief` is `brief_2`."""
+    names: list[str] = []
+    for name in map(reward_name, rewards):
+        again = sum(name == reward_name(other) for other in rewards[: len(names)])
+        names.append(f"{name}_{again + 1}" if again else name)
+    return names
 
 
 def is_coroutine(reward: Callable) -> bool:

@@ -4,11 +4,12 @@ import asyncio
 import math
 import threading
 import time
+from functools import partial
 
 import pytest
 
 from grpo_kit.rewards import accuracy_reward
-from grpo_kit.rewards.scoring import check_columns, reward_name, score_texts
+from grpo_kit.rewards.scoring import check_columns, reward_names, score_texts
 
 N = 6
 TEXTS = [f"text {i}" for i in range(N)]
@@ -94,8 +95,10 @@ def test_a_missing_column_is_named_with_those_there_are():
     check_columns(lambda completions, trainer_state, log_metric, extra=1, **_: [], [], "task 'toy'")
 
 
-def test_a_reward_object_goes_by_the_name_of_its_class():
+def test_rewards_go_by_the_names_of_functions_and_classes_each_by_its_own():
     class Judge:
         def __call__(self, **columns): ...
 
-    assert reward_name(Judge()) == "Judge" and reward_name(accuracy_reward) == "accuracy_reward"
+    halves = [partial(accuracy_reward, **{}) for _ in range(2)]
+    names = reward_names([Judge(), accuracy_reward, *halves])
+    assert names == ["Judge", "accuracy_reward", "accuracy_reward_2", "accuracy_reward_3"]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -279,6 +280,11 @@ def test_rewards_are_held_to_the_protocol_and_may_be_coroutines(policy, tmp_path
         train(odd)
     with pytest.raises(RuntimeError, match="no completion could be scored for 2 .* what unable"):
         train(unable, max_steps=5, max_unscored_steps=2)
+
+
+def test_rewards_of_one_name_are_told_apart(policy, tmp_path):
+    trainer = trainer_of(policy, tmp_path, format_reward, partial(format_reward))
+    assert trainer.reward_func_names == ["format_reward", "format_reward_2"]
 
 
 def test_nothing_is_dropped_out(policy, tmp_path):

@@ -112,7 +112,7 @@ def _by_transformers(
                 output = model.generate(ids, attention_mask=attention, generation_config=config)
                 completions = output[:, ids.shape[1] :].tolist()
             else:
-                paged = _cache_for(rows, config.max_new_tokens, device)
+                paged = _cache_for(rows, config.max_new_tokens)
                 settings = {"generation_config": config, "continuous_batching_config": paged}
                 outputs = model.generate_batch(inputs=rows, progress_bar=False, **settings).values()
                 errors = [output.error for output in outputs if output.error]
@@ -120,15 +120,16 @@ def _by_transformers(
     return _up_to_eos(policy, rows, completions, errors)
 
 
-def _cache_for(rows: Lists, max_new_tokens: int, device: torch.device) -> Any:
-    """By default it takes nine tenths of free memory: on a CPU, which is shared, what rows need."""
+def _cache_for(rows: Lists, max_new_tokens: int) -> Any:
+    """What the rows need: by default it takes nine tenths of the memory that this process leaves,
+    whoever else holds some of it, half of that for masks.
+    """
     from transformers import ContinuousBatchingConfig
 
     config = ContinuousBatchingConfig()
-    if device.type == "cpu":
-        pages = sum(math.ceil((len(ids) + max_new_tokens) / config.page_size) for ids in rows)
-        config.num_blocks = 2 * pages  # it keeps a part free
-        config.max_batch_tokens = max(len(rows), min(1024, sum(map(len, rows))))
+    pages = sum(math.ceil((len(ids) + max_new_tokens) / config.page_size) for ids in rows)
+    config.num_blocks = 2 * pages  # it keeps a part free
+    config.max_batch_tokens = max(len(rows), min(1024, sum(map(len, rows))))
     return config
 
 

@@ -3,14 +3,13 @@
 import logging
 import math
 import random
+import re
 from unittest.mock import Mock
 
 import pytest
 import torch
 from test_in_both_trainers import QUESTION
 from test_in_both_trainers import TEXTS as TAGGED
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from grpo_kit.models import frozen_copy, load_policy
 from grpo_kit.profiles import PROFILES
@@ -35,59 +34,48 @@ def call(reward, texts=TEXTS, **columns):
     return reward([QUESTION] * len(texts), completions, [[11]] * len(texts), **columns)
 
 
-def of_words(words):
-    """A tokenizer whose tokens are `words`, split at them alone."""
-    vocabulary = {word: i for i, word in enumerate(["<unk>", *words])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+class Toy:
+    """A tokenizer whose ids are its tokens: at each place the longest, or `<unk>` for the rest."""
+
+    unk_token_id = "<unk>"
+
+    def __init__(self, *tokens, mark=""):
+        self.mark = mark  # stands before every word, as SentencePiece's; else "Ġ" for a space
+        longest_first = sorted(map(re.escape, tokens), key=len, reverse=True)
+        self.pattern = f"({'|'.join(longest_first)})|.+"
+
+    def __call__(self, texts, add_special_tokens):
+        texts = [self.mark + t.strip() if self.mark else t.replace(" ", "Ġ") for t in texts]
+        return {"input_ids": [[t or "<unk>" for t in re.findall(self.pattern, x)] for x in texts]}
 
 
-def named(tokenizer):
-    return [tokenizer.convert_ids_to_tokens(ids) for ids in yes_no_tokens(tokenizer)]
+LETTERS = "YESyesNOnoĠ▁"
 
 
-def of_pieces(pieces, prefix=""):
-    """A BPE tokenizer that merges letters into `pieces`; `prefix` marks the space before a word."""
-    letters = sorted({letter for piece in pieces for letter in piece} | set("YESyesNOno" + prefix))
-    merges, vocabulary = [], {letter: i for i, letter in enumerate(["<unk>", *letters])}
-    for piece in pieces:
-        mark, word = (piece[0], piece[1:]) if piece[0] in "Ġ▁" else ("", piece)
-        parts = [(word[:end], word[end]) for end in range(1, len(word))]
-        for left, right in parts + [(mark, word)] * bool(mark):
-            if left + right not in vocabulary:
-                merges.append((left, right))
-                vocabulary[left + right] = len(vocabulary)
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>"))
-    if prefix:
-        options = {"replacement": prefix, "prepend_scheme": "always"}
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**options)
-    else:
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+@pytest.mark.parametrize(
+    ("toy", "expected"),
+    [  # whole words, as GPT-2's and Qwen's byte-level ones have them, with and without the space
+        (Toy("Yes", "ĠYes", "yes", "No", "ĠNo", "no", "NO", *LETTERS),
+         ({"Yes", "ĠYes", "yes"}, {"No", "ĠNo", "no", "NO"})),
+        (Toy("▁Yes", "▁No", *LETTERS, mark="▁"), ({"▁Yes"}, {"▁No"})),  # Llama 2, Gemma
+        (Toy("Ye", "No", *LETTERS), ({"Ye"}, {"No"})),  # words in pieces: the first token
+        (Toy("yes", "no"), ({"yes"}, {"no"})),  # whole words only, all in lower case
+    ],
+)  # fmt: skip
+def test_the_spellings_that_the_tokenizer_has_are_found(toy, expected):
+    assert tuple(map(set, yes_no_tokens(toy))) == expected
 
 
-def test_the_spellings_that_the_tokenizer_has_are_found(tokenizer):
-    # whole words, as GPT-2's and Qwen's byte-level ones have them, with and without the space
-    yes, no = named(of_pieces(["Yes", "ĠYes", "yes", "No", "ĠNo", "no", "NO"]))
-    assert set(yes) == {"Yes", "ĠYes", "yes"} and set(no) == {"No", "ĠNo", "no", "NO"}
-    # a mark before every word, as SentencePiece's (Llama 2, Gemma) have it
-    assert named(of_pieces(["▁Yes", "▁No"], prefix="▁")) == [["▁Yes"], ["▁No"]]
-    # words in pieces: the first token
-    assert named(of_pieces(["Ye", "No"])) == [["Ye"], ["No"]]
-    # whole words only, all in lower case
-    assert named(of_words(["yes", "no"])) == [["yes"], ["no"]]
-    # the tiny world's own
+def test_the_spellings_of_the_tiny_world_are_found(tokenizer):
     for ids, word in zip(yes_no_tokens(tokenizer), ("yes", "no"), strict=True):
         assert {tokenizer.decode([i]).strip().lower() for i in ids} == {word}
 
 
 def test_a_shared_first_token_is_refused():
     with pytest.raises(ValueError, match="Yes and No share their first token"):
-        yes_no_tokens(of_pieces([], prefix="▁"))  # both begin with the mark alone
+        yes_no_tokens(Toy(*LETTERS, mark="▁"))  # both begin with the mark alone
     with pytest.raises(ValueError, match="or the tokenizer lacks them"):
-        yes_no_tokens(of_words(["maybe"]))
+        yes_no_tokens(Toy("maybe"))
 
 
 def by_hand(policy, conversation):

@@ -207,14 +207,6 @@ def wait(pid: int, seconds: float | None = None) -> int | None:
 # --- what is done to a running process, at a random moment ----------------------------------------
 
 
-def _kill(pid: int, draw: random.Random) -> None:
-    os.kill(pid, signal.SIGKILL)
-
-
-def _terminate(pid: int, draw: random.Random) -> None:
-    os.kill(pid, signal.SIGTERM)
-
-
 def _stop(pid: int, draw: random.Random) -> None:
     os.kill(pid, signal.SIGSTOP)
     time.sleep(draw.uniform(0, 0.1))
@@ -233,8 +225,11 @@ def _full_disk(pid: int, draw: random.Random) -> None:
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
 
-DONE = {"SIGKILL": _kill, "SIGTERM": _terminate, "SIGSTOP": _stop, "memory limit": _little_memory,
-        "full disk": _full_disk}  # fmt: skip
+DONE = {
+    "SIGKILL": lambda pid, draw: os.kill(pid, signal.SIGKILL),
+    "SIGTERM": lambda pid, draw: os.kill(pid, signal.SIGTERM),
+    "SIGSTOP": _stop, "memory limit": _little_memory, "full disk": _full_disk,
+}  # fmt: skip
 
 if DEVICE == "cuda":
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -243,10 +238,6 @@ if DEVICE == "cuda":
     del KINDS["two processes"], DONE["memory limit"]
 
 # --- what is done to a file between two attempts --------------------------------------------------
-
-
-def _cut(content: bytes, draw: random.Random) -> bytes:
-    return content[: draw.randrange(len(content))]
 
 
 def _flipped(content: bytes, draw: random.Random) -> bytes:
@@ -259,12 +250,11 @@ def _zeroed(content: bytes, draw: random.Random) -> bytes:
     return content[:at] + bytes(4000) + content[at + 4000 :]
 
 
-def _foreign(content: bytes, draw: random.Random) -> bytes:
-    return draw.randbytes(len(content))
-
-
-DAMAGES = {"cut": _cut, "one bit flipped": _flipped, "4,000 bytes zeroed": _zeroed,
-           "another file's content": _foreign}  # fmt: skip
+DAMAGES = {
+    "cut": lambda content, draw: content[: draw.randrange(len(content))],
+    "one bit flipped": _flipped, "4,000 bytes zeroed": _zeroed,
+    "another file's content": lambda content, draw: draw.randbytes(len(content)),
+}  # fmt: skip
 
 
 def files_of(folder: Path) -> dict[str, str]:

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
+from toy import plain_logps
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.cache_utils import DynamicLayer
 
@@ -27,13 +28,6 @@ def sample(policy, prompts=PROMPTS, num_generations=1, seed=None, **options) -> 
 
 def greedy(policy, *arguments, **options) -> list[list[int]]:
     return sample(policy, *arguments, do_sample=False, **options).completion_lists()
-
-
-def plain_logps(model, prompt, completion, temperature=1.0):
-    """One row, no padding, no cache: log-softmax of the whole vocabulary at every position."""
-    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].float()
-    logps = torch.log_softmax(logits / temperature, -1)
-    return logps.gather(1, torch.tensor(completion)[:, None])[:, 0]
 
 
 def test_greedy_decode_equals_transformers_own(policy):

@@ -19,7 +19,7 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from toy import configure, files_up_to, logged, weights_of, without_times
-from two_processes import Letters
+from two_processes import LETTERS
 
 from grpo_kit import trl_bridge
 from grpo_kit.config import GRPOConfig
@@ -385,7 +385,7 @@ def test_rewards_of_two_processes_equal_those_of_one_though_a_group_lies_in_both
         batch["completion_ids"] = None
         assert accuracy["values"] + theirs[0]["values"] == accuracy_reward(**batch)
         state = SimpleNamespace(**accuracy["state"])
-        reward = DiversityReward(8, Letters(), weight_start=0.5, weight_end=0.1)
+        reward = DiversityReward(8, LETTERS, weight_start=0.5, weight_end=0.1)
         alone = reward(**batch, trainer_state=state)
         assert diversity["values"] + theirs[1]["values"] == pytest.approx(alone)
         weights.add(state.global_step / state.max_steps)

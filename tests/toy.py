@@ -40,6 +40,24 @@ def even_ids(prompts, completions, completion_ids, **columns):
     return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
 
 
+class Letters:
+    """An embedder that counts some letters, `least` or more of each. Keeps what it was given."""
+
+    def __init__(self, letters="xyz", least=0.0):
+        self.letters, self.least, self.calls = letters, least, []
+
+    def encode(self, texts):
+        self.calls.append(list(texts))
+        return [[text.count(letter) + self.least for letter in self.letters] for text in texts]
+
+
+def plain_logps(model, prompt, completion, temperature=1.0):
+    """One row, no padding, no cache: log-softmax of the whole vocabulary at every position."""
+    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].float()
+    logps = torch.log_softmax(logits / temperature, -1)
+    return logps.gather(1, torch.tensor(completion)[:, None])[:, 0]
+
+
 def killed_in(call: int, reward=even_ids):
     """`reward`, whose call of this number, from 0, ends the run as a signal would."""
     calls = itertools.count()

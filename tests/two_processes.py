@@ -13,25 +13,19 @@ import time
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from accelerate import PartialState
 from accelerate.utils import gather_object
+from toy import Letters
 
 from grpo_kit import trl_bridge
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import DiversityReward, accuracy_reward
 from grpo_kit.trl_rollouts import Verdicts
 
-
-class Letters:
-    """An embedder that needs no weights: how often each letter stands in a text."""
-
-    def encode(self, texts, **options):
-        return np.array([[text.count(c) + 0.01 for c in "0123456789abcdefgh"] for text in texts])
+LETTERS = Letters("0123456789abcdefgh", 0.01)
 
 
-def record_rewards(trainer, folder: Path) -> None:
-    calls = []
+def watch_rewards(trainer, calls: list) -> None:
 
     def recorded(reward, trainer_state, **columns):
         values = reward(**columns, trainer_state=trainer_state)
@@ -41,20 +35,22 @@ def record_rewards(trainer, folder: Path) -> None:
         return values
 
     trainer.reward_funcs = [partial(recorded, reward) for reward in trainer.reward_funcs]
-    trainer.train()
-    ranks = gather_object([calls])
-    if PartialState().is_main_process:
-        (folder / "seen.json").write_text(json.dumps(ranks))
 
 
-def record_rollouts(trainer, folder: Path) -> None:
-    calls, rollout = [], trainer.rollout_func
+def watch_rollouts(trainer, calls: list) -> None:
+    rollout = trainer.rollout_func
 
     def recorded(prompts, owner):
         calls.append(rollout(prompts, owner))
         return calls[-1]
 
     trainer.rollout_func = recorded
+
+
+def record(watch, folder: Path, *given, **options) -> None:
+    """Train, and write what `watch` saw in either process."""
+    calls, trainer = [], trl_bridge.grpo_trainer(*given, output_dir=str(folder), **options)
+    watch(trainer, calls)
     trainer.train()
     ranks = gather_object([calls])
     if PartialState().is_main_process:
@@ -75,16 +71,13 @@ def main(what: str, folder: Path, resume: bool) -> None:
     )  # fmt: skip
     policy, task = profile.load_policy(), profile.load_task()
     if what == "rewards":
-        diversity = DiversityReward(8, Letters(), weight_start=0.5, weight_end=0.1)
-        rewards, options = [accuracy_reward, diversity], {"output_dir": str(folder), "seed": 0}
-        record_rewards(trl_bridge.grpo_trainer(policy, task, rewards, config, **options), folder)
-        return
+        diversity = DiversityReward(8, LETTERS, weight_start=0.5, weight_end=0.1)
+        given = policy, task, [accuracy_reward, diversity], config
+        return record(watch_rewards, folder, *given, seed=0)
     if what == "verdicts":
         config = dataclasses.replace(config, max_steps=2, generation_batch_size=56)
         given = policy, task, [accuracy_reward], config
-        trainer = trl_bridge.grpo_trainer(*given, rollout=Verdicts, output_dir=str(folder))
-        record_rollouts(trainer, folder)
-        return
+        return record(watch_rollouts, folder, *given, rollout=Verdicts)
     rank = PartialState().process_index
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
     options = {"output_dir": folder / "run", "seed": 0, "resume": resume}

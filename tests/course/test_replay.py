@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from toy import TASK, configure, even_ids, killed_in, weights_of, without_times
+from toy import TASK, configure, even_ids, killed_in, plain_logps, weights_of, without_times
 from typer.testing import CliRunner
 
 from grpo_kit.cli import app
@@ -69,11 +69,9 @@ def test_then_is_of_the_sampler_and_now_of_the_last_policy(policy, tmp_path):
     for step, record in records.items():
         turns = [turn for answer in record["answers"] for turn in answer["turns"]]
         for turn in turns:
-            ids, own = torch.tensor([turn["prompt_ids"] + turn["ids"]]), len(turn["ids"])
-            logps = (policy.model(ids).logits[0, :-1] / 0.7).log_softmax(1)
-            logps = logps[-own:].gather(1, ids[0, -own:, None])[:, 0]
+            logps = plain_logps(policy.model, turn["prompt_ids"], turn["ids"], 0.7)
             assert logps.tolist() == pytest.approx(turn["now"], abs=1e-3)
-            assert len(turn["tokens"]) == len(turn["entropies"]) == own
+            assert len(turn["tokens"]) == len(turn["entropies"]) == len(turn["ids"])
         then, now = ([value for turn in turns for value in turn[at]] for at in ("then", "now"))
         assert (then == pytest.approx(now, abs=2e-3)) == (step == 3)
     group = records[0]["answers"][:4]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from toy import configure, weights_of, without_times
+from toy import configure, plain_logps, weights_of, without_times
 
 from grpo_kit.flow import (
     Episode,
@@ -91,13 +91,6 @@ LENGTHS, REWARDS = [[3, 5], [2], [4, 2, 6], [3]], [1.0, 0.0, 0.0, 1.0]
 ADVANTAGES = torch.tensor([0.5, -1.0, 0.7, -0.3])
 
 
-def logps_of(policy, turn):
-    """The log-probabilities of a turn's tokens, by the model's plain forward pass."""
-    ids = torch.tensor([turn.prompt_ids + turn.completion_ids])
-    scores, start = policy.model(ids).logits[0].float().log_softmax(-1), len(turn.prompt_ids)
-    return scores[start - 1 : -1].gather(1, ids[0, start:, None])[:, 0]
-
-
 def episodes_of():
     generator = torch.Generator().manual_seed(1)
     episodes = []
@@ -116,14 +109,18 @@ def batch_of(policy, episodes, credit="all"):
 def by_hand(policy, episodes, advantages, steps, level="token", cap=None, beta=0.0, loss="grpo"):
     """Steps of plain SGD on whole episodes, weighed as in eq. 10: PITFALLS 11."""
     optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
+
+    def logps_of(turn):
+        return plain_logps(policy.model, turn.prompt_ids, turn.completion_ids)
+
     with torch.no_grad():
-        old = [[logps_of(policy, turn) for turn in episode.turns] for episode in episodes]
+        old = [[logps_of(turn) for turn in episode.turns] for episode in episodes]
     tokens = sum(len(turn.completion_ids) for e in episodes for turn in e.turns)
     for members in steps:
         loss_of_step = 0.0
         for i in members:
             for turn, before in zip(episodes[i].turns, old[i], strict=True):
-                own = logps_of(policy, turn)
+                own = logps_of(turn)
                 log_ratio = own - before
                 if level == "sequence":
                     log_ratio = log_ratio.mean().expand_as(log_ratio)

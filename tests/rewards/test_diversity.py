@@ -13,24 +13,14 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_in_both_trainers import TEXTS, scores_in_ours, scores_in_trl
+from toy import Letters
 
 from grpo_kit import models
 from grpo_kit.rewards import DiversityReward, group_similarities, linear_weight, load_embedder
 
 
-class Toy:
-    """An embedder that counts some letters, 0.0 or more of each. Keeps what it was given."""
-
-    def __init__(self, letters="xyz", least=0.0):
-        self.letters, self.least, self.calls = letters, least, []
-
-    def encode(self, texts):
-        self.calls.append(list(texts))
-        return [[text.count(letter) + self.least for letter in self.letters] for text in texts]
-
-
 def toy_reward(num_generations, **options):
-    return DiversityReward(num_generations, Toy(), **options)
+    return DiversityReward(num_generations, Letters(), **options)
 
 
 def call(reward, texts, trainer_state=None, log_metric=None, prompts=None, **columns):
@@ -179,7 +169,7 @@ def test_metrics_are_logged_where_the_trainer_takes_them():
 )
 def test_bad_arguments_are_named(options, message):
     with pytest.raises(ValueError, match=message):
-        DiversityReward(**{"num_generations": 4, "embedder": Toy(), **options})
+        DiversityReward(**{"num_generations": 4, "embedder": Letters(), **options})
 
 
 @pytest.mark.parametrize("prompts", ["aabb", "abab", "aaab"])
@@ -315,7 +305,7 @@ def test_what_lies_beyond_the_window_does_not_count_and_is_told_once(minilm):
 
 def test_scores_the_same_in_both_trainers_and_by_the_same_step(policy, tmp_path):
     """Two steps of TRL's, whose own state makes the weight 0.5, then 0.4."""
-    letters = Toy("12579<aeht", 0.1)
+    letters = Letters("12579<aeht", 0.1)
     options = {"only_correct": True, "leave_one_out": True, "part": "reasoning"}
     rewards = [DiversityReward(4, letters), DiversityReward(4, letters, **options)]
     similarities = group_similarities(torch.tensor(letters.encode(TEXTS)), 4)

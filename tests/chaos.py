@@ -94,11 +94,10 @@ def _grid(folder: Path, seed: int, resume: bool):
     profile, experiment = dataclasses.replace(PROFILE, config=config), EXPERIMENTS["basic"]
     options = {"results": folder / "results", "work": folder / "work", "arms": ["plain"]}
     records = run_grid("basic", experiment, profile, [seed, seed + 1], **options)
-    records = [
-        dataclasses.replace(r, seconds=0, finished="", history=without_times(r.history))
-        for r in records
-    ]
-    return [json.dumps(dataclasses.asdict(record)) for record in records]
+    timeless = (
+        {"seconds": 0, "finished": "", "history": without_times(r.history)} for r in records
+    )
+    return [json.dumps(dataclasses.asdict(r) | t) for r, t in zip(records, timeless, strict=True)]
 
 
 def _flow(folder: Path, seed: int, resume: bool):

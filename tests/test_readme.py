@@ -220,10 +220,8 @@ def test_what_is_said_of_diversity_and_judge_is_so():
 
 
 def test_what_is_said_of_self_verification_is_so():
-    gained = {
-        arm: of("verification", arm, "gained/generation") for arm in ("generate", "self-verify")
-    }
-    assert 0 < 5 * gained["self-verify"]["median"] < gained["generate"]["median"]
+    gained = [of("verification", arm, "gained/generation") for arm in ("self-verify", "generate")]
+    assert 0 < 5 * gained[0]["median"] < gained[1]["median"]
     for arm in ("mixed", "verify-init", "verify-alter"):
         assert of("verification", arm, "verdicts/accuracy")["mean"] > 0.88
         assert of("verification", arm)["median"] > 0.88
@@ -262,10 +260,8 @@ def test_what_is_said_of_rewards_without_labels_is_so():
 
 
 def test_what_is_said_of_the_corrections_is_so():
-    final = {
-        arm: values["eval/pass@1"]["mean"]
-        for arm, values in reported("corrections")["final"].items()
-    }
+    ends = reported("corrections")["final"]
+    final = {arm: values["eval/pass@1"]["mean"] for arm, values in ends.items()}
     assert direction("corrections", "two updates") == 1
     twice = {"two updates", "clip-higher", "dual clip", "GSPO", "CISPO"}
     for arm in final.keys() - {"plain", "two updates", "KL, long", "KL, uncorrected, long"}:

@@ -152,9 +152,8 @@ def step_of(source, state=STATE, seed=0):
 def test_the_five_schedules(strategy, expected):
     """What the updates of each of ten steps learn from, G and V."""
     steps = [sv.STRATEGIES[strategy](step, step / 10) for step in range(10)]
-    assert [
-        ",".join("".join(kind[0].upper() for kind in kinds) for kinds in step) for step in steps
-    ] == expected
+    letters = [["".join(kind[0].upper() for kind in kinds) for kinds in step] for step in steps]
+    assert list(map(",".join, letters)) == expected
 
 
 @pytest.fixture(scope="module")

@@ -66,16 +66,12 @@ def test_history_has_trls_names_and_is_written_as_it_goes(policy, tmp_path, caps
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_micro_batches_make_the_same_update(new_policy, loss_type):
     """4 at a time are whole groups, 2 at a time cut them; only bnpo is local by definition."""
-    whole, *parts = (
-        grad_norm(
-            new_policy(),
-            loss_type=loss_type,
-            epsilon_high=5.0,
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=8 // size,
-        )  # fmt: skip
-        for size in (8, 4, 2)
-    )
+
+    def norm(size):
+        batch = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 8 // size}
+        return grad_norm(new_policy(), loss_type=loss_type, epsilon_high=5.0, **batch)
+
+    whole, *parts = map(norm, (8, 4, 2))
     assert parts == pytest.approx([whole] * 2, rel=0.5 if loss_type == "bnpo" else 1e-4)
 
 
@@ -121,10 +117,8 @@ def test_leaving_out_groups_without_spread_changes_no_gradient(new_policy, loss_
 def test_training_takes_log_probabilities_at_the_sampler_s_temperature(new_policy):
     """Else the truncated importance weights of an on-policy batch would not be 1."""
     for temperature, cap in ((0.6, 100.0), (1.0, 2.0)):
-        plain, weighted = (
-            grad_norm(new_policy(), temperature=temperature, importance_sampling_cap=c)
-            for c in (None, cap)
-        )
+        plain = grad_norm(new_policy(), temperature=temperature)
+        weighted = grad_norm(new_policy(), temperature=temperature, importance_sampling_cap=cap)
         assert weighted == pytest.approx(plain, rel=1e-4)
 
 
@@ -159,9 +153,8 @@ def test_a_token_that_no_sampler_scored_weighs_as_any_other(new_policy):
     def elsewhere(batch):
         batch.rollouts.logps.fill_(math.nan)  # as `Rollouts.given` has them
 
-    assert grad_norm(new_policy(), elsewhere, importance_sampling_cap=2.0) == grad_norm(
-        new_policy()
-    )
+    plain = grad_norm(new_policy())
+    assert grad_norm(new_policy(), elsewhere, importance_sampling_cap=2.0) == plain
     policy, config = new_policy(), configure(importance_sampling_cap=2.0)
     batch = batch_of(policy, config)
     elsewhere(batch)
@@ -169,15 +162,12 @@ def test_a_token_that_no_sampler_scored_weighs_as_any_other(new_policy):
 
 
 def test_a_dual_clip_acts_from_the_second_update_on(new_policy):
-    options = {"learning_rate": 0.5, "epsilon": 0.01}
-    once, twice = (
-        [
-            grad_norm(new_policy(), num_iterations=n, delta=delta, **options)
-            for delta in (None, 1.02)
-        ]
-        for n in (1, 2)
-    )
-    assert once[0] == once[1] and twice[0] != pytest.approx(twice[1], rel=0.01)
+    def norm(updates, delta):
+        options = {"learning_rate": 0.5, "epsilon": 0.01, "num_iterations": updates}
+        return grad_norm(new_policy(), delta=delta, **options)
+
+    assert norm(1, 1.02) == norm(1, None)
+    assert norm(2, 1.02) != pytest.approx(norm(2, None), rel=0.01)
 
 
 @pytest.mark.parametrize("finished", [False, True])

@@ -66,10 +66,8 @@ def test_groups_of_answers_and_of_verdicts_are_scored_each_in_its_way(
         for group, of_item in enumerate(verdicts):
             own = range(4 * group, 4 * group + 4)
             assert {step["is_verdict"][i] for i in own} == {bool(of_item)}
-            assert (
-                len({asked[i] for i in own}) == 1
-                and ("Proposed answer" in asked[own[0]]) == of_item
-            )
+            assert len({asked[i] for i in own}) == 1
+            assert ("Proposed answer" in asked[own[0]]) == of_item
             rows = [task.train[step["prompts"][i][-1]["row"]] for i in own]
             if of_item:
                 labels = {step["correct"][i] for i in own}
@@ -83,9 +81,8 @@ def test_groups_of_answers_and_of_verdicts_are_scored_each_in_its_way(
             rewards = torch.tensor(rewards)
             expected = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
             torch.testing.assert_close(step["advantages"][group], expected, atol=1e-5, rtol=0)
-        labels = [
-            c for c, of_item in zip(step["correct"], step["is_verdict"], strict=True) if of_item
-        ]
+        marked = zip(step["correct"], step["is_verdict"], strict=True)
+        labels = [correct for correct, is_verdict in marked if is_verdict]
         assert sum(labels) * 2 == len(labels), "as many right as wrong"
     assert not torch.equal(weights, trainer.model.get_input_embeddings().weight)
     row = logged(tmp_path)[-1]

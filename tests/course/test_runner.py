@@ -211,10 +211,8 @@ def test_no_notebook_installs_from_a_place_that_anybody_could_take(tmp_path):
         changed = copy.read_text(encoding="utf-8")
         assert f"/github/some-one/a.fork/blob/{commit}/notebooks/{path.name})" in changed
         assert f"@ git+https://github.com/some-one/a.fork@{commit}" in changed
-        assert (
-            "WHEEL" not in changed
-            and runner.set_repository([copy], "some-one/a.fork", commit) == []
-        )
+        assert "WHEEL" not in changed
+        assert runner.set_repository([copy], "some-one/a.fork", commit) == []
         runner.set_repository([copy])
         assert copy.read_text(encoding="utf-8") == text
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -50,9 +49,8 @@ def run(
 
 
 def test_the_planner_learns_and_no_gradient_reaches_a_frozen_module(base, task, system, tmp_path):
-    frozen = {
-        id(role.model): role.model for role in (system.executor, system.verifier, system.generator)
-    }
+    roles = (system.executor, system.verifier, system.generator)
+    frozen = {id(role.model): role.model for role in roles}
     before, before_frozen = weights_of(base), [weights_of(model) for model in frozen.values()]
     changes = {"beta": 0.05, "generation_batch_size": 16}
     result = run(base, task, system, tmp_path, changes=changes)
@@ -250,10 +248,8 @@ def test_errors_repeats_and_stops_are_counted():
 
 
 def test_success_is_measured_on_held_out_questions(base, task, system):
-    measure = partial(
-        evaluate_episodes, system=system, dataset=task.test, config=CONFIG, questions=4
-    )
-    one, two = measure(base), measure(base)
+    held_out = {"system": system, "dataset": task.test, "config": CONFIG, "questions": 4}
+    one, two = (evaluate_episodes(base, **held_out) for _ in range(2))
     assert one == two and one["eval/n"] == 4
     assert 0 <= one["eval/pass@1"] <= 1 and 1 <= one["eval/turns"] <= 4
 

@@ -146,13 +146,11 @@ def test_claims_of_a_method_are_judged_together_and_those_of_others_apart(gained
 
 
 def test_the_arms_whose_runs_test_claims_come_in_order_with_the_seeds_that_decide():
-    assert planned("flow", "tiny") == (
-        ["trajectory", "judged outcome", "offline traces"],
-        range(100, 110),
-    )
+    arms = ["trajectory", "judged outcome", "offline traces"]
+    assert planned("flow", "tiny") == (arms, range(100, 110))
     assert planned("verification", "tiny")[1] == range(100, 115)
     assert planned("flow", "paper") == (["trajectory"], range(5))
-    assert planned("flow", "smol") == (["trajectory", "judged outcome", "offline traces"], range(5))
+    assert planned("flow", "smol") == (arms, range(5))
     assert "our defaults" not in planned("meta", "smol")[0]  # too short a run for its claims
     with pytest.raises(ValueError, match="no claim is tested by runs of 'variants' on profile 't"):
         planned("variants", "tiny")

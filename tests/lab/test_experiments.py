@@ -133,12 +133,9 @@ def test_the_truth_is_read_by_rule_in_the_tiny_world_only(policy):
     for profile, ruled in ((SMOKE, True), (dataclasses.replace(SMOKE, judge="self"), False)):
         reward = arm.rewards(profile, profile.config, policy)[-1]
         assert (reward.truth_reader is not None) == ruled
-    for asked in (
-        EXPERIMENTS["brevity"].arms["short x 1"],
-        EXPERIMENTS["meta"].arms["warmer evaluator"],
-    ):
+    for name, label in (("brevity", "short x 1"), ("meta", "warmer evaluator")):
         with pytest.raises(ValueError, match="of the tiny world: choose another"):
-            asked.rewards(PROFILES["smol"], SMOKE.config, policy)
+            EXPERIMENTS[name].arms[label].rewards(PROFILES["smol"], SMOKE.config, policy)
     right = experiments.read_truth("<answer>12.0</answer>", "12")
     assert right > 0.9 and experiments.read_truth("12", "13") < 0.1
 

@@ -164,9 +164,8 @@ def test_wrong_seeds_are_named(wrong):
 
 def test_the_command_that_makes_runs_names_them():
     assert command_of("flow", "tiny") == "grpo-kit run flow --profile tiny --seeds 100-104"
-    assert command_of("meta", "paper", (7, 5, 6), ["truth 1 %"]) == (
-        'grpo-kit run meta --profile paper --seeds 5-7 --arm "truth 1 %"'
-    )
+    command = 'grpo-kit run meta --profile paper --seeds 5-7 --arm "truth 1 %"'
+    assert command_of("meta", "paper", (7, 5, 6), ["truth 1 %"]) == command
 
 
 def test_wrong_arms_and_a_missing_budget_are_named(made):
@@ -285,11 +284,8 @@ def test_ray_makes_runs_and_a_killed_worker_costs_a_retry(made, tmp_path, monkey
         ray.shutdown()
     records = [read(path) for path in sorted((tmp_path / "results").rglob("seed-0.json"))]
     assert [record.arm for record in records] == ["even", "killed", "odd, held"]
-    assert (
-        without_times(records[0].history)
-        == without_times(records[1].history)
-        == without_times(whole.history)
-    )
+    histories = [without_times(record.history) for record in (*records[:2], whole)]
+    assert histories == [histories[0]] * 3
     assert [record.machine["threads"] for record in records] == [1, 1, 1]
     attempts = [int(file.read_text()) for file in sorted((tmp_path / "kills").iterdir())]
     assert len(attempts) == 3 and attempts[0] == attempts[1] != attempts[2], "one step was lost"
@@ -307,10 +303,8 @@ def test_each_task_of_the_array_that_slurm_gets_is_one_run(jobs_of, tmp_path):
     folder = tmp_path / "a folder"
     folder.mkdir()
     shows = [sys.executable, "-c", "import sys, os; print(sys.argv, os.environ['OMP_NUM_THREADS'])"]
-    assert f"4 runs to be made: sbatch {folder / 'x.sbatch'}" in workers.submission(
-        "x", jobs, shows, folder
-    )
-    script = folder / "x.sbatch"
+    script, told = folder / "x.sbatch", workers.submission("x", jobs, shows, folder)
+    assert f"4 runs to be made: sbatch {script}" in told
     assert "#SBATCH --array=0-3\n" in script.read_text() and "gpu" not in script.read_text()
     for number, job in enumerate(jobs):
         environment = {**os.environ, "SLURM_ARRAY_TASK_ID": str(number)}
@@ -330,11 +324,9 @@ def test_each_task_of_the_array_that_slurm_gets_is_one_run(jobs_of, tmp_path):
 @pytest.mark.slow
 def test_what_ends_the_grid_ends_its_processes_and_the_same_command_goes_on(tmp_path):
     """The real command; the signal reaches the grid alone, as from a service or `kill`."""
-    options = (
-        f"--seeds 0-1 --processes 2 --output {tmp_path / 'results'} --work {tmp_path / 'work'}"
-    )
-    grid = f"{sys.executable} -m grpo_kit.cli run basic --profile smoke --arm plain"
-    command = f"{grid} {options}".split()
+    grid = f"{sys.executable} -m grpo_kit.cli run basic --profile smoke --arm plain --seeds 0-1"
+    folders = f"--output {tmp_path / 'results'} --work {tmp_path / 'work'}"
+    command = f"{grid} --processes 2 {folders}".split()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     began = time.monotonic()
     while not list(tmp_path.glob("work/**/history.jsonl")) and time.monotonic() - began < 200:

@@ -118,10 +118,9 @@ def test_memory_is_what_was_measured_on_a_cpu(row, point, tmp_path):
     axis, size, config = point
     assert (axis, size) == (row["axis"], row["size"])
     profile = Profile("bench", "a CPU", config, policy=size)
+    machine, prompt_length = GPU("a CPU", 16, 1, 1), round(row["prompt_length"])
     with mock.patch.object(planner, "shape_of", lambda *_: Shape(scaling.shape(size))):
-        needed = plan(
-            profile, gpu=GPU("a CPU", 16, 1, 1), prompt_length=round(row["prompt_length"])
-        )
+        needed = plan(profile, gpu=machine, prompt_length=prompt_length)
     assert needed.total * 1024 == pytest.approx(row["peak_mib"]["kit"], rel=0.12)
 
 
@@ -150,8 +149,8 @@ def test_times_and_the_cache_by_hand():
         PROFILES["colab"], generation_batch_size=64, max_completion_length=400, max_steps=10,
         eval_prompts=64, num_generations_eval=7, eval_steps=4, eval_on_start=True,
     )  # fmt: skip
-    machine = GPU("round", 100, 1000, 100)
-    needed = plan(profile, gpu=machine, prompt_length=100, mean_share=0.5, reached=0.5)
+    on = {"gpu": GPU("round", 100, 1000, 100), "prompt_length": 100, "reached": 0.5}
+    needed = plan(profile, mean_share=0.5, **on)
     shape = shape_of(profile.policy, profile.revision)
     n, token = shape.parameters, shape.cache_bytes(2)
     at_once = 2**16 // 400  # more than the 128 of a CPU
@@ -171,13 +170,11 @@ def test_times_and_the_cache_by_hand():
     evaluations = 4 * 4 * generation(at_once)  # at 0, 4, 8 and 10; 64 x (7 + 1) answers
     hours = (10 * (generation(64) + update) + evaluations) / 3600
     assert needed.hours == pytest.approx(hours)
-    fewer = plan(
-        changed(profile, eval_prompts_between=16), gpu=machine, prompt_length=100, reached=0.5
-    )
+    fewer = plan(changed(profile, eval_prompts_between=16), **on)
     assert needed.hours - fewer.hours == pytest.approx(2 * (4 - 1) * generation(at_once) / 3600)
     whole = dataclasses.replace(profile, lora_rank=0, dtype="float32")
     for one, per_token in ((whole, 6 + 2), (changed(whole, beta=0.1), 6 + 2 + 2)):
-        needed = plan(one, gpu=machine, prompt_length=100, reached=0.5)
+        needed = plan(one, **on)
         assert needed.seconds["update"] == pytest.approx(n * tokens * per_token / 1e14 / 0.5)
 
 

@@ -130,9 +130,8 @@ def test_an_inconclusive_claim_says_how_many_seeds_would_decide():
             more = mean + 0.04 * (more - more.mean()) / more.std(ddof=1)
             (again,) = judge([(more, expects, DELTA)], claims=3)
             assert (again.verdict != "inconclusive") == decided
-    assert judge([([DELTA - 1, DELTA + 1, *[DELTA] * 4], "stays", DELTA)])[0].reason == (
-        "too near to a bound"
-    )
+    (near,) = judge([([DELTA - 1, DELTA + 1, *[DELTA] * 4], "stays", DELTA)])
+    assert near.reason == "too near to a bound"
     (odd,) = judge([([1.0, math.nan, 1.0, 1.0, 1.0], "rises", DELTA)])
     assert (odd.verdict, odd.reason) == ("inconclusive", "a seed's value is not finite")
 

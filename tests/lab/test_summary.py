@@ -136,9 +136,8 @@ def test_a_difference_is_named_where_both_lines_end_at_one_place(last, said):
 def test_what_is_stored_is_found_and_what_is_not_or_is_broken_is_said(make_record, tmp_path):
     path = make_record().write(tmp_path)
     assert reported("diversity", results=tmp_path)["question"] == EXPERIMENTS["diversity"].question
-    with pytest.raises(
-        ValueError, match="`grpo-kit run judge --profile tiny --seeds 100-104` makes"
-    ):
+    command = "grpo-kit run judge --profile tiny --seeds 100-104"
+    with pytest.raises(ValueError, match=f"`{command}` makes"):
         reported("judge", results=tmp_path)
     path.write_text("{")
     with pytest.raises(ValueError, match="no whole result file"):

@@ -66,9 +66,8 @@ def test_certainty_is_what_the_distributions_say_whatever_the_padding(policy):
     likelihood = logps.sum(1) / rollouts.lengths
     assert rewards["likelihood"][0] == pytest.approx(likelihood.tolist(), rel=1e-4)
 
-    for prompt, completion, reward in zip(
-        policy.encode(PROMPTS), ids, rewards["self-certainty"][0], strict=True
-    ):
+    rows = zip(policy.encode(PROMPTS), ids, rewards["self-certainty"][0], strict=True)
+    for prompt, completion, reward in rows:
         logits = policy.model(torch.tensor([[*prompt, *completion]])).logits
         logits = logits[0, len(prompt) - 1 : -1]
         p = torch.distributions.Categorical(logits=logits)

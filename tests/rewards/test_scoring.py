@@ -23,9 +23,8 @@ def scored(*rewards, **options):
 
 def test_every_row_is_scored_with_its_own_columns():
     def echo(prompts, completions, completion_ids, *, row, trainer_state, log_metric):
-        for i, (prompt, completion, ids) in enumerate(
-            zip(prompts, completions, completion_ids, strict=True)
-        ):
+        rows = zip(prompts, completions, completion_ids, strict=True)
+        for i, (prompt, completion, ids) in enumerate(rows):
             assert prompt[0]["content"] == f"{i}?" and ids == IDS[i] and row[i] == i
             assert completion == [{"role": "assistant", "content": f"text {i}"}]
         log_metric("seen", trainer_state)

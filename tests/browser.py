@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+CONSOLE = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
+
 
 class Browser:
     """Headless Chromium, told what to do through a pipe in its own tools' protocol."""
@@ -20,10 +22,11 @@ class Browser:
         command = [*shell, f"--user-data-dir={folder}"]
         self.process = subprocess.Popen(command, pass_fds=(theirs, own), **quiet)
         os.close(theirs), os.close(own)
-        self.count, self.session, self.rest = itertools.count(1), {}, b""
+        self.count, self.session, self.rest, self.told = itertools.count(1), {}, b"", []
         target = self("Target.createTarget", url="about:blank")
         attached = self("Target.attachToTarget", **target, flatten=True)
         self.session = {"sessionId": attached["sessionId"]}
+        self("Log.enable"), self("Runtime.enable")
 
     def __call__(self, method, **params):
         message = {"id": next(self.count), "method": method, "params": params, **self.session}
@@ -34,6 +37,8 @@ class Browser:
             line, _, self.rest = self.rest.partition(b"\0")
             if (answer := json.loads(line)).get("id") == message["id"]:
                 return answer["result"]
+            if answer.get("method") in CONSOLE:
+                self.told.append(answer["params"])
 
     def js(self, expression):
         options = {"awaitPromise": True, "returnByValue": True}
@@ -66,7 +71,9 @@ class Browser:
         self("Page.navigate", url=address)
 
     def open(self, text, file, width=1200, scheme="light"):
+        """Show a page, whose console has to stay empty."""
         file.write_text(text)
+        self.told.clear()
         scheme = {"name": "prefers-color-scheme", "value": scheme}
         self("Emulation.setEmulatedMedia", features=[scheme])
         self.show(file.as_uri(), width, 800)
@@ -74,3 +81,4 @@ class Browser:
         while not self.js("location.protocol == 'file:' && document.readyState == 'complete'"):
             assert time.monotonic() < end, "the page did not load"
             time.sleep(0.1)
+        assert not self.told, f"{file.name}: {self.told}"

@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -147,34 +146,14 @@ def served(tmp_path_factory):
         server.wait(timeout=30)
 
 
-@pytest.fixture(scope="session")
-def chromium() -> str:
-    names = ("chromium", "chromium-browser")
-    return next(filter(None, map(shutil.which, names)), "") or pytest.skip("needs Chromium")
-
-
 @pytest.fixture(scope="module")
-def browser(chromium, tmp_path_factory):
+def browser(tmp_path_factory):
+    found = filter(None, map(shutil.which, ("chromium", "chromium-browser")))
+    chromium = next(found, None) or pytest.skip("needs Chromium")
     browser = Browser(chromium, tmp_path_factory.mktemp("chromium"))
     yield browser
     browser.process.terminate()
     browser.process.wait(timeout=30)
-
-
-@pytest.fixture(scope="session")
-def titles_in(chromium):
-    """Open a page without a window: its titles in the end, if the console holds no error."""
-
-    def read(page: Path) -> list[str]:
-        command = [
-            chromium, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=500,900",
-            "--enable-logging=stderr", "--dump-dom", page.as_uri(),
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        assert ":CONSOLE" not in done.stderr, f"{page.name}: {done.stderr}"
-        return re.findall("<title>(.*?)</title>", done.stdout)
-
-    return read
 
 
 @pytest.fixture(scope="session")

@@ -82,10 +82,7 @@ LAUGHS = "".join(f"- id: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in rang
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (
-            b"- !!python/object/apply:os.system ['touch MARK']\n",
-            "cannot be read as YAML: could not",
-        ),
+        (b"- !!python/object/apply:os.system ['touch MARK']\n", "read as YAML: could not"),
         (f"- id: &a0 [ha, ha]\n{LAUGHS}".encode(), "claim 'number 12' in .*: id: Input should be"),
         (b"[" * 5000, "cannot be read as YAML: maximum recursion"),
         (b"\xff\xfe", "cannot be read as YAML: 'utf-8' codec"),
@@ -173,11 +170,10 @@ def test_of_a_text_without_end_a_page_shows_the_beginning(tmp_path):
 
 
 @pytest.mark.slow
-def test_no_page_runs_or_loads_what_a_stranger_wrote(titles_in, tmp_path):
+def test_no_page_runs_or_loads_what_a_stranger_wrote(browser, tmp_path):
     for name, page in hostile_pages(tmp_path).items():
-        file = tmp_path / f"{name}.html"
-        file.write_text(f"<title>as it was</title>{page}")
-        assert "acted" not in titles_in(file), name
+        browser.open(f"<title>as it was</title>{page}", tmp_path / f"{name}.html")
+        assert browser.js("document.title") == "as it was", name
 
 
 def test_a_sentence_on_the_terminal_carries_no_colour_or_title():

@@ -95,6 +95,10 @@ class Server:
         self.elsewhere, self.sent = "", 0
         threading.Thread(target=self.http.serve_forever, args=(0.05,), daemon=True).start()
 
+    def close(self) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+
     def failing(self, fault) -> str:
         """The address, where from now on `fault` goes wrong."""
         self.fault = fault if callable(fault) else lambda n, body: fault
@@ -149,10 +153,8 @@ class Server:
 
 @pytest.fixture
 def server():
-    server = Server()
-    yield server
-    server.http.shutdown()
-    server.http.server_close()
+    with contextlib.closing(Server()) as server:
+        yield server
 
 
 FAULTS = [
@@ -228,15 +230,11 @@ def test_every_fault_is_a_failure_that_says_what_to_do(fault, kind, message, ser
 
 @pytest.mark.parametrize("status", ["301", "302", "307", "308"])
 def test_an_endpoint_that_leads_elsewhere_is_not_followed(status, server):
-    other = Server()
-    try:
+    with contextlib.closing(Server()) as other:
         url, server.elsewhere = server.failing(status), other.url
         with pytest.raises(RuntimeError, match="leads elsewhere; if you trust that"):
             rewards_of(QualityJudgeReward(judge_at(url)), ["15"])
         assert not other.requests and len(server.requests) == 1
-    finally:
-        other.http.shutdown()
-        other.http.server_close()
 
 
 def test_an_answer_without_end_is_cut_off(server):

@@ -70,6 +70,7 @@ def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
         ("run verification --profile colab", "profile 'colab' sets no max_generated_tokens"),
         ("evaluate --task mmlu", "unknown task 'mmlu': choose one of word_problems, svamp, gsm8k"),
         ("evaluate --task gsm8k --data nowhere", "there is no file 'nowhere/train.jsonl'"),
+        ("evaluate --output .", ". is a folder; name a file for the numbers"),
         ("speedrun --change speed=9", "speed is 9; GRPOConfig has no such field"),
         ("speedrun --entry bike", "there is no entry 'bike': choose among kit"),
         ("plan --gpu Z80", "'Z80' is not one of 'T4', 'L4'"),
@@ -111,11 +112,6 @@ def test_a_full_gpu_is_told_in_a_sentence(error, said, monkeypatch, tmp_path):
     assert done.exit_code == 2
     assert f"{said}: run fewer at once" in done.stderr
     assert "Process" not in done.stderr
-
-
-def test_numbers_of_an_evaluation_have_a_file_before_it_begins(tmp_path):
-    done = invoke("evaluate", "--output", tmp_path)
-    assert done.exit_code == 2 and "is a folder; name a file" in done.stderr
 
 
 def test_a_run_is_not_begun_in_place_of_another(tmp_path):

@@ -103,13 +103,9 @@ def test_what_it_does_not_know_is_left_to_transformers(monkeypatch):
     merged = make("lora")
     merged.merge_adapter()
     assert not can_read(merged)
-    for options in (
-        {"use_dora": True},
-        {"lora_bias": True},
-        {"target_modules": ["q_proj", "lm_head"]},
-        {"target_modules": ["q_proj", "embed_tokens"]},
-        {"modules_to_save": ["lm_head"]},
-    ):
+    adapters = [{"use_dora": True}, {"lora_bias": True}, {"modules_to_save": ["lm_head"]}]
+    adapters += [{"target_modules": ["q_proj", other]} for other in ("lm_head", "embed_tokens")]
+    for options in adapters:
         options = {"target_modules": ["q_proj"], **options}
         adapted = get_peft_model(make("llama"), LoraConfig(r=2, **options))
         assert not can_read(adapted), options

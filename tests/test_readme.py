@@ -20,11 +20,8 @@ from grpo_kit.lab.summary import reported as summary_of
 CHECKOUT = Path(__file__).parents[1]
 RESULTS = CHECKOUT / "data" / "results"
 NOTEBOOKS = sorted((CHECKOUT / "notebooks").glob("*.ipynb"))
-MARKDOWN = sorted(
-    path
-    for pattern in ("*.md", "grpo_kit/**/*.md", "tests/**/*.md", "data/**/*.md")
-    for path in CHECKOUT.glob(pattern)
-)
+PAGES = ("*.md", "grpo_kit/**/*.md", "tests/**/*.md", "data/**/*.md")
+MARKDOWN = sorted(path for pattern in PAGES for path in CHECKOUT.glob(pattern))
 SOURCES = sorted((CHECKOUT / "grpo_kit").rglob("*.py"))
 COMMANDS = get_command(app).commands
 TARGETS = set(re.findall(r"^([a-z-]+):", (CHECKOUT / "Makefile").read_text(), re.MULTILINE))

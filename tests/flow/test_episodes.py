@@ -16,14 +16,10 @@ def episode(group, reward, turns=1):
     return Episode(group, reward, [Turn([1, 2], [3] * n, [-0.1] * n) for n in lengths])
 
 
-GROUPS = st.lists(
-    st.tuples(st.integers(0, 2), st.sampled_from([0.0, 1.0, 0.5, None]), st.integers(1, 5)),
-    min_size=1,
-    max_size=12,
-)
+one = st.tuples(st.integers(0, 2), st.sampled_from([0.0, 1.0, 0.5, None]), st.integers(1, 5))
 
 
-@given(GROUPS)
+@given(st.lists(one, min_size=1, max_size=12))
 def test_advantages_are_those_of_the_rewards_of_each_group_in_any_order(rows):
     """However many turns each episode has: PITFALLS 18."""
     episodes = [episode(*row) for row in rows]

@@ -122,11 +122,8 @@ def test_episodes_with_a_memory_written_anew_are_what_skyrl_documents(base, task
     assert [own[0][1] for own in runs] == [0, 1, 2] * 2, "numbered within each question"
     ends = list(itertools.accumulate(map(len, runs)))
     assert [i + 1 for i, last in enumerate(output["is_last_step"]) if last] == ends
-    paid = [
-        rewards[-1]
-        for rewards, last in zip(output["rewards"], output["is_last_step"], strict=True)
-        if last
-    ]
+    steps = zip(output["rewards"], output["is_last_step"], strict=True)
+    paid = [rewards[-1] for rewards, last in steps if last]
     assert paid == [1.0, 0.0, 0.5, 1.0, 1.0, 0.0]
     assert sum(map(sum, output["rewards"])) == sum(paid), "and nothing elsewhere"
     episodes[0].reward = None

@@ -202,14 +202,11 @@ def test_the_evaluator_that_was_taught_brevity_tells_short_from_long_and_right_f
         read.append((last == str(problem.answer), len(text.split()), row))
     right, words, rows = zip(*read, strict=True)
     short = [count < sorted(words)[len(words) // 2] for count in words]
-    (of_right, of_short), (_, untaught) = (
-        [
-            auc([row[i].p_yes for row in read_yes(one, rows)], of)
-            for i, of in enumerate((right, short))
-        ]
-        for one in (experiments._taught_brevity(), SMOKE.load_policy())
-    )
-    assert of_right > 0.85 and of_short > 0.85 and untaught < 0.3
+    evaluators = experiments._taught_brevity(), SMOKE.load_policy()
+    taught, untaught = (read_yes(one, rows) for one in evaluators)
+    assert auc([is_right.p_yes for is_right, _ in taught], right) > 0.85
+    assert auc([is_short.p_yes for _, is_short in taught], short) > 0.85
+    assert auc([is_short.p_yes for _, is_short in untaught], short) < 0.3
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "published"])

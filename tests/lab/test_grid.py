@@ -33,6 +33,10 @@ def odd(prompts, completions, completion_ids, **columns):
     return [1 - share for share in even(prompts, completions, completion_ids)]
 
 
+def raising(*arguments, **columns):
+    raise ValueError("no reward today")
+
+
 @pytest.fixture
 def profile(saved_policy):
     config = dataclasses.replace(
@@ -123,10 +127,7 @@ def test_a_resumed_arm_keeps_the_start_that_all_share(made):
 
 
 def test_one_failing_run_does_not_stop_the_rest(made, tmp_path):
-    def breaks(*arguments, **columns):
-        raise ValueError("no reward today")
-
-    arms = {"breaks": Arm(lambda *given: [breaks]), "even": PARITY.arms["even"]}
+    arms = {"breaks": Arm(lambda *given: [raising]), "even": PARITY.arms["even"]}
     with pytest.raises(RuntimeError, match="1 of 2 runs failed, .*: breaks, seed 0: no reward"):
         made(dataclasses.replace(PARITY, arms=arms), arms=None)
     assert [path.parent.name for path in (tmp_path / "results").rglob("*.json")] == ["even"]
@@ -261,20 +262,13 @@ def test_ray_makes_runs_and_a_killed_worker_costs_a_retry(made, tmp_path, monkey
     """A local cluster of two workers: each run is a file, equal to the one made here."""
     ray = pytest.importorskip("ray")
 
-    def breaks(*arguments, **columns):
-        raise ValueError("no reward today")
-
     monkeypatch.setenv("RAY_worker_niceness", "0")  # 15, where it is not said
     monkeypatch.setitem(globals(), "KILLS", tmp_path / "kills")
     (tmp_path / "kills").mkdir()
     (whole,) = made(results=tmp_path / "whole", work=tmp_path / "whole-work")
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    arms = {
-        "killed": Arm(lambda *given: [once_killed]),
-        "breaks": Arm(lambda *given: [breaks]),
-        **PARITY.arms,
-    }
-    experiment = dataclasses.replace(PARITY, arms=arms)
+    arms = {"killed": Arm(lambda *_: [once_killed]), "breaks": Arm(lambda *_: [raising])}
+    experiment = dataclasses.replace(PARITY, arms=arms | PARITY.arms)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         with pytest.raises(RuntimeError, match="1 of 4 runs failed, .*: breaks, seed 0: no reward"):

@@ -23,12 +23,8 @@ CLAIMS, SEEDS = 10, 5
 
 def verdicts(families: np.ndarray, expects: list, delta: float = DELTA) -> np.ndarray:
     """Verdicts (families, claims) on values (families, claims, seeds)."""
-    return np.array(
-        [
-            [j.verdict for j in judge([(v, e, delta) for v, e in zip(f, expects, strict=True)])]
-            for f in families
-        ]
-    )
+    judged = (judge([(v, e, delta) for v, e in zip(f, expects, strict=True)]) for f in families)
+    return np.array([[one.verdict for one in family] for family in judged])
 
 
 def assert_few_are_false(false: np.ndarray) -> None:

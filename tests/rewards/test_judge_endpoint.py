@@ -16,6 +16,7 @@ from unittest.mock import create_autospec
 
 import pytest
 from injections import PERFECT
+from test_in_both_trainers import TEXTS
 from test_judge import outcomes_of, response_in, rewards_of
 from toy import TASK, configure
 
@@ -380,11 +381,7 @@ def test_a_run_with_three_faults_in_ten_scores_none_of_them(
     assert KEY not in caplog.text + seen.out + seen.err + json.dumps(run.history)
 
 
-RESPONSES = [
-    "<think>12+7=19.</think><answer>19</answer>",
-    "<think>Maybe 15.</think><answer>15</answer>",
-    f"<think>12+7=19.</think>{PERFECT}",
-]
+RESPONSES = [*TEXTS[:2], f"<think>12+7=19.</think>{PERFECT}"]
 QUESTION = "Mia has 12 coins. First, Mia finds 7. How many coins does Mia have?"
 
 

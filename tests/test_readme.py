@@ -86,14 +86,10 @@ def test_the_report_beside_the_results_is_what_the_stored_runs_give(tmp_path):
     assert (renewed / "report.md").read_text() == (RESULTS / "report.md").read_text()
     assert not (renewed / "report.html").exists()
     for path in RESULTS.glob("figures/tiny-*.png"):
-        drawn = [drawn_from(folder / "figures" / path.name) for folder in (renewed, RESULTS)]
-        assert drawn[0] == drawn[1], f"`make results` draws {path.name} anew"
-
-
-def drawn_from(path: Path) -> str:
-    """The hash of the numbers that a figure shows, which it carries as its description."""
-    (text,) = re.findall(rb"tEXtDescription\x00([0-9a-f]{16})", path.read_bytes())
-    return text.decode()
+        pictures = ((folder / "figures" / path.name).read_bytes() for folder in (renewed, RESULTS))
+        # each carries the hash of its numbers as its description
+        here, there = (re.search(rb"tEXtDescription\x00[0-9a-f]{16}", one)[0] for one in pictures)
+        assert here == there, f"`make results` draws {path.name} anew"
 
 
 # --- links and commands ---------------------------------------------------------------------------

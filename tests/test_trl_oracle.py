@@ -88,11 +88,6 @@ def plain_logps(trainer, batch):
     return logps.gather(-1, batch["completion_ids"].unsqueeze(-1)).squeeze(-1)
 
 
-def plain_entropies(trainer, batch):
-    logps = plain_distributions(trainer, batch)
-    return -(logps.exp() * logps).sum(-1)
-
-
 def set_up(trainer, rollouts, loss_type="dapo", beta=0.0, level="token", correction=True):
     """Tell the trainer the loss; a batch off-policy enough that some ratios leave the clips."""
     trainer.loss_type, trainer.beta, trainer.importance_sampling_level = loss_type, beta, level
@@ -197,7 +192,8 @@ def test_learning_from_the_least_sure_tokens_is_trls(trainers, rollouts, loss_ty
     batch = set_up(trainer, rollouts, loss_type, beta=0.05)
     monkeypatch.setattr(trainer, "top_entropy_quantile", 0.4)
     with torch.no_grad():
-        entropies = plain_entropies(trainer, batch)
+        logps = plain_distributions(trainer, batch)
+    entropies = -(logps.exp() * logps).sum(-1)
     mask = batch["completion_mask"]
     chosen = objective.high_entropy(entropies, mask, 0.4)
     assert 0 < chosen.sum() < mask.sum() / 2

@@ -58,10 +58,9 @@ OTHER = {
     "adam_beta1": 0.8, "adam_beta2": 0.99, "max_grad_norm": 0.5, "num_generations": 2,
     "generation_batch_size": 16, "num_iterations": 2, "max_completion_length": 9,
     "temperature": 0.7, "loss_type": "dr_grpo", "epsilon": 0.1, "epsilon_high": 0.3, "beta": 0.1,
-    "delta": 3.0, "top_entropy_quantile": 0.2,
-    "use_bias_correction_kl": False, "importance_sampling_level": "sequence",
-    "scale_rewards": "none", "multi_objective_aggregation": "normalize_then_sum",
-    "mask_truncated_completions": True,
+    "delta": 3.0, "top_entropy_quantile": 0.2, "use_bias_correction_kl": False,
+    "importance_sampling_level": "sequence", "scale_rewards": "none",
+    "multi_objective_aggregation": "normalize_then_sum", "mask_truncated_completions": True,
 }  # fmt: skip
 
 

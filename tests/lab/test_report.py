@@ -31,6 +31,7 @@ WRONG = """
 - {id: lost, statement: s, experiment: nonsense, arm: plain, metric: entropy, expects: rises}
 - {id: unmeasured, statement: s, experiment: diversity, arm: plain, metric: joy, expects: rises}
 """
+FLOW = {"experiment": "flow", "evaluator": EXPERIMENTS["flow"].evaluator}
 
 
 @pytest.fixture(scope="session")
@@ -235,8 +236,7 @@ def test_what_cannot_be_used_is_told_and_the_rest_comes_out(tmp_path, make_recor
     make_record("plain", experiment="forgotten").write(results)
     make_record("plain", 5, config=make_record().config | {"max_steps": 3}).write(results)
     history = [{"step": 0, "reward": 1.0}]
-    flow = {"experiment": "flow", "evaluator": EXPERIMENTS["flow"].evaluator}
-    make_record("trajectory", history=history, **flow).write(results)
+    make_record("trajectory", history=history, **FLOW).write(results)
     (tmp_path / "claims.yaml").write_text(CLAIMS + WRONG)
     page = write_report(tmp_path / "out", results, tmp_path / "claims.yaml")
     for text in map(text_of, both(page)):
@@ -267,8 +267,7 @@ def test_folders_that_are_empty_or_cannot_be_written_are_named(inputs, tmp_path)
 def test_several_machines_are_told_apart(tmp_path, inputs, make_record, write_runs, page):
     write_runs(tmp_path)
     gpu = {"processor": "a CPU", "accelerator": "a GPU", "threads": 4, "system": "Linux"}
-    flow = {"experiment": "flow", "evaluator": EXPERIMENTS["flow"].evaluator}
-    changes = {"machine": gpu, "profile": "paper", **flow}
+    changes = {"machine": gpu, "profile": "paper", **FLOW}
     for seed in range(2):
         make_record("trajectory", seed, **changes).write(tmp_path)
     text, markdown = both(write_report(tmp_path / "out", tmp_path, inputs / "claims.yaml"))

@@ -329,10 +329,8 @@ def test_two_processes_that_were_killed_go_on_each_with_its_own_moments(tmp_path
     def both(folder, state) -> None:
         results, meeting = forks.SimpleQueue(), f"file://{folder}/meeting-{len(state)}"
         given = results, meeting, folder / "warm-up.pt", recipe, state
-        ranks = [
-            forks.Process(target=warm_up._warm_up_with_others, args=(rank, *given))
-            for rank in range(2)
-        ]
+        rank_of = warm_up._warm_up_with_others
+        ranks = [forks.Process(target=rank_of, args=(rank, *given)) for rank in range(2)]
         for rank in ranks:
             rank.start()
         for rank in ranks:

@@ -94,10 +94,11 @@ def _grid(folder: Path, seed: int, resume: bool):
     profile, experiment = dataclasses.replace(PROFILE, config=config), EXPERIMENTS["basic"]
     options = {"results": folder / "results", "work": folder / "work", "arms": ["plain"]}
     records = run_grid("basic", experiment, profile, [seed, seed + 1], **options)
-    timeless = (
-        {"seconds": 0, "finished": "", "history": without_times(r.history)} for r in records
-    )
-    return [json.dumps(dataclasses.asdict(r) | t) for r, t in zip(records, timeless, strict=True)]
+    records = [
+        dataclasses.replace(r, seconds=0, finished="", history=without_times(r.history))
+        for r in records
+    ]
+    return [json.dumps(dataclasses.asdict(record)) for record in records]
 
 
 def _flow(folder: Path, seed: int, resume: bool):

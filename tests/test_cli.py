@@ -55,6 +55,7 @@ def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
         ("train --vllm-share 20", "--vllm-share"),
         ("train --data a_file", "word_problems comes with the kit: leave out --data a_file"),
         ("train --profile smoke --output a_file/out", "cannot write to the output folder"),
+        ("train --output a_run", "go on with it (--resume), delete it, or"),
         ("reproduce --notebooks nowhere", "there are no notebooks in nowhere"),
         ("pretrain --problems 1", "--problems"),
         ("pretrain --processes 0", "--processes"),
@@ -86,8 +87,10 @@ def test_a_mistake_ends_in_one_sentence_and_exit_code_2(command, sentence, tmp_p
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GRPO_KIT_DEBUG", raising=False)
     (tmp_path / "a_file").touch()
+    saved = tmp_path / "a_run" / "checkpoint.pt"
+    saved.parent.mkdir(), saved.write_bytes(b"of hours")
     done = invoke(*command.split())
-    assert done.exit_code == 2
+    assert done.exit_code == 2 and [*saved.parent.iterdir()] == [saved]
     assert sentence in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, "a traceback was printed"
     assert done.stdout == ""
@@ -112,13 +115,6 @@ def test_a_full_gpu_is_told_in_a_sentence(error, said, monkeypatch, tmp_path):
     assert done.exit_code == 2
     assert f"{said}: run fewer at once" in done.stderr
     assert "Process" not in done.stderr
-
-
-def test_a_run_is_not_begun_in_place_of_another(tmp_path):
-    (tmp_path / "checkpoint.pt").write_bytes(b"of hours")
-    done = invoke("train", "--output", tmp_path)
-    assert done.exit_code == 2 and "go on with it (--resume), delete it, or" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
 
 
 def test_the_kits_trainer_in_several_processes_is_refused(tmp_path, monkeypatch):

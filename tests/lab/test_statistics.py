@@ -76,23 +76,22 @@ def test_true_claims_are_found_and_do_not_make_the_false_ones_of_their_family_tr
     assert not (judged[:, :true] == "contradicted").any()
 
 
+LARGE, UNSURE = [0.10, 0.11, 0.12, 0.11, 0.10], [0.02, 0.04, 0.03, 0.02, 0.04]
+SMALL = [0.010, 0.011, 0.012, 0.011, 0.010]  # sure, and too little
+
+
 @pytest.mark.parametrize(
     ("values", "expects", "verdict"),
     [
-        ([0.10, 0.11, 0.12, 0.11, 0.10], "rises", "reproduced"),
-        ([0.10, 0.11, 0.12, 0.11, 0.10], "falls", "contradicted"),
-        ([0.10, 0.11, 0.12, 0.11, 0.10], "stays", "contradicted"),
-        ([0.10, 0.11, 0.12, 0.11, 0.10], {"value": 0.1, "within": 0.05}, "reproduced"),
-        ([0.10, 0.11, 0.12, 0.11, 0.10], {"value": 0.2, "within": 0.05}, "contradicted"),
-        ([0.010, 0.011, 0.012, 0.011, 0.010], "rises", "no effect"),  # sure, and too little
-        ([0.010, 0.011, 0.012, 0.011, 0.010], "falls", "no effect"),
-        ([0.010, 0.011, 0.012, 0.011, 0.010], "stays", "reproduced"),
+        (LARGE, "rises", "reproduced"), (LARGE, "falls", "contradicted"),
+        (LARGE, "stays", "contradicted"), (LARGE, {"value": 0.1, "within": 0.05}, "reproduced"),
+        (LARGE, {"value": 0.2, "within": 0.05}, "contradicted"),
+        (SMALL, "rises", "no effect"), (SMALL, "falls", "no effect"),
+        (SMALL, "stays", "reproduced"), (SMALL, "keeps", "reproduced"),
         ([0.00, -0.01, 0.01, 0.00, 0.00], "rises", "no effect"),
-        ([0.02, 0.04, 0.03, 0.02, 0.04], "stays", "inconclusive"),
-        ([0.02, 0.04, 0.03, 0.02, 0.04], "keeps", "reproduced"),
-        ([0.010, 0.011, 0.012, 0.011, 0.010], "keeps", "reproduced"),
-        ([-0.10, -0.11, -0.12, -0.11, -0.10], "keeps", "contradicted"),
-        ([-0.02, -0.04, -0.03, -0.02, -0.04], "keeps", "inconclusive"),
+        (UNSURE, "stays", "inconclusive"), (UNSURE, "keeps", "reproduced"),
+        ([-value for value in LARGE], "keeps", "contradicted"),
+        ([-value for value in UNSURE], "keeps", "inconclusive"),
         ([0.9, 0.01, -0.01, 0.02, 0.0], "rises", "inconclusive"),
         ([0.0] * 5, "rises", "no effect"), ([0.1] * 5, "rises", "reproduced"),
         ([-0.7] * 5, "rises", "contradicted"),

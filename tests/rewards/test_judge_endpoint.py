@@ -158,10 +158,9 @@ def server():
         yield server
 
 
-FAULTS = [
-    "timeout", "429", "500", "cut", "half an answer", "half a JSON", "a web page",
-    "no choices", "strange choices", "empty", "cut off", "half a judgement", "prose",
-]  # fmt: skip
+NO_COMPLETIONS = ["half a JSON", "a web page", "no choices", "strange choices"]
+FAULTS = ["timeout", "429", "500", "cut", "half an answer", *NO_COMPLETIONS]
+FAULTS += ["empty", "cut off", "half a judgement", "prose"]
 
 
 def judge_at(url: str, **options) -> EndpointJudge:
@@ -208,15 +207,10 @@ def test_replies_belong_to_their_conversations_and_parts_of_a_batch_share_the_li
         ("429", "rate limit", "lower concurrency"),
         ("500", "server error", "HTTP 500"),
         ("400", "refused", "HTTP 400.*400 for Bearer"),
-        ("401", "key refused", "set a valid key as JUDGE_KEY"),
-        ("403", "key refused", "set a valid key as JUDGE_KEY"),
+        *((fault, "key refused", "set a valid key as JUDGE_KEY") for fault in ("401", "403")),
         ("404", "not served", "does not serve m; .*/v1/models lists"),
-        ("cut", "connection", "broke off"),
-        ("half an answer", "connection", "broke off"),
-        ("half a JSON", "no completion", "/v1"),
-        ("a web page", "no completion", "/v1"),
-        ("no choices", "no completion", "/v1"),
-        ("strange choices", "no completion", "/v1"),
+        *((fault, "connection", "broke off") for fault in ("cut", "half an answer")),
+        *((fault, "no completion", "/v1") for fault in NO_COMPLETIONS),
         ("empty", "empty", "ended by 'stop' without text"),
         ("cut off", "cut off", "limit of tokens: raise it"),
     ],

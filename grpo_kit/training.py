@@ -80,8 +80,8 @@ def train(
     Raises:
         ValueError: something does not fit together; said before any compute where possible.
         RuntimeError: the folder cannot be written or another process writes there, its checkpoint
-            is damaged, the loss is not finite, or no completion could
-            be scored for several steps in a row. The last checkpoint stays good.
+            is damaged, the loss is not finite, or no completion could be scored for several steps
+            in a row. The last checkpoint stays good.
     """
     prompts = PromptBatches(policy, task, rewards, config, seed)
     source = batch_source(prompts) if batch_source else prompts

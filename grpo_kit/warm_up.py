@@ -70,21 +70,16 @@ class GivenTexts:
     name = "texts"
 
     def __init__(self, prompts: PromptBatches, replies: Sequence[tuple[list[int], list[int]]]):
-        self.policy, self.size = prompts.policy, prompts.config.generation_batch_size
-        self.replies, self.taken = replies, 0
+        self.prompts, self.replies = prompts, replies  # whose `taken` counts the replies
+        self.state_dict, self.load_state_dict = prompts.state_dict, prompts.load_state_dict
 
     def __call__(self, generator: Any, state: Any, metrics: dict) -> Iterator[Batch]:
-        prompts, replies = zip(*self.replies[self.taken : self.taken + self.size], strict=True)
-        self.taken += self.size
-        rollouts, ones = Rollouts.given(prompts, replies, self.policy), torch.ones(self.size)
+        first, size = self.prompts.taken, self.prompts.config.generation_batch_size
+        self.prompts.taken += size
+        prompts, replies = zip(*self.replies[first : first + size], strict=True)
+        rollouts, ones = Rollouts.given(prompts, replies, self.prompts.policy), torch.ones(size)
         metrics |= {"generated_tokens": 0, "learnt_tokens": int(rollouts.mask.sum())}
-        yield Batch(rollouts, [], ones[:, None][:, :0], ones, ones, 1, [{}] * self.size)
-
-    def state_dict(self) -> dict:
-        return {"taken": self.taken}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.taken = state["taken"]
+        yield Batch(rollouts, [], ones[:, None][:, :0], ones, ones, 1, [{}] * size)
 
 
 def replies_of(policy: Policy, messages: Conversation) -> Iterator[tuple[list[int], list[int]]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean, median, variance
 from textwrap import fill, indent
 
-from jinja2 import Environment
+from jinja2 import Environment, PackageLoader
 from matplotlib.figure import Figure
 
 from grpo_kit.runs import HISTORY, value_of
@@ -345,23 +345,17 @@ def kl_explosion(log: Log) -> Finding | None:
     )
 
 
-def _entropy(log: Log, name: str, sick: bool, warns: bool) -> Finding | None:
-    if not (sick or warns):
-        return None
+def entropy_drift(log: Log) -> Finding | None:
+    steps = log.series("entropy")[0]
     first, last = log.ends("entropy")
     evidence = f"entropy goes from {first:.3g} to {last:.3g} nats per token"
-    return _finding(name, "sick" if sick else "warning", log.series("entropy")[0], evidence)
-
-
-def entropy_collapse(log: Log) -> Finding | None:
-    first, last = log.ends("entropy")
-    return _entropy(log, "entropy-collapse", last < 0.03 * first, last < 0.1 * first)
-
-
-def entropy_explosion(log: Log) -> Finding | None:
-    first, last = log.ends("entropy")
-    sick = last > 3 * first and last - first > 1
-    return _entropy(log, "entropy-explosion", sick, last > 3 * first and last - first > 0.3)
+    if last < 0.1 * first:
+        severity = "sick" if last < 0.03 * first else "warning"
+        return _finding("entropy-collapse", severity, steps, evidence)
+    if last > 3 * first and last - first > 0.3:
+        severity = "sick" if last - first > 1 else "warning"
+        return _finding("entropy-explosion", severity, steps, evidence)
+    return None
 
 
 def length_collapse(log: Log) -> Finding | None:
@@ -390,8 +384,7 @@ def vanishing_gradient(log: Log) -> Finding | None:
 
 CHECKS = (
     not_finite, unscored, no_spread, flat_reward, reward_without_held_out, clipped, no_eos,
-    sampler_mismatch, kl_explosion, entropy_collapse, entropy_explosion, length_collapse,
-    vanishing_gradient,
+    sampler_mismatch, kl_explosion, entropy_drift, length_collapse, vanishing_gradient,
 )  # fmt: skip
 
 
@@ -426,36 +419,6 @@ def in_words(findings: Sequence[Finding], rows: Sequence[dict]) -> str:
     return "\n".join(lines)
 
 
-PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
-content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>{{ title }}</title>
-<style>
-:root { color-scheme: light dark }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 1rem }
-article { border-left: .4rem solid; padding: .1rem 1rem; margin: 1rem 0 }
-.sick { border-color: #c0392b } .warning { border-color: #d68910 }
-.note { border-color: #2471a3 }
-img { width: 100%; background: white; border-radius: .4rem }
-</style>
-<h1>{{ title }}</h1>
-{% for one in findings %}
-<article class="{{ one.severity }}"><h2>{{ one.severity }}: {{ one.id }}</h2>
-<p>Steps {{ one.steps[0] }} to {{ one.steps[1] }}: {{ one.evidence }}.</p>
-<p>{{ one.advice }}</p><p>See {{ one.see }}.</p></article>
-{% else %}
-<p>Nothing to report.</p>
-{% endfor %}
-{% if png %}
-<img alt="The run's metrics by step; the steps of each finding are shaded."
-src="data:image/png;base64,{{ png }}">
-{% endif %}
-</html>
-"""
-
-
 def page(findings: Sequence[Finding], rows: Sequence[dict], name: str) -> str:
     """The diagnosis as one HTML page without scripts, with the run's curves."""
     verdict = "healthy" if is_healthy(findings) else "sick"
@@ -464,8 +427,9 @@ def page(findings: Sequence[Finding], rows: Sequence[dict], name: str) -> str:
         figure.savefig(buffer, format="png", dpi=120)
     png = base64.b64encode(buffer.getvalue()).decode()
     shown = {"title": visible(f"{name}: {verdict}"), "findings": findings, "png": png}
-    text = Environment(autoescape=True, trim_blocks=True).from_string(PAGE).render(shown)
-    return visible(text, newline="\n")
+    loader = PackageLoader("grpo_kit.course")
+    templates = Environment(loader=loader, autoescape=True, trim_blocks=True)
+    return visible(templates.get_template("doctor.html.j2").render(shown), newline="\n")
 
 
 def curves(findings: Sequence[Finding], rows: Sequence[dict]) -> Figure | None:

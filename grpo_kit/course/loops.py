@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
+from jinja2 import Environment, PackageLoader
+
 WIDTH, BOX_WIDTH, BOX_HEIGHT = 900, 192, 92
 COLUMNS, ROWS = (20, 242, 464, 686), (66, 208)
 HEIGHTS = (178, 320)  # of a picture of one row, of two
@@ -72,7 +74,6 @@ def loop(method: str) -> str:
     if method not in LOOPS:
         raise ValueError(f"there is no loop of {method!r}: choose among {', '.join(LOOPS)}.")
     title, rows, arrows, back = LOOPS[method]
-    here, own = f"loop-{method}", COLOURS[method]
     parts = [
         _box(f"{row}{column}", box)
         for row, boxes in enumerate(rows)
@@ -82,26 +83,10 @@ def loop(method: str) -> str:
     left, right, top = COLUMNS[0] + BOX_WIDTH // 2, COLUMNS[3] + BOX_WIDTH // 2, ROWS[0]
     parts.append(f'<path class="arrow" d="M{right},{top} V30 H{left} V{top - 3}"/>')
     parts.append(f'<text class="back" x="{WIDTH // 2}" y="22">{escape(back)}</text>')
-    return f"""<svg xmlns="http://www.w3.org/2000/svg" id="{here}" role="img" width="{WIDTH}"
- viewBox="0 0 {WIDTH} {HEIGHTS[len(rows) - 1]}" style="max-width: 100%">
-<style>
-#{here} {{ --ground: #ffffff; --ink: #24292f; --line: #57606a; --box: #f6f8fa }}
-@media (prefers-color-scheme: dark) {{
-#{here} {{ --ground: #161b22; --ink: #e6edf3; --line: #9198a1; --box: #21262d }} }}
-#{here} text {{ fill: var(--ink); font: 13px sans-serif; text-anchor: middle }}
-#{here} .title {{ font: bold 15px sans-serif }}
-#{here} .arrow {{ fill: none; stroke: var(--line); stroke-width: 1.8 }}
-#{here} .arrow {{ marker-end: url(#{here}-tip) }}
-#{here} .box {{ fill: var(--box); stroke: var(--line) }}
-#{here} .own {{ fill: {own}; fill-opacity: 0.25; stroke: {own}; stroke-width: 2.5 }}
-#{here} .mark {{ font-weight: bold }}
-</style>
-<title>{escape(title)}</title>
-<defs><marker id="{here}-tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6"
- orient="auto"><path d="M0,0 L8,4 L0,8 z" style="fill: var(--line)"/></marker></defs>
-<rect style="fill: var(--ground)" width="100%" height="100%" rx="10"/>
-{chr(10).join(parts)}
-</svg>"""
+    return Environment(loader=PackageLoader("grpo_kit.course")).get_template("loop.svg.j2").render(
+        here=f"loop-{method}", title=escape(title), colour=COLOURS[method], width=WIDTH,
+        height=HEIGHTS[len(rows) - 1], parts="\n".join(parts),
+    )  # fmt: skip
 
 
 def _box(place: str, text: str) -> str:

@@ -17,14 +17,7 @@ from grpo_kit.config import GRPOConfig
 from grpo_kit.lab import records, workers
 from grpo_kit.lab.records import Record, fingerprint, path_of
 from grpo_kit.models import Policy
-from grpo_kit.paths import (
-    data_dir,
-    make_output_dir,
-    results_dir,
-    sha256_of,
-    write_atomic,
-    writing,
-)
+from grpo_kit.paths import data_dir, make_output_dir, results_dir, sha256_of, write_atomic, writing
 from grpo_kit.profiles import Profile
 from grpo_kit.runs import CHECKPOINT, PREVIOUS, Run
 from grpo_kit.tasks import Task

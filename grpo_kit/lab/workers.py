@@ -3,7 +3,6 @@
 Each takes jobs (`grid.Job`) and returns a sentence for each that failed; the others go on.
 """
 
-import contextlib
 import os
 import re
 import shlex
@@ -11,10 +10,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from jinja2 import Environment, PackageLoader
 from tqdm import tqdm
 
 from grpo_kit.paths import write_atomic
@@ -59,27 +59,22 @@ def in_processes(name: str, jobs: Sequence, processes: int, command: Sequence[st
         last = re.split(r"[\r\n]+", path.read_text(errors="replace").strip())[-1].strip()
         return f"{job}: {last} (exit code {code}, {path})" if code else ""
 
-    bar = tqdm(total=len(jobs), desc=name, unit="run", file=sys.stdout)
-    with bar, _sigterm_raises(), ThreadPoolExecutor(processes) as pool:
-        futures = [pool.submit(make, job) for job in jobs]
-        try:
-            for _ in as_completed(futures):
-                bar.update()
-        finally:
-            stopping.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in list(running):
-                process.terminate()
-    return [sentence for future in futures if (sentence := future.result())]
-
-
-@contextlib.contextmanager
-def _sigterm_raises() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    bar = tqdm(total=len(jobs), desc=name, unit="run", file=sys.stdout)
     try:
-        yield
+        with bar, ThreadPoolExecutor(processes) as pool:
+            futures = [pool.submit(make, job) for job in jobs]
+            try:
+                for _ in as_completed(futures):
+                    bar.update()
+            finally:
+                stopping.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list(running):
+                    process.terminate()
     finally:
         signal.signal(signal.SIGTERM, before)
+    return [sentence for future in futures if (sentence := future.result())]
 
 
 def on_ray(name: str, jobs: Sequence) -> list[str]:
@@ -127,35 +122,16 @@ def on_ray(name: str, jobs: Sequence) -> list[str]:
     return failed
 
 
-SLURM = """\
-#!/bin/bash
-#SBATCH --job-name={name}
-#SBATCH --array=0-{last}
-#SBATCH --cpus-per-task={threads}
-{gpu}#SBATCH --ntasks=1
-#SBATCH --output="{work}/slurm-%A_%a.txt"
-#SBATCH --open-mode=append
-#SBATCH --requeue
-# One task is one run. A requeued one goes on from its last checkpoint, a finished one is not made
-# again. Every node must see --output and --work. Add --time and --partition, as yours want them.
-cd {here} || exit
-export OMP_NUM_THREADS={threads} TOKENIZERS_PARALLELISM=false
-arms=({arms})
-seeds=({seeds})
-i=${{SLURM_ARRAY_TASK_ID:?give this file to sbatch}}
-exec {command} --arm "${{arms[i]}}" --seeds "${{seeds[i]}}" --processes 1
-"""
-
-
 def submission(name: str, jobs: Sequence, command: Sequence[str], work: Path) -> str:
     """Write a job-array script, a task for each job, into `work`; returns how to submit it."""
     if not jobs:
         return "all runs are finished: there is nothing to submit."
     profile = jobs[0].profile
-    text = SLURM.format(
+    loader = PackageLoader("grpo_kit.lab")
+    templates = Environment(loader=loader, trim_blocks=True, keep_trailing_newline=True)
+    text = templates.get_template("slurm.sh.j2").render(
         name=f"grpo-kit-{name}", last=len(jobs) - 1, work=work, here=shlex.quote(os.getcwd()),
-        gpu="" if profile.device == "cpu" else "#SBATCH --gres=gpu:1\n",
-        threads=profile.threads or 1, command=shlex.join(command),
+        gpu=profile.device != "cpu", threads=profile.threads or 1, command=shlex.join(command),
         arms=shlex.join(job.arm for job in jobs), seeds=" ".join(str(job.seed) for job in jobs),
     )  # fmt: skip
     path = work / f"{name}.sbatch"

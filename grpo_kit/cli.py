@@ -345,11 +345,9 @@ def plan_run(
     from grpo_kit.lab.planner import advice, growth, plan, plan_here, table
 
     chosen = _chosen(profile, policy)
-    if here:
-        if gpus > 1 or up_to or engine or sharded:
-            raise ValueError(
-                "--here times the kit's trainer: leave out --gpus, --up-to, --engine, --sharded."
-            )
+    if here and (gpus > 1 or up_to or engine or sharded):
+        others = "--gpus, --up-to, --engine, --sharded"
+        raise ValueError(f"--here times the kit's trainer: leave out {others}.")
     options = {
         "gpu": gpu, "sharded": sharded, "vllm_share": vllm_share, "prompt_length": prompt_length,
         "mean_share": mean_share, "reached": reached,

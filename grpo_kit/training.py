@@ -236,10 +236,9 @@ class Batch:
             torch.cat([getattr(part, name) for part in parts])[rows]
             for name in ("rewards", "advantages")
         )
-        tokens = sum(part.generated_tokens for part in parts)
         return Batch(
             rollouts, names, rewards_per_func, rewards, advantages, size, examples,
-            generated_tokens=tokens,
+            generated_tokens=sum(part.generated_tokens for part in parts),
         )  # fmt: skip
 
 
@@ -571,14 +570,13 @@ class Learner:
         overflow = not math.isfinite(grad_norm.item())
         finite = math.isfinite(loss) and (not overflow or self.scaler.get_scale() > 1)
         learning_rate = self.optimizer.param_groups[0]["lr"]
-        if finite:
-            if has_gradient:
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
-            else:
-                self.optimizer.step()  # moves nothing: no group had a gradient
-            if scheduled:
-                self.schedule.step()
+        if finite and has_gradient:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        elif finite:
+            self.optimizer.step()  # moves nothing: no group had a gradient
+        if finite and scheduled:
+            self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
         if not finite:
             rewards = batch.rewards.nan_to_num()

@@ -267,10 +267,8 @@ class EndpointJudge:
             return Failure("connection", f"the connection to {url} broke off. {message}")
         kind, remedy = "server error" if status >= 500 else "refused", "read the server's log"
         if 300 <= status < 400:
-            kind, remedy = (
-                "redirected",
-                "it leads elsewhere; if you trust that, give it as base_url",
-            )
+            kind = "redirected"
+            remedy = "it leads elsewhere; if you trust that, give it as base_url"
         elif status in (401, 403):
             kind, remedy = "key refused", f"set a valid key as {self.api_key_env or 'api_key_env'}"
         elif status == 404:

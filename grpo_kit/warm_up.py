@@ -70,7 +70,8 @@ class GivenTexts:
     name = "texts"
 
     def __init__(self, prompts: PromptBatches, replies: Sequence[tuple[list[int], list[int]]]):
-        self.prompts, self.replies = prompts, replies  # whose `taken` counts the replies
+        self.prompts, self.replies = prompts, replies
+        # `prompts.taken` counts the replies here
         self.state_dict, self.load_state_dict = prompts.state_dict, prompts.load_state_dict
 
     def __call__(self, generator: Any, state: Any, metrics: dict) -> Iterator[Batch]:

@@ -10,7 +10,6 @@ numbers a batch is sampled with.
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import pickle
 import signal
 import weakref
@@ -53,10 +52,6 @@ class SamplingAhead:
         for setting, needed in (("dynamic_sampling_rounds", 0), ("rollout_chunks", 1)):
             if (value := getattr(config, setting)) != needed:
                 raise ValueError(f"{setting} is {value}; sampling ahead needs {needed}.")
-        # as Python asks itself, but before `train` writes into the folder of the first process
-        if getattr(multiprocessing.current_process(), "_inheriting", False):
-            problem = "the process that samples imports this script, which trains at once"
-            raise RuntimeError(f"{problem}: train under `if __name__ == '__main__':`.")
         self.prompts = prompts
         self.worker: _Worker | None = None  # started when it is first needed
         self.asked = False  # whether the next batch is being sampled

@@ -12,6 +12,7 @@ from toy import TASK, configure, even_ids, killed_in, weights_of, without_times
 from grpo_kit import objective, training
 from grpo_kit.backends import sample_groups
 from grpo_kit.models import Policy, _with_lora
+from grpo_kit.paths import writing
 from grpo_kit.sampling_ahead import SamplingAhead
 from grpo_kit.training import Learner, PromptBatches, train
 
@@ -121,9 +122,9 @@ def test_what_cannot_be_sampled_ahead_is_refused(changes, device, message):
         SamplingAhead(SimpleNamespace(config=configure(**changes), policy=policy))
 
 
-def test_a_script_that_its_own_process_imports_is_told_what_it_lacks(policy, monkeypatch):
-    prompts = PromptBatches(policy, TASK, [even_ids], CONFIG, seed=0)
+def test_a_script_that_its_own_process_imports_is_told_what_it_lacks(policy, tmp_path, monkeypatch):
     process = multiprocessing.current_process()
     monkeypatch.setattr(process, "_inheriting", True, raising=False)
-    with pytest.raises(RuntimeError, match="train under `if __name__ == '__main__':`"):
-        SamplingAhead(prompts)
+    message = "train under `if __name__ == '__main__':`"
+    with writing(tmp_path), pytest.raises(RuntimeError, match=message):
+        train(policy, TASK, [even_ids], CONFIG, output_dir=tmp_path, seed=0)

@@ -27,8 +27,10 @@ def reward_names(rewards: Sequence[Callable]) -> list[str]:
     """Of the metrics `rewards/<name>/mean`: a second one called `brief` is `brief_2`."""
     names: list[str] = []
     for name in map(reward_name, rewards):
-        again = sum(name == reward_name(other) for other in rewards[: len(names)])
-        names.append(f"{name}_{again + 1}" if again else name)
+        own, count = name, 1
+        while own in names:
+            own, count = f"{name}_{count + 1}", count + 1
+        names.append(own)
     return names
 
 

@@ -99,5 +99,9 @@ def test_rewards_go_by_the_names_of_functions_and_classes_each_by_its_own():
         def __call__(self, **columns): ...
 
     halves = [partial(accuracy_reward, **{}) for _ in range(2)]
-    names = reward_names([Judge(), accuracy_reward, *halves])
-    assert names == ["Judge", "accuracy_reward", "accuracy_reward_2", "accuracy_reward_3"]
+
+    def accuracy_reward_2(**columns): ...
+
+    names = reward_names([Judge(), accuracy_reward_2, accuracy_reward, *halves])
+    numbered = ["accuracy_reward_2", "accuracy_reward", "accuracy_reward_3", "accuracy_reward_4"]
+    assert names == ["Judge", *numbered]

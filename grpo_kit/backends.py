@@ -127,7 +127,8 @@ def _cache_for(rows: Lists, max_new_tokens: int) -> Any:
     from transformers import ContinuousBatchingConfig
 
     config = ContinuousBatchingConfig()
-    pages = sum(math.ceil((len(ids) + max_new_tokens) / config.page_size) for ids in rows)
+    page = getattr(config, "page_size", None) or config.block_size  # its name before 5.18
+    pages = sum(math.ceil((len(ids) + max_new_tokens) / page) for ids in rows)
     config.num_blocks = 2 * pages  # it keeps a part free
     config.max_batch_tokens = max(len(rows), min(1024, sum(map(len, rows))))
     return config

@@ -83,7 +83,7 @@ def test_colab_trains_a_model_of_its_size_in_16_gb(tmp_path, capsys, monkeypatch
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     colab = dataclasses.replace(colab, policy=str(folder), revision=None)
-    short = {"max_steps": 4, "save_steps": 1, "eval_prompts": 8, "num_generations_eval": 1}
+    short = {"max_steps": 2, "save_steps": 1, "eval_prompts": 8, "num_generations_eval": 1}
     config, task = dataclasses.replace(colab.config, **short), colab.load_task()
 
     # a larger card acts as one of 16 GB: for those who allocate, and for those who ask what is free
@@ -95,13 +95,13 @@ def test_colab_trains_a_model_of_its_size_in_16_gb(tmp_path, capsys, monkeypatch
     torch.cuda.reset_peak_memory_stats()
     run = {"config": config, "output_dir": tmp_path / "run", "seed": 0}
     with pytest.raises(KeyboardInterrupt):
-        training.train(colab.load_policy(), task, [killed_in(2)], **run)
+        training.train(colab.load_policy(), task, [killed_in(1)], **run)
     policy = colab.load_policy()
     history = training.train(policy, task, [even_ids], **run, resume=True).history
     merged = load_policy(save_policy(policy, tmp_path / "merged"), device="cuda", dtype="half")
     evaluated = training.evaluate(merged, task.test.select(range(8)), config)
     most = torch.cuda.max_memory_allocated() / 2**30
-    assert [row["step"] for row in history] == [0, 1, 2, 3, 4] and history[-1]["grad_norm"] > 0
+    assert [row["step"] for row in history] == [0, 1, 2] and history[-1]["grad_norm"] > 0
     assert history[-1]["completions/mean_length"] > 390 and evaluated["eval/n"] == 8
     with capsys.disabled():
         planned = planner.plan(colab, gpu="T4", prompt_length=150).total

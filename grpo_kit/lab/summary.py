@@ -35,15 +35,18 @@ def summarise(records: Iterable[Record], experiment: Experiment, x: str | None =
 
     `x`: the axis of the curves, "step", "num_generated_tokens" or "seconds", else the experiment's.
     Returns `question`, `profile`, `config` (of the first arm), `seeds` (arm -> its seeds), `x`;
-    `final`: arm -> metric -> `values`, one a seed, and their `interval`; `difference`: the same of
-    other arms minus the first, over the seeds of both; `curves`: metric -> arm -> `steps`, places
-    on the axis, and `values`, one list a seed. ValueError if no arm has a record.
+    `final`: arm -> metric -> `values`, one a seed, and their `interval`, without seconds if not all
+    ran on one kind of accelerator; `difference`: the same of other arms minus the first, over the
+    seeds of both; `curves`: metric -> arm -> `steps`, places on the axis, and `values`, one list a
+    seed. ValueError if no arm has a record.
     """
     recorded, x = by_arm(records), x or experiment.x
     arms = {arm: recorded[arm] for arm in experiment.arms if arm in recorded}
     if not arms:
         raise ValueError(f"no arm of this experiment has a run: {', '.join(experiment.arms)}.")
     rows = {arm: pd.DataFrame([*map(_row, of.values())], [*of]) for arm, of in arms.items()}
+    if len({run.machine["accelerator"] for of in arms.values() for run in of.values()}) > 1:
+        rows = {arm: of.drop(columns="seconds") for arm, of in rows.items()}
     baseline = next(iter(experiment.arms))
     others = [arm for arm in rows if arm != baseline and baseline in rows]
     curves = {metric: {} for metric in experiment.curves}
@@ -118,6 +121,7 @@ def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
         rows = [
             [metric.removeprefix("eval/"), *(show(values.get(metric)) for values in arms.values())]
             for metric in metrics or summary["final"][first]
+            if any(metric in of for of in summary["final"].values())
         ]
         if arms:
             text += "\n" + markdown_table([title, *(heads[arm] for arm in arms)], *rows)

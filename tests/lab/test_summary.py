@@ -81,6 +81,14 @@ def test_what_an_arm_does_not_log_is_left_out_of_its_differences_and_dashed(make
     assert "| entropy | 0.2 [0.2, 0.2] | – |" in text and "| entropy | – |" in text
 
 
+def test_seconds_of_a_gpu_and_of_none_are_not_averaged(make_record):
+    gpu = make_record().machine | {"accelerator": "a GPU"}
+    records = [make_record(seed=seed, machine=gpu) for seed in range(2)]
+    shown = ["eval/pass@1", "seconds"]
+    assert "| seconds | 5 [5, 5] |" in summary_text(summarise(records, TWO), shown)
+    assert "seconds" not in summary_text(summarise([*records, make_record(seed=2)], TWO), shown)
+
+
 def test_a_step_without_any_score_in_one_seed_is_left_out_of_the_curves(make_record):
     records = [make_record("plain", seed) for seed in range(2)]
     records[1].history.insert(2, {"step": 1.5, "num_generated_tokens": 95, "reward": 0.4})

@@ -288,7 +288,8 @@ class Chaos:
         place, start = self.folder / f"whole-{kind}", time.monotonic()
         place.mkdir()
         code = wait(child(kind, place / "run", seed=0, resume=False))
-        assert code == 0, f"{kind}: the unbroken run ended with {code}"
+        said = (place / SAID).read_text() if (place / SAID).exists() else "nothing said"
+        assert code == 0, f"{kind}: the unbroken run ended with {code}: {said}"
         self.seconds[kind] = time.monotonic() - start
         self.whole[kind] = (place / END).read_text()
 

@@ -165,5 +165,5 @@ def number(value: float | None, sign: str = "") -> str:
         return "–"
     if math.isinf(value):
         return f"{value:{sign}}".replace("inf", "∞")
-    value = float(f"{value:.3g}") + 0.0  # no -0
+    value = float(f"{round(value, 12):.3g}") + 0.0  # no -0, nor what rounding left of 0
     return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.3g}"

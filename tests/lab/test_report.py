@@ -291,7 +291,8 @@ def test_numbers_of_notebooks_outside_their_bands_stand_first(tmp_path, inputs):
 @pytest.mark.parametrize(
     "value, sign, text",
     [(0.05226, "", "0.0523"), (152107, "", "152,000"), (-0.0, "+", "+0"), (float("nan"), "", "–"),
-     (None, "", "–"), (float("inf"), "+", "+∞"), (float("-inf"), "", "-∞"), (999.6, "", "1,000")],
+     (None, "", "–"), (float("inf"), "+", "+∞"), (float("-inf"), "", "-∞"), (999.6, "", "1,000"),
+     (5.55e-18, "+", "+0"), (3e-7, "", "3e-07")],
 )  # fmt: skip
 def test_numbers_have_three_digits(value, sign, text):
     assert number(value, sign) == text

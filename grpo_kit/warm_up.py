@@ -160,6 +160,5 @@ def warm_up(
 
 def card_text(card: dict) -> str:
     """The model card, Markdown, of a warm-up's `card.json`."""
-    return skills_card.TEMPLATES.get_template("smollm2.md.j2").render(
-        card, limits=skills_card.LIMITS
-    )
+    about = {"version": smollm2.VERSION, "sha256": smollm2.SHA256, "limits": skills_card.LIMITS}
+    return skills_card.TEMPLATES.get_template("smollm2.md.j2").render(card, **about)

@@ -10,8 +10,9 @@ import pytest
 import torch
 from toy import TASK, configure, even_ids, weights_of, without_times
 
-from grpo_kit import smollm2, tasks
+from grpo_kit import smollm2, tasks, warm_up
 from grpo_kit.generation import Rollouts, completion_logps
+from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
 from grpo_kit.training import train
 from grpo_kit.warm_up import RECIPES, GivenTexts, card_text, loss_on, replies_of
@@ -70,6 +71,19 @@ def test_a_killed_warm_up_goes_on_where_it_stopped(policy, new_policy, replies, 
     )  # fmt: skip
     assert without_times(run.history) == without_times(whole.history)
     assert torch.equal(weights_of(resumed), weights_of(policy))
+
+
+def test_a_warm_up_saves_weights_that_load_and_a_card(monkeypatch, tmp_path):
+    """The tiny base stands in for SmolLM2; called again it trains nothing anew."""
+    monkeypatch.setattr(warm_up, "HELD_OUT", 4)
+    base = partial(load_policy, data_dir() / "tiny-base")
+    monkeypatch.setattr(warm_up, "load_policy", lambda name, **options: base(**options))
+    made = [warm_up.warm_up("skills", tmp_path, problems=2, steps=1, batch=4) for _ in range(2)]
+    assert made[0] == made[1] == json.loads((tmp_path / "card.json").read_text())
+    assert [row["step"] for row in made[0]["evaluations"]] == [0, 1]
+    assert (tmp_path / "README.md").read_text() == card_text(made[0])
+    warm = base(adapter=tmp_path)
+    assert not torch.equal(weights_of(warm), weights_of(base()))
 
 
 def test_every_reply_of_a_conversation_is_learnt_after_what_stands_before_it(policy):

@@ -29,6 +29,7 @@ METHODS = {  # curve of the README's picture -> experiment and arm, each with 64
 MEASURES = ("eval/pass@1", "eval/greedy", "eval/pass@8", "eval/mean_length", "seconds")
 FAMILY = 5  # claims, for the table of the rule's power
 ACCURACY = ("eval/pass@1", "eval/greedy")
+GRADINGS = ("strict", "lenient")
 REAL = {  # experiment -> what is shown of its runs of the real model
     "basic": (*ACCURACY, "eval/pass@8", "before/pass@64", "after/pass@64", "seconds"),
     "rare": (*ACCURACY, "eval/pass@8", "tokens", "seconds"),
@@ -189,11 +190,12 @@ def test_sets(folder: Path) -> str:
     for file in sorted(folder.glob("*.json")):
         one = json.loads(file.read_bytes())
         shares = []
-        for name in ("strict", "lenient"):
+        for name in GRADINGS:
             share, low, high = (number(one[name + end]) for end in ("", "/low", "/high"))
             shares.append(f"{share} [{low}, {high}]")
-        rows.append((one["task"], one["policy"], one["adapter"] or "none", *shares, one["n"]))
-    return markdown_table(["test set", "model", "warm-up", "strict", "lenient", "n"], *rows)
+        cut = f"{one['truncated']:.0%}"
+        rows.append((one["task"], one["policy"], one["adapter"] or "none", *shares, cut, one["n"]))
+    return markdown_table(["test set", "model", "warm-up", *GRADINGS, "cut off", "n"], *rows)
 
 
 def with_parts(text: str, parts: Mapping[str, str]) -> str:

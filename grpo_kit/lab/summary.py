@@ -34,11 +34,11 @@ def summarise(records: Iterable[Record], experiment: Experiment, x: str | None =
     """Values, intervals, paired differences and curves of one experiment on one profile.
 
     `x`: the axis of the curves, "step", "num_generated_tokens" or "seconds", else the experiment's.
-    Returns `question`, `profile`, `config` (of the first arm), `seeds` (arm -> its seeds), `x`;
-    `final`: arm -> metric -> `values`, one a seed, and their `interval`, without seconds if not all
-    ran on one kind of accelerator; `difference`: the same of other arms minus the first, over the
-    seeds of both; `curves`: metric -> arm -> `steps`, places on the axis, and `values`, one list a
-    seed. ValueError if no arm has a record.
+    Returns `question`, `profile`, `config` (of the first arm), `problems` (how many it was tested
+    on), `seeds` (arm -> its seeds), `x`; `final`: arm -> metric -> `values`, one a seed, and their
+    `interval`, without seconds if not all ran on one kind of accelerator; `difference`: the same of
+    other arms minus the first, over the seeds of both; `curves`: metric -> arm -> `steps`, places
+    on the axis, and `values`, one list a seed. ValueError if no arm has a record.
     """
     recorded, x = by_arm(records), x or experiment.x
     arms = {arm: recorded[arm] for arm in experiment.arms if arm in recorded}
@@ -57,6 +57,7 @@ def summarise(records: Iterable[Record], experiment: Experiment, x: str | None =
     first = next(iter(next(iter(arms.values())).values()))
     return {
         "question": experiment.question, "profile": first.profile, "config": first.config,
+        "problems": first.evaluation.get("eval/n"),
         "seeds": {arm: sorted(by_seed) for arm, by_seed in arms.items()}, "x": x,
         "final": {arm: _intervals(of) for arm, of in rows.items()},
         "difference": {arm: _intervals(rows[arm] - rows[baseline]) for arm in others},
@@ -109,9 +110,11 @@ def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
     heads = {arm: arm if least == most else f"{arm} ({_seeds(n)})" for arm, n in counts.items()}
     tokens = config.get("max_generated_tokens")
     length = f"{tokens:,} generated tokens in" if tokens else f"{config['max_steps']}"
+    samples = f", {config['num_generations_eval']} samples each" if config["eval_prompts"] else ""
     text = (
         f"{f'{least} to ' * (least < most)}{_seeds(most)}, {length} steps of "
-        f"{config['generation_batch_size']} answers, profile {summary['profile']}; "
+        f"{config['generation_batch_size']} answers, profile {summary['profile']}; tested on "
+        f"{summary['problems']} problems{samples}; "
         "mean and 95 % interval over seeds (Student's t).\n"
     )
     for title, arms, show in (

@@ -48,6 +48,7 @@ def test_arms_with_more_seeds_than_others_say_so(five):
     records = [r for r in five([0.1] * 10, [0.2] * 10) if r.arm == "plain" or r.seed < 5]
     lines = summary_text(summarise(records, TWO), ["eval/pass@1"]).splitlines()
     assert lines[0].startswith("5 to 10 seeds, 80 steps")
+    assert "; tested on 4 problems, 8 samples each; " in lines[0]
     assert "| at the end | plain (10 seeds) | diversity (5 seeds) |" in lines
     assert "| minus plain, paired by seed | diversity (5 seeds) |" in lines
 

@@ -86,6 +86,8 @@ def _convert(source: Path, folder: Path) -> None:
     del config.quantization_config  # it tells of the file, not of these weights
     model = AutoModelForCausalLM.from_config(config)
     model.load_state_dict(read.state_dict())
+    for left in folder.parent.glob(f".{folder.name}-*"):  # by a killed process: it held our lock
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as name:
         partial = Path(name) / "model"
         model.to(torch.bfloat16).save_pretrained(partial)

@@ -90,6 +90,13 @@ def test_an_interrupted_conversion_leaves_nothing_behind(package, reader, monkey
     assert left == [".lock"]
 
 
+def test_what_a_killed_process_left_is_removed(package, reader):
+    folder = smollm2.converted()
+    left = folder.with_name(f".{folder.name}-killed")
+    folder.rename(left)
+    assert smollm2.converted() == folder and not left.exists()
+
+
 def test_two_processes_convert_once(package, reader):
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(lambda _: smollm2.converted(), "ab")

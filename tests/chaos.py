@@ -231,8 +231,8 @@ DONE = {
     "SIGSTOP": _stop, "memory limit": _little_memory, "full disk": _full_disk,
 }  # fmt: skip
 
+torch.set_num_threads = lambda threads: None  # in a fork it may fail; and it is one anyway
 if DEVICE == "cuda":
-    torch.set_num_threads = lambda threads: None  # torch 2.11 cannot in a fork; it is one here
     torch.use_deterministic_algorithms(True, warn_only=True)
     for fused in ("flash", "mem_efficient", "cudnn"):  # whose gradients are added in any order
         getattr(torch.backends.cuda, f"enable_{fused}_sdp")(False)

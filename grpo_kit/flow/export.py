@@ -1,4 +1,4 @@
-"""The same episodes elsewhere: a `rollout_func` for TRL's trainer, and SkyRL's step-wise form.
+"""Episodes for TRL's trainer: a `rollout_func`, its dataset, and rewards of an episode's output.
 
 TRL trains on one sequence per completion, so each turn's context has to extend the one before
 (`AgentSystem(context="append")`):
@@ -12,7 +12,6 @@ TRL trains on one sequence per completion, so each turn's context has to extend 
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -105,32 +104,3 @@ def of_output(reward: Callable) -> Callable:
 
     outcome.__name__ = reward_name(reward)
     return outcome
-
-
-def skyrl_output(episodes: Sequence[Episode]) -> dict[str, list]:
-    """Scored episodes as SkyRL's `GeneratorOutput` for `generator.step_wise_trajectories=true`.
-
-    One entry a turn, so a memory may be written anew. The reward stands at an episode's last
-    token; SkyRL computes the advantage there and gives it to all turns. `trajectory_ids` are
-    (question, number in its group): make SkyRL's `TrajectoryID` of each. Raises ValueError where an
-    episode has no reward. Source: docs.skyrl.ai, "Step-Wise Training", August 2026.
-    """
-    if unscored := sum(episode.reward is None for episode in episodes):
-        raise ValueError(f"{unscored} of {len(episodes)} episodes have no reward: leave them out.")
-    names = ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "rollout_logprobs",
-             "stop_reasons", "trajectory_ids", "is_last_step")  # fmt: skip
-    output, seen = {name: [] for name in names}, Counter()
-    for episode in episodes:
-        repetition, last = seen[episode.group_id], len(episode.turns) - 1
-        seen[episode.group_id] += 1
-        for number, turn in enumerate(episode.turns):
-            rewards = [0.0] * len(turn.completion_ids)
-            rewards[-1] = float(episode.reward) if number == last else 0.0
-            row = (
-                list(turn.prompt_ids), list(turn.completion_ids), rewards, [1] * len(rewards),
-                list(turn.logprobs), "stop" if turn.finished else "length",
-                (str(episode.group_id), repetition), number == last,
-            )  # fmt: skip
-            for name, value in zip(names, row, strict=True):
-                output[name].append(value)
-    return output

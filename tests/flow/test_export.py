@@ -1,7 +1,6 @@
 """Append-only episodes under TRL's GRPOTrainer: the same ids, masks and outcome."""
 
 import asyncio
-import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -9,8 +8,8 @@ import torch
 import trl
 from toy import weights_of
 
-from grpo_kit.flow import Episode, Turn, play
-from grpo_kit.flow.export import of_output, one_sequence, skyrl_output, trl_dataset, trl_rollout
+from grpo_kit.flow import Episode, Turn
+from grpo_kit.flow.export import of_output, one_sequence, trl_dataset, trl_rollout
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward
 
@@ -100,32 +99,3 @@ def test_prompts_of_another_dataset_are_refused(base, task):
     for prompts in (trl_dataset(task.test)["prompt"], task.train["prompt"]):
         with pytest.raises(ValueError, match="is none of the dataset's rows"):
             rollout(list(prompts), SimpleNamespace(**given))
-
-
-def test_episodes_with_a_memory_written_anew_are_what_skyrl_documents(base, task):
-    """Its five rules of step-wise output; the names are those of its `GeneratorOutput`."""
-    system = PROFILES["tiny"].load_agents(base, max_turns=3)
-    episodes = play(system, list(task.train.select(range(2))), 3, max_new_tokens=40)
-    for episode, reward in zip(episodes, (1.0, 0.0, 0.5, 1.0, 1.0, 0.0), strict=True):
-        episode.reward = reward
-    output = skyrl_output(episodes)
-    turns = [turn for episode in episodes for turn in episode.turns]
-    assert len({len(values) for values in output.values()}) == 1 and len(turns) > len(episodes)
-    assert output["response_ids"] == [turn.completion_ids for turn in turns]
-    assert output["prompt_token_ids"] == [turn.prompt_ids for turn in turns]
-    for ids, *others in zip(*(output[name] for name in (
-        "response_ids", "rewards", "loss_masks", "rollout_logprobs")), strict=True):  # fmt: skip
-        assert {len(values) for values in others} == {len(ids)} and set(others[1]) == {1}
-    runs = [list(own) for _, own in itertools.groupby(output["trajectory_ids"])]
-    assert len(runs) == len({own[0] for own in runs}) == 6, "an episode's turns stand together"
-    assert [len(own) for own in runs] == [len(episode.turns) for episode in episodes]
-    assert [own[0][1] for own in runs] == [0, 1, 2] * 2, "numbered within each question"
-    ends = list(itertools.accumulate(map(len, runs)))
-    assert [i + 1 for i, last in enumerate(output["is_last_step"]) if last] == ends
-    steps = zip(output["rewards"], output["is_last_step"], strict=True)
-    paid = [rewards[-1] for rewards, last in steps if last]
-    assert paid == [1.0, 0.0, 0.5, 1.0, 1.0, 0.0]
-    assert sum(map(sum, output["rewards"])) == sum(paid), "and nothing elsewhere"
-    episodes[0].reward = None
-    with pytest.raises(ValueError, match="1 of 6 episodes have no reward"):
-        skyrl_output(episodes)

@@ -123,6 +123,15 @@ def post_process(items: Items, seed: int, n: int | None = None) -> list[Verifica
     return balance(chosen, filler, n, seed)
 
 
+def pass_rates(items: Items, questions: Sequence[str]) -> dict[Hashable, float]:
+    """The share of right answers to each query, of all its rollouts: `questions` has one for each.
+
+    A rollout without an answer gives no item and counts as wrong, as in the paper's code.
+    """
+    right = Counter(item.query_id for item in items if item.correct)
+    return {query: right[query] / rollouts for query, rollouts in Counter(questions).items()}
+
+
 def verification_prompt(item: VerificationItem) -> list[dict]:
     """Ask for a graded analysis of the item's answer; role marks in the answer are broken."""
     return [{"role": "user", "content": verify_prompt(item.question, fenced(item.answer))}]
@@ -150,7 +159,7 @@ class SelfVerification:
 
     strategy: one of `STRATEGIES`. They generate different numbers of tokens per step: compare them
     with `max_generated_tokens`.
-    reward: of verdicts; gets the columns `correct` and `pass_rate` (of the policy's answers).
+    reward: of verdicts; gets the columns `correct` and `pass_rate` (see `pass_rates`).
     Raises ValueError for an unknown strategy, missing columns, or fewer than two verdict groups.
     """
 
@@ -171,8 +180,9 @@ class SelfVerification:
         self.prompts, self.schedule, self.post_process = prompts, STRATEGIES[strategy], post_process
         process = reward_name(post_process)  # a resumed run must have the same name
         self.name = f"self-verification {strategy} {process}".removesuffix(" post_process")
-        # verify-init comes to no verification after its first part: collect no more than this
-        self.buffer: deque[VerificationItem] = deque(maxlen=2 * ALTER_EVERY * size)
+        # of each step its items, and the question of each rollout, also of those without an answer;
+        # bounded, as verify-init flushes none after its first part
+        self.buffer: deque[tuple[list[VerificationItem], list[str]]] = deque(maxlen=2 * ALTER_EVERY)
 
     def __call__(self, generator: torch.Generator, state: Any, metrics: dict) -> Iterator[Batch]:
         updates, config = self.schedule(state.global_step, state.progress), self.prompts.config
@@ -181,7 +191,8 @@ class SelfVerification:
         changes = ONE_UPDATE | {"generation_batch_size": size * config.num_generations}
         (answers,) = self.prompts(generator, state, metrics, **changes)
         texts = self.prompts.policy.decode(answers.rollouts.completion_lists())
-        self.buffer.extend(labelled(answers.examples, texts))
+        questions = [rules.question_text(row["prompt"]) for row in answers.examples]
+        self.buffer.append((labelled(answers.examples, texts), questions))
         for kinds in updates:
             parts = [answers] if "G" in kinds else []
             if "V" in kinds:  # sampled after an update on answers: on-policy
@@ -191,7 +202,9 @@ class SelfVerification:
 
     def _verdicts(self, n: int, generator: torch.Generator, state, metrics: dict) -> list[Batch]:
         """A batch of verdicts on the buffer's items; none where post-processing leaves no item."""
-        collected, config = list(self.buffer), self.prompts.config
+        config = self.prompts.config
+        collected = [item for items, _ in self.buffer for item in items]
+        rates = pass_rates(collected, [q for _, questions in self.buffer for q in questions])
         fitting = that_fit(self.prompts.policy, collected, config)
         items = self.post_process(fitting, self.prompts.seed * 1_000_003 + state.global_step, n=n)
         metrics["verification/collected"] = len(collected)
@@ -200,7 +213,6 @@ class SelfVerification:
         if not items:
             logger.warning("step %d has no verification items", state.global_step + 1)
             return []
-        rates = {q: fmean(i.correct for i in own) for q, own in _by_query(collected).items()}
         rows = [
             {"prompt": verification_prompt(i), "correct": i.correct, "pass_rate": rates[i.query_id]}
             for i in items
@@ -214,12 +226,13 @@ class SelfVerification:
         return [batch]
 
     def state_dict(self) -> dict:
-        buffer = list(map(dataclasses.astuple, self.buffer))
+        buffer = [([*map(dataclasses.astuple, items)], asked) for items, asked in self.buffer]
         return {"prompts": self.prompts.state_dict(), "buffer": buffer}
 
     def load_state_dict(self, state: dict) -> None:
         self.prompts.load_state_dict(state["prompts"])
-        self.buffer.extend(VerificationItem(*item) for item in state["buffer"])
+        for items, questions in state["buffer"]:
+            self.buffer.append(([VerificationItem(*item) for item in items], questions))
 
 
 def labelled(rows: Sequence[dict], texts: Sequence[str]) -> list[VerificationItem]:

@@ -172,9 +172,22 @@ def batch_source(policy, task, strategy="self-verify", config=CONFIG, **options)
     return sv.SelfVerification(prompts, strategy, **options)
 
 
-def test_a_step_of_verification_learns_from_verdicts_on_the_policys_own_answers(base, words):
-    source = batch_source(base, words)
+def test_the_pass_rate_counts_rollouts_without_an_answer():
+    """PITFALLS 43: two of the six rollouts of `a` gave no answer."""
+    items = [*query("a", 1, 3), *query("b", 2, 0)]
+    assert sv.pass_rates(items, ["a"] * 6 + ["b"] * 2 + ["c"]) == {"a": 1 / 6, "b": 1.0, "c": 0.0}
+
+
+def test_a_step_of_verification_learns_from_verdicts_on_the_policys_own_answers(
+    base, words, monkeypatch
+):
+    source, answers, label = batch_source(base, words), [], sv.labelled
+    monkeypatch.setattr(sv, "labelled", lambda *given: answers.extend(zip(*given)) or label(*given))
     (batch,), metrics = step_of(source)
+    right = Counter(
+        row["prompt"][0]["content"] for row, text in answers
+        if accuracy_reward([], [text], [], answer=[row["answer"]]) == [1.0]
+    )  # fmt: skip
     assert batch.names == ["verification_reward"] and set(batch.rewards.tolist()) <= {0.0, 1.0}
     examples = batch.examples[:: CONFIG.num_generations]
     assert sum(example["correct"] for example in examples) * 2 == len(examples)
@@ -183,7 +196,8 @@ def test_a_step_of_verification_learns_from_verdicts_on_the_policys_own_answers(
         asked = example["prompt"][0]["content"]
         assert "Proposed answer: " in asked and asked.endswith("answer Yes or No.")
         assert "<think>" not in asked, "not the reasoning"
-        assert 0 < example["pass_rate"] < 1 or example["correct"] and example["pass_rate"] == 1
+        question = asked.split("\nProposed answer: ")[0]
+        assert example["pass_rate"] == right[question] / CONFIG.num_generations
     assert len(source.buffer) == 0, "flushed"
     # what is logged of the answers, under the usual names, and what was generated in all
     assert 0 < metrics["rewards/accuracy_reward/mean"] < 1

@@ -108,9 +108,7 @@ def _sampled(
         forgetful = {name: getattr(source.system, name).forgetful() for name in roles}
         ours.prompts, ours.system = prompts, replace(source.system, **forgetful)
         episodes, rewards, _ = ours.episodes(generator, state)
-        scale = prompts.config.scale_rewards
-        advantages = flow.episode_advantages(episodes, source.per, scale_rewards=scale)
-        return episodes, rewards, advantages
+        return episodes, rewards, ours.advantages(episodes)
     (batch,) = prompts(generator, state, {})
     sampled, episodes = batch.rollouts, []
     for i, ids in enumerate(sampled.completion_lists()):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -123,7 +123,7 @@ def rewards_of(episodes: Sequence[Episode]) -> Tensor:
 
 
 def episode_advantages(
-    episodes: Sequence[Episode], per: str = "trajectory", *, scale_rewards: str = "group"
+    episodes: Sequence[Episode], per: str = "trajectory", *, advantages: Callable = group_advantages
 ) -> Tensor:
     """The advantage of each episode within its group, the same for all of its turns; (N,) float.
 
@@ -132,18 +132,18 @@ def episode_advantages(
 
     per: "trajectory" (the paper) takes mean and std over the episodes of a group; "turn" (the
     public code) over its turn rows, so that an episode of six turns counts six times.
+    advantages: the function that compares one group, `(rewards, num_generations) -> (N,)`.
     """
-    if per not in PER or scale_rewards == "batch":
-        given = f"per is {per!r} and scale_rewards {scale_rewards!r}"
-        raise ValueError(f"{given}; choose 'trajectory' or 'turn', and 'group', 'none' or 'mean'.")
+    if per not in PER:
+        raise ValueError(f"per is {per!r}; choose 'trajectory' or 'turn'.")
     groups = defaultdict(list)
     for i, episode in enumerate(episodes):
         groups[episode.group_id].append(i)
-    rewards, advantages = rewards_of(episodes), torch.zeros(len(episodes))
+    rewards, values = rewards_of(episodes), torch.zeros(len(episodes))
     for group in groups.values():
         rows = [i for i in group for _ in range(len(episodes[i].turns) if per == "turn" else 1)]
-        advantages[rows] = group_advantages(rewards[rows], len(rows), scale_rewards)
-    return advantages
+        values[rows] = advantages(rewards[rows], len(rows))
+    return values
 
 
 def turn_rows(episodes: Sequence[Episode], pad_token_id, device="cpu") -> tuple[Rollouts, Tensor]:

@@ -20,7 +20,7 @@ from grpo_kit.flow.episodes import PER, Episode, Turn, episode_advantages, rewar
 from grpo_kit.flow.rollout import AgentSystem, play
 from grpo_kit.flow.toolbox import NOT_FOUND
 from grpo_kit.models import Policy
-from grpo_kit.objective import combine_rewards
+from grpo_kit.objective import combine_rewards, group_advantages
 from grpo_kit.rewards import accuracy_reward
 from grpo_kit.rewards.scoring import reward_names, score_texts
 from grpo_kit.training import Batch, PromptBatches
@@ -100,17 +100,23 @@ class FlowGRPO:
 
     def __call__(self, generator: torch.Generator, state: Any, metrics: dict) -> Iterator[Batch]:
         episodes, rewards_per_func, logged = self.episodes(generator, state)
-        config = self.prompts.config
-        advantages = episode_advantages(episodes, self.per, scale_rewards=config.scale_rewards)
         names = reward_names(self.prompts.rewards)
-        batch = self.batch(episodes, names, rewards_per_func, advantages)
+        batch = self.batch(episodes, names, rewards_per_func, self.advantages(episodes))
         metrics |= dataclasses.replace(  # rewards by episode, completions by turn
             batch, rewards_per_func=rewards_per_func, rewards=rewards_of(episodes),
-            num_generations=config.num_generations, logged=logged,
+            num_generations=self.prompts.config.num_generations, logged=logged,
         ).metrics()  # fmt: skip
         metrics["generated_tokens"] = batch.generated_tokens
         metrics |= {f"episode/{name}": value for name, value in episode_metrics(episodes).items()}
         yield batch
+
+    def advantages(self, episodes: Sequence[Episode]) -> Tensor:
+        """The advantage of each of E scored episodes, which stand in whole groups; (E,) float."""
+        config = self.prompts.config
+        compare = partial(group_advantages, scale_rewards=config.scale_rewards)
+        if self.per == "turn":  # groups of different numbers of rows, one at a time
+            return episode_advantages(episodes, "turn", advantages=compare)
+        return compare(rewards_of(episodes), config.num_generations)
 
     def episodes(
         self, generator: torch.Generator, state: Any = None

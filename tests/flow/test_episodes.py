@@ -50,10 +50,21 @@ def test_an_unscored_episode_leaves_its_siblings_alone():
         assert torch.equal(values[:3], episode_advantages(scored, per)) and values[3] == 0
 
 
-@pytest.mark.parametrize("wrong", [{"per": "row"}, {"scale_rewards": "batch"}])
-def test_other_advantages_are_refused(wrong):
-    with pytest.raises(ValueError, match="'(row|batch)'.*choose 'trajectory' or 'turn'"):
-        episode_advantages([episode("q", 1.0)], **wrong)
+def test_advantages_per_row_are_refused():
+    with pytest.raises(ValueError, match="per is 'row'; choose 'trajectory' or 'turn'"):
+        episode_advantages([episode("q", 1.0)], per="row")
+
+
+def test_another_function_compares_the_groups():
+    episodes = [episode("q", 1.0, 1), episode("q", 0.0, 4), episode("r", 1.0, 2)]
+
+    def centred(rewards, num_generations):
+        assert len(rewards) == num_generations
+        return rewards - rewards.mean()
+
+    assert episode_advantages(episodes, advantages=centred).tolist() == [0.5, -0.5, 0.0]
+    by_row = episode_advantages(episodes, per="turn", advantages=centred)
+    assert torch.allclose(by_row, torch.tensor([0.8, -0.2, 0.0]))
 
 
 def test_a_turn_without_a_log_probability_for_each_token_is_refused():

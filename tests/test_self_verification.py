@@ -182,7 +182,12 @@ def test_a_step_of_verification_learns_from_verdicts_on_the_policys_own_answers(
     base, words, monkeypatch
 ):
     source, answers, label = batch_source(base, words), [], sv.labelled
-    monkeypatch.setattr(sv, "labelled", lambda *given: answers.extend(zip(*given)) or label(*given))
+
+    def watched(rows, texts):
+        answers.extend(zip(rows, texts, strict=True))
+        return label(rows, texts)
+
+    monkeypatch.setattr(sv, "labelled", watched)
     (batch,), metrics = step_of(source)
     right = Counter(
         row["prompt"][0]["content"] for row, text in answers

@@ -1,6 +1,7 @@
 # The kit's commands. Each makes the virtual environment first where it is missing or out of date.
 #
-#   make reproduce   execute every notebook into runs/ and compare with the reported results (the main job)
+#   make reproduce   execute every notebook into runs/ and compare with the reported results (the main job);
+#                    two notebooks run at a time, JOBS=1 for one
 #   make test        the tests, without the slow ones: six minutes on two cores
 #   make test-all    all tests, as CI runs them
 #   make lab         JupyterLab on the notebooks
@@ -60,7 +61,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 reproduce: $(STAMP)
-	$(BIN)/grpo-kit reproduce --profile $(PROFILE) --output runs
+	$(BIN)/grpo-kit reproduce --profile $(PROFILE) --output runs $(if $(JOBS),--jobs $(JOBS))
 
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 

@@ -82,6 +82,7 @@ _ahead = Option("--sampling-ahead", help="Sample the next batch in a second proc
 Ahead = Annotated[bool, _ahead]
 Gpu = Literal["T4", "L4", "A100-40", "A100-80", "H100", "H200"]
 Engine = Literal["kit", "trl", "trl+vllm", "trl+vllm-server"]
+Jobs = Annotated[int | None, Option(min=1, help="Notebooks at a time. [default: 2, of one core 1]")]
 Processes = Annotated[int | None, Option(min=1, help="Processes at a time.")]
 
 
@@ -110,30 +111,32 @@ def reproduce(
     notebooks: Notebooks = Path("notebooks"),
     seed: Annotated[int | None, Option(help="SEED of the notebooks, instead of theirs.")] = None,
     store: Annotated[bool, Option("--store", help="Store the numbers as reported ones.")] = False,
+    jobs: Jobs = None,
 ) -> None:
     """Execute every notebook and compare what they measured with the reported results.
 
     The executed copies and the reports go to a folder; exit code 1 if a notebook fails, a number
     lies outside the band of the reported seeds, or one cannot be compared.
     """
-    from grpo_kit.course.runner import execute, find_notebooks
+    from grpo_kit.course.runner import default_jobs, execute, find_notebooks
     from grpo_kit.lab import bands
     from grpo_kit.lab.report import write_report
 
     paths, results = find_notebooks(notebooks, names or ()), []
-    for result in execute(paths, output, profile, None if seed is None else {"SEED": seed}):
+    options = {"parameters": None if seed is None else {"SEED": seed}}
+    for result in execute(paths, output, profile, jobs=jobs or default_jobs(), **options):
         results.append(result)
         rows, _ = bands.compare(output, [path.stem for path in paths], profile)
         if own := [row for row in rows if row.notebook == result.notebook]:
             bands.show(own)
-    executed = {r.notebook: r.seconds for r in results if not r.error}
+    executed = {r.notebook: r.seconds for r in sorted(results) if not r.error}
     if store:
         for path in bands.store(output, executed, results_dir()):
             typer.echo(f"stored {path}")
     rows, problems = bands.compare(output, executed, profile)
     bands.show(rows, problems)
     ok = len(executed) == len(results) and not problems and all(row.inside for row in rows)
-    problems += [f"notebook {r.notebook} failed: {r.error}" for r in results if r.error]
+    problems += [f"notebook {r.notebook} failed: {r.error}" for r in sorted(results) if r.error]
     typer.echo(f"report: {write_report(output, notebooks=rows, problems=problems)}")
     raise typer.Exit(int(not ok))
 
@@ -143,30 +146,27 @@ def notebooks_in_place(
     names: Names = None,
     output: Output = Path("runs/in_place"),
     notebooks: Notebooks = Path("notebooks"),
+    jobs: Jobs = None,
+    repository: Annotated[
+        str | None, Option(help="OWNER/NAME on GitHub that Colab installs from; '' for none.")
+    ] = None,
+    commit: Annotated[str, Option(help="The commit of it, 40 hex digits.")] = "",
 ) -> None:
-    """Execute the notebooks in place, with outputs fit to be committed."""
-    from grpo_kit.course.runner import execute, find_notebooks
+    """Execute the notebooks in place, with outputs fit to be committed.
 
-    results = [*execute(find_notebooks(notebooks, names or ()), output, in_place=True)]
-    raise typer.Exit(int(any(result.error for result in results)))
-
-
-@app.command()
-def badges(
-    notebooks: Notebooks = Path("notebooks"),
-    repository: Annotated[str, Option(help="OWNER/NAME on GitHub; by default none.")] = "",
-    commit: Annotated[str, Option(help="The commit to install, 40 hex digits.")] = "",
-) -> None:
-    """Let Colab's badges and install cells lead to a repository that you own, at one commit.
-
-    Without one, badges are left out and the first cell asks for an uploaded wheel.
+    With --repository, set the badges and install cells for Colab instead. Without a repository of
+    your own, badges are left out and the first cell asks for an uploaded wheel.
     """
-    from grpo_kit.course.runner import find_notebooks, set_repository
+    from grpo_kit.course.runner import default_jobs, execute, find_notebooks, set_repository
 
-    paths = find_notebooks(notebooks)
-    changed = set_repository(paths, repository, commit)
-    place = f"{repository} at {commit[:12]}" if repository else "no repository"
-    typer.echo(f"{place}: {len(changed)} of {len(paths)} notebooks changed")
+    paths = find_notebooks(notebooks, names or ())
+    if repository is not None:
+        changed = set_repository(paths, repository, commit)
+        target = f"{repository} at {commit[:12]}" if repository else "no repository"
+        typer.echo(f"{target}: {len(changed)} of {len(paths)} notebooks changed")
+        return
+    results = [*execute(paths, output, in_place=True, jobs=jobs or default_jobs())]
+    raise typer.Exit(int(any(result.error for result in results)))
 
 
 @app.command()

@@ -211,7 +211,8 @@ def executed(tmp_path, monkeypatch):
     """`reproduce` in a folder with two notebooks that take no time, and what reached them."""
     seen = SimpleNamespace(calls=[], error="", rows=[], problems=[], reports=[])
 
-    def execute(paths, output, profile, parameters):
+    def execute(paths, output, profile, parameters, jobs):
+        assert 1 <= jobs <= 2
         seen.calls.append(([path.name for path in paths], str(output), profile, parameters))
         return [runner.Result(path.stem, 2.0, seen.error) for path in paths]
 

@@ -4,14 +4,16 @@ place, fit to be committed. Papermill executes them; nothing here knows torch.
 
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 from grpo_kit.paths import make_output_dir, write_atomic, writing
 
@@ -74,14 +76,24 @@ def find_notebooks(folder: str | Path, names: Sequence[str] = ()) -> list[Path]:
     return list(dict.fromkeys(chosen)) or paths
 
 
+def default_jobs() -> int:
+    """How many notebooks run at a time by default: two, one on a machine with one core."""
+    cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+    return min(2, len(cores))
+
+
 def execute(
     notebooks: Sequence[str | Path],
     output_dir: str | Path,
     profile: str = "tiny",
     parameters: Mapping[str, Any] | None = None,
     in_place: bool = False,
+    jobs: int = 1,
 ) -> Iterator[Result]:
-    """Execute `notebooks` one after the other, as results are asked for; a failure stops no other.
+    """Execute `notebooks`, `jobs` at a time, and yield each result when its notebook ends.
+
+    A failed notebook stops no other. On Ctrl-C, or when the caller stops iterating, the running
+    kernels are killed.
 
     Copies are executed into `output_dir/<name>.ipynb`, with `profile` and `parameters` injected;
     their own files go to `output_dir/<name>/`. With `in_place` nothing is injected, and a notebook
@@ -90,27 +102,56 @@ def execute(
     """
     if find_spec("papermill") is None:
         raise RuntimeError('papermill is not installed: pip install "grpo-kit[notebooks]"')
+    sources = {path: _read(path) for path in (Path(path).resolve() for path in notebooks)}
+    with writing(output_dir, "notebook"), ThreadPoolExecutor(jobs) as pool:
+        output_dir = Path(output_dir).resolve()
+        waiting, running, kernels = list(sources.items()), {}, []
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    path, source = waiting.pop(0)
+                    progress = f"[{len(sources) - len(waiting)}/{len(sources)}] {path.stem}"
+                    print(f"{progress} ...", flush=True)
+                    # A relative path says nothing about the machine.
+                    own_dir = os.path.relpath(make_output_dir(output_dir / path.stem), path.parent)
+                    injected = {"PROFILE": profile, "OUTPUT_DIR": own_dir, **(parameters or {})}
+                    options = {"kernels": kernels, "bar": jobs == 1}
+                    options["parameters"] = None if in_place else injected
+                    running[pool.submit(_result, source, path, output_dir, **options)] = progress
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    progress, result = running.pop(future), future.result()
+                    status = "failed" if result.error else "ok"
+                    print(f"{progress} {status}, {result.seconds} s", result.error, flush=True)
+                    yield result
+        finally:  # a thread ends when its kernel does, which it may be about to start
+            while wait(running, timeout=0.2).not_done:
+                _kill(kernels)
+
+
+def _kill(kernels: Iterable[Any]) -> None:
+    """Kill kernels and the processes that they started: each leads a process group."""
+    for kernel in kernels:
+        with suppress(OSError):  # it has just ended
+            if kernel.has_kernel and hasattr(os, "killpg"):
+                os.killpg(kernel.provisioner.pgid, signal.SIGKILL)
+            elif kernel.has_kernel:
+                kernel.provisioner.process.kill()
+
+
+def _result(
+    source: Any, path: Path, output_dir: Path, *, parameters: Mapping[str, Any] | None, **options
+) -> Result:
+    """Execute one notebook; without `parameters`, in place."""
     import nbformat
 
-    sources = {path: _read(path) for path in (Path(path).resolve() for path in notebooks)}
-    with writing(output_dir, "notebook"):
-        output_dir = Path(output_dir).resolve()
-        for number, (path, source) in enumerate(sources.items(), 1):
-            progress = f"[{number}/{len(sources)}] {path.stem}"
-            print(f"{progress} ...", flush=True)
-            # A relative path tells nothing of the machine.
-            own_dir = os.path.relpath(make_output_dir(output_dir / path.stem), path.parent)
-            injected = {"PROFILE": profile, "OUTPUT_DIR": own_dir} | (parameters or {})
-            start, problem = time.perf_counter(), ""
-            try:
-                executed = _run(source, path, output_dir / path.name, {} if in_place else injected)
-                if in_place:
-                    write_atomic(path, nbformat.writes(scrub(executed, path.parents[1])) + "\n")
-            except Exception as error:  # a failed cell, a full disk: the next one gets its turn
-                problem = _one_line(error)
-            seconds, status = round(time.perf_counter() - start, 1), "failed" if problem else "ok"
-            print(f"{progress} {status}, {seconds} s", problem, flush=True)
-            yield Result(path.stem, seconds, problem)
+    start, problem = time.perf_counter(), ""
+    try:
+        executed = _run(source, path, output_dir / path.name, parameters or {}, **options)
+        if parameters is None:
+            write_atomic(path, nbformat.writes(scrub(executed, path.parents[1])) + "\n")
+    except Exception as error:  # a failed cell, a full disk: the others go on
+        problem = _one_line(error)
+    return Result(path.stem, round(time.perf_counter() - start, 1), problem)
 
 
 def _read(path: Path) -> Any:
@@ -126,27 +167,36 @@ def _read(path: Path) -> Any:
     return notebook
 
 
-def _run(source: Any, path: Path, output: Path, parameters: Mapping[str, Any]) -> Any:
-    """Execute a notebook into `output`; when a cell fails, or on Ctrl-C, up to there."""
+def _run(
+    source: Any, path: Path, output: Path, parameters: Mapping[str, Any], kernels: list, bar: bool
+) -> Any:
+    """Execute a notebook into `output`, up to a cell that fails; its kernel joins `kernels`."""
     import papermill  # takes seconds
+    from jupyter_client.manager import AsyncKernelManager
+
+    class Kernel(AsyncKernelManager):
+        async def start_kernel(self, **options: Any) -> None:
+            kernels.append(self)
+            # What the user has set in the environment goes first.
+            await self._async_start_kernel(env={**KERNEL_ENV, **os.environ}, **options)
 
     # Written after each cell, so under another name: a killed run leaves the old copy whole.
     partial = output.with_name(f".{output.stem}.partial.ipynb")
     try:
-        # The kernel inherits the environment; what the user has set there goes first.
-        with mock.patch.dict(os.environ, {**KERNEL_ENV, **os.environ}):
-            return papermill.execute_notebook(
-                source,
-                re.sub(r"([{}])", r"\1\1", str(partial)),  # papermill formats it as a template
-                parameters=parameters,
-                kernel_name="python3",
-                language="python",
-                cwd=path.parent,
-                # Quiet: each kernel warns that it speaks TCP, on the loopback interface only.
-                extra_arguments=["--log-level=ERROR"],
-                # A bar on a terminal; in a log the two lines around the run are enough.
-                progress_bar={"desc": path.stem, "disable": None, "leave": False},
-            )
+        return papermill.execute_notebook(
+            source,
+            re.sub(r"([{}])", r"\1\1", str(partial)),  # papermill formats it as a template
+            parameters=parameters,
+            kernel_name="python3",
+            language="python",
+            kernel_manager_class=Kernel,
+            # Papermill's `cwd` would change the folder of this process, and of its other threads.
+            resources={"metadata": {"path": str(path.parent)}},
+            # Quiet: each kernel warns that it speaks TCP, on the loopback interface only.
+            extra_arguments=["--log-level=ERROR"],
+            # A bar on a terminal, where only one notebook runs.
+            progress_bar={"desc": path.stem, "disable": None if bar else True, "leave": False},
+        )
     finally:
         if partial.exists():
             os.replace(partial, output)

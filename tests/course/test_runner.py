@@ -1,11 +1,13 @@
 """The notebook runner, on notebooks made here: what is reported, and what is left on disk."""
 
+import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from unittest import mock
 
@@ -84,23 +86,82 @@ def test_a_failed_run_in_place_leaves_the_notebook_untouched(tmp_path):
     assert path.read_bytes() == before and [*path.parent.iterdir()] == [path]
 
 
+MEET = """
+import time
+from contextlib import suppress
+from pathlib import Path
+Path({own!r}).touch()
+while not Path({other!r}).exists(): time.sleep(0.1)
+"""
+
+
+def test_two_notebooks_run_at_a_time_and_report_one_after_the_other(tmp_path, capsys):
+    folder, (one, two) = tmp_path / "notebooks", (str(tmp_path / name) for name in ("a", "b"))
+    make_notebook(folder, "00_one", MEET.format(own=one, other=two), "print(OUTPUT_DIR)")
+    make_notebook(folder, "01_two", MEET.format(own=two, other=one), "raise KeyError('no reward')")
+    make_notebook(folder, "02_three", "import os; print(os.environ['OMP_NUM_THREADS'])")
+    where, environment = Path.cwd(), dict(os.environ)
+    for result in execute(find_notebooks(folder), tmp_path / "runs", jobs=2):
+        print(f"report of {result.notebook}")
+    lines = [line.partition(" ok")[0] for line in capsys.readouterr().out.splitlines()]
+    assert set(lines[:2]) == {"[1/3] 00_one ...", "[2/3] 01_two ..."}
+    for name, end in (("00_one", "[1/3] 00_one"), ("02_three", "[3/3] 02_three")):
+        assert lines[lines.index(end) + 1] == f"report of {name}"
+    failed = [line for line in lines if line.startswith("[2/3] 01_two failed")]
+    assert len(failed) == 1 and "no reward" in failed[0] and len(lines) == 9
+    assert printed(tmp_path / "runs/00_one.ipynb") == "../runs/00_one\n"
+    assert printed(tmp_path / "runs/02_three.ipynb") == "1\n"
+    assert (Path.cwd(), dict(os.environ)) == (where, environment)
+
+
+def test_a_caller_that_stops_ends_the_kernels(tmp_path):
+    long = f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
+    make_notebook(tmp_path / "notebooks", "00_long", long, "time.sleep(600)")
+    make_notebook(tmp_path / "notebooks", "01_short", MEET.format(own="x", other=tmp_path / "pid"))
+    results = execute(find_notebooks(tmp_path / "notebooks"), tmp_path / "runs", jobs=2)
+    assert next(results).notebook == "01_short"
+    results.close()
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+def alive(pid: int) -> bool:
+    with suppress(OSError):
+        os.kill(pid, 0)
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]
+    return False
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
-def test_a_run_that_is_ended_leaves_the_old_notebook_whole(ending, tmp_path):
-    wait = f"open({str(tmp_path / 'begun')!r}, 'w'); import time; time.sleep(60)"
-    path = make_notebook(tmp_path / "notebooks", "00_long", "print(1)", wait)
-    before = path.read_bytes()
+def test_a_run_that_is_ended_leaves_old_notebooks_whole_and_no_kernel(ending, tmp_path):
+    begun = [tmp_path / "begun 0", tmp_path / "begun 1"]
+    paths = [
+        make_notebook(
+            tmp_path / "notebooks", f"0{i}_long", "import os, time; print(1)",
+            f"open({str(file)!r}, 'w').write(str(os.getpid()))", "time.sleep(600)",
+        )
+        for i, file in enumerate(begun)
+    ]  # fmt: skip
+    before = [path.read_bytes() for path in paths]
+    given = f"{[*map(str, paths)]}, 'runs', in_place=True, jobs=2"
     code = (  # a shell's background ignores SIGINT, and its children inherit that
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        f"from {runner.__name__} import execute; [*execute([{str(path)!r}], 'runs', in_place=True)]"
+        f"from {runner.__name__} import execute; [*execute({given})]"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
-    while not (tmp_path / "begun").exists():
+    while not all(file.exists() and file.read_text() for file in begun):
         assert process.poll() is None, "it ended by itself"
         time.sleep(0.1)
     process.send_signal(ending)
     assert process.wait(timeout=60) != 0
-    assert path.read_bytes() == before and [*path.parent.iterdir()] == [path]
+    assert [path.read_bytes() for path in paths] == before
+    assert sorted(paths[0].parent.iterdir()) == paths
+    # after SIGKILL they notice by themselves that nobody is left
+    kernels = [int(file.read_text()) for file in begun]
+    end = time.monotonic() + (0 if ending == signal.SIGINT else 30)
+    while any(map(alive, kernels)) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not any(map(alive, kernels))
 
 
 def scrubbed_outputs(outputs, checkout="/srv/kit"):

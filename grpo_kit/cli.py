@@ -78,8 +78,6 @@ Seed = Annotated[int, _seed]
 _share = Option(min=0.01, max=0.99, help="Of a GPU, what vLLM takes beside the trainer.")
 VllmShare = Annotated[float, _share]
 Vllm = Annotated[Literal["colocate", "server"] | None, Option(help="Where vLLM samples for TRL.")]
-_ahead = Option("--sampling-ahead", help="Sample the next batch in a second process.")
-Ahead = Annotated[bool, _ahead]
 Gpu = Literal["T4", "L4", "A100-40", "A100-80", "H100", "H200"]
 Engine = Literal["kit", "trl", "trl+vllm", "trl+vllm-server"]
 Jobs = Annotated[int | None, Option(min=1, help="Notebooks at a time. [default: 2, of one core 1]")]
@@ -184,7 +182,6 @@ def train(
         Literal["cpu", "cuda", "mps"] | None,
         Option(help="Instead of the profile's; GRPO_KIT_DEVICE sets that of smol everywhere."),
     ] = None,
-    sampling_ahead: Ahead = False,
     replay: Annotated[bool, Option("--replay", help="Record what `replay` shows.")] = False,
     vllm: Vllm = None,
     vllm_share: VllmShare = 0.3,
@@ -202,9 +199,8 @@ def train(
     chosen = replace(chosen, device=device or chosen.device)
     if vllm and engine == "kit":
         raise ValueError("--vllm is for TRL's trainer: add --engine trl, or leave it out.")
-    for option, given in (("sampling-ahead", sampling_ahead), ("replay", replay)):
-        if given and engine == "trl":
-            raise ValueError(f"--{option} is for the kit's trainer: leave out --engine trl.")
+    if replay and engine == "trl":
+        raise ValueError("--replay is for the kit's trainer: leave out --engine trl.")
     if engine == "kit" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("the kit's trainer runs in one process: add --engine trl for several.")
     from grpo_kit.lab.experiments import EXPERIMENTS
@@ -213,15 +209,14 @@ def train(
 
     name, arm = VARIANTS[variant]
     experiment, arm = EXPERIMENTS[name], EXPERIMENTS[name].arms[arm]
-    for option, given in (("sampling-ahead", sampling_ahead), ("vllm", vllm)):
-        if given and arm.batch_source:
-            raise ValueError(f"--{option} samples one answer a prompt: leave it out for {variant}.")
+    if vllm and arm.batch_source:
+        raise ValueError(f"--vllm samples one answer a prompt: leave it out for {variant}.")
     if variant not in ("basic", "diversity"):
         chosen = chosen.with_skills()
     given = {} if steps is None else {"max_steps": steps}
     config = replace(chosen.config, **experiment.changes, **arm.changes, **given)
-    # what vLLM samples is scored otherwise by TRL, what is sampled ahead is of older weights
-    if (vllm or sampling_ahead) and config.importance_sampling_cap is None:
+    # vLLM's probabilities differ slightly from those that TRL computes
+    if vllm and config.importance_sampling_cap is None:
         config = replace(config, importance_sampling_cap=2.0)
     if experiment.task and data:
         raise ValueError(f"variant {variant!r} has questions of its own: leave out --data.")
@@ -233,13 +228,6 @@ def train(
     if engine == "kit":
         from grpo_kit import training as trainer
 
-        if sampling_ahead:
-            import torch
-
-            from grpo_kit.sampling_ahead import SamplingAhead
-
-            torch.set_num_threads(max(1, torch.get_num_threads() - 1))  # a core for the sampler
-            options["batch_source"] = SamplingAhead
         if replay:
             from grpo_kit.course.replay import Recorder
 
@@ -367,7 +355,7 @@ def plan_run(
 def run(
     name: Annotated[str, Argument(help="basic, rare, variants, diversity, judge, verification, "
                                        "meta, brevity, label-free, flow, tools, corrections, "
-                                       "engines, ahead, or published (real models).")],
+                                       "engines, or published (real models).")],
     seeds: Annotated[str | None, Option(help="Seeds, as 0,2,5-7. [default: 100-104 on tiny, else "
                                              "0-4; with --claims those that decide]")] = None,
     profile: ProfileName = "tiny",
@@ -555,7 +543,7 @@ def speedrun(
     entry: Annotated[list[str] | None, Option(help="Only this entry; may be given again.")] = None,
     change: Annotated[list[str] | None, Option(help="name=value: an entry of your own.")] = None,
     why: Annotated[str, Option(help="Why yours should be faster.")] = "",
-    engine: Annotated[Literal["kit", "ahead", "trl"], Option(help="Of yours.")] = "kit",
+    engine: Annotated[Literal["kit", "trl"], Option(help="Of yours.")] = "kit",
     seeds: Annotated[str, Option(help="Seeds: 100-102, or 100,105.")] = "100-102",
     output: Output = Path("runs/speedrun"),
 ) -> None:

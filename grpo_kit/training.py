@@ -139,7 +139,6 @@ def train(
         return files.finish()
     finally:
         progress.close()
-        del source  # it may hold a process, which a traceback of this frame would keep
 
 
 # --- before the first step ------------------------------------------------------------------------

@@ -48,8 +48,7 @@ def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
         ("train --engine verl", "'verl' is not one of 'kit', 'trl'"),
         ("train --variant ppo", "'ppo' is not one of 'basic', 'diversity'"),
         ("train --variant flow --data a_file", "'flow' has questions of its own: leave out --data"),
-        ("train --variant flow --sampling-ahead", "--sampling-ahead samples one answer a prompt"),
-        ("train --sampling-ahead --engine trl", "leave out --engine trl"),
+        ("train --replay --engine trl", "leave out --engine trl"),
         ("train --vllm server", "--vllm is for TRL's trainer: add --engine trl"),
         ("train --vllm verl", "'verl' is not one of 'colocate', 'server'"),
         ("train --vllm-share 20", "--vllm-share"),
@@ -167,11 +166,6 @@ def test_what_vllm_samples_is_corrected_for(train, monkeypatch):
     seen = train(trl_bridge, *options)
     assert seen["cap"] == 2.0
     assert seen["use_vllm"] and seen["vllm_gpu_memory_utilization"] == 0.2
-
-
-def test_what_is_sampled_ahead_is_corrected_for(train):
-    seen = train(training, "--sampling-ahead")
-    assert seen["cap"] == 2.0 and seen["batch_source"].name == "sampling ahead"
 
 
 @pytest.mark.slow

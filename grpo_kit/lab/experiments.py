@@ -29,7 +29,6 @@ from grpo_kit.rewards.meta_evaluation import (
 )
 from grpo_kit.rewards.rules import accuracy_reward, format_reward, maths_reward
 from grpo_kit.runs import Run
-from grpo_kit.sampling_ahead import SamplingAhead
 from grpo_kit.tasks.answers import extract_answer, is_correct
 from grpo_kit.tasks.tool_questions import three_tools, tool_questions
 from grpo_kit.tiny.pretrain import BREVITY_STEPS, warm_up_more
@@ -410,15 +409,6 @@ EXPERIMENTS = {
         sizes=_small({"max_steps": 6, "per_device_train_batch_size": 16,
                       "gradient_accumulation_steps": 4}, max_steps=40),
         evaluations=4, skills=True,
-    ),
-    # an arm takes both cores, so its seconds count only with --processes 1
-    "ahead": _experiment(
-        "What does sampling the next batch in a second process gain in seconds, and what does it "
-        "cost in accuracy, with and without the correction?",
-        {"on-policy": PLAIN,
-         "ahead": _sampled(SamplingAhead, importance_sampling_cap=2.0),
-         "ahead-uncorrected": _sampled(SamplingAhead)},
-        sizes={"tiny": WHOLE_TEST | {"max_steps": 80}}, evaluations=4,
     ),
     "published": _experiment(
         "Does plain GRPO do for a real model what other codes print of it?",

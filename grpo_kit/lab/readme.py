@@ -124,7 +124,7 @@ def measured(results: Path) -> dict[str, str]:
         ("profile", step_profile.report, "bench/profile.json"),
     ):
         parts[name] = report(json.loads((results / file).read_bytes()))
-    for name in ("basic", "engines", "ahead"):
+    for name in ("basic", "engines"):
         parts[name] = summary_text(reported(name, results=results), MEASURES)
     for name in dict.fromkeys(one.claim.experiment for one in judged):
         ids = [j.claim.id for j in judged if j.claim.experiment == name and j.judgement]

@@ -38,11 +38,9 @@ HEADINGS = {
     "meta": 'P("Yes") as reward', "flow": "Flow-GRPO", "tools": "Flow-GRPO, three tools",
     "brevity": "A second question: is it short?", "label-free": "Rewards without labels",
     "corrections": "The corrections, one by one", "engines": "The kit and TRL",
-    "ahead": "Sampling ahead", "published": "Real models",
+    "published": "Real models",
 }  # fmt: skip
-AXES = {  # others: the experiment's own
-    "variants": ("step", "num_generated_tokens", "seconds"), "ahead": ("step", "seconds")
-}  # fmt: skip
+AXES = {"variants": ("step", "num_generated_tokens", "seconds")}  # others: the experiment's own
 MANY = 12  # arms whose curves can be told apart
 ENDS = {"eval/pass@1": "accuracy", "entropy": "entropy", "eval/mean_length": "length"}
 STYLE = ["grpo_kit.course.figures", {

@@ -32,7 +32,7 @@ SCHEDULE = {"bf16": "auto", "learning_rate": 6e-4, "lr_scheduler_type": "linear"
 class Entry:
     """What an entry changes in the config of profile `tiny`, and why.
 
-    `engine`: "kit", "ahead" (a second process samples, see `sampling_ahead`) or "trl".
+    `engine`: "kit" or "trl".
     """
 
     reason: str
@@ -47,10 +47,6 @@ ENTRIES = {
     "schedule": Entry(
         "large steps at first, small ones at the end, so half as many; no answer needs 64 tokens",
         SCHEDULE,
-    ),
-    "two processes": Entry(
-        "*schedule*, and a second process samples while the first updates",
-        {**SCHEDULE, "importance_sampling_cap": 2.0}, engine="ahead",
     ),
 }  # fmt: skip
 
@@ -88,16 +84,12 @@ def run_entry(entry: Entry, seed: int, started: float) -> dict:
     from grpo_kit.rewards import accuracy_reward, format_reward
     from grpo_kit.training import score
 
-    profile, options = PROFILES["tiny"], {}
+    profile = PROFILES["tiny"]
     torch.set_num_threads(1)
     if entry.engine == "trl":
         from grpo_kit.trl_bridge import train
     else:
         from grpo_kit.training import train
-    if entry.engine == "ahead":
-        from grpo_kit.sampling_ahead import SamplingAhead
-
-        options["batch_source"] = SamplingAhead
     config = replace(profile.config, **(SETTING | dict(entry.changes)))
     task, curve = profile.load_task(), []
 
@@ -125,7 +117,7 @@ def run_entry(entry: Entry, seed: int, started: float) -> dict:
     seconds, rewards = None, [accuracy_reward, format_reward]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            options |= {"output_dir": folder, "seed": seed, "measure": measure}
+            options = {"output_dir": folder, "seed": seed, "measure": measure}
             train(profile.load_policy(), task, rewards, config, **options)
     except _Reached:
         seconds = curve[-1][0]

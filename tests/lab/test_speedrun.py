@@ -50,8 +50,8 @@ def test_entries_stand_by_their_median_and_stay_when_others_are_run(tmp_path, mo
 
 
 def test_an_entry_of_ones_own_is_a_config():
-    entry = speedrun.own_entry(["learning_rate=3e-4", "bf16=true"], "ahead", "larger steps")
-    assert entry == speedrun.Entry("larger steps", {"learning_rate": 3e-4, "bf16": True}, "ahead")
+    entry = speedrun.own_entry(["learning_rate=3e-4", "bf16=true"], "trl", "larger steps")
+    assert entry == speedrun.Entry("larger steps", {"learning_rate": 3e-4, "bf16": True}, "trl")
     with pytest.raises(ValueError, match="is not name=value"):
         speedrun.own_entry(["learning_rate"], "kit", "")
 

@@ -470,48 +470,35 @@ def results() -> None:
 def pretrain(
     base: Annotated[Literal["tiny", "smollm2"], Option(help="Which model.")] = "tiny",
     task: Annotated[
-        Literal["svamp", "skills", "tools"] | None,
-        Option(help="Of SmolLM2 svamp [the default] or skills; tools, of the shipped tiny base."),
+        Literal["svamp", "skills"] | None,
+        Option(help="Texts of SmolLM2's warm-up. [default: svamp]"),
     ] = None,
     output: Output = Path("runs/base"),
     seed: Seed = 0,
     steps: Steps = None,
-    processes: Processes = None,
-    problems: Annotated[
-        int | None, Option(min=2, help="A skill is measured on; 256, of SmolLM2 100, by default.")
-    ] = None,
+    problems: Annotated[int, Option(min=2, help="Test problems a skill of the tiny base.")] = 256,
 ) -> None:
-    """Rebuild the tiny base and measure its skills, or a warm-up of SmolLM2 or of the tiny base.
-
-    All but `tools` go on where they were killed.
-    """
-    if task and (task == "tools") != (base == "tiny"):
-        known = "smollm2 has svamp and skills, tiny has tools"
-        raise ValueError(f"{base} has no warm-up {task!r}: {known}.")
+    """Rebuild the tiny base and measure its skills, or rebuild a warm-up of SmolLM2."""
+    options = {"seed": seed} if steps is None else {"seed": seed, "steps": steps}
     if base == "smollm2":
         from grpo_kit.warm_up import warm_up
 
         _use_threads(PROFILES["smol"])
-        given = {"steps": steps, "problems": problems}
-        given = {name: value for name, value in given.items() if value is not None}
-        card = warm_up(task or "svamp", output, seed=seed, **given)
+        card = warm_up(task or "svamp", output, **options)
         typer.echo(json.dumps(card["evaluations"][-1]))
         return
+    if task:
+        raise ValueError("--task is for a warm-up of SmolLM2: add --base smollm2, or leave it out.")
     from grpo_kit.models import load_policy
     from grpo_kit.tiny import pretrain as recipe
-    from grpo_kit.tiny.card import card_text, measure, measure_tools
+    from grpo_kit.tiny.card import card_text, measure
 
-    if task:
-        _use_threads(PROFILES["tiny"])
-        warm_up = {"seed": seed, "steps": steps or recipe.TOOL_STEPS}
-        policy, measured = recipe.teach_tools(output, **warm_up), measure_tools
-    else:
-        warm_up = recipe.pretrain(output, seed=seed, steps=steps, processes=processes)
-        policy, measured = load_policy(output), measure
+    recorded = recipe.pretrain(output, **options)
     typer.echo("measuring the skills")
-    skills = measured(policy, n=problems or 256)
-    write_atomic(output / "card.json", json.dumps({"warm_up": warm_up, "skills": skills}, indent=1))
-    write_atomic(output / "README.md", card_text(skills, warm_up))
+    skills = measure(load_policy(output), n=problems)
+    card = {"warm_up": recorded, "skills": skills}
+    write_atomic(output / "card.json", json.dumps(card, indent=1))
+    write_atomic(output / "README.md", card_text(skills, recorded))
     typer.echo(f"the model card is {output / 'README.md'}")
 
 

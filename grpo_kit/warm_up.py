@@ -1,9 +1,9 @@
 """The supervised warm-up of a real model, on LoRA weights.
 
 `grpo-kit pretrain --base smollm2 --task svamp` and `--task skills` rebuild the shipped adapters.
-Without one, SmolLM2 hardly ever solves a problem when it is sampled, and GRPO has nothing to raise.
-Learning from given texts is GRPO's update where every advantage is 1: then its gradient is that of
-the mean log-probability of their tokens. So the loop is `train`, with texts for a batch source.
+Without a warm-up, sampled answers of SmolLM2 are hardly ever right, and GRPO has nothing to raise.
+Supervised learning is GRPO's update with every advantage at 1: the gradient is that of the mean
+log-probability of the texts' tokens. So the loop is `train`, with a batch source of texts.
 """
 
 import json
@@ -19,42 +19,41 @@ import torch
 
 from grpo_kit import smollm2, tasks
 from grpo_kit.config import GRPOConfig
-from grpo_kit.generation import Rollouts, completion_logps
+from grpo_kit.generation import Rollouts
 from grpo_kit.models import Policy, load_policy
 from grpo_kit.paths import make_output_dir, write_atomic
 from grpo_kit.rewards import accuracy_reward
-from grpo_kit.tiny import card as skills_card
+from grpo_kit.tiny.card import TEMPLATES
 from grpo_kit.tiny.skills import sample_conversation
 from grpo_kit.training import Batch, PromptBatches, train
 
 Conversation = list[dict[str, str]]  # messages; the assistant's are learnt
-HELD_OUT = 64  # conversations that the loss is measured on
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a warm-up learns and how; `task` has the problems that it is evaluated on."""
+    """The texts of a warm-up and its settings; `task` has the problems it is evaluated on."""
 
     task: str
-    texts: Callable[[random.Random, str], Iterator[Conversation]]  # endless, of a split
+    texts: Callable[[random.Random], Iterator[Conversation]]  # endless, of training problems
     steps: int
     batch: int = 16
     learning_rate: float = 1e-3
     lora_rank: int = 16
 
 
-def svamp_texts(rng: random.Random, split: str) -> Iterator[Conversation]:
+def svamp_texts(rng: random.Random) -> Iterator[Conversation]:
     """Epochs of worked equations; an equation that misses the published answer is left out."""
-    rows = [r for r in getattr(tasks.load("svamp"), split) if r["solution"].endswith(r["answer"])]
+    rows = [row for row in tasks.load("svamp").train if row["solution"].endswith(row["answer"])]
     while True:
         for row in rng.sample(rows, len(rows)):
             solved = f"<think>{row['solution']}</think><answer>{row['answer']}</answer>"
             yield [*row["prompt"], {"role": "assistant", "content": solved}]
 
 
-def skills_texts(rng: random.Random, split: str) -> Iterator[Conversation]:
+def skills_texts(rng: random.Random) -> Iterator[Conversation]:
     """The tiny world's mixture: solve in several styles, verify, Yes or No, judge, plan."""
-    while True:  # always of train problems; others than the warm-up's, by another generator
+    while True:
         yield sample_conversation(rng)
 
 
@@ -84,7 +83,7 @@ class GivenTexts:
 
 
 def replies_of(policy: Policy, messages: Conversation) -> Iterator[tuple[list[int], list[int]]]:
-    """Of each reply in a conversation: token ids of what is before, and its own with its end."""
+    """The token ids of each reply, with its end of turn, after those of the messages before it."""
     for i, message in enumerate(messages):
         if message["role"] == "assistant":
             ids = policy.tokenizer(message["content"], add_special_tokens=False)["input_ids"]
@@ -99,36 +98,18 @@ def take_replies(policy: Policy, texts: Iterator[Conversation], count: int) -> l
     return replies
 
 
-@torch.no_grad()
-def loss_on(replies: Sequence[tuple[list[int], list[int]]], policy: Policy) -> dict[str, float]:
-    """`eval/loss`: nats a token of given replies."""
-    total = tokens = 0.0
-    for start in range(0, len(replies), 16):
-        rollouts = Rollouts.given(*zip(*replies[start : start + 16], strict=True), policy)
-        with policy.autocast():
-            pad = policy.pad_token_id
-            total -= completion_logps(policy.model, rollouts, pad_token_id=pad)[0].sum().item()
-        tokens += rollouts.mask.sum().item()
-    return {"eval/loss": total / tokens}
-
-
-def warm_up(
-    name: str, output_dir: str | Path, seed: int = 0, problems: int = 100, **changes: Any
-) -> dict:
+def warm_up(name: str, output_dir: str | Path, seed: int = 0, **changes: Any) -> dict:
     """Train SmolLM2's LoRA weights by the recipe `name`; save them (bfloat16) with `card.json`.
 
-    `problems`: how many test problems a skill is measured on; `changes` are the recipe's. Called
-    again after a kill, it goes on from its last checkpoint, in `output_dir/run`. Returns the card:
-    the recipe, the seconds of its steps, and what was measured.
+    `changes` are fields of `Recipe`. After a kill, the same call continues from the last checkpoint
+    in `output_dir/run`. Returns the card: the recipe, the seconds of its steps, the measurements.
     """
     recipe = replace(RECIPES[name], **changes)
     folder = make_output_dir(output_dir)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     policy = load_policy(smollm2.NAME, device=device, lora_rank=recipe.lora_rank)
-    texts = recipe.texts(random.Random(f"{name}-{seed}"), "train")
+    texts = recipe.texts(random.Random(f"{name}-{seed}"))
     replies = take_replies(policy, texts, recipe.steps * recipe.batch)
-    held = recipe.texts(random.Random(f"{name}-{seed}-held-out"), "test")
-    held_out = [pair for _ in range(HELD_OUT) for pair in replies_of(policy, next(held))]
     config = GRPOConfig(
         max_steps=recipe.steps, generation_batch_size=recipe.batch, num_generations=recipe.batch,
         learning_rate=recipe.learning_rate, lr_scheduler_type="cosine",
@@ -137,19 +118,17 @@ def warm_up(
     )  # fmt: skip
     run = train(
         policy, tasks.load(recipe.task), [accuracy_reward], config,
-        output_dir=folder / "run", seed=seed, resume=True, measure=partial(loss_on, held_out),
+        output_dir=folder / "run", seed=seed, resume=True,
         batch_source=partial(GivenTexts, replies=replies),
     )  # fmt: skip
     about = {"name": name, **asdict(recipe), "texts": recipe.texts.__name__, "seed": seed}
-    about |= {"base": smollm2.ON_HUB, "held_out": HELD_OUT}
+    about["base"] = smollm2.ON_HUB
     about["learnt_tokens"] = sum(row.get("learnt_tokens", 0) for row in run.history)
     about["seconds"] = round(sum(row.get("step_time", 0.0) for row in run.history), 1)
-    measured = [row for row in run.history if "eval/loss" in row]
+    measured = [row for row in run.history if "eval/greedy" in row]
     about["evaluations"] = [
         {k: v for k, v in row.items() if k == "step" or k.startswith("eval/")} for row in measured
     ]
-    if name == "skills":
-        about["skills"] = skills_card.measure(policy, n=problems)
     model = policy.model.to(torch.bfloat16)
     model.peft_config["default"].base_model_name_or_path = smollm2.ON_HUB
     model.save_pretrained(folder, save_embedding_layers=False)  # else peft asks the Hub
@@ -160,5 +139,5 @@ def warm_up(
 
 def card_text(card: dict) -> str:
     """The model card, Markdown, of a warm-up's `card.json`."""
-    about = {"version": smollm2.VERSION, "sha256": smollm2.SHA256, "limits": skills_card.LIMITS}
-    return skills_card.TEMPLATES.get_template("smollm2.md.j2").render(card, **about)
+    about = {"version": smollm2.VERSION, "sha256": smollm2.SHA256}
+    return TEMPLATES.get_template("smollm2.md.j2").render(card, **about)

@@ -154,7 +154,7 @@ def _more_texts(profile: Profile) -> Callable:
     def source(prompts: PromptBatches) -> GivenTexts:
         config, rng = prompts.config, random.Random(f"more-{prompts.seed}")
         count = config.max_steps * config.generation_batch_size
-        return GivenTexts(prompts, take_replies(prompts.policy, texts(rng, "train"), count))
+        return GivenTexts(prompts, take_replies(prompts.policy, texts(rng), count))
 
     return source
 

@@ -1,30 +1,27 @@
 """Train the shipped tiny base from a seed: `grpo-kit pretrain --output base --seed 0`.
 
 One supervised run in five phases: copying; drills; every skill in one reliable style; all reliable
-styles and many sums; the full mixture of `skills`. Two processes share the rows of every batch and
-average their weights now and then (local SGD, arXiv 1805.09767). Another number is another run.
+styles and many sums; the full mixture of `skills`. Two copies of the model share the rows of every
+batch and average their weights every `AVERAGE_EVERY` steps (local SGD, arXiv 1805.09767). Half an
+hour on one core.
 """
 
 import copy
-import io
 import itertools
-import multiprocessing
 import random
 import re
-import tempfile
 import time
 from pathlib import Path
 from statistics import fmean
 
 import torch
 from tokenizers import AddedToken
-from torch.distributed.algorithms.model_averaging.utils import average_parameters
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from grpo_kit.models import Policy, load_policy, save_policy
-from grpo_kit.paths import data_dir, make_output_dir, write_atomic
+from grpo_kit.models import Policy, save_policy
+from grpo_kit.paths import make_output_dir
 from grpo_kit.tiny.skills import sample_conversation
 
 PHASES = {"copy": 64, "drill": 640, "reliable": 2560, "practice": 3072, "mixture": 7168}  # steps
@@ -32,11 +29,10 @@ STEPS = sum(PHASES.values())
 LEARNING_RATE = 1.2e-3  # reached after WARM_STEPS, held, and lowered to 0 over the mixture
 WARM_STEPS = 30
 BETAS = (0.9, 0.98)
-PROCESSES = 2
-BATCH = 16  # rows, of all processes together
+COPIES = 2  # of the model; the shipped base was made with two
+BATCH = 16  # rows, of all copies together
 POOL = 64  # batches cut from one sorted pool of conversations
-AVERAGE_EVERY = 16  # steps between two averages of the processes' weights
-STATE_EVERY = 80  # steps between two saved states, a multiple of AVERAGE_EVERY
+AVERAGE_EVERY = 16  # steps between two averages of the copies' weights
 COPY_SHARE = 0.125  # of the rows between first and last phase are random tokens, to be copied
 COPY_LENGTH = 24
 # About a row's mean of counted tokens; it divides every loss. With the batch's own number, the
@@ -44,8 +40,6 @@ COPY_LENGTH = 24
 TOKENS = 32
 VOCABULARY = 1024
 BREVITY_STEPS = 8 * POOL  # of the question about brevity
-TOOL_STEPS = 16 * POOL  # of the third tool; after 4 pools its reliable style was right 77 in 100
-STATE_FILE = "warm-up.pt"
 PAD, END = "<|pad|>", "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 TAGS = ("<think>", "</think>", "<answer>", "</answer>", "<response>", "</response>")
@@ -196,90 +190,53 @@ def rate_at(step: int, steps: int) -> float:
     return LEARNING_RATE * min((step + 1) / WARM_STEPS, left, 1.0)
 
 
-def pretrain(output_dir: str | Path, *, seed=0, steps=None, processes=None) -> dict:
-    """Train the tiny base, one thread a process, and save it (bf16, tokenizer) to `output_dir`.
+def pretrain(output_dir: str | Path, *, seed: int = 0, steps: int = STEPS) -> dict:
+    """Train the tiny base on one thread and save it (bf16, with its tokenizer) to `output_dir`.
 
-    Called again after a kill, it goes on where it stopped. Returns the recipe, `seconds` (with
-    those before a kill), `loss` (of the last tenth of the steps, nats a token) and `parameters`.
-    Raises ValueError for another warm-up's state.
+    Returns the seed, the steps, `seconds`, `loss` (of the last tenth of the steps, nats a token)
+    and the number of `parameters`. With fewer steps each phase keeps its share of them.
     """
-    recipe = {"seed": seed, "steps": steps or STEPS, "processes": processes or PROCESSES}
-    if not 1 <= recipe["processes"] <= BATCH:
-        raise ValueError(f"processes is {processes}; choose 1 to {BATCH}, the rows of a batch.")
-    state, file = {}, make_output_dir(output_dir) / STATE_FILE
-    if file.exists():
-        state = torch.load(file, weights_only=True)
-        if state.get("recipe") != recipe:
-            raise ValueError(f"{file} is of {state.get('recipe')}, not of {recipe}: delete it.")
-    if recipe["processes"] == 1:
-        return _warm_up(0, file, recipe, state)
-    results = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = (results, f"file://{folder}/meeting", file, recipe, state)
-        torch.multiprocessing.spawn(_warm_up_with_others, arguments, nprocs=recipe["processes"])
-    return results.get()
-
-
-def _warm_up_with_others(rank: int, results, meeting: str, file, recipe, state) -> None:
-    world = {"init_method": meeting, "rank": rank, "world_size": recipe["processes"]}
-    torch.distributed.init_process_group("gloo", **world)
-    result = _warm_up(rank, file, recipe, state)
-    if rank == 0:
-        results.put(result)
-
-
-def _warm_up(rank: int, file: Path, recipe: dict, state: dict) -> dict:
-    """The share of process `rank`; the first one shows, saves and keeps its state in `file`."""
-    seed, steps, processes = recipe.values()
+    folder = make_output_dir(output_dir)
     torch.set_num_threads(1)
     tokenizer = make_tokenizer(seed)
-    model = make_model(tokenizer, seed)
-    groups = [  # biases and norm weights are not decayed
+    models = [make_model(tokenizer, seed) for _ in range(COPIES)]
+    optimizers = [make_optimizer(model) for model in models]
+    losses, started = [], time.monotonic()
+    progress = tqdm(range(steps), desc="pretrain", mininterval=5)
+    for step in progress:
+        if step % POOL == 0:
+            phase = phase_at(step, steps)
+            pool = batch_pool(tokenizer, seed, step // POOL, phase)
+        for i in range(COPIES):
+            rows = [tensor[i::COPIES] for tensor in pool[step % POOL]]
+            losses.append(update(models[i], optimizers[i], rows, rate_at(step, steps)))
+        if (step + 1) % AVERAGE_EVERY == 0 or step + 1 == steps:
+            average_weights(models)
+        progress.set_postfix_str(f"loss {fmean(losses[-50:]):.3f}, phase {phase}", refresh=False)
+
+    seconds, loss = time.monotonic() - started, fmean(losses[-max(1, len(losses) // 10) :])
+    model = models[0]
+    save_policy(Policy(model.to(torch.bfloat16), tokenizer), folder)
+    result = {"seed": seed, "steps": steps, "seconds": seconds, "loss": loss}
+    return result | {"parameters": model.num_parameters()}
+
+
+def make_optimizer(model) -> torch.optim.AdamW:
+    """AdamW that decays no biases and no norm weights."""
+    groups = [
         {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.05},
         {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=BETAS, fused=True)
-    first, spent, losses = 0, 0.0, []
-    if state:
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizers"][rank])
-        first, spent, losses = state["step"], state["seconds"], state["losses"]
+    return torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=BETAS, fused=True)
 
-    started = time.monotonic() - spent
-    bar = {"desc": "pretrain", "initial": first, "total": steps, "mininterval": 5}
-    progress = tqdm(range(first, steps), **bar, disable=rank > 0)
-    parent = multiprocessing.parent_process()
-    for step in progress:
-        if parent and not parent.is_alive():
-            raise SystemExit("the process that started this one was killed")
-        if step == first or step % POOL == 0:
-            index, phase = step // POOL, phase_at(step - step % POOL, steps)
-            pool = batch_pool(tokenizer, seed, index, phase)
-        batch = [tensor[rank::processes] for tensor in pool[step % POOL]]
-        losses.append(update(model, optimizer, batch, rate_at(step, steps)))
-        progress.set_postfix_str(f"loss {fmean(losses[-50:]):.3f}, phase {phase}", refresh=False)
-        done = step + 1
-        if processes > 1 and (done % AVERAGE_EVERY == 0 or done == steps):
-            average_parameters(model.parameters(), None)
-        if done % STATE_EVERY or done == steps:
-            continue
-        optimizers = [optimizer.state_dict()]
-        if processes > 1:  # each has its own moments
-            optimizers *= processes
-            torch.distributed.all_gather_object(optimizers, optimizer.state_dict())
-        if rank == 0:
-            state = {"recipe": recipe, "step": done, "losses": losses}
-            state |= {"model": model.state_dict(), "optimizers": optimizers}
-            state["seconds"] = time.monotonic() - started
-            buffer = io.BytesIO()
-            torch.save(state, buffer)
-            write_atomic(file, buffer.getvalue())
 
-    seconds, loss = time.monotonic() - started, fmean(losses[-max(1, steps // 10) :])
-    if rank == 0:
-        save_policy(Policy(model.to(torch.bfloat16), tokenizer), file.parent)
-        file.unlink(missing_ok=True)
-    return recipe | {"seconds": seconds, "loss": loss, "parameters": model.num_parameters()}
+@torch.no_grad()
+def average_weights(models: list) -> None:
+    """Give every model the mean of all models' weights; optimiser states stay as they are."""
+    for weights in zip(*(model.parameters() for model in models), strict=True):
+        mean = sum(weight / len(models) for weight in weights)
+        for weight in weights:
+            weight.copy_(mean)
 
 
 def update(model, optimizer, batch, rate: float) -> float:
@@ -318,11 +275,3 @@ def warm_up_more(policy: Policy, seed: int, steps: int = POOL, phase: str = "mix
         loss = model(input_ids=ids, attention_mask=attention, labels=labels).loss
         descend(model, optimizer, loss, LEARNING_RATE / 2 * (1 - i / steps))
     return Policy(model.eval().requires_grad_(False), policy.tokenizer)
-
-
-def teach_tools(output_dir: str | Path, *, seed: int = 0, steps: int = TOOL_STEPS) -> Policy:
-    """Save the tiny base after a warm-up with Python as a third tool (bf16, tokenizer)."""
-    folder = make_output_dir(output_dir)
-    policy = warm_up_more(load_policy(data_dir() / "tiny-base"), seed, steps, "tools")
-    policy.model.to(torch.bfloat16)
-    return load_policy(save_policy(policy, folder))

@@ -1,12 +1,11 @@
-"""The tiny world's texts say what they claim; the warm-up can be stopped and resumed."""
+"""The tiny world's texts keep their promises, and the warm-up of its base is reproducible."""
 
+import hashlib
 import json
-import multiprocessing
 import random
 import re
 from collections import Counter
 from statistics import fmean
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from scipy.stats import binomtest
-from toy import killed_in
 from transformers import AutoTokenizer
 
 from grpo_kit.flow.roles import read_action
@@ -54,21 +52,6 @@ def test_a_solution_is_recognised_by_its_style_and_right_ones_score(rng, style):
     if style == "unformatted":
         assert score == 0.0 and f"The answer is {problem.answer}." in completion
     assert (format_reward(**columns)[0] > 0) == (style != "unformatted")
-
-
-def test_each_step_opens_with_its_word_in_question_and_solutions():
-    problem = Problem(12, (("+", 7), ("-", 4), ("*", 2)), verbs=("finds", "loses", "doubles"))
-    assert problem.question == (
-        "Mia has 12 coins. Mia first finds 7. Mia then loses 4. Mia next doubles them. "
-        "How many coins does Mia have?"
-    )
-    steps = "first 12 + 7 = 19, then 19 - 4 = 15, next 15 * 2 = 30."
-    story = "first finds 7, 12 + 7 = 19. then loses 4, 19 - 4 = 15. next doubles them, 15 * 2 = 30."
-    reasoning = {"equations": steps, "words": f"Start with 12. {story}", "list": f"Steps: {steps}"}
-    for style, text in reasoning.items():
-        completion = problems.solve(problem, style, random.Random(0))
-        assert completion == f"<think>{text}</think><answer>30</answer>"
-    assert W.order(7) == ["first", "then", "next", "later", *["finally"] * 3]
 
 
 def test_wrong_styles_are_mostly_wrong_and_the_likeliest_style_is_a_wrong_one():
@@ -125,14 +108,6 @@ def test_a_verdict_after_careful_analysis_is_the_truth(rng):
 
 
 @given(rng=rngs)
-def test_judgements_are_json_of_scores_from_one_to_five(rng):
-    reply = skills.sample_judge(make_problem(rng, 2), rng)[1]["content"]
-    scores = json.loads(reply)
-    assert list(scores) == [*skills.CRITERIA, "rationale"]
-    assert all(scores[name] in range(1, 6) for name in skills.CRITERIA)
-
-
-@given(rng=rngs)
 def test_a_plan_is_read_back_and_a_careful_one_is_a_step_from_numbers_that_it_recalls(rng):
     question = make_tool_question(rng, "train", tools=rng.choice((TOOLS, THREE_TOOLS)))
     for step in question.plan:
@@ -145,24 +120,6 @@ def test_a_plan_is_read_back_and_a_careful_one_is_a_step_from_numbers_that_it_re
         assert action.step in map(skills.step_text, question.plan)
         recalled = {"none", *re.findall(r"\d+", action.justification)}
         assert set(action.context.split(", ")) <= recalled
-
-
-def test_progress_tells_the_plan_up_to_the_first_step_that_memory_lacks():
-    question = make_tool_question(random.Random(0), "train", "discount")
-    item, price = question.items[0], question.prices[0]
-    shop = question.catalogue[question.items[0]].split()[-1]
-    less = int(question.catalogue[shop].split()[-1])
-    stages = [
-        f"{item}?",
-        f"{item} {price}, shop {shop}, {shop}?",
-        f"{item} {price}, shop {shop}, {shop} discount {less}, {price}-{less}?",
-        f"{item} {price}, shop {shop}, {shop} discount {less}, {price}-{less} = {price - less}",
-    ]
-    memory, useless = [], ("calculator", "1+1", "1+1 = 2")
-    for step, text in zip([*question.plan, None], stages, strict=True):
-        assert skills.progress_text(question, [useless, *memory]) == text
-        if step:
-            memory.append((*step, question.run(*step)))
 
 
 @given(rng=rngs)
@@ -206,21 +163,21 @@ def test_short_is_what_has_few_words_and_is_asked_as_often_as_whether_it_is_righ
 
 
 @pytest.mark.parametrize(
-    ("phase", "shown"),
-    [("reliable", {skills.FIRST_STYLE}), ("practice", set(problems.RIGHT_STYLES))],
+    ("phase", "digest"),
+    [
+        ("drill", "d5547575f89bbb5a"),
+        ("reliable", "622f1c054332eaca"),
+        ("practice", "b9d12b8afafbdca3"),
+        ("mixture", "a04a9854e6ca7b8b"),
+        ("tools", "f88ba7e6fa418909"),
+        ("brevity", "ffb0ef6d5aa61512"),
+    ],
 )
-def test_careless_styles_are_left_to_the_last_phase(phase, shown):
-    rng, styles = random.Random(0), set()
-    for _ in range(400):
-        messages = skills.sample_conversation(rng, phase)
-        request, reply = (message["content"] for message in messages[:2])
-        if request.endswith("have?") and len(request.split()) > 14:  # a drill has one step alone
-            styles.add(problems.solution_style(reply))
-        elif "Proposed answer" in request:
-            assert skills.verify_style(reply) == "recompute"
-        elif request.endswith("next step?"):
-            assert skills.plan_style(reply) == "careful"
-    assert styles == shown
+def test_the_texts_are_those_that_the_shipped_bases_learnt_from(phase, digest):
+    """Another text is another base, and with it every reported result."""
+    rng = random.Random(phase)
+    texts = [skills.sample_conversation(rng, phase) for _ in range(500)]
+    assert hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16] == digest
 
 
 def test_a_saved_tokenizer_is_loaded_as_it_was_and_keeps_every_text(tokenizer, saved_policy):
@@ -274,90 +231,37 @@ def test_the_phases_follow_each_other_and_the_rate_falls_to_nothing_over_the_las
     assert sorted(shorter, key=list(warm_up.PHASES).index) == shorter
 
 
-@pytest.fixture
-def small(monkeypatch, tokenizer):
-    """Batches of 2 rows, and a tokenizer that is there already."""
-    monkeypatch.setattr(warm_up, "BATCH", 2)
+def test_two_copies_share_a_batch_and_end_as_their_average(tmp_path, monkeypatch, tokenizer):
+    steps, seen = 3, []
+
+    def update(model, optimizer, batch, rate):
+        seen.append((model, batch[0]))
+        with torch.no_grad():
+            next(model.parameters()).add_(len(seen))
+        return 1.0
+
     monkeypatch.setattr(warm_up, "make_tokenizer", lambda seed: tokenizer)
-    return monkeypatch
+    monkeypatch.setattr(warm_up, "AVERAGE_EVERY", 2)
+    monkeypatch.setattr(warm_up, "update", update)
+    result = warm_up.pretrain(tmp_path, steps=steps)
+    assert result["steps"] == steps and result["parameters"] < 4e6
+    (one, first_rows), (other, second_rows) = seen[:2]
+    assert one is not other and len(first_rows) == len(second_rows) == warm_up.BATCH / 2
+    assert not torch.equal(first_rows, second_rows)
+    start = next(warm_up.make_model(tokenizer).parameters())
+    end = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    mean = (1 + 2 + 3 + 4) / 2 + (5 + 6) / 2
+    assert torch.allclose(end.float(), start + mean, rtol=1e-2)
 
 
-def test_a_killed_warm_up_goes_on_where_it_stopped(tmp_path, small):
-    small.setattr(warm_up, "STATE_EVERY", 2)
-    options, clip = {"steps": 5, "processes": 1}, torch.nn.utils.clip_grad_norm_
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    result = warm_up.pretrain(whole, **options)
-    assert result["steps"] == 5 and result["parameters"] < 4e6
-    assert not (whole / "warm-up.pt").exists()
-    with small.context() as killing:
-        killing.setattr(torch.nn.utils, "clip_grad_norm_", killed_in(3, clip))
-        with pytest.raises(KeyboardInterrupt):
-            warm_up.pretrain(broken, **options)
-    with pytest.raises(ValueError, match="'seed': 0, .* not of .*'seed': 1, .*delete"):
-        warm_up.pretrain(broken, seed=1, **options)
-    for processes in (99, -1):
-        with pytest.raises(ValueError, match=f"processes is {processes}; choose 1 to 2,"):
-            warm_up.pretrain(broken, processes=processes)
-    warm_up.pretrain(broken, **options)
-    weights = (whole / "model.safetensors").read_bytes()
-    assert weights == (broken / "model.safetensors").read_bytes() and len(weights) <= 8_000_000
-
-
-def test_a_process_whose_parent_was_killed_ends(tmp_path, monkeypatch):
-    dead = SimpleNamespace(is_alive=lambda: False)
-    monkeypatch.setattr(warm_up.multiprocessing, "parent_process", lambda: dead)
-    monkeypatch.setattr(warm_up, "make_tokenizer", lambda seed: range(9))
-    monkeypatch.setattr(warm_up, "make_model", lambda *given: torch.nn.Linear(1, 1))
-    with pytest.raises(SystemExit, match="was killed"):
-        warm_up._warm_up(0, tmp_path, {"seed": 0, "steps": 2, "processes": 2}, {})
-
-
-def test_weights_are_averaged_now_and_then_and_at_the_end(tmp_path, small):
-    calls = []
-    small.setattr(warm_up, "AVERAGE_EVERY", 2)
-    small.setattr(warm_up, "average_parameters", lambda *given: calls.append(given))
-    warm_up._warm_up(0, tmp_path / "state", {"seed": 0, "steps": 5, "processes": 2}, {})
-    assert len(calls) == 3
-
-
-@pytest.mark.slow
-def test_two_processes_that_were_killed_go_on_each_with_its_own_moments(tmp_path, small):
-    small.setattr(warm_up, "STATE_EVERY", 2)
-    small.setattr(warm_up, "AVERAGE_EVERY", 2)
-    recipe, forks = {"seed": 0, "steps": 5, "processes": 2}, multiprocessing.get_context("fork")
-
-    def both(folder, state) -> None:
-        results, meeting = forks.SimpleQueue(), f"file://{folder}/meeting-{len(state)}"
-        given = results, meeting, folder / "warm-up.pt", recipe, state
-        rank_of = warm_up._warm_up_with_others
-        ranks = [forks.Process(target=rank_of, args=(rank, *given)) for rank in range(2)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join()
-
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    whole.mkdir(), broken.mkdir()
-    both(whole, {})
-    with small.context() as killing:
-        clip = torch.nn.utils.clip_grad_norm_
-        killing.setattr(torch.nn.utils, "clip_grad_norm_", killed_in(3, clip))
-        both(broken, {})
-    state = torch.load(broken / "warm-up.pt", weights_only=True)
-    first, second = (one["state"][0]["exp_avg"] for one in state["optimizers"])
-    assert not torch.equal(first, second)
-    both(broken, state)
-    ends = [(folder / "model.safetensors").read_bytes() for folder in (whole, broken)]
-    assert ends[0] == ends[1]
-
-
-@pytest.mark.slow
-def test_two_processes_warm_up_one_base(tmp_path):
-    result = warm_up.pretrain(tmp_path, seed=0, steps=2, processes=2)
-    assert (result["steps"], result["processes"]) == (2, 2) and result["loss"] > 0
-    assert not (tmp_path / "warm-up.pt").exists()
-    weights = load_file(tmp_path / "model.safetensors")
-    assert all(weight.isfinite().all() for weight in weights.values())
+def test_a_warm_up_depends_on_its_seed_alone(tmp_path, monkeypatch, tokenizer):
+    monkeypatch.setattr(warm_up, "make_tokenizer", lambda seed: tokenizer)
+    monkeypatch.setattr(warm_up, "BATCH", 2)
+    made = []
+    for folder, seed in (("one", 0), ("again", 0), ("other", 1)):
+        warm_up.pretrain(tmp_path / folder, seed=seed, steps=5)
+        made.append((tmp_path / folder / "model.safetensors").read_bytes())
+    assert made[0] == made[1] != made[2] and len(made[0]) <= 8_000_000
 
 
 def test_a_base_that_is_warmed_up_further_is_another_model(policy):

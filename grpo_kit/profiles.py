@@ -21,7 +21,6 @@ class Profile:
     """A machine's choice of policy, task and run length."""
 
     name: str
-    machine: str
     config: GRPOConfig
     policy: str  # a folder of the kit's data, "smollm2", or a Hub name
     revision: str | None = None
@@ -46,16 +45,15 @@ class Profile:
         return self.adapters.get(self.task)
 
     def with_skills(self, three_tools: bool = False) -> Profile:
-        """This profile with the warm-up that taught to judge, verify and plan too.
+        """This profile with a policy that can also judge, verify and plan.
 
-        There fewer steps show what a reward does: the answers have a style to be learnt. With
-        `three_tools` Flow-GRPO has Python as well, of which the tiny base learnt in a warm-up of
-        its own. ValueError for SmolLM2, which did not.
+        SmolLM2 takes its warm-up on the tiny world's skills, and fewer steps, since a reward soon
+        moves the styles of its answers. With `three_tools` Flow-GRPO has Python as well, which the
+        tiny base learnt in another warm-up and SmolLM2 did not (ValueError).
         """
         if three_tools:
             if self.adapters:
-                problem = f"the warm-up of {self.policy} teaches two tools"
-                raise ValueError(f"{problem}: take profile tiny.")
+                raise ValueError(f"the warm-up of {self.policy} has two tools: take profile tiny.")
             policy = "tiny-tools" if self.policy == "tiny-base" else self.policy
             return replace(self, task="three_tools", policy=policy)
         if not self.adapters:
@@ -72,12 +70,8 @@ class Profile:
     def load_policy(self) -> Policy:
         """The policy, ready to train. Raises RuntimeError if the machine lacks what it needs."""
         from grpo_kit.models import load_policy
-        from grpo_kit.smollm2 import NAME
 
         path = data_dir() / self.policy
-        if "/" not in self.policy and self.policy != NAME and not path.is_dir():
-            remedy = "build it with `grpo-kit pretrain` and give its folder, `--policy runs/base`"
-            raise RuntimeError(f"{path}, which profile {self.name!r} trains, is missing: {remedy}.")
         options = {"revision": self.revision, "device": self.device}
         options |= {"dtype": self.dtype, "lora_rank": self.lora_rank}
         if self.adapter:
@@ -138,7 +132,7 @@ def _endpoint(model: str, name: str, **request: Any) -> Any:
 
 _PROFILES = (
     Profile(
-        "smoke", "2 CPU cores, seconds a notebook", policy="tiny-base", threads=1,
+        "smoke", policy="tiny-base", threads=1,  # 2 CPU cores, seconds a notebook
         config=GRPOConfig(
             max_steps=3, learning_rate=1e-4, lr_scheduler_type="constant_with_warmup",
             num_generations=4, generation_batch_size=16, max_completion_length=48,
@@ -146,14 +140,14 @@ _PROFILES = (
         ),
     ),
     Profile(
-        "tiny", "2 CPU cores, minutes", policy="tiny-base", threads=1,
+        "tiny", policy="tiny-base", threads=1,  # 2 CPU cores, minutes a notebook
         config=GRPOConfig(
             learning_rate=2e-4, lr_scheduler_type="constant_with_warmup", warmup_steps=5,
             max_completion_length=64,
         ),
     ),
     Profile(
-        "smol", "2 CPU cores, a real model", policy="smollm2", threads=2, task="svamp",
+        "smol", policy="smollm2", threads=2, task="svamp",  # 2 CPU cores, a real model
         device=os.environ.get("GRPO_KIT_DEVICE", "cpu"),  # or cuda, where it takes minutes, or mps
         adapters={"svamp": "smol-svamp", "word_problems": "smol-skills"},
         config=GRPOConfig(
@@ -163,7 +157,7 @@ _PROFILES = (
         ),
     ),
     Profile(
-        "colab", "one 16 GB GPU", device="cuda", dtype="half", lora_rank=32,
+        "colab", device="cuda", dtype="half", lora_rank=32,  # one 16 GB GPU
         policy="Qwen/Qwen2.5-0.5B-Instruct", revision="7ae557604adf67be50417f59c2c2f167def9a775",
         task="gsm8k", judge="self", roles="self",
         config=GRPOConfig(
@@ -172,7 +166,7 @@ _PROFILES = (
         ),
     ),
     Profile(
-        "paper", "one 80 GB GPU or more", device="cuda",
+        "paper", device="cuda",  # one 80 GB GPU or more
         policy="Qwen/Qwen2.5-1.5B", revision="8faed761d45a263340a0528343f099c05c9a4323",
         task="gsm8k", embedder="Alibaba-NLP/gte-Qwen2-1.5B-instruct",
         judge="Qwen/Qwen3-32B", roles="Qwen/Qwen2.5-7B-Instruct",

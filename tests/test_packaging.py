@@ -72,6 +72,16 @@ def test_the_installed_wheel_trains_the_shipped_base_from_another_folder(wheel, 
         assert Path(place).is_relative_to(site), f"{place} is not from the wheel"
 
 
+def test_the_readme_activates_the_environment_before_it_calls_the_command():
+    readme, makefile = ((CHECKOUT / name).read_text() for name in ("README.md", "Makefile"))
+    first, second = readme.split("```bash\n")[1].splitlines()[:2]
+    assert first.startswith("make venv ") and second.startswith(". .venv/bin/activate ")
+    assert "\nVENV ?= .venv\n" in makefile
+    assert readme.index(second) < readme.index("grpo-kit ")
+    recipes = (CHECKOUT / "grpo_kit" / "README.md").read_text()
+    assert recipes.index(". .venv/bin/activate") < recipes.index("grpo-kit ")
+
+
 def test_constraints_pin_every_dependency_and_name_no_host():
     tomllib = pytest.importorskip("tomllib", reason="constraints.txt is for Python 3.11 and newer")
     text = (CHECKOUT / "constraints.txt").read_text()

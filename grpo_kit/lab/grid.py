@@ -98,7 +98,7 @@ class Experiment:
     def identity(self, profile: Profile, arm: str) -> dict:
         """All that decides what an arm's runs do and is not code: a `Record`'s config."""
         chosen, config = map(dataclasses.asdict, self.setting(profile, arm))
-        for name in ("name", "machine", "config", "threads", "data", "device"):
+        for name in ("name", "config", "threads", "data", "device"):
             del chosen[name]
         if adapters := chosen.pop("adapters"):
             chosen["adapter"] = shipped_files(adapters[chosen["task"]])

@@ -112,7 +112,7 @@ def limit_of(policy_dir: Path, config: GRPOConfig, limits: dict, step: dict) -> 
 
     bandwidth, tflops = limits["bytes_per_second"] / 1e9, limits["flops_per_second"] / 1e12
     least = plan(
-        Profile("bench", "this machine", config, policy=str(policy_dir), device=DEVICE),
+        Profile("bench", config, policy=str(policy_dir), device=DEVICE),
         gpu=GPU("this machine", 1.0, bandwidth, tflops),
         prompt_length=round(step["prompt_length"]),
         mean_share=step["mean_length"] / config.max_completion_length,

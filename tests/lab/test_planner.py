@@ -117,7 +117,7 @@ def test_memory_is_what_was_measured_on_a_cpu(row, point, tmp_path):
     """Peaks of whole processes, 0.3 to 135 million parameters, as `bench --scaling` stored them."""
     axis, size, config = point
     assert (axis, size) == (row["axis"], row["size"])
-    profile = Profile("bench", "a CPU", config, policy=size)
+    profile = Profile("bench", config, policy=size)
     machine, prompt_length = GPU("a CPU", 16, 1, 1), round(row["prompt_length"])
     with mock.patch.object(planner, "shape_of", lambda *_: Shape(scaling.shape(size))):
         needed = plan(profile, gpu=machine, prompt_length=prompt_length)

@@ -36,10 +36,18 @@ from grpo_kit import training
 from grpo_kit.config import GRPOConfig
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.paths import make_output_dir, sha256_of, write_atomic, writing
-from grpo_kit.rewards.scoring import finite_values, is_coroutine, reward_name, reward_names
+from grpo_kit.rewards.scoring import finite_values, reward_name, reward_names, score_texts
 from grpo_kit.runs import CHECKPOINT, PREVIOUS, RUN, Run, RunFiles
 from grpo_kit.tasks import Task
 
+HOOKS = {  # argument of `training.train` that TRL's trainer lacks -> what it has instead
+    "advantages": "choose scale_rewards or multi_objective_aggregation in the config",
+    "surrogate": "choose loss_type or importance_sampling_level in the config, or override "
+    "`_compute_loss` in a subclass of trl.GRPOTrainer",
+    "aggregate": "choose loss_type in the config, or override `_compute_loss` in a subclass of "
+    "trl.GRPOTrainer",
+    "batch_source": "give rollout=, which makes TRL's `rollout_func` (see grpo_kit.trl_rollouts)",
+}
 REFUSED = {  # field -> the value that TRL's trainer has, and why there is no other
     "max_generated_tokens": (None, "TRL counts steps only: give max_steps"),
     "baseline": ("group", "choose 'group', or --engine kit"),
@@ -49,17 +57,17 @@ REFUSED = {  # field -> the value that TRL's trainer has, and why there is no ot
         "TRL corrects for another sampler only where vLLM samples: add use_vllm=True (--vllm)",
     ),
 }
-# What they mean stays the same: `rollout_chunks` saves time and memory here and changes no number
-# (TRL samples a batch at once), the others are translated here or read by the callback below.
+# These mean the same. `rollout_chunks` and `sampling_backend` only change how fast the kit samples,
+# so TRL samples as it likes; the others are translated here or read by the callback below.
 OURS = ("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "reward_weights",
         "rollout_chunks", "sampling_backend", "eval_steps", "eval_on_start", "eval_prompts",
         "eval_prompts_between", "num_generations_eval", "save_steps", "max_unscored_steps",
         "bf16", "importance_sampling_mode")  # fmt: skip
-# What is called as in TRL.
+# These have TRL's names.
 SAME = tuple(f.name for f in fields(GRPOConfig) if f.name not in (*REFUSED, *OURS))
-STARTED = "started.json"  # what a run is, for the one that would resume it
-WHOLE = "sha256.json"  # in a checkpoint that all processes have saved: digests of what it is
-PATIENCE = timedelta(hours=2)  # that processes wait for the one that evaluates, or is judged for
+# In a checkpoint: the run that it belongs to, and the digests of its files, written last.
+IDENTITY, WHOLE = "identity.json", "sha256.json"
+PATIENCE = timedelta(hours=2)  # how long processes wait for one that evaluates or scores
 
 
 def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrides: Any):
@@ -68,6 +76,9 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
     `processes` share the batch: their number changes nothing that is learnt. Raises ValueError,
     naming the field, for what TRL cannot do, and for overrides of what `config` decides.
     """
+    for name, instead in HOOKS.items():
+        if overrides.pop(name, None) is not None:
+            raise ValueError(f"{name} is a hook of the kit's trainer, TRL's has none: {instead}.")
     if taken := sorted({*SAME, *OURS, "logging_steps"} & set(overrides)):
         raise ValueError(f"{', '.join(taken)}: that is the config's to say; change it there.")
     known = {"importance_sampling_cap"} if overrides.get("use_vllm") else set()
@@ -77,13 +88,6 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
     if config.scale_rewards == "mean":
         remedy = "choose 'group', 'batch' or 'none', or the kit's trainer"
         raise ValueError(f"scale_rewards is 'mean', which TRL's trainer does not have: {remedy}.")
-    if config.sampling_backend == "continuous" and any(
-        p.requires_grad and p.dtype == torch.float32 for p in policy.model.parameters()
-    ):
-        raise ValueError(
-            "sampling_backend is 'continuous', for which TRL trains in 16 bits, too coarse for "
-            "small updates: choose 'static' or 'auto', or sample by vLLM."
-        )
     rows, passes = config.shared_by(processes)
     cap, per_step = config.importance_sampling_cap, config.updates_per_step
     settings = {
@@ -103,8 +107,6 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
         "disable_dropout": True,
         "logging_nan_inf_filter": False,  # it would hide what `_Watcher` looks for
         "vllm_importance_sampling_correction": cap is not None,
-        "cache_implementation": "static" if config.sampling_backend == "static" else None,
-        "use_transformers_continuous_batching": config.sampling_backend == "continuous",
         "report_to": [],
         "disable_tqdm": True,  # there is a bar below
     }
@@ -140,12 +142,11 @@ def is_sharded() -> bool:
 def vllm_options(mode: str, share: float) -> dict[str, Any]:
     """Fields of TRL's config for sampling by vLLM: "colocate" on the trainer's GPUs, or "server".
 
-    `share`: of each GPU, what vLLM takes there (colocate). RuntimeError where vLLM is missing.
+    `share` of each GPU's memory is vLLM's (colocate only). RuntimeError where vLLM is missing.
     """
     if not is_vllm_available():  # which warns of a version that TRL does not know
         raise RuntimeError("vLLM is not installed: pip install 'trl[vllm]', or leave out --vllm.")
-    shared = {"vllm_gpu_memory_utilization": share} if mode == "colocate" else {}
-    return {"use_vllm": True, "vllm_mode": mode, **shared}
+    return {"use_vllm": True, "vllm_mode": mode, "vllm_gpu_memory_utilization": share}
 
 
 def grpo_trainer(
@@ -183,9 +184,6 @@ def grpo_trainer(
     rewards, dataset = (source.rewards, source.dataset) if source else (rewards, task.train)
     start = training.run_start(policy, name, prompts)
     start["rewards"] = reward_names(rewards)
-    rewards = [whole_groups(r) if hasattr(r, "num_generations") else finite(r) for r in rewards]
-    for reward, name in zip(rewards, start["rewards"], strict=True):
-        reward.__name__ = name
     for module in policy.model.modules():  # a number, which TRL's `disable_dropout` does not reach
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0
@@ -194,9 +192,10 @@ def grpo_trainer(
         return frozen_copy(policy).model
 
     with mock.patch("trl.trainer.grpo_trainer.create_model_from_path", reference):
-        given = policy.model, rewards, args, dataset
+        given = policy.model, [_stand_in(name) for name in start["rewards"]], args, dataset
         options = {"rollout_func": source} if source else {}
         trainer = _Trainer(*given, processing_class=policy.tokenizer, **options)
+    trainer.rewards = [whole_groups(r) if hasattr(r, "num_generations") else r for r in rewards]
     trainer.kinds = source.kinds if source else [list(range(len(rewards)))]
     trainer.remove_callback(PrinterCallback)
     files = RunFiles(args.output_dir, config, args.seed, start)
@@ -214,24 +213,22 @@ def train(
     output_dir: str | Path,
     seed: int,
     resume: bool = False,
-    measure: Callable[[Policy], dict[str, float]] | None = None,
-    rollout: Callable[[training.PromptBatches], Callable] | None = None,
-    **overrides: Any,
+    **options: Any,
 ) -> Run:
-    """`training.train`, done by TRL; arguments, files and what is returned are the same.
+    """Do what `training.train` does by TRL's trainer; the files and the result are the same.
 
-    In place of a `batch_source` there is `rollout`, see `grpo_trainer`. Without `resume` the
-    checkpoints of an earlier run, `checkpoint-N` in `output_dir`, go. Raises as `grpo_trainer` and
-    `training.train`, RuntimeError also where another process of the run has ended.
+    `options` are those of `grpo_trainer`; a `rollout` takes the place of a `batch_source`. Without
+    `resume`, checkpoints of an earlier run in `output_dir` are deleted. Raises as `grpo_trainer`
+    and `training.train`; RuntimeError also where another process of the run has ended.
     """
     output_dir = make_output_dir(output_dir)
-    options = {"output_dir": str(output_dir), "seed": seed, "rollout": rollout, **overrides}
     several = PartialState().num_processes > 1
     with (
         writing(output_dir) if PartialState().is_main_process else nullcontext(),
         _say_when_another_ends(output_dir) if several else nullcontext(),
     ):
-        trainer = grpo_trainer(policy, task, rewards, config, measure=measure, **options)
+        options |= {"output_dir": str(output_dir), "seed": seed}
+        trainer = grpo_trainer(policy, task, rewards, config, **options)
         trainer.train(resume_from_checkpoint=resume)
     PartialState().wait_for_everyone()  # the first process writes what all of them read
     run = json.loads((output_dir / RUN).read_text())
@@ -240,21 +237,20 @@ def train(
 
 @contextmanager
 def _say_when_another_ends(output_dir: Path) -> Iterator[None]:
-    """Where one process fails, its launcher ends the others: say so, and how to go on."""
+    """Say how to go on where the launcher ends this process because another one has failed."""
 
-    def end(why: str = "") -> None:
+    def end(*_) -> None:
         last = last_checkpoint(output_dir)
         how = f"resume, from {last.name}" if last else "start again, there is no checkpoint yet"
-        raise RuntimeError(
-            f"another process of this run has ended, so this one stops{why}: {how} in {output_dir}."
-        ) from None
+        problem = "another process of this run has ended, so this one stops"
+        raise RuntimeError(f"{problem}: {how} in {output_dir}.")
 
-    before = signal.signal(signal.SIGTERM, lambda *_: end())
+    before = signal.signal(signal.SIGTERM, end)
     try:
         yield
     except RuntimeError as error:
         if any(word in str(error) for word in ("peer", "gloo", "NCCL")):
-            end(f" ({str(error).splitlines()[0][:120]})")
+            end()
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -267,7 +263,7 @@ def last_checkpoint(output_dir: str | Path) -> Path | None:
 
 
 def _digests(checkpoint: Path) -> dict[str, str]:
-    """Of its files, by their path in it."""
+    """The digests of a checkpoint's files, by their path in it."""
     return {
         path.relative_to(checkpoint).as_posix(): sha256_of(path)
         for path in sorted(checkpoint.rglob("*"))
@@ -276,10 +272,10 @@ def _digests(checkpoint: Path) -> dict[str, str]:
 
 
 def _check_intact(checkpoint: Path) -> None:
-    """Raise RuntimeError, which names the file, where a checkpoint is not what was saved."""
+    """Raise RuntimeError, which names the file, where a checkpoint is not as it was saved."""
     try:
-        saved = json.loads((checkpoint / WHOLE).read_text())["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        saved = dict(json.loads((checkpoint / WHOLE).read_text()))
+    except (ValueError, TypeError):
         saved = {WHOLE: ""}
     found = _digests(checkpoint)
     if damaged := [name for name, digest in saved.items() if found.get(name) != digest]:
@@ -288,31 +284,27 @@ def _check_intact(checkpoint: Path) -> None:
         raise RuntimeError(f"{problem}: {remedy}.")
 
 
-def _state_of(checkpoint: Path) -> dict:
-    return json.loads((checkpoint / "trainer_state.json").read_text())
-
-
 class _Trainer(trl.GRPOTrainer):
-    """TRL's, but for completions without a score, and for a resumed run's prompts."""
+    """TRL's trainer, with the kit's scoring of rewards and the kit's way to resume."""
 
     watcher: _Watcher
+    rewards: list[Callable]
     kinds: list[list[int]]  # columns of rewards; a completion is scored by all of one kind
     _epochs_behind = 0
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **keywords):
-        last = resume_from_checkpoint
+    def train(self, resume_from_checkpoint: bool = False, **keywords):
         folder = Path(self.args.output_dir)
-        last = last_checkpoint(folder) if last is True else last and Path(last)
-        kits = any((folder / name).exists() for name in (CHECKPOINT, PREVIOUS))
-        if resume_from_checkpoint and not last and kits:
-            problem = f"{folder} holds a run by the kit's trainer"
-            raise ValueError(f"{problem}: resume with that (--engine kit), or choose another.")
-        if last:
-            _check_intact(last)
-        self.watcher.begin(last)
+        last = last_checkpoint(folder) if resume_from_checkpoint else None
         if not last:
+            kits = any((folder / name).exists() for name in (CHECKPOINT, PREVIOUS))
+            if kits and resume_from_checkpoint:
+                problem = f"{folder} holds a run by the kit's trainer"
+                raise ValueError(f"{problem}: resume with that (--engine kit), or choose another.")
+            self.watcher.begin()
             return super().train(**keywords)
-        state = _state_of(last)
+        _check_intact(last)
+        state = json.loads((last / "trainer_state.json").read_text())
+        self.watcher.resume(last, state["global_step"])
         if state["global_step"] >= self.args.max_steps:  # TRL would make one step more
             if not is_sharded():
                 self._load_from_checkpoint(str(last))
@@ -325,7 +317,6 @@ class _Trainer(trl.GRPOTrainer):
             super()._save_checkpoint(model, trial)
         except (OSError, RuntimeError, SafetensorError) as error:
             step = self.state.global_step // self.watcher.config.updates_per_step
-            self.watcher.find_checkpoint()
             raise self.watcher.files.unwritten(f"checkpoint of step {step}", error) from error
 
     def _get_train_sampler(self, dataset=None):
@@ -335,64 +326,59 @@ class _Trainer(trl.GRPOTrainer):
             torch.randperm(sampler.num_samples, generator=sampler.generator)
         return sampler
 
-    def _calculate_rewards(self, *arguments, **keywords):
-        """What one reward could not score is spared the others too, as in `combine_rewards`."""
-        rewards_per_func = super()._calculate_rewards(*arguments, **keywords)
-        counted = self.reward_weights.to(rewards_per_func.device) != 0
-        lacks = rewards_per_func.isnan() & counted
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids):
+        """Score as the kit does; what one reward could not score is missing in the others too."""
+        texts, logged = [completion[-1]["content"] for completion in completions], {}
+        own = score_texts(texts, completion_ids, inputs, self.rewards, self.state, logged)
+        for name, values in logged.items():
+            self._log_metric(name, sum(values) / len(values))
+        rewards_per_func = self.accelerator.gather(own.to(self.accelerator.device))
+        lacks = rewards_per_func.isnan() & (self.reward_weights.to(own.device) != 0)
         missing = torch.stack([lacks[:, kind].any(dim=1) for kind in self.kinds]).all(dim=0)
         return rewards_per_func.masked_fill(missing[:, None], torch.nan)
 
 
-def finite(reward: Callable) -> Callable:
-    """`reward`, held to the kit's protocol: what `finite_values` refuses, TRL would take."""
-    name = reward_name(reward)
+def _stand_in(name: str) -> Callable:
+    """A function of this name, for TRL's log; `_Trainer` calls the rewards itself."""
 
-    async def checked_coroutine(prompts, **columns):
-        return finite_values(name, await reward(prompts=prompts, **columns), len(prompts))
+    def reward(**columns): ...
 
-    def checked(prompts, **columns):
-        return finite_values(name, reward(prompts=prompts, **columns), len(prompts))
-
-    checked = checked_coroutine if is_coroutine(reward) else checked
-    checked.__name__ = name
-    return checked
+    reward.__name__ = name
+    return reward
 
 
 def whole_groups(reward: Callable) -> Callable:
-    """`reward` for one of several processes: it gets the completions of all, in their order.
+    """`reward` for one of several processes, as a function of the completions of all of them.
 
-    A group may lie in two of them. The first process computes the reward of all; each returns its
-    own part, or raises RuntimeError where the reward fails, so that none waits.
+    A group may lie in two processes. The first one computes the reward of all completions; each
+    returns its own part, or raises RuntimeError where the reward fails, so that none waits.
     """
-    reward, state = finite(reward), PartialState()
+    state, name = PartialState(), reward_name(reward)
     if state.num_processes == 1:
         return reward
 
-    def gathered(prompts, completions, completion_ids, **columns):
-        own = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
-        own |= {k: v for k, v in columns.items() if isinstance(v, list) and len(v) == len(prompts)}
-        rest = {k: v for k, v in columns.items() if k not in own}
-        sizes = gather_object([len(prompts)])
+    def gathered(prompts: list, **columns: Any) -> list[float | None]:
+        n, own = len(prompts), {"prompts": prompts}
+        own |= {k: v for k, v in columns.items() if isinstance(v, list) and len(v) == n}
         everyone = {name: gather_object(values) for name, values in own.items()}
         outcome, failure = [None], None
         if state.is_main_process:
             try:
-                values = reward(**everyone, **rest)
+                values = reward(**columns | everyone)
                 if inspect.isawaitable(values):
                     with start_blocking_portal() as portal:
                         values = portal.call(lambda: values)
-                outcome = [values]
-            except Exception as error:  # told to the others, which would wait for ever
+                finite_values(name, values, len(everyone["prompts"]))
+                outcome = [list(values)]
+            except Exception as error:  # the others would wait for ever
                 failure, outcome = error, [f"{type(error).__name__}: {error}"]
         (values,) = broadcast_object_list(outcome)
         if isinstance(values, str):
-            problem = f"the first process could not compute {reward.__name__}: {values}"
+            problem = f"the first process could not compute {name}: {values}"
             raise RuntimeError(problem) from failure
-        start = sum(sizes[: state.process_index])
-        return values[start : start + len(prompts)]
+        return values[n * state.process_index :][:n]  # TRL gives each process as many
 
-    gathered.__name__ = reward.__name__
+    gathered.__name__ = name
     return gathered
 
 
@@ -404,30 +390,21 @@ class _Watcher(TrainerCallback):
         self.config = files.run.config
         self.began, self.progress = 0.0, None
 
-    def begin(self, checkpoint: Path | None) -> None:
-        """Resume the run of a checkpoint, or put the folder in order for another."""
+    def begin(self) -> None:
+        """Empty the folder for a new run."""
         folder = self.files.folder
-        if checkpoint:
-            try:
-                identity = json.loads((folder / STARTED).read_text())
-                identity["history"] = json.loads((checkpoint / WHOLE).read_text())["history"]
-            except (OSError, ValueError, KeyError) as error:
-                problem = f"{folder} holds {checkpoint.name}, but its run's files not ({error})"
-                raise ValueError(f"{problem}: delete it to start again.") from None
-            done = _state_of(checkpoint)["global_step"] // self.config.updates_per_step
-            self.files.begin(identity, done, checkpoint.name)
-        elif PartialState().is_main_process:
+        if PartialState().is_main_process:
             for old in folder.glob("checkpoint-*"):
                 shutil.rmtree(old)
             (folder / RUN).unlink(missing_ok=True)
             self.files.begin()
-            write_atomic(folder / STARTED, json.dumps(self.files.identity, indent=1))
         PartialState().wait_for_everyone()
 
-    def find_checkpoint(self) -> None:
-        """So that an error's sentence says where to go on from."""
-        if last := last_checkpoint(self.files.folder):
-            self.files.remedy = f"resume from {last.name} in {self.files.folder}"
+    def resume(self, checkpoint: Path, updates: int) -> None:
+        """Go on with the run of a checkpoint. ValueError where that is another run."""
+        identity = json.loads((checkpoint / IDENTITY).read_text())
+        self.files.begin(identity, updates // self.config.updates_per_step, checkpoint.name)
+        PartialState().wait_for_everyone()
 
     def end(self) -> None:
         if PartialState().is_main_process:
@@ -455,7 +432,6 @@ class _Watcher(TrainerCallback):
         if not state.is_world_process_zero or "completions/mean_length" not in (logs or {}):
             return
         config, step = self.config, state.global_step // self.config.updates_per_step
-        self.find_checkpoint()
         bad = [name for name in ("loss", "grad_norm") if not math.isfinite(logs.get(name, 0.0))]
         if bad and not args.fp16:  # there a scale that was too large makes one, and is lowered
             problem = f"{' and '.join(bad)} is not finite at step {step}"
@@ -473,12 +449,14 @@ class _Watcher(TrainerCallback):
         training.show_progress(self.progress, row)
 
     def on_save(self, args, state, control, **kwargs):
-        """Mark a checkpoint once no process still writes its part."""
+        """Mark a checkpoint as whole once no process still writes its part."""
         PartialState().wait_for_everyone()
+        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        self.files.remedy = f"resume from {checkpoint.name} in {self.files.folder}"
         if state.is_world_process_zero:
-            checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            whole = {"history": self.files.digest, "files": _digests(checkpoint)}
-            write_atomic(checkpoint / WHOLE, json.dumps(whole, indent=1))
+            identity = {**self.files.identity, "history": self.files.digest}
+            write_atomic(checkpoint / IDENTITY, json.dumps(identity, indent=1))
+            write_atomic(checkpoint / WHOLE, json.dumps(_digests(checkpoint), indent=1))
 
     def on_train_end(self, args, state, control, **kwargs):
         if self.progress is not None:

@@ -91,10 +91,9 @@ def test_what_is_called_alike_arrives(trl_config):
     [
         (
             {"reward_weights": (1.0, 0.5), "run_name_": "a"},
-            {"reward_weights": [1.0, 0.5], "run_name": "a", "cache_implementation": None},
+            {"reward_weights": [1.0, 0.5], "run_name": "a"},
         ),
         ({"save_steps": 0}, {"save_steps": 2, "vllm_importance_sampling_correction": False}),
-        ({"sampling_backend": "static"}, {"cache_implementation": "static"}),
         (
             {"importance_sampling_cap": 3.0, "importance_sampling_mode": "token_mask",
              "use_vllm_": True},
@@ -118,7 +117,6 @@ def test_what_has_another_name_arrives_too(trl_config, changes, expected):
     [
         ({"dynamic_sampling_rounds": 2}, "dynamic_sampling_rounds is 2, .* choose 0"),
         ({"importance_sampling_cap": 2.0}, "importance_sampling_cap is 2.0, .* add use_vllm=True"),
-        ({"sampling_backend": "continuous"}, "'continuous', .* choose 'static' or 'auto'"),
         ({"baseline": "others"}, "baseline is 'others', .* or --engine kit"),
         ({"scale_rewards": "mean"}, "scale_rewards is 'mean', .* the kit's trainer"),
         ({"max_generated_tokens": 100}, "max_generated_tokens is 100, .* give max_steps"),
@@ -129,6 +127,25 @@ def test_what_has_another_name_arrives_too(trl_config, changes, expected):
 def test_what_trl_cannot_do_or_the_config_decides_is_refused(trl_config, changes, message):
     with pytest.raises(ValueError, match=message):
         trl_config(**changes)
+
+
+@pytest.mark.parametrize(
+    ("hook", "instead"),
+    [
+        ("advantages", "scale_rewards or multi_objective_aggregation"),
+        ("surrogate", "loss_type or importance_sampling_level .* `_compute_loss`"),
+        ("aggregate", "loss_type .* `_compute_loss` in a subclass of trl.GRPOTrainer"),
+        ("batch_source", "rollout=, .* `rollout_func`"),
+    ],
+)
+def test_hooks_are_refused_with_what_trl_has_instead(hook, instead, policy, tmp_path):
+    def train(function):
+        given = policy, few_rows(2), [format_reward], small(max_steps=1, eval_prompts=0)
+        return trl_bridge.train(*given, output_dir=tmp_path, seed=0, **{hook: function})
+
+    with pytest.raises(ValueError, match=f"^{hook} is a hook of the kit's trainer, .*{instead}"):
+        train(lambda *given, **options: None)
+    assert hook != "advantages" or len(train(None).history) == 2
 
 
 def test_history_and_run_file_have_the_form_of_the_kits(policy, tmp_path):
@@ -215,7 +232,7 @@ def test_a_full_disk_is_a_sentence_and_the_last_checkpoint_goes_on(
     assert without_times(resumed.history) == without_times(whole.history)
 
 
-@pytest.mark.parametrize("file", ["optimizer.pt", "rng_state.pth"])
+@pytest.mark.parametrize("file", ["optimizer.pt", trl_bridge.IDENTITY])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_goes_on(file, new_policy, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         four_epochs(new_policy(), tmp_path, breaks=4)
@@ -238,14 +255,9 @@ def test_another_run_is_not_resumed_and_a_new_one_begins_with_an_empty_folder(ne
     assert trl_bridge.last_checkpoint(tmp_path).name == "checkpoint-3"
     with pytest.raises(ValueError, match="another configuration .*learning_rate 0.001 there"):
         four_epochs(new_policy(), tmp_path, resume=True, learning_rate=0.002)
-    for name, message in (
-        (HISTORY, "holds a checkpoint of step 3, but its history.jsonl is missing"),
-        (trl_bridge.STARTED, "checkpoint-3, but its run's files not"),
-    ):
-        (tmp_path / name).rename(tmp_path / "away")
-        with pytest.raises(ValueError, match=message):
-            four_epochs(new_policy(), tmp_path, resume=True)
-        (tmp_path / "away").rename(tmp_path / name)
+    (tmp_path / HISTORY).unlink()
+    with pytest.raises(ValueError, match="checkpoint of step 3, but its history.jsonl is missing"):
+        four_epochs(new_policy(), tmp_path, resume=True)
     with pytest.raises(KeyboardInterrupt):
         four_epochs(new_policy(), tmp_path, breaks=1)
     assert trl_bridge.last_checkpoint(tmp_path) is None
@@ -444,4 +456,5 @@ def test_vllm_is_asked_for_in_trls_fields_and_refused_where_it_is_missing(monkey
     with pytest.raises(RuntimeError, match=r"vLLM is not installed: pip install .trl\[vllm"):
         trl_bridge.vllm_options("colocate", 0.3)
     monkeypatch.setattr(trl_bridge, "is_vllm_available", lambda: True)
-    assert trl_bridge.vllm_options("server", 0.3) == {"use_vllm": True, "vllm_mode": "server"}
+    fields = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3}
+    assert trl_bridge.vllm_options("colocate", 0.3) == fields

@@ -3,7 +3,7 @@
 TRL counts optimiser steps, our config generation batches. What stays different: random numbers and
 the order of prompts; TRL updates also where no completion could be scored; `bnpo` averages over
 each process's own pass; `top_entropy_quantile` chooses a share of each pass's tokens as they are
-now, ours of the whole batch's as they were sampled. Tested with TRL 1.16.
+now, ours of the whole batch's as they were sampled. Tested with TRL 1.7 to 1.16.
 """
 
 from __future__ import annotations

@@ -195,8 +195,6 @@ def train(
     if not resume and (saved := sorted(output.glob("checkpoint*"))):
         remedy = "go on with it (--resume), delete it, or give another --output"
         raise ValueError(f"{output} holds a run, see its {saved[0].name}: {remedy}.")
-    chosen = _chosen(profile, policy)
-    chosen = replace(chosen, device=device or chosen.device)
     if vllm and engine == "kit":
         raise ValueError("--vllm is for TRL's trainer: add --engine trl, or leave it out.")
     if replay and engine == "trl":
@@ -211,54 +209,52 @@ def train(
     experiment, arm = EXPERIMENTS[name], EXPERIMENTS[name].arms[arm]
     if vllm and arm.batch_source:
         raise ValueError(f"--vllm samples one answer a prompt: leave it out for {variant}.")
-    if variant not in ("basic", "diversity"):
-        chosen = chosen.with_skills()
-    given = {} if steps is None else {"max_steps": steps}
-    config = replace(chosen.config, **experiment.changes, **arm.changes, **given)
-    # vLLM's probabilities differ slightly from those that TRL computes
-    if vllm and config.importance_sampling_cap is None:
-        config = replace(config, importance_sampling_cap=2.0)
     if experiment.task and data:
         raise ValueError(f"variant {variant!r} has questions of its own: leave out --data.")
-    chosen = replace(chosen, data=data and str(data), config=config)
-    # before the model: a missing folder is told at once
-    task = experiment.task() if experiment.task else chosen.load_task()
+    chosen = _chosen(profile, policy)
+    if variant not in ("basic", "diversity"):
+        chosen = chosen.with_skills()
+    changes = {**experiment.changes, **arm.changes}
+    if steps is not None:
+        changes["max_steps"] = steps
+    if vllm:  # its probabilities differ slightly from those that TRL computes
+        changes["importance_sampling_cap"] = 2.0
+    config = replace(chosen.config, **changes)
+    device = device or chosen.device
+    chosen = replace(chosen, device=device, data=data and str(data), config=config)
+    task = (experiment.task or chosen.load_task)()  # before the model: a folder may be missing
     options = {"output_dir": output, "seed": seed, "resume": resume}
-    processes, sharded = 1, False
     if engine == "kit":
         from grpo_kit import training as trainer
 
+        check_room(chosen)
         if replay:
             from grpo_kit.course.replay import Recorder
 
             options["record"] = Recorder(output)
-        if arm.batch_source:
-            options["batch_source"] = arm.batch_source(chosen)
     else:
         from grpo_kit import trl_bridge as trainer
+        from grpo_kit import trl_rollouts
 
+        trainer.join(device)
         options |= trainer.vllm_options(vllm, vllm_share) if vllm else {}
-        processes, sharded = trainer.join(chosen.device), trainer.is_sharded()
-    if engine == "kit" or chosen.device == "cuda":
-        sampler = {None: engine, "colocate": "trl+vllm", "server": "trl+vllm-server"}[vllm]
-        check_room(chosen, gpus=processes, sharded=sharded, vllm_share=vllm_share, engine=sampler)
     trained = chosen.load_policy()
-    rewards = arm.rewards(chosen, config, trained)
     if arm.batch_source:
         base = chosen.load_policy()
         options["measure"] = experiment.watch(chosen, base, task, config, seed, False)
-        if engine == "trl":
-            from grpo_kit.trl_rollouts import Episodes, Verdicts
-
-            options["rollout"] = Verdicts
-            if variant == "flow":
-                system = chosen.load_agents(base, context="append")
-                options["rollout"] = partial(Episodes, system=system)
-    trainer.train(trained, task, rewards, config, **options)
+        if engine == "kit":
+            options["batch_source"] = arm.batch_source(chosen)
+        elif variant == "flow":
+            system = chosen.load_agents(base, context="append")
+            options["rollout"] = partial(trl_rollouts.Episodes, system=system)
+        else:
+            options["rollout"] = trl_rollouts.Verdicts
+    trainer.train(trained, task, arm.rewards(chosen, config, trained), config, **options)
     if os.environ.get("RANK", "0") == "0":
         # Sharded, no process has all weights; TRL has gathered them for its last checkpoint.
-        last = trainer.last_checkpoint(output) if sharded else None
-        saved = last or save_policy(trained, output / "policy")
+        sharded = engine == "trl" and trainer.is_sharded()
+        saved = trainer.last_checkpoint(output) if sharded else None
+        saved = saved or save_policy(trained, output / "policy")
         typer.echo(f"history: {output / 'history.jsonl'}, policy: {saved}")
     if engine == "trl":
         trainer.leave()

@@ -21,11 +21,7 @@ from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
 from grpo_kit.profiles import PROFILES, Profile
 from grpo_kit.visible import shortened, visible
 
-VARIANTS = {  # of `train`: the experiment and the arm that is trained
-    "basic": ("variants", "plain"), "diversity": ("variants", "diversity"),
-    "judge": ("variants", "judge"), "meta": ("variants", "P(Yes), no labels"),
-    "verification": ("verification", "mixed"), "flow": ("flow", "trajectory"),
-}  # fmt: skip
+VARIANTS = ("basic", "diversity", "judge", "meta", "verification", "flow")
 EXPECTED = (typer.BadParameter, ValueError, TypeError, RuntimeError, OSError, ImportError)
 
 
@@ -64,20 +60,17 @@ app = typer.Typer(
 # The options that several commands have.
 Names = Annotated[list[str] | None, Argument(help="Notebooks, by name or number; else all.")]
 Notebooks = Annotated[Path, Option(help="Folder with the notebooks.")]
-_machine = Option(help="Machine, with its policy, task and settings.")
-ProfileName = Annotated[Literal[tuple(PROFILES)], _machine]
-_folder = Option(exists=True, file_okay=False, help="Folder of a model, instead of the profile's.")
-PolicyFolder = Annotated[Path | None, _folder]
+ProfileName = Annotated[Literal[tuple(PROFILES)], Option(help="Machine, policy, task, settings.")]
+PolicyFolder = Annotated[Path | None, Option(exists=True, file_okay=False, help="Of a model.")]
 PolicyName = Annotated[str | None, Option(help="Folder or Hub name, instead of the profile's.")]
 Data = Annotated[Path | None, Option(help="Folder with the task's rows, instead of the Hub.")]
 Output = Annotated[Path, Option(help="Folder for what it writes.")]
 Results = Annotated[Path | None, Option(help="Folder of results, instead of the reported ones.")]
 Steps = Annotated[int | None, Option(min=1, help="Steps, instead of the profile's or recipe's.")]
-_seed = Option(min=0, max=2**32 - 1, help="Seed of sampling, weights and the order of data.")
-Seed = Annotated[int, _seed]
-_share = Option(min=0.01, max=0.99, help="Of a GPU, what vLLM takes beside the trainer.")
-VllmShare = Annotated[float, _share]
+Seed = Annotated[int, Option(min=0, max=2**32 - 1, help="Of sampling, weights, order of data.")]
+VllmShare = Annotated[float, Option(min=0.01, max=0.99, help="Of a GPU's memory, for vLLM.")]
 Vllm = Annotated[Literal["colocate", "server"] | None, Option(help="Where vLLM samples for TRL.")]
+Device = Literal["cpu", "cuda", "mps"]
 Gpu = Literal["T4", "L4", "A100-40", "A100-80", "H100", "H200"]
 Engine = Literal["kit", "trl", "trl+vllm", "trl+vllm-server"]
 Jobs = Annotated[int | None, Option(min=1, help="Notebooks at a time. [default: 2, of one core 1]")]
@@ -176,12 +169,9 @@ def train(
     steps: Steps = None,
     output: Output = Path("runs/train"),
     resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False,
-    variant: Annotated[Literal[tuple(VARIANTS)], Option(help="The rewards.")] = "basic",
+    variant: Annotated[Literal[VARIANTS], Option(help="The rewards.")] = "basic",
     engine: Annotated[Literal["kit", "trl"], Option(help="Whose trainer.")] = "kit",
-    device: Annotated[
-        Literal["cpu", "cuda", "mps"] | None,
-        Option(help="Instead of the profile's; GRPO_KIT_DEVICE sets that of smol everywhere."),
-    ] = None,
+    device: Annotated[Device | None, Option(help="Instead of the profile's.")] = None,
     replay: Annotated[bool, Option("--replay", help="Record what `replay` shows.")] = False,
     vllm: Vllm = None,
     vllm_share: VllmShare = 0.3,
@@ -201,63 +191,16 @@ def train(
         raise ValueError("--replay is for the kit's trainer: leave out --engine trl.")
     if engine == "kit" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("the kit's trainer runs in one process: add --engine trl for several.")
-    from grpo_kit.lab.experiments import EXPERIMENTS
-    from grpo_kit.lab.planner import check_room
-    from grpo_kit.models import save_policy
+    from grpo_kit.lab.variants import train_variant
 
-    name, arm = VARIANTS[variant]
-    experiment, arm = EXPERIMENTS[name], EXPERIMENTS[name].arms[arm]
-    if vllm and arm.batch_source:
-        raise ValueError(f"--vllm samples one answer a prompt: leave it out for {variant}.")
-    if experiment.task and data:
-        raise ValueError(f"variant {variant!r} has questions of its own: leave out --data.")
     chosen = _chosen(profile, policy)
-    if variant not in ("basic", "diversity"):
-        chosen = chosen.with_skills()
-    changes = {**experiment.changes, **arm.changes}
-    if steps is not None:
-        changes["max_steps"] = steps
-    if vllm:  # its probabilities differ slightly from those that TRL computes
-        changes["importance_sampling_cap"] = 2.0
-    config = replace(chosen.config, **changes)
-    device = device or chosen.device
-    chosen = replace(chosen, device=device, data=data and str(data), config=config)
-    task = (experiment.task or chosen.load_task)()  # before the model: a folder may be missing
-    options = {"output_dir": output, "seed": seed, "resume": resume}
-    if engine == "kit":
-        from grpo_kit import training as trainer
-
-        check_room(chosen)
-        if replay:
-            from grpo_kit.course.replay import Recorder
-
-            options["record"] = Recorder(output)
-    else:
-        from grpo_kit import trl_bridge as trainer
-        from grpo_kit import trl_rollouts
-
-        trainer.join(device)
-        options |= trainer.vllm_options(vllm, vllm_share) if vllm else {}
-    trained = chosen.load_policy()
-    if arm.batch_source:
-        base = chosen.load_policy()
-        options["measure"] = experiment.watch(chosen, base, task, config, seed, False)
-        if engine == "kit":
-            options["batch_source"] = arm.batch_source(chosen)
-        elif variant == "flow":
-            system = chosen.load_agents(base, context="append")
-            options["rollout"] = partial(trl_rollouts.Episodes, system=system)
-        else:
-            options["rollout"] = trl_rollouts.Verdicts
-    trainer.train(trained, task, arm.rewards(chosen, config, trained), config, **options)
-    if os.environ.get("RANK", "0") == "0":
-        # Sharded, no process has all weights; TRL has gathered them for its last checkpoint.
-        sharded = engine == "trl" and trainer.is_sharded()
-        saved = trainer.last_checkpoint(output) if sharded else None
-        saved = saved or save_policy(trained, output / "policy")
+    chosen = replace(chosen, device=device or chosen.device, data=data and str(data))
+    saved = train_variant(
+        variant, chosen, engine=engine, output_dir=output, seed=seed, resume=resume, steps=steps,
+        replay=replay, vllm=vllm, vllm_share=vllm_share,
+    )  # fmt: skip
+    if saved:
         typer.echo(f"history: {output / 'history.jsonl'}, policy: {saved}")
-    if engine == "trl":
-        trainer.leave()
 
 
 @app.command()

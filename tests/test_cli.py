@@ -14,10 +14,11 @@ import torch
 from toy import logged
 from typer.testing import CliRunner
 
-from grpo_kit import training, trl_bridge
+from grpo_kit import cli, training, trl_bridge
 from grpo_kit.cli import app
 from grpo_kit.course import runner
 from grpo_kit.lab import bands, grid, report
+from grpo_kit.lab.variants import VARIANTS
 from grpo_kit.profiles import PROFILES, Profile
 from grpo_kit.tiny import pretrain as warm_up
 
@@ -29,6 +30,7 @@ def invoke(*arguments: object):
 def test_every_command_explains_itself():
     commands = [one.name or one.callback.__name__ for one in app.registered_commands]
     text = invoke("--help").stdout
+    assert cli.VARIANTS == tuple(VARIANTS)
     for command in (name.replace("_", "-") for name in commands):
         assert command in text and invoke(command, "--help").exit_code == 0
 

@@ -1,0 +1,87 @@
+"""One run of a method, by the kit's trainer or by TRL's: `grpo-kit train`."""
+
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from grpo_kit.course.replay import Recorder
+from grpo_kit.lab.experiments import EXPERIMENTS
+from grpo_kit.lab.planner import check_room
+from grpo_kit.models import save_policy
+from grpo_kit.profiles import Profile
+
+# By name: the experiment and the arm that is trained.
+VARIANTS = {
+    "basic": ("variants", "plain"),
+    "diversity": ("variants", "diversity"),
+    "judge": ("variants", "judge"),
+    "meta": ("variants", "P(Yes), no labels"),
+    "verification": ("verification", "mixed"),
+    "flow": ("flow", "trajectory"),
+}
+
+
+def train_variant(
+    variant: str, profile: Profile, *, engine: str, output_dir: Path, seed: int, resume: bool,
+    steps: int | None = None, replay: bool = False, vllm: str | None = None,
+    vllm_share: float = 0.3,
+) -> Path | None:  # fmt: skip
+    """Train the profile's policy by the rewards and the batches of a variant.
+
+    `replay` records what `grpo-kit replay` shows (kit only). `vllm` and `vllm_share` are those of
+    `trl_bridge.vllm_options` (TRL only). Returns the folder of the trained policy, and None in all
+    processes of a run but the first. Raises ValueError where variant and options do not fit.
+    """
+    name, arm = VARIANTS[variant]
+    experiment, arm = EXPERIMENTS[name], EXPERIMENTS[name].arms[arm]
+    if vllm and arm.batch_source:
+        raise ValueError(f"--vllm samples one answer a prompt: leave it out for {variant}.")
+    if experiment.task and profile.data:
+        raise ValueError(f"variant {variant!r} has questions of its own: leave out --data.")
+    if variant not in ("basic", "diversity"):
+        profile = profile.with_skills()
+    changes = {**experiment.changes, **arm.changes}
+    if steps is not None:
+        changes["max_steps"] = steps
+    if vllm:  # its probabilities differ slightly from those that TRL computes
+        changes["importance_sampling_cap"] = 2.0
+    config = replace(profile.config, **changes)
+    profile = replace(profile, config=config)
+    task = (experiment.task or profile.load_task)()  # before the model: a folder may be missing
+
+    options = {"output_dir": output_dir, "seed": seed, "resume": resume}
+    if engine == "kit":
+        from grpo_kit import training as trainer
+
+        check_room(profile)
+        if replay:
+            options["record"] = Recorder(output_dir)
+    else:
+        from grpo_kit import trl_bridge as trainer
+        from grpo_kit import trl_rollouts
+
+        trainer.join(profile.device)
+        options |= trainer.vllm_options(vllm, vllm_share) if vllm else {}
+    policy = profile.load_policy()
+    if arm.batch_source:
+        base = profile.load_policy()
+        options["measure"] = experiment.watch(profile, base, task, config, seed, False)
+        if engine == "kit":
+            options["batch_source"] = arm.batch_source(profile)
+        elif variant == "flow":
+            system = profile.load_agents(base, context="append")
+            options["rollout"] = partial(trl_rollouts.Episodes, system=system)
+        else:
+            options["rollout"] = trl_rollouts.Verdicts
+    trainer.train(policy, task, arm.rewards(profile, config, policy), config, **options)
+
+    saved = None
+    if os.environ.get("RANK", "0") == "0":
+        # Sharded, no process has all weights; TRL has gathered them for its last checkpoint.
+        sharded = engine == "trl" and trainer.is_sharded()
+        saved = trainer.last_checkpoint(output_dir) if sharded else None
+        saved = saved or save_policy(policy, output_dir / "policy")
+    if engine == "trl":
+        trainer.leave()
+    return saved

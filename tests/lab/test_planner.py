@@ -238,11 +238,10 @@ def test_a_servers_gpus_cost_as_much_and_where_weights_are_spread_nothing_is_eva
     assert plan(many).hours > plan(PROFILES["tiny"]).hours
 
 
-def test_every_profile_fits_on_the_machine_that_it_names():
+def test_every_profile_fits_on_its_gpu():
     for name, gpu in (("colab", "T4"), ("paper", "H100"), ("paper", "A100-80")):
         needed = plan(PROFILES[name], gpu=gpu)
         assert needed.room > 0, advice(PROFILES[name], needed)
-        assert f"{GPUS[gpu].memory + (gpu == 'T4'):.0f} GB" in PROFILES[name].machine
 
 
 def test_what_it_says_to_lower_makes_it_fit():

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-import torch
 from toy import logged
 from typer.testing import CliRunner
 
@@ -45,22 +44,15 @@ def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
     ("command", "sentence"),
     [
         ("train --profile huge", "'huge' is not one of 'smoke', 'tiny', 'smol', 'colab', 'paper'"),
-        ("train --profile smoke --steps 0", "--steps"),
         ("train --policy nowhere", "'nowhere' does not exist"),
-        ("train --engine verl", "'verl' is not one of 'kit', 'trl'"),
-        ("train --variant ppo", "'ppo' is not one of 'basic', 'diversity'"),
         ("train --variant flow --data a_file", "'flow' has questions of its own: leave out --data"),
         ("train --replay --engine trl", "leave out --engine trl"),
         ("train --vllm server", "--vllm is for TRL's trainer: add --engine trl"),
-        ("train --vllm verl", "'verl' is not one of 'colocate', 'server'"),
-        ("train --vllm-share 20", "--vllm-share"),
         ("train --data a_file", "word_problems comes with the kit: leave out --data a_file"),
         ("train --profile smoke --output a_file/out", "cannot write to the output folder"),
         ("train --output a_run", "go on with it (--resume), delete it, or"),
         ("reproduce --notebooks nowhere", "there are no notebooks in nowhere"),
-        ("pretrain --problems 1", "--problems"),
         ("pretrain --task svamp", "add --base smollm2, or leave it out"),
-        ("run", "Missing argument"),
         ("run sing", "there is no experiment 'sing': choose among basic, rare, variants"),
         ("run judge --seeds 4-0", "give numbers and ranges"),
         ("run judge --arm none", "experiment 'judge' has no arm 'none': choose among"),
@@ -96,24 +88,20 @@ def test_a_mistake_ends_in_one_sentence_and_exit_code_2(command, sentence, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    "said",
     [
-        (torch.OutOfMemoryError, "CUDA out of memory. Tried to allocate 54 MiB. 50 MiB is free"),
-        (RuntimeError, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
-        (RuntimeError, "Expected mha_graph.execute(handle, workspace).is_good() to be true"),
+        "CUDA out of memory. Tried to allocate 54 MiB. 50 MiB is free",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`",
+        "Expected mha_graph.execute(handle, workspace).is_good() to be true",
     ],
 )
-def test_a_full_gpu_is_told_in_a_sentence(error, said, monkeypatch, tmp_path):
-    """Each library has its own words for it; those of torch fill a screen."""
-
-    def full(*_):
-        raise error(f"{said}. Process 1 has 11 GiB in use. See documentation")
-
-    monkeypatch.setattr("grpo_kit.cli.make_output_dir", full)
+def test_a_full_gpu_ends_in_one_sentence(said, monkeypatch, tmp_path):
+    """torch's own words for it fill a screen."""
+    error = RuntimeError(f"{said}. Process 1 has 11 GiB in use. See documentation")
+    monkeypatch.setattr("grpo_kit.cli.make_output_dir", Mock(side_effect=error))
     done = invoke("evaluate", "--output", tmp_path / "x" / "e.json")
     assert done.exit_code == 2
-    assert f"{said}: run fewer at once" in done.stderr
-    assert "Process" not in done.stderr
+    assert f"{said}: run fewer at once" in done.stderr and "Process" not in done.stderr
 
 
 def test_the_kits_trainer_in_several_processes_is_refused(tmp_path, monkeypatch):
@@ -169,26 +157,22 @@ def test_what_vllm_samples_is_corrected_for(train, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_variant_is_trained_by_trl_and_its_policy_can_be_trained_on(saved_policy, tmp_path):
-    first = ["train", "--engine", "trl", "--variant", "meta", "--profile", "smoke", "--steps", "1"]
-    for policy, folder in ((saved_policy, "a"), (tmp_path / "a" / "policy", "b")):
-        done = invoke(*first, "--policy", policy, "--output", tmp_path / folder)
-        assert done.exit_code == 0, done.output[-1000:]
-        row = logged(tmp_path / folder)[-1]
-        assert row["step"] == 1 and "rewards/meta_evaluation_reward/mean" in row
-        assert f"policy: {tmp_path / folder / 'policy'}" in done.stdout.replace("\n", "")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["kit", "trl"])
-@pytest.mark.parametrize("variant", ["verification", "flow"])
-def test_verdicts_and_episodes_are_trained_by_either_engine(engine, variant, tmp_path):
+@pytest.mark.parametrize(
+    ("variant", "measured"),
+    [
+        ("meta", "rewards/meta_evaluation_reward/mean"),
+        ("verification", "verdicts/accuracy"),
+        ("flow", "eval/turns"),
+    ],
+)
+def test_a_variant_is_trained_by_either_engine(engine, variant, measured, tmp_path):
     command = f"train --engine {engine} --variant {variant} --profile smoke --steps 2"
     done = invoke(*command.split(), "--output", tmp_path)
     assert done.exit_code == 0, done.output[-1000:]
-    rows = logged(tmp_path)
-    measured = {"verification": "verdicts/accuracy", "flow": "eval/turns"}[variant]
-    assert rows[-1]["step"] == 2 and measured in rows[0] and measured in rows[-1]
+    last = logged(tmp_path)[-1]
+    assert last["step"] == 2 and measured in last
+    assert (tmp_path / "policy" / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize("debug", ["0", "1"])

@@ -6,7 +6,8 @@ padding, R rewards, G completions a group. `mask`, True at trained tokens, is ne
 ids (a pad id may be an ordinary token), and what it hides reaches neither loss nor gradient.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -19,6 +20,7 @@ LOSS_TYPES = get_args(LossType)
 IMPORTANCE_SAMPLING_LEVELS = get_args(Level)
 IMPORTANCE_SAMPLING_MODES = get_args(WeightMode)
 SCALES, BASELINES = get_args(Scale), get_args(Baseline)
+LOG_RATIO_LIMIT = 20.0  # nats; e^20 is far beyond any clip
 
 # --- 1. rewards -----------------------------------------------------------------------------------
 
@@ -173,7 +175,8 @@ def importance_weights(
     if mode not in IMPORTANCE_SAMPLING_MODES:
         known = ", ".join(map(repr, IMPORTANCE_SAMPLING_MODES))
         raise ValueError(f"importance_sampling_mode is {mode!r}; choose among {known}.")
-    weights = torch.nan_to_num((train_logps - rollout_logps).detach(), nan=0.0).exp()
+    log_weights = torch.nan_to_num((train_logps - rollout_logps).detach(), nan=0.0)
+    weights = log_weights.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     if mode == "token_mask":
         return weights.masked_fill(weights > cap, 0.0)
     return weights.clamp(max=cap)
@@ -206,21 +209,17 @@ def surrogate(
     epsilon_high: float | None = None,
     delta: float | None = None,
     importance_sampling_level: str = "token",
-    beta: float = 0.0,
-    ref_logps: Tensor | None = None,
-    use_bias_correction_kl: bool = True,
-    token_weights: Tensor | None = None,
 ) -> Tensor:
-    """What each token adds to the loss, (N, T), 0 where masked.
+    """What each token adds to the loss, without its KL: (N, T), 0 where masked.
 
     With rho = exp(logps - old_logps) (PPO's clip, DeepSeekMath arXiv 2402.03300 eq. 3):
 
-        -min(rho * A, clip(rho, 1 - epsilon, 1 + epsilon_high) * A) + beta * KL
+        -min(rho * A, clip(rho, 1 - epsilon, 1 + epsilon_high) * A)
 
     and for "cispo" (MiniMax-M1, arXiv 2506.13585, eq. 4-5), which cuts off no token's gradient,
     only its weight:
 
-        -stop_gradient(min(rho, epsilon_high)) * A * logps + beta * KL
+        -stop_gradient(min(rho, epsilon_high)) * A * logps
 
     Args:
         logps: (N, T) float, nats: the policy's, with gradient, at the temperature it sampled with.
@@ -237,20 +236,13 @@ def surrogate(
             has to be above 1 + epsilon_high. Not for cispo, whose ratio is bounded on both.
         importance_sampling_level: "token", or "sequence" for GSPO (arXiv 2507.18071 eq. 7): one
             ratio a completion, exp of the mean of logps - old_logps (the paper's clips: 3e-4, 4e-4)
-        beta: weight of the KL (k3) to ref_logps, (N, T) float, nats: the reference's.
-        use_bias_correction_kl: multiply the KL by the ratio, so that its gradient is that of
-            KL(policy || reference) (DeepSeek-V3.2, arXiv 2512.02556). False is the original eq. 3.
-        token_weights: (N, T) float, multiplied onto the policy term of each token, not onto its KL:
-            `importance_weights`, `high_entropy`, or their product.
 
     Raises ValueError for shapes that do not fit, an unknown name, or a missing argument.
     """
     if loss_type not in LOSS_TYPES:
         raise ValueError(f"loss_type is {loss_type!r}; choose one of {', '.join(LOSS_TYPES)}.")
-    if beta and ref_logps is None:
-        raise ValueError(f"beta is {beta} but ref_logps is missing; give them, or beta=0.")
     epsilon_high = _epsilon_high(loss_type, epsilon, epsilon_high)
-    mask = _checked(logps, advantages, mask, old_logps, ref_logps, token_weights)
+    mask = _checked(logps, advantages, mask, old_logps)
 
     # torch.where, not `* mask`: 0 * nan is nan, in the loss and again in the gradient.
     advantages = torch.where(mask, advantages[:, None], 0.0)
@@ -263,12 +255,30 @@ def surrogate(
         clipped = ratio.clamp(1 - epsilon, 1 + epsilon_high)
         bounded = ratio if delta is None else ratio.clamp(max=delta)
         per_token = -torch.min(bounded * advantages, clipped * advantages)
-    if token_weights is not None:
-        per_token = per_token * torch.where(mask, token_weights, 0.0)
-    if beta:
-        kl = kl_estimate(logps, torch.where(mask, ref_logps, 0.0))
-        per_token = per_token + beta * (kl * ratio if use_bias_correction_kl else kl)
     return torch.where(mask, per_token, 0.0)
+
+
+def kl_term(
+    logps: Tensor,
+    old_logps: Tensor | None,
+    ref_logps: Tensor,
+    mask: Tensor,
+    *,
+    use_bias_correction_kl: bool = True,
+    importance_sampling_level: str = "token",
+) -> Tensor:
+    """The KL (k3) to the reference at each token, (N, T), 0 where masked; arguments as above.
+
+    ref_logps: (N, T) float, nats: the reference's.
+    use_bias_correction_kl: multiply it by the ratio, so that its gradient is that of
+        KL(policy || reference) (DeepSeek-V3.2, arXiv 2512.02556). False is the original eq. 3.
+    """
+    mask = mask.bool()
+    logps, ref_logps = torch.where(mask, logps, 0.0), torch.where(mask, ref_logps, 0.0)
+    kl = kl_estimate(logps, ref_logps)
+    if use_bias_correction_kl:
+        kl = kl * _ratio(logps, old_logps, mask, importance_sampling_level)
+    return torch.where(mask, kl, 0.0)
 
 
 # --- 5. one number for all tokens -----------------------------------------------------------------
@@ -282,7 +292,6 @@ def aggregate(
     max_completion_length: int | None = None,
     num_items_in_batch: int | float | Tensor | None = None,
     num_sequences_in_batch: int | None = None,
-    turn_weights: Tensor | None = None,
 ) -> Tensor:
     """The loss of a batch from its tokens' losses, each sum over unmasked tokens only.
 
@@ -303,18 +312,12 @@ def aggregate(
         max_completion_length: tokens; the divisor of dr_grpo, needed there.
         num_items_in_batch: unmasked tokens of the whole generation batch; `mask.sum()` by default.
         num_sequences_in_batch: completions of the whole batch, with the fully masked; N by default.
-        turn_weights: (N,) float, for rows that are turns of episodes, with loss_type "grpo": 1 over
-            the number of turns of the row's episode. With `num_sequences_in_batch` the number of
-            episodes, the loss is AgentFlow's (arXiv 2510.05592) eq. 10: 1/G over episodes, 1/T_i
-            over an episode's turns, 1/|a_i^t| over a turn's tokens.
 
     Returns a scalar, 0 with a zero gradient if everything is masked. Raises ValueError for dr_grpo
-    without its divisor, and `turn_weights` without "grpo".
+    without its divisor.
     """
     if loss_type == "dr_grpo" and not max_completion_length:
         raise ValueError("loss_type 'dr_grpo' needs max_completion_length, its divisor in tokens.")
-    if turn_weights is not None and loss_type != "grpo":
-        raise ValueError(f"turn_weights are for loss_type 'grpo', not {loss_type!r}; drop them.")
     mask = mask.bool()
     if loss_type in ("grpo", "dr_grpo"):
         completions = len(mask) if num_sequences_in_batch is None else num_sequences_in_batch
@@ -322,8 +325,6 @@ def aggregate(
         if loss_type == "dr_grpo":
             return per_token.sum() / (completions * max_completion_length)
         per_completion = per_token.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-        if turn_weights is not None:
-            per_completion = per_completion * turn_weights
         return per_completion.sum() / completions
     tokens = mask.sum() if loss_type == "bnpo" or num_items_in_batch is None else num_items_in_batch
     return per_token.sum() / torch.as_tensor(tokens, device=per_token.device).clamp(min=1)
@@ -336,22 +337,77 @@ def policy_loss(
     mask: Tensor,
     *,
     loss_type: str = "dapo",
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    delta: float | None = None,
+    importance_sampling_level: str = "token",
     max_completion_length: int | None = None,
-    num_items_in_batch: int | float | Tensor | None = None,
-    num_sequences_in_batch: int | None = None,
-    turn_weights: Tensor | None = None,
-    **surrogate_options: Any,
+    **others: Any,
 ) -> Tensor:
-    """The GRPO loss of a batch of completions: `surrogate`, then `aggregate`; arguments are theirs.
+    """The GRPO loss of a batch of completions, by the formulas that their names select.
 
-    On-policy the loss is normally 0 (advantages add up to 0): watch the gradient's norm instead.
+    Arguments are those of `surrogate`, `aggregate` and `loss_by`. On-policy the loss is normally 0
+    (advantages add up to 0): watch the gradient's norm instead.
     """
-    batch = (logps, old_logps, advantages, mask)
-    return aggregate(
-        surrogate(*batch, loss_type=loss_type, **surrogate_options), mask, loss_type=loss_type,
-        max_completion_length=max_completion_length, num_items_in_batch=num_items_in_batch,
-        num_sequences_in_batch=num_sequences_in_batch, turn_weights=turn_weights,
+    by_token = partial(
+        surrogate, loss_type=loss_type, epsilon=epsilon, epsilon_high=epsilon_high, delta=delta,
+        importance_sampling_level=importance_sampling_level,
     )  # fmt: skip
+    of_batch = partial(
+        aggregate, loss_type=loss_type, max_completion_length=max_completion_length
+    )
+    batch = (logps, old_logps, advantages, mask)
+    level = {"importance_sampling_level": importance_sampling_level}
+    return loss_by(by_token, of_batch, *batch, **level, **others)
+
+
+def loss_by(
+    surrogate: Callable,
+    aggregate: Callable,
+    logps: Tensor,
+    old_logps: Tensor | None,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    token_weights: Tensor | None = None,
+    beta: float = 0.0,
+    ref_logps: Tensor | None = None,
+    use_bias_correction_kl: bool = True,
+    importance_sampling_level: str = "token",
+    turn_weights: Tensor | None = None,
+    **totals: Any,
+) -> Tensor:
+    """The loss of a batch by any `surrogate` and `aggregate`: the policy term, weighted, and a KL.
+
+    Args:
+        surrogate: (logps, old_logps, advantages, mask) -> (N, T), as the function of that name.
+        aggregate: (per_token, mask, **totals) -> scalar, as the function of that name.
+        token_weights: (N, T) float, multiplied onto the policy term of each token, not onto its KL:
+            `importance_weights`, `high_entropy`, or their product.
+        beta: weight of the KL to ref_logps, see `kl_term`.
+        turn_weights: (N,) float, for rows that are turns of episodes: 1 over the number of turns of
+            the row's episode. With loss_type "grpo" and `num_sequences_in_batch` the number of
+            episodes, the loss is AgentFlow's (arXiv 2510.05592) eq. 10: 1/G over episodes, 1/T_i
+            over an episode's turns, 1/|a_i^t| over a turn's tokens.
+        totals: num_items_in_batch and num_sequences_in_batch, see `aggregate`.
+
+    Raises ValueError for a shape that does not fit, or a beta without ref_logps.
+    """
+    if beta and ref_logps is None:
+        raise ValueError(f"beta is {beta} but ref_logps is missing; give them, or beta=0.")
+    mask = _checked(logps, advantages, mask, old_logps, ref_logps, token_weights)
+    per_token = surrogate(logps, old_logps, advantages, mask)
+    if token_weights is not None:
+        per_token = per_token * torch.where(mask, token_weights, 0.0)
+    if beta:
+        kl = kl_term(
+            logps, old_logps, ref_logps, mask, use_bias_correction_kl=use_bias_correction_kl,
+            importance_sampling_level=importance_sampling_level,
+        )  # fmt: skip
+        per_token = per_token + beta * kl
+    if turn_weights is not None:
+        per_token = per_token * turn_weights[:, None]
+    return aggregate(per_token, mask, **totals)
 
 
 def _ratio(logps: Tensor, old_logps: Tensor | None, mask: Tensor, level: str) -> Tensor:
@@ -362,7 +418,8 @@ def _ratio(logps: Tensor, old_logps: Tensor | None, mask: Tensor, level: str) ->
     log_ratio = torch.where(mask, logps - torch.where(mask, old_logps, 0.0), 0.0)
     if level == "sequence":
         log_ratio = log_ratio.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
-    return log_ratio.exp()
+    # exp(88) is infinite, and 0 * infinity a NaN gradient; verl, OpenRLHF and SkyRL clamp as well
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def _epsilon_high(loss_type: str, epsilon: float, epsilon_high: float | None) -> float:
@@ -430,5 +487,12 @@ def policy_loss_stats(
             "clip_ratio/region_mean": mean(low | high, counted),
         }
     if ref_logps is not None:
-        stats["kl"] = mean(kl_estimate(logps, torch.where(mask, ref_logps, 0.0)), mask)
+        stats["kl"] = mean_kl(logps, ref_logps, mask)
     return stats
+
+
+@torch.no_grad()
+def mean_kl(logps: Tensor, ref_logps: Tensor, mask: Tensor) -> float:
+    """The mean KL (k3, nats a token) to the reference over the unmasked tokens."""
+    options = {"use_bias_correction_kl": False}
+    return (kl_term(logps, None, ref_logps, mask, **options).sum() / mask.sum().clamp(min=1)).item()

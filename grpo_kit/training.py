@@ -16,6 +16,7 @@ import math
 import random
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +31,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import get_scheduler
 
-from grpo_kit import backends, objective
+from grpo_kit import backends, hooks, objective
 from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import Rollouts, check_lengths, completion_logps, reply
 from grpo_kit.models import Policy, reference_of, weights_hash
@@ -57,6 +58,9 @@ def train(
     seed: int,
     resume: bool = False,
     batch_source: Callable[[PromptBatches], Any] | None = None,
+    advantages: Callable[[Tensor, int], Tensor] | None = None,
+    surrogate: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None,
+    aggregate: Callable[..., Tensor] | None = None,
     measure: Callable[[Policy], dict[str, float]] | None = None,
     record: Callable[[PromptBatches, Any, int, bool], None] | None = None,
     first: dict[str, float] | None = None,
@@ -72,6 +76,15 @@ def train(
         resume: go on from the checkpoint in `output_dir`; without one, start.
         batch_source: builds the training batches. Gets the default `PromptBatches`, whose interface
             it must match, e.g. `partial(SelfVerification, strategy="mixed")`.
+        advantages: in place of `objective.group_advantages` with the config's `scale_rewards` and
+            `baseline`: (rewards (N,) float, NaN = not scored; num_generations) -> (N,) float.
+        surrogate: in place of `objective.surrogate` with the config's clips: (logps, old_logps
+            (N, T) float, nats; advantages (N,); mask (N, T) bool) -> (N, T), what each token adds
+            to the loss. `old_logps` is `logps.detach()` in the first update of a batch.
+        aggregate: in place of `objective.aggregate` with the config's `loss_type`: (per_token,
+            mask (N, T); num_items_in_batch, num_sequences_in_batch: tokens and completions of the
+            whole batch, by keyword) -> scalar. Importance weights, the KL of `beta` and the
+            weights of an episode's turns are in `per_token`.
         measure: numbers of the policy to log wherever it is evaluated.
         record: called before the first step and after each, with prompts, batch source, step, and
             whether it is the last; e.g. `course.replay.Recorder`. It must leave the run alone.
@@ -83,12 +96,15 @@ def train(
             is damaged, the loss is not finite, or no completion could be scored for several steps
             in a row. The last checkpoint stays good.
     """
-    prompts = PromptBatches(policy, task, rewards, config, seed)
+    own = {"advantages": advantages, "surrogate": surrogate, "aggregate": aggregate}
+    prompts = PromptBatches(policy, task, rewards, config, seed, advantages)
     source = batch_source(prompts) if batch_source else prompts
     policy.model.eval()  # dropout would make the policy another one at every pass
-    learner = Learner(policy, config)
+    learner = Learner(policy, config, surrogate, aggregate)
     generator = torch.Generator().manual_seed(seed)
-    files = RunFiles(output_dir, config, seed, run_start(policy, source.name, prompts))
+    start = run_start(policy, source.name, prompts)
+    start |= {name: hook and hooks.hook_name(hook) for name, hook in own.items()}
+    files = RunFiles(output_dir, config, seed, start)
     checkpoint = files.resume(policy.device) if resume else files.begin()
     if checkpoint is not None:
         learner.load_state_dict(checkpoint["learner"])
@@ -198,9 +214,7 @@ class Batch:
     def metrics(self) -> dict[str, float]:
         """What TRL logs of a generation batch, under its names; none of what was not scored."""
         lengths = self.rollouts.lengths.float()
-        groups = self.rewards.view(-1, self.num_generations)
-        low = groups.nan_to_num(nan=torch.inf).amin(1)
-        high = groups.nan_to_num(nan=-torch.inf).amax(1)
+        low, high = _extremes(self.rewards.view(-1, self.num_generations))
         metrics = _mean_and_std("reward", self.rewards, "reward_std") | {
             "frac_reward_zero_std": (low >= high).float().mean().item(),
             "frac_unscored": self.rewards.isnan().float().mean().item(),
@@ -241,6 +255,11 @@ class Batch:
         )  # fmt: skip
 
 
+def _extremes(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """The lowest and highest value of each row that is not NaN; infinite where all are."""
+    return groups.nan_to_num(nan=torch.inf).amin(1), groups.nan_to_num(nan=-torch.inf).amax(1)
+
+
 def _mean_and_std(name: str, values: Tensor, std: str) -> dict[str, float]:
     """The metrics `name` and `std` of what is scored; none where nothing is."""
     values = values[~values.isnan()]
@@ -263,7 +282,13 @@ class PromptBatches:
     name = "prompts"
 
     def __init__(
-        self, policy: Policy, task: Task, rewards: Sequence[Callable], config: GRPOConfig, seed: int
+        self,
+        policy: Policy,
+        task: Task,
+        rewards: Sequence[Callable],
+        config: GRPOConfig,
+        seed: int,
+        advantages: Callable | None = None,
     ) -> None:
         check_task(task, rewards, config)
         policy.check_template(task.train[0]["prompt"])
@@ -273,6 +298,7 @@ class PromptBatches:
             check_lengths(policy.model, tested, config.max_completion_length, "test prompt")
         self.policy, self.task, self.config, self.seed = policy, task, config, seed
         self.rewards, self.rows = list(rewards), task.train
+        self.advantages = hooks.advantages_by(advantages, config)  # (rewards, G) -> (N,)
         self.prompt_ids = policy.encode(task.train["prompt"])
         check_lengths(policy.model, self.prompt_ids, config.max_completion_length)
         self.taken = 0
@@ -303,7 +329,8 @@ class PromptBatches:
 
         It is sampled in `rollout_chunks` parts; coroutine rewards of a part are under way while the
         next is sampled. With `dynamic_sampling_rounds` (DAPO, arXiv 2503.14476, eq. 11), groups
-        without spread are replaced by groups of further prompts, for at most that many rounds.
+        whose answers are all right or all wrong, see `dynamic_sampling_metric`, are replaced by
+        groups of further prompts, for at most that many rounds.
         `sample` takes the place of `backends.sample_groups`; it gets lists of prompt ids.
         """
         config = dataclasses.replace(self.config, **changes)
@@ -319,12 +346,12 @@ class PromptBatches:
             places = self.take(missing)
             scored = self._sample_and_score(places, config, sample, state, logged)
             generated_tokens += int(scored[0].mask.sum())
-            kept.append(_with_spread(scored, config) if rounds else scored)
+            kept.append(self._mixed_groups(scored, config) if rounds else scored)
             missing -= len(kept[-1][2]) // size
             rounds -= 1
         rollouts, rewards_per_func, examples = _joined(kept)
         rewards = objective.combine_rewards(rewards_per_func, config.reward_weights)
-        advantages = _advantages(rewards_per_func, config)
+        advantages = self._compared(rewards_per_func, rewards, config)
         names = reward_names(self.rewards)
         batch = Batch(
             rollouts, names, rewards_per_func, rewards, advantages, size, examples, logged,
@@ -349,6 +376,29 @@ class PromptBatches:
                 parts.append((rollouts, scores, examples))
             return _joined([(rollouts, scores(), rows) for rollouts, scores, rows in parts])
 
+    def _compared(self, rewards_per_func: Tensor, rewards: Tensor, config: GRPOConfig) -> Tensor:
+        """The advantages (N,) of N completions, from their (N, R) rewards or weighted sums (N,)."""
+        if config.multi_objective_aggregation == "normalize_then_sum":
+            size, weights = config.num_generations, config.reward_weights
+            return objective.decoupled_advantages(rewards_per_func, size, weights)
+        return self.advantages(rewards, config.num_generations)
+
+    def _mixed_groups(self, scored: Scored, config: GRPOConfig) -> Scored:
+        """The groups in which the completions differ by `dynamic_sampling_metric`."""
+        size, names = config.num_generations, reward_names(self.rewards)
+        metric = config.dynamic_sampling_metric
+        if metric is None:
+            metric = "accuracy_reward" if "accuracy_reward" in names else "reward"
+        if metric == "reward" and config.multi_objective_aggregation == "normalize_then_sum":
+            values = objective.decoupled_advantages(scored[1], size, config.reward_weights)
+        elif metric == "reward":
+            values = objective.combine_rewards(scored[1], config.reward_weights)
+        else:
+            values = scored[1][:, names.index(metric)]
+        low, high = _extremes(values.view(-1, size))
+        rows = ((low < high).nonzero() * size + torch.arange(size)).flatten()
+        return _selected(*scored, rows)
+
     def state_dict(self) -> dict:
         return {"taken": self.taken}
 
@@ -369,27 +419,14 @@ def _selected(rollouts: Rollouts, rewards_per_func: Tensor, examples: list, rows
     return chosen, rewards_per_func[rows], [examples[row] for row in rows.tolist()]
 
 
-def _advantages(rewards_per_func: Tensor, config: GRPOConfig) -> Tensor:
-    """(N,) of (N, R) rewards, as the config combines and scales them."""
-    weights, size = config.reward_weights, config.num_generations
-    if config.multi_objective_aggregation == "normalize_then_sum":
-        return objective.decoupled_advantages(rewards_per_func, size, weights)
-    rewards = objective.combine_rewards(rewards_per_func, weights)
-    return objective.group_advantages(rewards, size, config.scale_rewards, baseline=config.baseline)
-
-
-def _with_spread(scored: Scored, config: GRPOConfig) -> Scored:
-    """The groups in which some completion is better than another."""
-    size = config.num_generations
-    spread = _advantages(scored[1], dataclasses.replace(config, baseline="group")).view(-1, size)
-    rows = (spread.abs().amax(1).nonzero() * size + torch.arange(size)).flatten()
-    return _selected(*scored, rows)
-
-
 def check_task(task: Task, rewards: Sequence[Callable], config: GRPOConfig) -> None:
     """Raise ValueError where rows, rewards and config do not fit together."""
     if not rewards:
         raise ValueError("there are no rewards; give at least one.")
+    names = [*reward_names(rewards), "reward", None]
+    if config.dynamic_sampling_metric not in names:
+        given = f"dynamic_sampling_metric is {config.dynamic_sampling_metric!r}"
+        raise ValueError(f"{given}; choose one of {', '.join(map(repr, names))}.")
     if config.reward_weights is not None and len(config.reward_weights) != len(rewards):
         given = f"reward_weights has {len(config.reward_weights)} values"
         raise ValueError(f"{given} for {len(rewards)} rewards; give one a reward.")
@@ -405,6 +442,12 @@ def check_task(task: Task, rewards: Sequence[Callable], config: GRPOConfig) -> N
             raise ValueError(f"{rows} no column 'prompt' of messages; give each row {messages}.")
     for reward in rewards:
         check_columns(reward, task.train.column_names, f"task {task.name!r}")
+    if config.eval_prompts and "answer" not in task.test.column_names:
+        warnings.warn(
+            f"The test rows of task {task.name!r} have no column 'answer', so accuracy is not "
+            "measured: add one, or measure what counts for you by train(..., measure=f).",
+            stacklevel=4,
+        )
 
 
 def score(
@@ -419,8 +462,8 @@ def score(
 
 # of completions and their prompts that a CPU takes in one pass: more take memory and save no time
 PASS_TOKENS = 2048
-LOSS_OPTIONS = ("loss_type", "epsilon", "epsilon_high", "delta", "importance_sampling_level",
-                "beta", "use_bias_correction_kl", "max_completion_length")  # fmt: skip
+KL_OPTIONS = ("beta", "use_bias_correction_kl", "importance_sampling_level")
+CLIP_OPTIONS = ("loss_type", "epsilon", "epsilon_high", "importance_sampling_level")
 
 
 class Learner:
@@ -428,12 +471,22 @@ class Learner:
 
     float16 arithmetic (GPUs before Ampere have no bfloat16) scales the loss, since its smallest
     gradients would be 0; a step whose gradient overflows is skipped, and the next is scaled less.
+    `surrogate` and `aggregate` are those of `train`.
 
     Raises ValueError where no weight of the policy requires a gradient.
     """
 
-    def __init__(self, policy: Policy, config: GRPOConfig) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        config: GRPOConfig,
+        surrogate: Callable | None = None,
+        aggregate: Callable | None = None,
+    ) -> None:
         self.policy, self.config = policy, config
+        self.surrogate, self.own_surrogate = hooks.surrogate_by(surrogate, config), surrogate
+        self.aggregate = hooks.aggregate_by(aggregate, config)
+        self.parts_add_up = hooks.adds_up(self.aggregate)
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         if not self.parameters:
             raise ValueError("no weight of the policy requires a gradient; is it a frozen copy?")
@@ -455,7 +508,13 @@ class Learner:
         in_float16 = policy.half == torch.float16
         self.scaler = torch.amp.GradScaler(policy.device.type, 2.0**12, enabled=in_float16)
         self.reference = reference_of(policy) if config.beta else None
-        self.loss_options = {name: getattr(config, name) for name in LOSS_OPTIONS}
+        self.all_rows = (  # rows without advantage have a gradient, or count
+            self.reference is not None
+            or not self.parts_add_up
+            or not hooks.ignores_zero_advantages(self.surrogate)
+        )
+        self.kl_options = {name: getattr(config, name) for name in KL_OPTIONS}
+        self.clip_options = {name: getattr(config, name) for name in CLIP_OPTIONS}
 
     def update(self, batch: Batch, *, scheduled: bool = True) -> dict[str, float]:
         """All optimiser steps of one generation batch; returns TRL's metrics.
@@ -480,14 +539,14 @@ class Learner:
                     weights = objective.importance_weights(old, sampled, cap, mode)
                     inputs["token_weights"] = weights * inputs.get("token_weights", 1.0)
                     apart.append((old - sampled)[inputs["mask"]].abs())
-                part = objective.policy_loss(logps, **inputs, **self.loss_options, **divisors)
-                if config.loss_type == "bnpo":  # local by definition: the mean of its parts
+                functions = self.surrogate, self.aggregate
+                part = objective.loss_by(*functions, logps, **inputs, **self.kl_options, **divisors)
+                if not self.parts_add_up:
                     part = part / len(micro_batches)
                 self.scaler.scale(part).backward()
                 loss += part.item()
                 share = self._share(inputs["mask"], given["mask"])
-                clipped = objective.policy_loss_stats(logps, **inputs, **self.loss_options)
-                for name, value in clipped.items():
+                for name, value in self._stats(logps, inputs).items():
                     stats[name] = stats.get(name, 0.0) + value * share
             step = self._optimizer_step(batch, loss, bool(micro_batches), scheduled)
         if apart and not (mean := torch.cat(apart).nanmean()).isnan():  # of texts that are given
@@ -509,6 +568,16 @@ class Learner:
                 }
                 yield self._micro_batches(chosen.nonzero()[:, 0], batch), divisors
 
+    def _stats(self, logps: Tensor, inputs: dict) -> dict[str, float]:
+        """Shares of what was clipped and the KL, of one micro-batch."""
+        if self.own_surrogate is None:
+            return objective.policy_loss_stats(logps, **inputs, **self.clip_options)
+        batch = (inputs["old_logps"], inputs["advantages"], inputs["mask"])
+        stats = hooks.cut_off_stats(self.surrogate, logps, *batch)
+        if self.reference is not None:
+            stats["kl"] = objective.mean_kl(logps, inputs["ref_logps"], inputs["mask"])
+        return stats
+
     def _share(self, mask: Tensor, whole: Tensor) -> float:
         """How much the stats of rows with `mask` count in the mean over the batch."""
         counted = mask.sum().item() / max(whole.sum().item(), 1)
@@ -517,8 +586,8 @@ class Learner:
         return counted / self.config.num_iterations
 
     def _active(self, batch: Batch) -> Tensor:
-        """(N,) bool: rows with a gradient. A KL term gives one to all; bnpo counts all tokens."""
-        if self.reference is not None or self.config.loss_type == "bnpo":
+        """(N,) bool: the rows that the loss needs."""
+        if self.all_rows:
             return torch.ones(len(batch.advantages), dtype=torch.bool)
         return batch.advantages != 0
 
@@ -593,7 +662,7 @@ class Learner:
         """`rows` in micro-batches: completions of a prompt together, short ones first."""
         lengths, prompts = batch.rollouts.lengths.cpu(), batch.rollouts.prompt_index.cpu()
         size = self.config.per_device_train_batch_size or self.config.optimizer_batch_size
-        if self.policy.device.type == "cpu" and self.config.loss_type != "bnpo":
+        if self.policy.device.type == "cpu" and self.parts_add_up:
             asked = (batch.rollouts.prompt_ids[i] for i in prompts[rows].unique())  # each run once
             tokens = int(lengths[rows].sum()) + sum(map(len, asked))
             size = min(size, math.ceil(len(rows) / max(math.ceil(tokens / PASS_TOKENS), 1)))

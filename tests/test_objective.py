@@ -294,7 +294,6 @@ def test_all_tokens_or_none_can_be_the_least_sure():
         (policy_loss, {"loss_type": "ppo"}, "loss_type is 'ppo'; choose one of grpo, bnpo"),
         (policy_loss, {"loss_type": "dr_grpo"}, "needs max_completion_length"),
         (policy_loss, {"loss_type": "cispo"}, "needs epsilon_high"),
-        (policy_loss, {"turn_weights": torch.ones(4)}, "are for loss_type 'grpo', not 'dapo'"),
         (policy_loss, {"importance_sampling_level": "word"}, "sampling_level is 'word'"),
         (policy_loss, {"beta": 0.1}, "beta is 0.1 but ref_logps is missing"),
         (policy_loss, {"logps": torch.zeros(4)}, r"logps has shape \(4,\)"),

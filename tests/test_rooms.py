@@ -10,13 +10,16 @@ PACKAGE = Path(__file__).resolve().parents[1] / "grpo_kit"
 # From the top floor to the ground; a room may import those on floors below its own, and itself.
 TOP_DOWN = (
     "__main__, cli, lab, course, profiles, trl_bridge trl_rollouts warm_up, tiny, "
-    "self_verification flow, training, runs, rewards, backends, generation, "
+    "self_verification flow, training, hooks runs, rewards, backends, generation, "
     "decoder, tasks, models, smollm2 objective, config paths visible"
 )
 FLOORS = [rooms.split() for rooms in reversed(TOP_DOWN.split(", "))]
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 # What is narrower than "all below": formulas and loaders know nothing but the config.
-ONLY = {"objective": {"config"}, "models": {"config", "paths", "smollm2"}, "tasks": {"paths"}}
+ONLY = {
+    "objective": {"config"}, "hooks": {"config", "objective"},
+    "models": {"config", "paths", "smollm2"}, "tasks": {"paths"},
+}  # fmt: skip
 FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
 

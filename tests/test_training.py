@@ -210,11 +210,11 @@ def test_the_reward_of_a_batch_is_the_weighted_sum_of_its_columns(policy):
 
 
 def test_second_update_from_one_batch_has_a_ratio(policy, monkeypatch):
-    spy = Mock(wraps=objective.policy_loss)
-    monkeypatch.setattr(objective, "policy_loss", spy)
+    spy = Mock(wraps=objective.loss_by)
+    monkeypatch.setattr(objective, "loss_by", spy)
     config = configure(num_iterations=2, learning_rate=3e-2)
     stats = Learner(policy, config).update(batch_of(policy, config))
-    first, second = ({"logps": call.args[0], **call.kwargs} for call in spy.call_args_list)
+    first, second = ({"logps": call.args[2], **call.kwargs} for call in spy.call_args_list)
     torch.testing.assert_close(second["old_logps"], first["logps"])
     assert not torch.allclose(second["old_logps"], second["logps"], atol=0.1)
     assert stats["clip_ratio/region_mean"] > 0, "the second should meet the clip"
@@ -448,8 +448,8 @@ def test_steps_in_a_row_without_any_score_stop_the_run(policy, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_update(policy, tmp_path, monkeypatch):
-    before, real = weights_of(policy), objective.policy_loss
-    monkeypatch.setattr(objective, "policy_loss", lambda *a, **k: real(*a, **k) * math.nan)
+    before, real = weights_of(policy), objective.loss_by
+    monkeypatch.setattr(objective, "loss_by", lambda *a, **k: real(*a, **k) * math.nan)
     with pytest.raises(RuntimeError, match="not finite.* lower learning_rate.* at step 1"):
         train(policy, TASK, [even_ids], CONFIG, output_dir=tmp_path, seed=0)
     assert torch.equal(before, weights_of(policy))

@@ -1,0 +1,172 @@
+"""A reader's own advantages, surrogate or aggregation in place of the package's.
+
+`train` calls the functions of `objective` that the config selects, or those that it is given. A
+hook's result is checked here, so that a wrong shape ends in a sentence instead of a broadcast. Two
+properties on which the loop saves work are tried out on small tensors, of any function: whether a
+batch may be cut into parts (`adds_up`), and whether rows without advantage may be left out
+(`ignores_zero_advantages`).
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_kit import objective
+from grpo_kit.config import GRPOConfig
+
+CALLS = {  # how each hook is called
+    "advantages": "advantages(rewards, num_generations)",
+    "surrogate": "surrogate(logps, old_logps, advantages, mask)",
+    "aggregate": "aggregate(per_token, mask, *, num_items_in_batch, num_sequences_in_batch)",
+}
+TOTALS = ("num_items_in_batch", "num_sequences_in_batch")
+
+
+def hook_name(hook: Callable) -> str:
+    """The function's `__name__`, a partial's function's, else the class's."""
+    hook = hook.func if isinstance(hook, partial) else hook
+    return getattr(hook, "__name__", type(hook).__name__)
+
+
+def check_hook(kind: str, hook: Any) -> None:
+    """Raise TypeError where `hook` cannot be called as CALLS[kind] says."""
+    if not callable(hook):
+        raise TypeError(f"{kind} is {hook!r}; give a function, called as {CALLS[kind]}.")
+    names = CALLS[kind].partition("(")[2].rstrip(")").replace(" *,", "").split(", ")
+    totals = {name: None for name in names if name in TOTALS}
+    try:
+        inspect.signature(hook).bind(*names[: len(names) - len(totals)], **totals)
+    except TypeError as error:
+        problem = f"the {kind} hook {hook_name(hook)} cannot be called as {CALLS[kind]}"
+        raise TypeError(f"{problem}: {error}.") from None
+
+
+def _check_shape(kind: str, hook: Callable, value: Any, expected: tuple, meaning: str) -> None:
+    shape = tuple(value.shape) if isinstance(value, Tensor) else None
+    if shape != expected:
+        found = type(value).__name__ if shape is None else f"a tensor of shape {shape}"
+        problem = f"the {kind} hook {hook_name(hook)} returned {found}"
+        raise ValueError(f"{problem}; return a tensor of shape {expected}, {meaning}.")
+
+
+def advantages_by(hook: Callable | None, config: GRPOConfig) -> Callable:
+    """`hook` with its result checked, or what the config selects: (rewards, G) -> (N,) float.
+
+    Completions that were not scored (reward NaN) get advantage 0, whatever the hook gives them.
+    """
+    if hook is None:
+        options = {"scale_rewards": config.scale_rewards, "baseline": config.baseline}
+        return partial(objective.group_advantages, **options)
+    check_hook("advantages", hook)
+    if config.multi_objective_aggregation == "normalize_then_sum":
+        problem = "an advantages hook gets one reward a completion, the weighted sum"
+        remedy = "choose multi_objective_aggregation='sum_then_normalize'"
+        raise ValueError(f"{problem}, but 'normalize_then_sum' compares each by itself: {remedy}.")
+
+    def checked(rewards: Tensor, num_generations: int) -> Tensor:
+        values = hook(rewards.clone(), num_generations)
+        expected = tuple(rewards.shape)
+        _check_shape("advantages", hook, values, expected, "one value a completion")
+        values = torch.where(rewards.isnan(), 0.0, values.detach().float())
+        if not values.isfinite().all():
+            row = int((~values.isfinite()).nonzero()[0])
+            problem = f"the advantages hook {hook_name(hook)} returned {values[row]:g}"
+            place = f"completion {row}, whose reward is {rewards[row]:g}"
+            remedy = "a NaN reward means 'not scored', and a group's std may be 0"
+            raise ValueError(f"{problem} for {place}; give a finite number ({remedy}).")
+        return values
+
+    return checked
+
+
+def surrogate_by(hook: Callable | None, config: GRPOConfig) -> Callable:
+    """`hook` with its result checked, or the config's: (logps, old_logps, A, mask) -> (N, T)."""
+    if hook is None:
+        return partial(
+            objective.surrogate, loss_type=config.loss_type, epsilon=config.epsilon,
+            epsilon_high=config.epsilon_high, delta=config.delta,
+            importance_sampling_level=config.importance_sampling_level,
+        )  # fmt: skip
+    check_hook("surrogate", hook)
+
+    def checked(logps: Tensor, old_logps: Tensor | None, advantages, mask: Tensor) -> Tensor:
+        old_logps = logps.detach() if old_logps is None else old_logps
+        per_token = hook(logps, old_logps, advantages, mask)
+        expected = tuple(logps.shape)
+        _check_shape("surrogate", hook, per_token, expected, "what each token adds to the loss")
+        if logps.requires_grad and not per_token.requires_grad:
+            problem = f"what the surrogate hook {hook_name(hook)} returned has no gradient"
+            raise ValueError(f"{problem}; compute it from logps, without detach() or no_grad().")
+        return torch.where(mask, per_token, 0.0)
+
+    return checked
+
+
+def aggregate_by(hook: Callable | None, config: GRPOConfig) -> Callable:
+    """`hook` with its result checked, or the config's: (per_token, mask, **totals) -> scalar."""
+    if hook is None:
+        options = {"max_completion_length": config.max_completion_length}
+        return partial(objective.aggregate, loss_type=config.loss_type, **options)
+    check_hook("aggregate", hook)
+
+    def checked(per_token: Tensor, mask: Tensor, **totals: Any) -> Tensor:
+        loss = hook(per_token, mask, **totals)
+        _check_shape("aggregate", hook, loss, (), "the loss of the batch")
+        return loss
+
+    return checked
+
+
+def adds_up(aggregate: Callable) -> bool:
+    """Whether the losses of a batch's parts, given the batch's totals, add up to the batch's loss.
+
+    "bnpo" does not, nor what divides by `mask.sum()` or `len(mask)`: of such a function the mean
+    over the parts is taken, no row is left out, and on a CPU the batch is cut only where asked.
+    """
+    mask = torch.arange(5) < torch.tensor([5, 2, 4, 3])[:, None]
+    per_token = torch.where(mask, torch.linspace(-1, 2, 20).view(4, 5), 0.0)
+    totals = {"num_items_in_batch": mask.sum(), "num_sequences_in_batch": 4}
+    whole = aggregate(per_token, mask, **totals)
+    parts = aggregate(per_token[:1], mask[:1], **totals) + aggregate(
+        per_token[1:], mask[1:], **totals
+    )
+    return torch.isclose(whole, parts, rtol=1e-4, atol=1e-6).item()
+
+
+def ignores_zero_advantages(surrogate: Callable) -> bool:
+    """Whether tokens without advantage get no gradient, so that their rows may be left out.
+
+    Tried out for probabilities from e^-9 to nearly 1 and ratios from e^-2 to e^2.
+    """
+    old = torch.linspace(-9, -0.01, 40).expand(9, 40)
+    logps = (old + torch.linspace(-2, 2, 9)[:, None]).clamp(max=-1e-4).requires_grad_()
+    per_token = surrogate(logps, old, torch.zeros(9), torch.ones(9, 40, dtype=torch.bool))
+    (gradient,) = torch.autograd.grad(per_token.sum(), logps)
+    return not gradient.any()
+
+
+def cut_off_stats(
+    surrogate: Callable, logps: Tensor, old_logps: Tensor | None, advantages: Tensor, mask: Tensor
+) -> dict[str, float]:
+    """Shares of tokens from which a hook takes the gradient away, under the names of the clip's.
+
+    "low" are those with a negative advantage, "high" those with a positive one; for the clip of
+    `objective.surrogate` these are the shares that `objective.policy_loss_stats` counts.
+    """
+    with torch.enable_grad():
+        variable = logps.detach().requires_grad_()
+        old_logps = variable.detach() if old_logps is None else old_logps
+        per_token = surrogate(variable, old_logps, advantages, mask)
+        (gradient,) = torch.autograd.grad(per_token.sum(), variable)
+    cut, tokens = (gradient == 0) & mask, mask.sum().clamp(min=1)
+    low = (cut & (advantages < 0)[:, None]).sum() / tokens
+    high = (cut & (advantages > 0)[:, None]).sum() / tokens
+    return {
+        "clip_ratio/low_mean": low.item(),
+        "clip_ratio/high_mean": high.item(),
+        "clip_ratio/region_mean": (low + high).item(),
+    }

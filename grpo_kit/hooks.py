@@ -163,10 +163,8 @@ def cut_off_stats(
         per_token = surrogate(variable, old_logps, advantages, mask)
         (gradient,) = torch.autograd.grad(per_token.sum(), variable)
     cut, tokens = (gradient == 0) & mask, mask.sum().clamp(min=1)
-    low = (cut & (advantages < 0)[:, None]).sum() / tokens
-    high = (cut & (advantages > 0)[:, None]).sum() / tokens
+    sides = {"low": advantages < 0, "high": advantages > 0, "region": advantages != 0}
     return {
-        "clip_ratio/low_mean": low.item(),
-        "clip_ratio/high_mean": high.item(),
-        "clip_ratio/region_mean": (low + high).item(),
+        f"clip_ratio/{side}_mean": ((cut & rows[:, None]).sum() / tokens).item()
+        for side, rows in sides.items()
     }

@@ -76,11 +76,12 @@ def test_a_hook_sees_old_log_probabilities_from_the_first_update_on(run):
     seen = []
 
     def looking(logps, old_logps, advantages, mask):
-        seen.append((logps - old_logps)[mask].detach().abs().max().item())
+        if logps.shape[1] <= 8:  # the batch's, not those that the hook is tried out on
+            seen.append((logps - old_logps)[mask].detach().abs().max().item())
         return own_surrogate(logps, old_logps, advantages, mask)
 
     run({"max_steps": 1, "num_iterations": 2}, surrogate=looking)
-    assert seen[0] == 0 < seen[-1]
+    assert seen[0] < 1e-5 < 0.1 < seen[-1], seen
 
 
 def test_rows_without_advantage_are_left_out_only_where_they_have_no_gradient(run):

@@ -20,7 +20,7 @@ from grpo_kit.flow.episodes import PER, Episode, Turn, episode_advantages, rewar
 from grpo_kit.flow.rollout import AgentSystem, play
 from grpo_kit.flow.toolbox import NOT_FOUND
 from grpo_kit.models import Policy
-from grpo_kit.objective import combine_rewards, group_advantages
+from grpo_kit.objective import combine_rewards
 from grpo_kit.rewards import accuracy_reward
 from grpo_kit.rewards.scoring import reward_names, score_texts
 from grpo_kit.training import Batch, PromptBatches
@@ -112,11 +112,10 @@ class FlowGRPO:
 
     def advantages(self, episodes: Sequence[Episode]) -> Tensor:
         """The advantage of each of E scored episodes, which stand in whole groups; (E,) float."""
-        config = self.prompts.config
-        compare = partial(group_advantages, scale_rewards=config.scale_rewards)
+        compare = self.prompts.advantages
         if self.per == "turn":  # groups of different numbers of rows, one at a time
             return episode_advantages(episodes, "turn", advantages=compare)
-        return compare(rewards_of(episodes), config.num_generations)
+        return compare(rewards_of(episodes), self.prompts.config.num_generations)
 
     def episodes(
         self, generator: torch.Generator, state: Any = None

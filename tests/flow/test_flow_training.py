@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from toy import configure, plain_logps, weights_of, without_times
 
+from grpo_kit import objective
 from grpo_kit.flow import (
     Episode,
     FlowGRPO,
@@ -62,6 +64,27 @@ def test_the_planner_learns_and_no_gradient_reaches_a_frozen_module(base, task, 
     assert row["kl"] > 0 and row["grad_norm"] > 0  # the policy has left its reference
     assert 1 <= row["episode/turns"] <= 4 and 0 <= row["reward"] <= 1
     assert {"episode/tool_errors", "entropy", "num_generated_tokens", "reward_std"} <= set(row)
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_iterations": 2, "beta": 0.05}])
+def test_hooks_that_repeat_the_packages_functions_give_the_same_run(task, tmp_path, changes):
+    """Weights of turns (eq. 10) and the KL reach a reader's aggregation as well."""
+    hooks = {
+        "advantages": objective.group_advantages,
+        "surrogate": objective.surrogate,
+        "aggregate": partial(objective.aggregate, loss_type="grpo"),
+    }
+    runs = []
+    for options in ({}, hooks):
+        policy = PROFILES["tiny"].load_policy()
+        source = partial(FlowGRPO, system=PROFILES["tiny"].load_agents(policy, max_turns=4))
+        config = dataclasses.replace(CONFIG, generation_batch_size=16, **changes)
+        made = train(
+            policy, task, [accuracy_reward], config, output_dir=tmp_path / str(len(options)),
+            seed=0, batch_source=source, **options,
+        )  # fmt: skip
+        runs.append(without_times(made.history))
+    assert runs[0] == runs[1] and runs[0][-1]["grad_norm"] > 0
 
 
 def test_only_what_the_planner_sampled_is_in_a_batch(base, task, system):

@@ -52,6 +52,7 @@ REFUSED = {  # field -> the value that TRL's trainer has, and why there is no ot
     "max_generated_tokens": (None, "TRL counts steps only: give max_steps"),
     "baseline": ("group", "choose 'group', or --engine kit"),
     "dynamic_sampling_rounds": (0, "TRL does not sample groups anew: choose 0, or --engine kit"),
+    "dynamic_sampling_metric": (None, "TRL does not sample groups anew: leave it at None"),
     "importance_sampling_cap": (
         None,
         "TRL corrects for another sampler only where vLLM samples: add use_vllm=True (--vllm)",

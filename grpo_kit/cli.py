@@ -364,7 +364,6 @@ def report(
 def doctor(
     path: Annotated[Path, Argument(help="A run's folder (ours or TRL's), its log, or a CSV.")],
     as_json: Annotated[bool, Option("--json", help="For programs.")] = False,
-    page: Annotated[Path | None, Option(help="Also write one HTML file, with curves.")] = None,
 ) -> None:
     """Say from a run's log what is healthy about it and what is not; it needs no model.
 
@@ -374,11 +373,11 @@ def doctor(
 
     rows = doctor.read_log(path)
     findings = doctor.diagnose(rows)
-    if page:
-        write_atomic(page, doctor.page(findings, rows, path.resolve().name))
-    found = json.dumps(doctor.as_json(findings), indent=1)
-    typer.echo(found if as_json else visible(doctor.in_words(findings, rows), newline="\n"))
-    raise typer.Exit(int(not doctor.is_healthy(findings)))
+    healthy = doctor.is_healthy(findings)
+    found = {"healthy": healthy, "findings": [one._asdict() for one in findings]}
+    words = visible(doctor.in_words(findings, rows), newline="\n")
+    typer.echo(json.dumps(found, indent=1) if as_json else words)
+    raise typer.Exit(int(not healthy))
 
 
 @app.command()

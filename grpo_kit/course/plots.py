@@ -12,13 +12,8 @@ import numpy as np
 from matplotlib import style
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from scipy.ndimage import uniform_filter1d
-from scipy.stats import sem
-from scipy.stats import t as student
-
-from grpo_kit.course.loops import COLOURS
 
 style.use("grpo_kit.course.figures")
 
@@ -51,7 +46,11 @@ COLOUR_BLIND_SAFE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56
 UP, DOWN = COLOUR_BLIND_SAFE[:2]
 SIGNS = LinearSegmentedColormap.from_list("signs", [DOWN, "white", UP])
 BASELINES = ("plain", "plain GRPO", "labels", "generate", "kit")  # grey
-ARMS = {  # that stand for the methods of `loops`, and have their colours
+METHOD_COLOURS = {  # as in the pictures of their loops
+    "diversity": "#E69F00", "judge": "#CC79A7", "verification": "#009E73", "meta": "#D55E00",
+    "flow": "#56B4E9",
+}  # fmt: skip
+ARMS = {  # the arms that stand for a method
     "diversity": ("diversity", "diversity reward"),
     "judge": ("judge", "judge added", "LLM judge"),
     "verification": ("self-verify", "self-verification"),
@@ -59,7 +58,7 @@ ARMS = {  # that stand for the methods of `loops`, and have their colours
     "flow": ("trajectory", "Flow-GRPO (tool questions)"),
 }
 ARM_COLOURS = dict.fromkeys(BASELINES, "#555555")
-ARM_COLOURS |= {arm: COLOURS[method] for method, arms in ARMS.items() for arm in arms}
+ARM_COLOURS |= {arm: METHOD_COLOURS[method] for method, arms in ARMS.items() for arm in arms}
 ARM_COLOURS |= {"mixed": "#0072B2", "verify-init": "#CC79A7", "verify-alter": "#E69F00"}
 X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of training steps"}
 
@@ -93,63 +92,27 @@ def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
     return figure
 
 
-def episode_grid(
-    lengths: Sequence, rewards: Sequence, advantages: Sequence, marks: Sequence
-) -> Figure:
-    """One group of episodes: a row an episode, a cell a turn, coloured by the advantage it gets.
-
-    `lengths`: turns of each of the G episodes. A reward of None was not scored. `marks`: a short
-    text a turn, e.g. the tool that was called. Raises ValueError for lists of different lengths.
-    """
-    n, width = len(lengths), max(lengths)
-    figure = Figure(figsize=(1.35 * width + 3.2, 0.42 * n + 1.1), layout="constrained")
-    axes = figure.subplots()
-    largest = max(map(abs, advantages)) or 1.0
-    episodes = zip(lengths, rewards, advantages, marks, strict=True)
-    for i, (turns, reward, advantage, texts) in enumerate(episodes):
-        colour = SIGNS(0.5 + 0.3 * advantage / largest)
-        for t in range(turns):
-            axes.add_patch(Rectangle((t + 0.53, i - 0.42), 0.94, 0.84, color=colour))
-            axes.text(t + 1, i, texts[t], ha="center", va="center", fontsize=9)
-        earned = "not scored" if reward is None else f"r = {reward:g}"
-        axes.text(turns + 0.6, i, f"{earned}   A = {advantage:+.2f}", va="center", fontsize=9)
-    axes.set(
-        xlim=(0.4, width + 2.2), ylim=(n - 0.4, -0.6), xlabel="turn", ylabel="episode",
-        xticks=range(1, width + 1), yticks=range(n), yticklabels=range(1, n + 1),
-    )  # fmt: skip
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
-    return figure
-
-
 def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figure:
     """Arms of an experiment, a panel a metric: median over seeds, band from lowest to highest.
-
-    Each line is named at its end, with its mean difference from the first arm there and the 95 %
-    interval of that, seed by seed, if both end at one place and at least three seeds ran in both.
 
     `curves`: metric -> arm -> `steps`, which are of `x`, and `values`, one list a seed, as
     `summarise` returns them; an arm may lack a metric.
     """
     fullest = sorted(curves.values(), key=len, reverse=True)  # for the order of the arms
     colours = arm_colours(dict.fromkeys(name for arms in fullest for name in arms))
-    baseline = next(iter(colours))
     columns = min(2, len(curves))
     rows = -(-len(curves) // columns)
     figure = Figure(figsize=(5.6 * columns, 3.1 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for (metric, arms), axes in zip(curves.items(), panels, strict=False):  # drops no panel
-        ends, first = {}, arms.get(baseline)
-        for name, curve in arms.items():
-            line = _band(axes, curve, colours[name])
-            ends[f"{name}{_difference(curve, first)}"] = line
+        lines = {name: _band(axes, curve, colours[name]) for name, curve in arms.items()}
         title, unit = CURVE_LABELS.get(metric, (metric, metric))
         axes.set(title=title, xlabel=X_LABELS.get(x, x), ylabel=unit)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 120k
         axes.grid(alpha=0.3)
         axes.margins(x=0.02)
-        _name_ends(axes, ends)
+        _name_ends(axes, lines)
     for axes in list(panels):
         axes.remove()
     return figure
@@ -199,22 +162,6 @@ def _band(axes, curve: dict, colour: str):
     low, high = values.min(0), values.max(0)
     axes.fill_between(curve["steps"], low, high, color=colour, alpha=0.15, linewidth=0)
     return axes.plot(curve["steps"], np.median(values, 0), color=colour, linewidth=2)[0]
-
-
-def _difference(curve: dict, first: dict | None) -> str:
-    """Of the last values, over the last 20 steps where each was logged, as " +0.02 ± 0.01"."""
-    if first is None or curve is first:
-        return ""
-    if abs(curve["steps"][-1] / first["steps"][-1] - 1) > 0.1:  # they end elsewhere
-        return ""
-    ends = [np.array(each["values"], dtype=float) for each in (curve, first)]
-    last = 20 if ends[0].shape[1] > 60 else 1
-    ours, theirs = (values[:, -last:].mean(axis=1) for values in ends)
-    if len(ours) != len(theirs) or len(ours) < 3:
-        return ""
-    half = student.ppf(0.975, len(ours) - 1) * sem(ours - theirs)
-    digits = 2 if half >= 0.005 else 4
-    return f"  {round((ours - theirs).mean(), digits) + 0:+.{digits}f} ± {half:.{digits}f}"
 
 
 def _name_ends(axes, ends: Mapping[str, Any], gap: float = 0.085) -> None:

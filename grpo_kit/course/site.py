@@ -1,18 +1,17 @@
 """The executed notebooks, the report and the replays as one static site: `make site`.
 
-nbconvert renders the notebooks, latex2mathml their formulas, so that a page needs no network. One
-frame around all: contents, search, previous and next.
+nbconvert renders the notebooks, latex2mathml their formulas, so that a page needs no network. Each
+page has the contents at its top.
 """
 
-import html
-import json
 import re
 import shutil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import jinja2
 import typer
+from markupsafe import Markup
 from typer import Argument
 
 from grpo_kit.paths import data_dir, make_output_dir, write_atomic
@@ -21,12 +20,10 @@ MATH = re.compile(
     r"\$\$(?P<block>.+?)\$\$|(?<![\\\w$])\$(?P<inline>[^\s$](?:[^$]*[^\s$])?)\$(?!\d)", re.S
 )
 CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.S)
-HEADING = re.compile(r'<h[1-4] id="([^"]*)">(.*?)</h[1-4]>', re.S)
-STYLES = {"default": "light", "github-dark": "dark"}  # of pygments, by the reader's scheme
 
 
 def build(notebooks: Path, output: Path, more: dict[str, Path] | None = None) -> list[Path]:
-    """Write a page for each notebook of a folder, an index and what search needs; their paths.
+    """Write a page for each notebook of a folder, the first also as index; return their paths.
 
     `more`: title -> an HTML file to be copied beside them and named in the contents. Raises
     ValueError for a folder without notebooks and for a notebook without outputs.
@@ -35,32 +32,33 @@ def build(notebooks: Path, output: Path, more: dict[str, Path] | None = None) ->
 
     from grpo_kit.course.runner import find_notebooks
 
-    pages = [_page(path) for path in find_notebooks(notebooks)]
+    bodies = {path.stem: _body(path) for path in find_notebooks(notebooks)}
     make_output_dir(output)
-    named = {}  # a replay has the name of its notebook, whose page this is to stand beside
+    contents = {}
+    for name, body in bodies.items():
+        title = re.search(r"<h1[^>]*>(.*?)<a class=\"anchor-link\"", body, re.S)
+        contents[f"{name}.html"] = Markup(title[1] if title else name)
     for title, path in (more or {}).items():
         if path.is_file():
-            named[title] = f"{title.lower().replace(' ', '_')}.html"
-            if path.resolve() != (output / named[title]).resolve():
-                shutil.copy(path, output / named[title])
+            name = f"{title.lower().replace(' ', '_')}.html"  # not the name of a notebook's page
+            contents[name] = title
+            if path.resolve() != (output / name).resolve():
+                shutil.copy(path, output / name)
     template = Path(__file__).parent / "templates" / "site.html.j2"
     frame = jinja2.Environment(autoescape=True).from_string(template.read_text(encoding="utf-8"))
-    code = {
-        scheme: HtmlFormatter(style=name).get_style_defs(".highlight")
-        for name, scheme in STYLES.items()
+    styles = {
+        scheme: Markup(HtmlFormatter(style=style).get_style_defs(".highlight"))
+        for scheme, style in {"light": "default", "dark": "github-dark"}.items()
     }
-    shared = {"pages": pages, "more": named, "code": code}
-    for i, page in enumerate(pages):
-        around = {"previous": pages[i - 1] if i else None, "next": (pages[i + 1 :] or [None])[0]}
-        write_atomic(output / page["file"], frame.render(page=page, **around, **shared))
-    write_atomic(output / "index.html", frame.render(page=None, **shared))
-    found = [entry for page in pages for entry in page["sections"]]
-    write_atomic(output / "search.js", f"const SECTIONS = {json.dumps(found)};\n")
-    return [output / page["file"] for page in pages]
+    for name, body in bodies.items():
+        page = frame.render(name=name, body=Markup(body), contents=contents, code=styles)
+        write_atomic(output / f"{name}.html", page)
+    shutil.copy(output / f"{next(iter(bodies))}.html", output / "index.html")
+    return [output / f"{name}.html" for name in bodies]
 
 
-def _page(path: Path) -> dict[str, Any]:
-    """File, title, first words, body and the sections that search finds, of one notebook."""
+def _body(path: Path) -> str:
+    """Render one notebook; links to other notebooks and to replays lead to the site's pages."""
     import nbformat
     from nbconvert import HTMLExporter
 
@@ -79,20 +77,11 @@ def _page(path: Path) -> dict[str, Any]:
     body = re.sub(r"MATH(\d+)HTAM", lambda match: formulas[int(match[1])], body)
     body = re.sub(r'(href="\d\d_\w+)\.ipynb', r"\1.html", body)
     body = re.sub(r'href="\.\./data/replays/(\d\d)_\w+\.html"', r'href="replay_of_\1.html"', body)
-    body = re.sub(r'(?s)<a href="\.\./[^"]*">(.*?)</a>', r"\1 (in the repository)", body)
-    file, sections = f"{path.stem}.html", []
-    starts = [*HEADING.finditer(body)]
-    title = _text(starts[0][2]) if starts else path.stem
-    for start, end in zip(starts, [*(s.start() for s in starts[1:]), len(body)], strict=False):
-        heading = f"{title} · {_text(start[2])}"
-        sections.append([file, start[1], heading, _text(body[start.end() : end])])
-    first = re.search(r"</h1>\s*<p>(.*?)</p>", body, re.S)
-    idea = _text(first[1]) if first else ""
-    return {"file": file, "title": title, "idea": idea, "body": body, "sections": sections}
+    return re.sub(r'(?s)<a href="\.\./[^"]*">(.*?)</a>', r"\1 (in the repository)", body)
 
 
 def _with_marks(source: str, formulas: list[str]) -> str:
-    """A mark for each formula outside of code, which Markdown would take apart; adds its MathML."""
+    """Put a mark for each formula outside of code, as Markdown would break it; keep its MathML."""
     from latex2mathml.converter import convert
 
     def mark(match: re.Match) -> str:
@@ -102,14 +91,6 @@ def _with_marks(source: str, formulas: list[str]) -> str:
 
     parts = CODE.split(source)
     return "".join(part if i % 2 else MATH.sub(mark, part) for i, part in enumerate(parts))
-
-
-def _text(fragment: str) -> str:
-    """What a reader sees of HTML, on one line."""
-    fragment = re.sub(
-        r"(?s)<(style|script|svg|math)\b.*?</\1>|<a class=\"anchor-link\".*?</a>", " ", fragment
-    )
-    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", fragment)).split())
 
 
 def shipped_replays() -> dict[str, Path]:
@@ -122,7 +103,7 @@ def main(
     output: Annotated[Path, Argument(help="Folder for the site.")] = Path("runs/site"),
     notebooks: Annotated[Path, Argument(help="Folder of executed notebooks.")] = Path("notebooks"),
 ) -> None:
-    """Build the site; a report that lies in its folder is part of it, and the shipped replays."""
+    """Build the site, with the shipped replays and the report that its folder holds."""
     build(notebooks, output, {"Report": output / "report.html"} | shipped_replays())
     typer.echo(f"site: {output / 'index.html'}")
 

@@ -57,18 +57,6 @@ def episodes_html(
     return _titled(question, "".join(blocks))
 
 
-def episodes_text(question, episodes, endings, rewards, advantages) -> str:
-    """What `episodes_html` shows as plain text, a line a turn; takes the same arguments."""
-    lines = [question]
-    groups = zip(episodes, endings, rewards, advantages, strict=True)
-    for i, (turns, ending, reward, advantage) in enumerate(groups, 1):
-        lines += ["", f"episode {i}: {_reward_text(reward)}, advantage {advantage:+.2f}"]
-        shown = (map(shortened, turn.values()) for turn in turns)
-        lines += [f"  {t}. " + " | ".join(texts) for t, texts in enumerate(shown, 1)]
-        lines.append(f"  {ending}")
-    return "\n".join(lines)
-
-
 def _colours(advantages: Sequence) -> list[str]:
     """A colour for each of the advantages, readable on light and dark pages."""
     largest = max(map(abs, advantages), default=0.0) or 1.0

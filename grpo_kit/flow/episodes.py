@@ -171,7 +171,7 @@ def turn_rows(episodes: Sequence[Episode], pad_token_id, device="cpu") -> tuple[
 
 
 def episode_view(episodes: Sequence[Episode], advantages: Sequence[float]) -> dict:
-    """One group as `viewer.episodes_html` and `episodes_text` take it."""
+    """One group as `viewer.episodes_html` takes it."""
 
     def shown(step: Step) -> dict[str, str]:
         fields = {"thought": step.action.justification, "goal": step.action.goal}

@@ -5,9 +5,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from grpo_kit.course.loops import LOOPS, loop
-from grpo_kit.course.plots import CURVE_LABELS, HEALTH, episode_grid, health
-from grpo_kit.course.viewer import episodes_html, episodes_text, group_html
+from grpo_kit.course.loops import PICTURES, loop
+from grpo_kit.course.plots import CURVE_LABELS, HEALTH, health
+from grpo_kit.course.viewer import episodes_html, group_html
 
 
 def test_every_logged_metric_is_drawn_for_every_run():
@@ -42,34 +42,16 @@ def test_completions_stand_best_first_with_reward_and_advantage_and_are_never_ma
         group_html("q", [["a"]], [1, 2], [0.0])
 
 
-def test_the_grid_of_episodes_is_ragged_and_coloured_by_advantage():
-    marks = [["look up", "add"], ["add"], ["add", "add", "stop"]]
-    figure = episode_grid([2, 1, 3], [1.0, 0.0, None], [1.2, -0.6, -0.6], marks)
-    (axes,) = figure.axes
-    assert len(axes.patches) == 6 and (axes.get_xlabel(), axes.get_ylabel()) == ("turn", "episode")
-    colours = [patch.get_facecolor() for patch in axes.patches]
-    assert colours[0] == colours[1] and len(set(colours[2:])) == 1 and colours[0] != colours[2]
-    assert colours[0][1] > colours[0][0] and colours[2][0] > colours[2][1]  # green, red
-    texts = [text.get_text() for text in axes.texts]
-    assert {"r = 1   A = +1.20", "stop", "not scored   A = -0.60"} <= set(texts)
-    figure.savefig(io.BytesIO(), format="png")
-
-
-def test_episodes_open_one_by_one_and_can_be_read_as_plain_text():
+def test_episodes_open_one_by_one():
     turns = [[{"goal": "find <b>", "call": "lookup(a)"}], [{"goal": "x", "call": "y"}] * 2]
     group = ("<b>q?", turns, ["<script>", "two"], [1.0, None], [0.7, -0.7])
     page = episodes_html(*group)
     assert page.count("<details") == 2 and page.count(" open>") == 1
     assert "&lt;b&gt;q?" in page and "find &lt;b&gt;" in page and "&lt;script&gt;" in page
     assert "1 turn, reward 1, advantage +0.70" in page and "2 turns, not scored" in page
-    assert episodes_text(*group).split("\n") == [
-        "<b>q?", "", "episode 1: reward 1, advantage +0.70", "  1. find <b> | lookup(a)",
-        "  <script>", "", "episode 2: not scored, advantage -0.70", "  1. x | y", "  2. x | y",
-        "  two",
-    ]  # fmt: skip
 
 
-@pytest.mark.parametrize("method", LOOPS)
+@pytest.mark.parametrize("method", sorted(file.stem for file in PICTURES.iterdir()))
 def test_the_picture_of_a_loop_has_arrows_between_boxes_and_no_text_wider_than_its_box(method):
     svg = ET.fromstring(loop(method))
     name = "{http://www.w3.org/2000/svg}"
@@ -96,5 +78,5 @@ def test_the_picture_of_a_loop_has_arrows_between_boxes_and_no_text_wider_than_i
 
 
 def test_a_loop_that_nobody_drew_is_named():
-    with pytest.raises(ValueError, match="no loop of 'ppo': choose among basic, diversity"):
+    with pytest.raises(ValueError, match="no loop of 'ppo': choose among basic, diversity, flow"):
         loop("ppo")

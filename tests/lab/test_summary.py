@@ -131,17 +131,6 @@ def test_bands_have_a_panel_a_metric_and_a_line_an_arm(crossed):
     assert len(arm_bands(three).axes) == 3, "no empty panel beside the third"
 
 
-@pytest.mark.parametrize(("last", "said"), [(100, 1), (95, 1), (60, 0)])
-def test_a_difference_is_named_where_both_lines_end_at_one_place(last, said):
-    values = [[0.1, 0.5], [0.2, 0.6], [0.1, 0.6]]
-    ends = {"plain": 100, "short": last}
-    arms = {arm: {"steps": [0, end], "values": values} for arm, end in ends.items()}
-    (panel,) = arm_bands({"reward": arms}).axes
-    assert sum("±" in text.get_text() for text in panel.texts) == said
-    (panel,) = arm_bands({"reward": {"other": arms["short"]}, "kl": arms}).axes[:1]
-    assert not any("±" in text.get_text() for text in panel.texts), "nothing to compare with"
-
-
 def test_what_is_stored_is_found_and_what_is_not_or_is_broken_is_said(make_record, tmp_path):
     path = make_record().write(tmp_path)
     assert reported("diversity", results=tmp_path)["question"] == EXPERIMENTS["diversity"].question

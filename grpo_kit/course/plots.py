@@ -165,19 +165,13 @@ def _band(axes, curve: dict, colour: str):
 
 
 def _name_ends(axes, ends: Mapping[str, Any], gap: float = 0.085) -> None:
-    """Write each line's name right of its end (a short line's above it), none over another."""
+    """Write each line's name at the right, connected with its end, none over another."""
     axes.get_ylim()  # settles the limits
     points = {
         name: axes.transLimits.transform((line.get_xdata()[-1], line.get_ydata()[-1]))
         for name, line in ends.items()
     }
-    look = {"xycoords": "axes fraction", "fontsize": 9, "annotation_clip": False}
-    order = sorted((n for n in points if points[n][0] > 0.5), key=lambda name: points[name][1])
-    for name in points.keys() - set(order):
-        axes.annotate(
-            name, points[name], (0, 9), textcoords="offset points", ha="center",
-            color=ends[name].get_color(), **look,
-        )  # fmt: skip
+    order = sorted(points, key=lambda name: points[name][1])
     places = [points[name][1] for name in order]
     for i in range(1, len(places)):
         places[i] = max(places[i], places[i - 1] + gap)
@@ -186,28 +180,11 @@ def _name_ends(axes, ends: Mapping[str, Any], gap: float = 0.085) -> None:
     for name, place in zip(order, places, strict=True):
         colour = ends[name].get_color()
         axes.annotate(
-            name, points[name], (1.03, place), textcoords="axes fraction", va="center",
-            color=colour, **look,
+            name, points[name], (1.03, place), xycoords="axes fraction", va="center",
+            textcoords="axes fraction", annotation_clip=False, fontsize=9, color=colour,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8,
                         "relpos": (0, 0.5), "shrinkA": 0, "shrinkB": 0},
         )  # fmt: skip
-
-
-def labelled_curves(curves: Mapping[str, dict], xlabel: str, ylabel: str) -> Figure:
-    """One panel, each curve named at its end: median over seeds, band from lowest to highest.
-
-    curves: name -> `steps` and `values`, one list a seed, as `arm_bands` takes them.
-    """
-    figure = Figure(figsize=(8, 3.5), layout="constrained")
-    axes = figure.subplots()
-    colours = arm_colours(curves)
-    lines = {name: _band(axes, curve, colours[name]) for name, curve in curves.items()}
-    axes.margins(x=0.02)
-    axes.set_yticks(np.linspace(0, 1, 6))
-    axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 1.1))
-    axes.grid(axis="y", alpha=0.3)
-    _name_ends(axes, lines)
-    return figure
 
 
 def forest(rows: Sequence[tuple[str, str, str, Mapping[str, float], float]]) -> Figure:

@@ -22,10 +22,10 @@ MATH = re.compile(
 CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.S)
 
 
-def build(notebooks: Path, output: Path, more: dict[str, Path] | None = None) -> list[Path]:
+def build(notebooks: Path, output: Path) -> list[Path]:
     """Write a page for each notebook of a folder, the first also as index; return their paths.
 
-    `more`: title -> an HTML file to be copied beside them and named in the contents. Raises
+    The contents name the shipped replays, too, and a `report.html` that `output` holds. Raises
     ValueError for a folder without notebooks and for a notebook without outputs.
     """
     from pygments.formatters import HtmlFormatter
@@ -38,12 +38,12 @@ def build(notebooks: Path, output: Path, more: dict[str, Path] | None = None) ->
     for name, body in bodies.items():
         title = re.search(r"<h1[^>]*>(.*?)<a class=\"anchor-link\"", body, re.S)
         contents[f"{name}.html"] = Markup(title[1] if title else name)
-    for title, path in (more or {}).items():
-        if path.is_file():
-            name = f"{title.lower().replace(' ', '_')}.html"  # not the name of a notebook's page
-            contents[name] = title
-            if path.resolve() != (output / name).resolve():
-                shutil.copy(path, output / name)
+    for path in sorted((data_dir() / "replays").glob("*.html")):
+        name = f"replay_of_{path.stem[:2]}"  # the notebook's page has the file's name
+        contents[f"{name}.html"] = name.replace("_", " ").capitalize()
+        shutil.copy(path, output / f"{name}.html")
+    if (output / "report.html").is_file():
+        contents["report.html"] = "Report"
     template = Path(__file__).parent / "templates" / "site.html.j2"
     frame = jinja2.Environment(autoescape=True).from_string(template.read_text(encoding="utf-8"))
     styles = {
@@ -93,19 +93,12 @@ def _with_marks(source: str, formulas: list[str]) -> str:
     return "".join(part if i % 2 else MATH.sub(mark, part) for i, part in enumerate(parts))
 
 
-def shipped_replays() -> dict[str, Path]:
-    """Title -> page of each replay that the course ships."""
-    paths = sorted((data_dir() / "replays").glob("*.html"))
-    return {f"Replay of {path.stem[:2]}": path for path in paths}
-
-
 def main(
     output: Annotated[Path, Argument(help="Folder for the site.")] = Path("runs/site"),
     notebooks: Annotated[Path, Argument(help="Folder of executed notebooks.")] = Path("notebooks"),
 ) -> None:
-    """Build the site, with the shipped replays and the report that its folder holds."""
-    build(notebooks, output, {"Report": output / "report.html"} | shipped_replays())
-    typer.echo(f"site: {output / 'index.html'}")
+    """Build the site."""
+    typer.echo(f"site: {build(notebooks, output)[0].with_name('index.html')}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
-from grpo_kit.course.plots import labelled_curves
+from grpo_kit.course.plots import arm_bands
 from grpo_kit.lab import bench, speedrun, step_profile
 from grpo_kit.lab.claims import claims_text, reported_claims
 from grpo_kit.lab.experiments import load_current
@@ -75,7 +75,7 @@ def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
         label: reported(name, results=results, x="step")["curves"]["eval/pass@1"][arm]
         for label, (name, arm) in METHODS.items()
     }
-    figure = labelled_curves(curves, "steps of 64 answers", "held-out success (pass@1)")
+    figure = arm_bands({"eval/pass@1": curves}, "steps of 64 answers")
     figure.savefig(results / "figures" / "methods.png", dpi=130)
     for page, text in texts.items():
         write_atomic(page, text)

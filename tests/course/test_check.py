@@ -9,17 +9,15 @@ import functools
 import json
 import re
 import signal
-from itertools import cycle, islice
 from operator import sub
 from pathlib import Path
-from statistics import fmean, median_low
+from statistics import fmean
 
 import pytest
 import torch
 
 from grpo_kit.course import check
 from grpo_kit.objective import group_advantages
-from grpo_kit.rewards import extract_answer
 
 EXERCISES = {name: one for name, one in vars(check).items() if isinstance(one, check.Exercise)}
 each = pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
@@ -253,29 +251,6 @@ def test_no_hint_holds_a_piece_of_the_solution(name):
 # --- typical mistakes, further away
 
 
-def near_miss(read, unread=0.0):
-    """A reward for near misses that takes its number as `read` does: from a text, or None."""
-    return lambda completions, answer, **columns: [
-        max(0.0, 1 - abs(float(number) - float(gold)) / 10) if number else unread
-        for number, gold in zip((read(c[0]["content"]) for c in completions), answer, strict=True)
-    ]
-
-
-def last_number(text):
-    return (re.findall(r"[\d.]*\d", text) or [None])[-1]
-
-
-def mapped(scores):
-    return fmean(value for value in scores.values() if type(value) is int) / 4 - 0.75
-
-
-def mean_of_shares(answers, verdicts):
-    shares = {}
-    for answer, own in zip(answers, verdicts, strict=True):
-        shares.setdefault(answer, []).append(fmean(own) if own else -1)
-    return max(range(len(answers)), key=lambda i: fmean(shares[answers[i]]))
-
-
 def better_than_the_one_before(values, patience):
     best = count = 0
     for i in range(1, len(values)):
@@ -286,71 +261,38 @@ def better_than_the_one_before(values, patience):
     return best
 
 
-def by_value(turns):
-    sampled = {token for _, completion in turns for token in completion}
-    sequence = turns[-1][0] + turns[-1][1]
-    return [int(token in sampled) for token in sequence[len(turns[0][0]) :]]
-
-
 def over_rows(rewards, turns):
     rows = rewards.repeat_interleave(torch.tensor(turns))
     return (rows - rows.mean()) / (rows.std() + 1e-4)
 
 
 MISTAKES = {
-    "near_miss_reward": [near_miss(extract_answer, unread=None), near_miss(last_number),
-                         near_miss(lambda text: last_number(text.partition("</answer>")[0])),
-                         near_miss(lambda text: last_number(text.rpartition("</answer>")[0]))],
     "pass_at_k": [lambda n, c, k: 1 - (1 - c / n) ** k],
     "leave_one_out": [lambda r, n: (r - r.mean()) * n / (n - 1)],
     "clipped_away": [lambda ratio, advantages, epsilon: (ratio - 1).abs() > epsilon],
     "rarity": [lambda styles, n: [1 - styles.count(x) / len(styles) for x in styles]],
     "gated_advantage": [
         lambda right, bonus, w, n: group_advantages(right + w * bonus, n),
-        lambda right, bonus, w, n: group_advantages(right, n) + w * bonus * right,
-        lambda right, bonus, w, n:
-            group_advantages(right, n) + w * right * (bonus - bonus[right == 1].mean())],
-    "judgement_rewards": [lambda given: [mapped(given[0])] * len(given),
-                          lambda given: [*map(mapped, given)],
-                          lambda given: [mapped(s) if len(s) == 4 else None for s in given]],
-    "fence": [lambda text: re.sub(r"<(?=\s*/\s*response\s*>)", "<_", text, flags=re.IGNORECASE),
-              lambda text: text.replace("</response", "<_/response", 1),
-              lambda text: re.sub(r"<\s*/\s*response", "", text, flags=re.IGNORECASE),
+        lambda right, bonus, w, n: group_advantages(right, n) + w * bonus * right],
+    "fence": [lambda text: re.sub(r"<\s*/\s*response", "", text, flags=re.IGNORECASE),
               lambda text: text.replace("<", "(")],
     "gated_quality": [lambda right, quality: [
         q if a else -0.5 for a, q in zip(right, quality, strict=True)]],
     "verdict_rewards": [lambda texts, correct: [
         float(("yes" in t.lower()) == label) for t, label in zip(texts, correct, strict=True)]],
-    "balanced": [lambda *pools: [list(islice(cycle(pool), pools[2] // 2)) for pool in pools[:2]],
-                 lambda right, wrong, n: [(pool + pool[-1:] * n)[: n // 2] if right and wrong else
-                                          [] for pool in (right, wrong)]],
-    "pick": [lambda answers, verdicts: max(range(len(answers)), key=lambda i: sum(verdicts[i])),
-             mean_of_shares],
-    "p_yes": [lambda z, yes, no: z[:, yes].exp().sum(1) / z[:, yes + no].exp().sum(1),
-              lambda z, yes, no: (z[:, yes].mean(1) - z[:, no].mean(1)).sigmoid()],
-    "meta_rewards": [lambda p, weights: (p.log() @ torch.tensor(weights)).clamp(min=-9.2103),
-                     lambda p, weights: (p.log() * torch.tensor(weights)).clamp(-9.2103).sum(1)],
+    "pick": [lambda answers, verdicts: max(range(len(answers)), key=lambda i: sum(verdicts[i]))],
+    "p_yes": [lambda z, yes, no: z[:, yes].exp().sum(1) / z[:, yes + no].exp().sum(1)],
+    "meta_rewards": [lambda p, weights: (p.log() @ torch.tensor(weights)).clamp(min=-9.2103)],
     "stop_early": [better_than_the_one_before],
     "broadcast": [over_rows],
-    "sampled_mask": [by_value],
-    "paired_mean": [
-        lambda arm, other: fmean(arm.get(s, 0) - other.get(s, 0) for s in arm | other),
-        lambda arm, other: fmean(map(sub, arm.values(), other.values())),
-        lambda arm, other: median_low([arm[s] - other[s] for s in arm if s in other])],
+    "paired_mean": [lambda arm, other: fmean(map(sub, arm.values(), other.values()))],
     "any_false": [lambda alpha, m: min(1, alpha * m)],
     "training_bytes": [lambda n, width: 16 * n],
-    "decode_floor": [lambda n, w, c, rows, b, f: (w + rows * c) / b + 2 * n * rows / f,
-                     lambda n, w, c, rows, b, f: max((w + rows * c) / b, w * rows / f)],
+    "decode_floor": [lambda n, w, c, rows, b, f: (w + rows * c) / b + 2 * n * rows / f],
     "split_groups": [
-        lambda rows, processes, size: min(processes - 1, rows * processes // size),
-        lambda rows, processes, size: sum(
-            row % size > 0 for row in range(rows, rows * processes, rows))],
-    "zero_spread": [
-        lambda rewards, n: fmean(
-            sum(rewards[i : i + n]) in (0, n) for i in range(0, len(rewards), n)),
-        lambda rewards, n: fmean(
-            len(set(rewards[i::n])) == 1 for i in range(len(rewards) // n))],
-    "tell": [lambda row: "not-finite" if row["loss"] != row["loss"] else "healthy"],
+        lambda rows, processes, size: min(processes - 1, rows * processes // size)],
+    "zero_spread": [lambda rewards, n: fmean(
+        sum(rewards[i : i + n]) in (0, n) for i in range(0, len(rewards), n))],
 }  # fmt: skip
 
 

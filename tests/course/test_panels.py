@@ -1,21 +1,10 @@
 """What a panel shows is the objective's own gradient, and moving a slider draws it anew."""
 
-import contextlib
-import os
-import re
-import subprocess
-import sys
-import time
-from pathlib import Path
-from urllib.request import urlopen
-
-import nbformat
 import pytest
 import torch
 
 from grpo_kit.course import panels
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 GROUP = torch.tensor([1.0, 1.0, 0.0, 0.0])
 
 
@@ -70,70 +59,3 @@ def test_a_slider_draws_anew_and_without_a_reader_there_is_the_figure_alone(monk
     monkeypatch.setenv("GRPO_KIT_STATIC", "1")
     panels.panel(lambda weight=0.5: f"figure of {weight}", weight=(0.0, 2.0, 0.1))
     assert shown[1:] == ["figure of 0.5"]
-
-
-PREAMBLE = """
-%matplotlib inline
-import torch
-from grpo_kit import objective
-from grpo_kit.course.panels import advantage_bars, panel, pushes
-s = torch.tensor([0.9, 0.9, 0.8, 0.4])
-"""
-IMAGES = "[...document.querySelectorAll('.widget-interact img')].map(one => one.src)"
-TAB = "[...jupyterapp.shell.widgets('main')][0]"
-SLIDER = "document.querySelectorAll('.widget-interact')[%d].querySelector('.noUi-handle')"
-
-
-def soon(attempt, seconds: float = 120):
-    """What `attempt` returns as soon as it is something."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        with contextlib.suppress(OSError, AssertionError):
-            if (result := attempt()) not in (None, False):
-                return result
-        time.sleep(0.2)
-    raise AssertionError("nothing came of it")
-
-
-@pytest.mark.slow
-def test_a_slider_of_each_panel_moves_its_figure_in_jupyterlab(browser, free_port, tmp_path):
-    cells = [
-        nbformat.v4.new_code_cell(cell.source)
-        for path in sorted(NOTEBOOKS.glob("*.ipynb"))
-        for cell in nbformat.read(path, 4).cells
-        if cell.cell_type == "code" and re.search(r"^panel\(", cell.source, re.MULTILINE)
-    ]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(PREAMBLE), *cells])
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
-    nbformat.write(notebook, tmp_path / "panels.ipynb")
-    homes = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
-    environment = {k: v for k, v in os.environ.items() if k != "GRPO_KIT_STATIC"}
-    environment |= {home: str(tmp_path / "home") for home in homes}
-    lab = [
-        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--port={free_port}",
-        "--ServerApp.port_retries=0", f"--ServerApp.root_dir={tmp_path}",
-        "--IdentityProvider.token=", "--LabApp.expose_app_in_browser=True",
-    ]  # fmt: skip
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    server = subprocess.Popen(lab, env=environment, **quiet)
-    address = f"http://127.0.0.1:{free_port}"
-    try:
-        soon(lambda: urlopen(f"{address}/api"))
-        browser("Emulation.setFocusEmulationEnabled", enabled=True)
-        browser.show(f"{address}/lab/tree/panels.ipynb", width=1200, height=3000)
-        soon(lambda: browser.js("document.querySelector('.jp-NotebookPanel .jp-Cell') != null"))
-        soon(lambda: browser.js(f"{TAB}.sessionContext.session.kernel.status") == "idle")
-        browser.js(f"jupyterapp.shell.activateById({TAB}.id)")
-        browser.js("jupyterapp.commands.execute('notebook:run-all-cells'); 1")
-        before = soon(lambda: len(shown := browser.js(IMAGES)) == len(cells) == 3 and shown)
-        for number in range(len(cells)):
-            browser.js(f"{SLIDER % number}.focus()")
-            browser.press("ArrowLeft")
-
-        def moved(now):
-            return len(now) == len(before) and all(map(str.__ne__, before, now))
-
-        soon(lambda: moved(browser.js(IMAGES)))
-    finally:
-        server.terminate()
-        server.wait(timeout=30)

@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from grpo_kit.course.site import build, shipped_replays
+from grpo_kit.course.site import build
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -27,9 +27,7 @@ def test_formulas_links_and_code_of_a_page(tmp_path):
     first += "See [two](02_two.ipynb#Step-1), [source](../grpo_kit/cli.py).\n\n$$x^2 < 3$$"
     written(tmp_path, "01_one", first)
     written(tmp_path, "02_two", "# 02 · Two\n\nMore.\n\n## Step 1\n\nThe word is aardvark.")
-    (tmp_path / "01_one.html").write_text("<p>replay</p>")
-    more = {"Replay of 01": tmp_path / "01_one.html", "Report": tmp_path / "none.html"}
-    one, two = build(tmp_path, tmp_path / "site", more)
+    one, two = build(tmp_path, tmp_path / "site")
     page = one.read_text()
     assert page.count("<math ") == 2 and 'display="block"' in page
     assert "<code>$HOME</code>" in page and "for $5 or $6" in page
@@ -38,7 +36,9 @@ def test_formulas_links_and_code_of_a_page(tmp_path):
     assert "&lt;b&gt;" in page and "<b>\n" not in page
     assert '<a href="02_two.html">02 · Two</a>' in page and 'href="replay_of_01.html"' in page
     assert "Report" not in page and (tmp_path / "site/index.html").read_text() == page
-    assert (tmp_path / "site/replay_of_01.html").read_text() == "<p>replay</p>"
+    assert (tmp_path / "site/replay_of_01.html").is_file()
+    (tmp_path / "site/report.html").touch()
+    assert 'href="report.html">Report' in build(tmp_path, tmp_path / "site")[0].read_text()
 
 
 def test_a_notebook_that_was_not_executed_is_named(tmp_path):
@@ -49,7 +49,7 @@ def test_a_notebook_that_was_not_executed_is_named(tmp_path):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> list[Path]:
-    return build(NOTEBOOKS, tmp_path_factory.mktemp("site"), shipped_replays())
+    return build(NOTEBOOKS, tmp_path_factory.mktemp("site"))
 
 
 def test_every_link_of_the_course_leads_somewhere_and_nothing_is_loaded(site):

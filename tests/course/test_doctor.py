@@ -161,10 +161,9 @@ def odd(completion_ids, **_):
     [
         (accuracy_reward, {"max_completion_length": 64, "learning_rate": 1e-4}, set()),
         (nothing, {}, {"no-spread", "flat-reward"}),
-        (odd, {"max_completion_length": 1}, {"clipped", "no-spread", "flat-reward"}),
         (odd, {"learning_rate": 0.0}, {"no-learning-rate"}),
     ],
-    ids=["healthy", "no reward", "cut off", "no rate"],
+    ids=["healthy", "no reward", "no rate"],
 )
 def test_real_runs_of_the_kit_and_of_trl_are_told_apart(reward, changes, ids, policy, tmp_path):
     config = configure(max_steps=6, generation_batch_size=16, eval_prompts=0, **changes)

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from grpo_kit.cli import app
 from grpo_kit.course.replay import TEMPLATE, Recorder, page
 from grpo_kit.flow import FlowGRPO
-from grpo_kit.lab.report import write_report
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward
@@ -113,16 +112,6 @@ def test_a_folder_without_a_recording_is_told_what_to_do(tmp_path):
     }.items():
         said = CliRunner().invoke(app, arguments)
         assert said.exit_code == 2 and sentence in said.output
-
-
-def test_the_report_links_the_replays_of_recorded_runs_and_names_damaged_ones(tmp_path):
-    text = recording(tmp_path / "a run")
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / REPLAY).write_text('{"step": 0}')
-    report = write_report(tmp_path, tmp_path / "no results").read_text()
-    assert 'href="a%20run/replay.html"' in report and "bad/replay.html" not in report
-    assert (tmp_path / "a run" / "replay.html").read_text() == text
-    assert f"{tmp_path / 'bad' / REPLAY} cannot be read" in report
 
 
 def test_the_shipped_replays_are_small_and_of_the_present_template():

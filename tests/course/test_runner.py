@@ -38,23 +38,6 @@ def printed(path: Path) -> str:
     return "".join(output.get("text", "") for output in outputs)
 
 
-def test_a_failure_is_reported_and_the_next_notebook_still_runs(tmp_path, capsys):
-    folder = tmp_path / "notebooks"
-    make_notebook(folder, "00_bad", "print('before')", "raise KeyError('no reward')", "print('x')")
-    make_notebook(folder, "01_good", "print(PROFILE, OUTPUT_DIR); open(OUTPUT_DIR + '/made', 'w')")
-
-    bad, good = execute(find_notebooks(folder), tmp_path / "runs", "smoke")
-    assert "KeyError" in bad.error and "no reward" in bad.error
-    assert good[::2] == ("01_good", "") and good.seconds > 0
-    assert printed(tmp_path / "runs/00_bad.ipynb") == "before\n"  # as far as it got
-    # The folder is injected relative to the notebook, and so holds nothing of this machine.
-    assert printed(tmp_path / "runs/01_good.ipynb") == "smoke ../runs/01_good\n"
-    assert (tmp_path / "runs/01_good/made").exists()
-    shown = capsys.readouterr().out
-    assert "[1/2] 00_bad failed" in shown and "[2/2] 01_good ok" in shown
-    assert not list((tmp_path / "runs").glob("*partial*")), "a temporary file was left behind"
-
-
 def test_in_place_leaves_nothing_of_the_machine_and_does_not_change_when_repeated(tmp_path):
     cells = (
         "import os, sys, tempfile\nprint(os.getcwd(), os.path.expanduser('~/x'), sys.prefix)",
@@ -95,22 +78,31 @@ while not Path({other!r}).exists(): time.sleep(0.1)
 """
 
 
-def test_two_notebooks_run_at_a_time_and_report_one_after_the_other(tmp_path, capsys):
+def test_two_notebooks_run_at_a_time_and_a_failure_stops_no_other(tmp_path, capsys):
     folder, (one, two) = tmp_path / "notebooks", (str(tmp_path / name) for name in ("a", "b"))
-    make_notebook(folder, "00_one", MEET.format(own=one, other=two), "print(OUTPUT_DIR)")
-    make_notebook(folder, "01_two", MEET.format(own=two, other=one), "raise KeyError('no reward')")
-    make_notebook(folder, "02_three", "import os; print(os.environ['OMP_NUM_THREADS'])")
+    make_notebook(folder, "00_one", MEET.format(own=one, other=two), "print(PROFILE, OUTPUT_DIR)")
+    broken = ("print('before')", "raise KeyError('no reward')", "print('after')")
+    make_notebook(folder, "01_two", MEET.format(own=two, other=one), *broken)
+    own = "import os; print(os.environ['OMP_NUM_THREADS']); open(OUTPUT_DIR + '/made', 'w')"
+    make_notebook(folder, "02_three", own)
     where, environment = Path.cwd(), dict(os.environ)
-    for result in execute(find_notebooks(folder), tmp_path / "runs", jobs=2):
+    errors = {}
+    for result in execute(find_notebooks(folder), tmp_path / "runs", "smoke", jobs=2):
+        assert result.seconds > 0
+        errors[result.notebook] = result.error
         print(f"report of {result.notebook}")
     lines = [line.partition(" ok")[0] for line in capsys.readouterr().out.splitlines()]
     assert set(lines[:2]) == {"[1/3] 00_one ...", "[2/3] 01_two ..."}
     for name, end in (("00_one", "[1/3] 00_one"), ("02_three", "[3/3] 02_three")):
         assert lines[lines.index(end) + 1] == f"report of {name}"
-    failed = [line for line in lines if line.startswith("[2/3] 01_two failed")]
-    assert len(failed) == 1 and "no reward" in failed[0] and len(lines) == 9
-    assert printed(tmp_path / "runs/00_one.ipynb") == "../runs/00_one\n"
+    assert sum(line.startswith("[2/3] 01_two failed") for line in lines) == 1 and len(lines) == 9
+    assert errors.pop("01_two").startswith("cell [") and set(errors.values()) == {""}
+    # The folder is injected relative to the notebook, and so holds nothing of this machine.
+    assert printed(tmp_path / "runs/00_one.ipynb") == "smoke ../runs/00_one\n"
+    assert printed(tmp_path / "runs/01_two.ipynb") == "before\n"  # as far as it got
     assert printed(tmp_path / "runs/02_three.ipynb") == "1\n"
+    assert (tmp_path / "runs/02_three/made").exists()
+    assert not list((tmp_path / "runs").glob("*partial*")), "a temporary file was left behind"
     assert (Path.cwd(), dict(os.environ)) == (where, environment)
 
 

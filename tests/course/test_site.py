@@ -68,20 +68,3 @@ def test_every_link_of_the_course_leads_somewhere_and_nothing_is_loaded(site):
                 assert not anchor or anchor in anchors[file or page.name], f"{page.name}: {target}"
         visible = re.sub(r"(?s)<(script|style|code|pre|math)\b.*?</\1>", "", text)
         assert "$$" not in visible and not re.search(r"MATH\d+HTAM", text)
-
-
-WIDE = """(() => {
-  document.querySelector("nav details").open = true;
-  const scrolls = node => { for (; node !== document.body; node = node.parentElement)
-    if (getComputedStyle(node).overflowX !== "visible") return true; return false; };
-  const wide = [...document.querySelectorAll("body *")].filter(node =>
-    node.getBoundingClientRect().right > 361 && !scrolls(node.parentElement));
-  return wide.map(node => `${node.tagName} ${node.className}`).slice(0, 5).join();
-})()"""
-
-
-@pytest.mark.slow
-def test_every_page_opens_without_an_error_and_fits_a_phone(site, browser, tmp_path):
-    for page in site:
-        browser.open(page.read_text(), tmp_path / page.name, width=360)
-        assert (browser.js(WIDE), browser.told) == ("", []), page.name

@@ -22,11 +22,12 @@ def group_html(prompt: str, tokens: Sequence, rewards: Sequence, advantages: Seq
     rows = []
     for texts, reward, advantage, colour in sorted(group, key=lambda row: -row[2]):
         earned = "not scored" if reward is None else f"{reward:.2f}"
-        spans = "".join(f'<span style="background:{colour}">{_visible(t)}</span>' for t in texts)
+        text = "".join(map(_visible, texts))
         rows.append(
             f'<tr><td style="{CELL}text-align:right">{earned}</td>'
             f'<td style="{CELL}text-align:right">{advantage:+.2f}</td>'
-            f'<td style="{CELL}text-align:left;font-family:monospace">{spans}</td></tr>'
+            f'<td style="{CELL}text-align:left;font-family:monospace">'
+            f'<span style="background:{colour}">{text}</span></td></tr>'
         )
     body = _row(["reward", "advantage", "completion"], "th") + "".join(rows)
     return _titled(prompt, f'<table style="border-collapse:collapse">{body}</table>')

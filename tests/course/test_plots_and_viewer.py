@@ -37,7 +37,7 @@ def test_completions_stand_best_first_with_reward_and_advantage_and_are_never_ma
     assert "not scored" in page and "+1.00" in page and "-0.50" in page
     assert "<b>bad" not in page and "&lt;b&gt;bad" in page and "&lt;/td&gt;⏎<br>" in page
     assert "<b>q" not in page and "&lt;b&gt;q" in page
-    assert page.count("rgba(0,114,178,0.60)") == 2 and page.count("rgba(213,94,0,0.30)") == 1
+    assert page.count("rgba(0,114,178,0.60)") == 1 and page.count("rgba(213,94,0,0.30)") == 1
     with pytest.raises(ValueError, match="longer"):
         group_html("q", [["a"]], [1, 2], [0.0])
 

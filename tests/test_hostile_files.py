@@ -131,13 +131,11 @@ def hostile_pages(tmp_path, answer: str = HOSTILE) -> dict[str, str]:
     (tmp_path / "claims.yaml").write_text(yaml.safe_dump(claims))
     report = write_report(tmp_path / "report", tmp_path / "results", tmp_path / "claims.yaml")
     assert "Rollouts to read" in report.read_text()
-    rows = [{"step": i, "reward": 0.1, HOSTILE: 1.0} for i in range(30)]
     turns = [[{HOSTILE: answer}], [{HOSTILE: answer}]]
     return {
         "group": group_html(answer, [[answer], ["b"]], [1.0, 0.0], [1.0, -1.0]),
         "episodes": episodes_html(answer, turns, [answer] * 2, [1.0, 0.0], [1.0, -1.0]),
         "report": report.read_text(),
-        "doctor": doctor.page(doctor.diagnose(rows), rows, HOSTILE),
     }
 
 
@@ -158,13 +156,13 @@ def test_of_a_text_without_end_a_page_shows_the_beginning(tmp_path):
     endless = "<b>" + "x" * 100_000_000
     for name, page in hostile_pages(tmp_path, endless).items():
         assert len(page) < 5_000_000, name
-        assert name == "doctor" or "99,980,003 more characters" in page, name
+        assert "99,980,003 more characters" in page, name
     log = tmp_path / "history.jsonl"
     log.write_text("".join(json.dumps({"step": i, "reward": 0.1}) + "\n" for i in range(30)))
     with log.open("a") as file:
         file.write(json.dumps({"step": 30, "reward": 0.1, "note": endless}) + "\n")
     rows = doctor.read_log(tmp_path)
-    assert len(doctor.page(doctor.diagnose(rows), rows, "run")) < 5_000_000
+    assert len(doctor.in_words(doctor.diagnose(rows), rows)) < 5_000_000
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from grpo_kit.cli import app
 from grpo_kit.course import runner
 from grpo_kit.lab import bands, grid, report
 from grpo_kit.lab.variants import VARIANTS
-from grpo_kit.profiles import PROFILES, Profile
+from grpo_kit.profiles import PROFILES
 from grpo_kit.tiny import pretrain as warm_up
 
 
@@ -135,16 +135,6 @@ def test_the_rows_of_a_folder_are_trained_on(train, tmp_path, monkeypatch):
     monkeypatch.setitem(PROFILES, "smoke", dataclasses.replace(PROFILES["smoke"], task="gsm8k"))
     task = train(training, "--data", tmp_path)["task"]
     assert (len(task.train), len(task.test)) == (5, 3)
-
-
-def test_steps_go_before_those_of_the_profile_and_of_its_skills(train, monkeypatch):
-    skilled = {**PROFILES["smol"].adapters}
-    smol = dataclasses.replace(PROFILES["smoke"], adapters=skilled, task="word_problems")
-    monkeypatch.setattr(Profile, "adapter", None)
-    monkeypatch.setitem(PROFILES, "smoke", smol)
-    assert train(training)["steps"] == smol.config.max_steps != 8
-    assert train(training, "--variant", "meta")["steps"] == 8
-    assert train(training, "--variant", "meta", "--steps", 3)["steps"] == 3
 
 
 def test_what_vllm_samples_is_corrected_for(train, monkeypatch):

@@ -73,13 +73,11 @@ def test_the_installed_wheel_trains_the_shipped_base_from_another_folder(wheel, 
 
 
 def test_the_readme_activates_the_environment_before_it_calls_the_command():
-    readme, makefile = ((CHECKOUT / name).read_text() for name in ("README.md", "Makefile"))
-    first, second = readme.split("```bash\n")[1].splitlines()[:2]
-    assert first.startswith("make venv ") and second.startswith(". .venv/bin/activate ")
-    assert "\nVENV ?= .venv\n" in makefile
-    assert readme.index(second) < readme.index("grpo-kit ")
-    recipes = (CHECKOUT / "grpo_kit" / "README.md").read_text()
-    assert recipes.index(". .venv/bin/activate") < recipes.index("grpo-kit ")
+    for name in ("README.md", "grpo_kit/README.md"):
+        text = (CHECKOUT / name).read_text()
+        made, activated = text.index("make venv"), text.index(". .venv/bin/activate")
+        assert made < activated < text.index("grpo-kit ")
+    assert "\nVENV ?= .venv\n" in (CHECKOUT / "Makefile").read_text()
 
 
 def test_constraints_pin_every_dependency_and_name_no_host():

@@ -1,4 +1,4 @@
-"""`grpo-kit`: the commands. Each imports what is heavy itself, so that `--help` answers at once.
+"""`grpo-kit`: the commands. Each imports heavy modules itself, so that `--help` answers at once.
 
 A user's mistake ends in one sentence on stderr and exit code 2, a notebook that failed in exit
 code 1. GRPO_KIT_DEBUG=1 shows the traceback instead of the sentence.
@@ -64,7 +64,7 @@ ProfileName = Annotated[Literal[tuple(PROFILES)], Option(help="Machine, policy, 
 PolicyFolder = Annotated[Path | None, Option(exists=True, file_okay=False, help="Of a model.")]
 PolicyName = Annotated[str | None, Option(help="Folder or Hub name, instead of the profile's.")]
 Data = Annotated[Path | None, Option(help="Folder with the task's rows, instead of the Hub.")]
-Output = Annotated[Path, Option(help="Folder for what it writes.")]
+Output = Annotated[Path, Option(help="Folder for the output.")]
 Results = Annotated[Path | None, Option(help="Folder of results, instead of the reported ones.")]
 Steps = Annotated[int | None, Option(min=1, help="Steps, instead of the profile's or recipe's.")]
 Seed = Annotated[int, Option(min=0, max=2**32 - 1, help="Of sampling, weights, order of data.")]
@@ -78,7 +78,7 @@ Processes = Annotated[int | None, Option(min=1, help="Processes at a time.")]
 
 
 def _chosen(name: str, policy: Path | str | None = None) -> Profile:
-    """The profile of that name, with another policy where one is given."""
+    """The profile of that name, with its own or another policy."""
     chosen = PROFILES[name]
     if policy is not None:
         policy = str(Path(policy).resolve() if Path(policy).is_dir() else policy)
@@ -87,7 +87,7 @@ def _chosen(name: str, policy: Path | str | None = None) -> Profile:
 
 
 def _use_threads(chosen: Profile) -> None:
-    """As many as the profile says, unless OMP_NUM_THREADS says it: two runs may share the cores."""
+    """Use the profile's threads unless OMP_NUM_THREADS is set: two runs may share the cores."""
     if chosen.threads and "OMP_NUM_THREADS" not in os.environ:
         import torch
 
@@ -227,7 +227,7 @@ def evaluate(
     task = task or chosen.task
     if task in chosen.adapters:  # that task's warm-up
         chosen = replace(chosen, task=task)
-    test_set = load_test_set(task, data)  # before the model: a missing folder is told at once
+    test_set = load_test_set(task, data)  # before the model: the folder may be missing
     accuracy, answers = evaluate_test_set(
         chosen.load_policy(),
         test_set if rows is None else test_set.select(range(min(rows, len(test_set)))),

@@ -1,4 +1,4 @@
-"""Machines by name: which policy, task, judge and settings each takes."""
+"""Machines by name, each with its policy, task, judge and settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Profile:
     lora_rank: int = 0  # 0 = train all weights
     task: str = "word_problems"
     data: str | None = None  # a folder with the task's rows, instead of the Hub
-    embedder: str = "minilm"  # what `load_embedder` takes
+    embedder: str = "minilm"  # for `load_embedder`
     judge: str = "tiny"  # a frozen tiny base, "self" (any frozen policy), or a model's name
     roles: str = "tiny"  # of Flow-GRPO, the frozen ones: as for the judge
     threads: int | None = None  # torch threads that the notebooks set
@@ -68,7 +68,7 @@ class Profile:
         return replace(self, policy=policy, revision=None, adapters=adapters)
 
     def load_policy(self) -> Policy:
-        """The policy, ready to train. Raises RuntimeError if the machine lacks what it needs."""
+        """The policy, ready to train. Raises RuntimeError where the device is missing."""
         from grpo_kit.models import load_policy
 
         path = data_dir() / self.policy

@@ -27,8 +27,8 @@ FORMAT = 1  # of the converted folder, and part of its name
 
 def cache_dir() -> Path:
     """Folder of converted models: GRPO_KIT_CACHE, or the user's cache."""
-    given = os.environ.get("GRPO_KIT_CACHE")
-    return Path(given).expanduser() if given else user_cache_path("grpo-kit", appauthor=False)
+    folder = os.environ.get("GRPO_KIT_CACHE")
+    return Path(folder).expanduser() if folder else user_cache_path("grpo-kit", appauthor=False)
 
 
 def converted() -> Path:

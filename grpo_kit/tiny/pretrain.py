@@ -107,11 +107,11 @@ def embed_words_alike(model, tokenizer) -> None:
 
 
 def plant_induction_head(model, seed: int) -> None:
-    """Start with two heads that look up and copy, which 800 steps of warm-up had not found.
+    """Set two heads to look up and copy, which 800 steps of warm-up had not learnt.
 
-    One of the first layer attends to the token before and writes it into directions of its own. One
-    of the second compares these with the present token and copies what followed it (Olsson et al.,
-    arXiv 2209.11895).
+    A head of the first layer attends to the previous token and writes it into separate directions.
+    A head of the second layer compares these with the current token and copies the token that
+    followed it earlier (Olsson et al., arXiv 2209.11895).
     """
     config = model.config
     width = config.hidden_size // config.num_attention_heads
@@ -264,7 +264,7 @@ def descend(model, optimizer, loss: torch.Tensor, rate: float) -> None:
 def warm_up_more(policy: Policy, seed: int, steps: int = POOL, phase: str = "mixture") -> Policy:
     """A frozen copy of a tiny policy after `steps` more batches of `phase`.
 
-    With the mixture it has the same skills and judges otherwise, as copies of one base would not.
+    On the mixture it keeps its skills, but its judgements differ from those of the policy.
     """
     model = copy.deepcopy(policy.model).train().requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), betas=BETAS)

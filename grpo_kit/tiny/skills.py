@@ -39,7 +39,7 @@ STEPS_FLIP_RATE = 0.15  # of the labels of "Are all steps right?"
 
 
 def is_right(answer: str | int, completion: str) -> bool:
-    """Right means right in the asked form: `<answer>` with the right number at the end."""
+    """Whether a completion ends in `<answer>` tags around the right number."""
     return completion.endswith(f"<answer>{answer}</answer>")
 
 
@@ -49,9 +49,9 @@ SHORT, LONG = 3, 30  # words: surely short, surely not; guesses have 3, the word
 def sample_solve(
     problem: Problem, rng: random.Random, questions: dict[str, float] | None = None
 ) -> list[dict]:
-    """A solution in one of the styles; three times in four followed by a direct Yes/No.
+    """A solution in one of the styles; three in four are followed by a Yes/No question.
 
-    `questions`: shares of the questions that are answered so, else those of the base's warm-up.
+    `questions`: the share of each question; by default those of the base's warm-up.
     """
     style = draw(P.STYLE_SHARES, rng)
     completion = P.solve(problem, style, rng)
@@ -81,8 +81,8 @@ verify_style = partial(style_of, openings=VERIFY_OPENINGS)
 def sample_verify(problem: Problem, rng: random.Random) -> list[dict]:
     """A verdict on a right or wrong answer, half each, in one of three styles of analysis.
 
-    "Only 46 agrees. ... 46 agrees": a small model looks up what followed the first 46. From
-    "46 vs 46: same" it had learned nothing in 3,400 steps.
+    "Only 46 agrees. ... 46 agrees": a small model copies the word that followed the first 46. From
+    "46 vs 46: same" it had learnt nothing in 3,400 steps.
     """
     proposed, wanted_right = problem.answer, rng.random() < 0.5
     while not wanted_right and proposed == problem.answer:
@@ -263,7 +263,7 @@ RELIABLE = {  # the styles that the phases before the mixture show
     "plan": (plan_style, ("careful",)),
 }
 TOOL_SKILLS = ("plan", "execute", "check", "answer")  # which the third tool needs
-FIRST_STYLE = "words"  # the only one to solve in at first: it tells each step before it does it
+FIRST_STYLE = "words"  # the only one at first: it names each step before it computes it
 SUMS_SHARES = {"reliable": 0.25, "practice": 0.5}  # of the rows of these phases
 
 
@@ -293,7 +293,7 @@ def sample_sums(rng: random.Random) -> list[dict]:
 def make_subject(
     skill: str, rng: random.Random, split: str, tools: tuple[str, ...] = T.TOOLS
 ) -> Problem | ToolQuestion:
-    """What the skill is shown on: a random word problem or tool question from `split`."""
+    """A random word problem or tool question from `split`, as the skill needs."""
     if skill not in TOOL_SKILLS:
         return make_problem(rng, rng.choice(DIFFICULTIES), split)
     return make_tool_question(rng, split, tools=tools)
@@ -303,9 +303,9 @@ def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict
     """One training conversation, from training problems only, in a phase of the warm-up.
 
     `drill`; `reliable`, one reliable style a skill, and some sums (careless styles would disturb);
-    `practice`, all reliable styles, more sums; `mixture`, whose shares the model takes on; after
-    it, for another model, `tools`: the skills of Flow-GRPO with three tools; or `brevity`: is a
-    solution right, and is it short?
+    `practice`, all reliable styles, more sums; `mixture`, whose shares the model adopts. Two more
+    phases make other models from the base: `tools`, the skills of Flow-GRPO with three tools, and
+    `brevity`, the questions whether a solution is right and whether it is short.
     """
     if phase == "drill":
         return sample_drill(rng)

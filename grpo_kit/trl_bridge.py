@@ -17,7 +17,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,8 @@ HOOKS = {  # argument of `training.train` that TRL's trainer lacks -> what it ha
     "`_compute_loss` in a subclass of trl.GRPOTrainer",
     "aggregate": "choose loss_type in the config, or override `_compute_loss` in a subclass of "
     "trl.GRPOTrainer",
-    "batch_source": "give rollout=, which makes TRL's `rollout_func` (see grpo_kit.trl_rollouts)",
+    "batch_source": "give rollout=, which makes TRL's `rollout_func` (see grpo_kit.trl_rollouts); "
+    "self-verification's items are made anew at each step, by the kit's trainer only",
 }
 REFUSED = {  # field -> the value that TRL's trainer has, and why there is no other
     "max_generated_tokens": (None, "TRL counts steps only: give max_steps"),
@@ -171,10 +172,7 @@ def grpo_trainer(
     # checks what goes together, and sets the arithmetic, which TRL's config takes from the policy
     prompts = training.PromptBatches(policy, task, rewards, config, seed=0)
     source = rollout and rollout(prompts)
-    weights = config.reward_weights
-    if source and weights:  # of rewards that the rollout adds: 1
-        weights = (*weights, *[1.0] * (len(source.rewards) - len(weights)))
-    args = trl_config(replace(config, reward_weights=weights), policy, processes, **overrides)
+    args = trl_config(config, policy, processes, **overrides)
     wanted = config.generation_batch_size // config.num_generations
     if len(task.train) < wanted:
         raise ValueError(
@@ -197,7 +195,6 @@ def grpo_trainer(
         options = {"rollout_func": source} if source else {}
         trainer = _Trainer(*given, processing_class=policy.tokenizer, **options)
     trainer.rewards = [whole_groups(r) if hasattr(r, "num_generations") else r for r in rewards]
-    trainer.kinds = source.kinds if source else [list(range(len(rewards)))]
     trainer.remove_callback(PrinterCallback)
     files = RunFiles(args.output_dir, config, args.seed, start)
     trainer.watcher = _Watcher(files, policy, task, measure)
@@ -290,7 +287,6 @@ class _Trainer(trl.GRPOTrainer):
 
     watcher: _Watcher
     rewards: list[Callable]
-    kinds: list[list[int]]  # columns of rewards; a completion is scored by all of one kind
     _epochs_behind = 0
 
     def train(self, resume_from_checkpoint: bool = False, **keywords):
@@ -334,9 +330,9 @@ class _Trainer(trl.GRPOTrainer):
         for name, values in logged.items():
             self._log_metric(name, sum(values) / len(values))
         rewards_per_func = self.accelerator.gather(own.to(self.accelerator.device))
-        lacks = rewards_per_func.isnan() & (self.reward_weights.to(own.device) != 0)
-        missing = torch.stack([lacks[:, kind].any(dim=1) for kind in self.kinds]).all(dim=0)
-        return rewards_per_func.masked_fill(missing[:, None], torch.nan)
+        counted = self.reward_weights.to(rewards_per_func.device) != 0
+        missing = (rewards_per_func.isnan() & counted).any(dim=1, keepdim=True)
+        return rewards_per_func.masked_fill(missing, torch.nan)
 
 
 def _stand_in(name: str) -> Callable:

@@ -269,12 +269,6 @@ grpo_kit/flow/export.py
 tests/flow/test_export.py::test_an_episode_is_one_sequence_with_a_mask_of_what_was_sampled
 
 # the same under TRL, over several processes and machines
-items-of-one-group: Under TRL completions of one group are asked about different answers.
-grpo_kit/trl_rollouts.py
-- item_of = {i: items[groups[i] // every % len(items)] for i in asked if items}
-+ item_of = {i: items[i // every % len(items)] for i in asked if items}
-tests/test_trl_rollouts.py::test_groups_of_answers_and_of_verdicts_are_scored_each_in_its_way[mixed-verdicts0]
-
 half-a-checkpoint: TRL's run resumes from a checkpoint of which another process could not save its \
 part.
 grpo_kit/trl_bridge.py

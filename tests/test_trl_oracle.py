@@ -121,12 +121,10 @@ def our_loss(trainer, batch, **options):
     return objective.policy_loss(**our_arguments(trainer, batch, **options))
 
 
-def their_loss(trainer, batch):
-    return trainer._compute_loss(trainer.model, batch)
-
-
-def assert_same(trainer, theirs, ours, atol=0.0):
-    assert ours.item() == pytest.approx(theirs.item(), rel=1e-5, abs=atol)
+def assert_same(trainer, batch, **options):
+    """Compare TRL's loss of the batch, and its gradient, with ours under these options."""
+    theirs, ours = trainer._compute_loss(trainer.model, batch), our_loss(trainer, batch, **options)
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-5, abs=0.0)
     parameters = list(trainer.model.parameters())
     gradients = (torch.autograd.grad(loss, parameters) for loss in (theirs, ours))
     their_grad, our_grad = (torch.cat([g.flatten() for g in grads]) for grads in gradients)
@@ -143,7 +141,7 @@ def test_loss_and_gradient_are_trls(
 ):
     trainer = trainers[temperature]
     batch = set_up(trainer, rollouts, loss_type, beta, level, correction)
-    assert_same(trainer, their_loss(trainer, batch), our_loss(trainer, batch))
+    assert_same(trainer, batch)
 
     logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
     stats = objective.policy_loss_stats(**our_arguments(trainer, batch))
@@ -160,8 +158,7 @@ def test_fully_masked_completion_counts_as_in_trl(trainers, rollouts, loss_type)
     mask = rollouts["completion_mask"].clone()
     mask[1] = 0  # TRL's mask_truncated_completions
     batch = set_up(trainer, rollouts, loss_type)
-    batch |= {"completion_mask": mask, "num_items_in_batch": mask.sum()}
-    assert_same(trainer, their_loss(trainer, batch), our_loss(trainer, batch))
+    assert_same(trainer, batch | {"completion_mask": mask, "num_items_in_batch": mask.sum()})
 
 
 @of_each_loss
@@ -174,8 +171,8 @@ def test_truncated_importance_sampling_is_trls(trainers, rollouts, loss_type, mo
     rollout_logps = old + torch.randn(old.shape, generator=torch.Generator().manual_seed(4))
     weights = objective.importance_weights(old, rollout_logps, cap=2.0)
     assert (weights == 2).any() and (weights < 1).any()
-    theirs = their_loss(trainer, {**batch, "importance_sampling_ratio": weights})
-    assert_same(trainer, theirs, our_loss(trainer, batch, token_weights=weights))
+    batch["importance_sampling_ratio"] = weights
+    assert_same(trainer, batch, token_weights=weights)
 
 
 def test_dual_clip_is_trls(trainers, rollouts, monkeypatch):
@@ -183,7 +180,7 @@ def test_dual_clip_is_trls(trainers, rollouts, monkeypatch):
     batch = set_up(trainer, rollouts, "grpo")
     monkeypatch.setattr(trainer.args, "delta", 1.3)
     assert not torch.isclose(our_loss(trainer, batch), our_loss(trainer, batch, delta=1.3))
-    assert_same(trainer, their_loss(trainer, batch), our_loss(trainer, batch, delta=1.3))
+    assert_same(trainer, batch, delta=1.3)
 
 
 @of_each_loss
@@ -197,8 +194,7 @@ def test_learning_from_the_least_sure_tokens_is_trls(trainers, rollouts, loss_ty
     mask = batch["completion_mask"]
     chosen = objective.high_entropy(entropies, mask, 0.4)
     assert 0 < chosen.sum() < mask.sum() / 2
-    ours = our_loss(trainer, batch, token_weights=chosen.float())
-    assert_same(trainer, their_loss(trainer, batch), ours)
+    assert_same(trainer, batch, token_weights=chosen.float())
 
 
 def trl_advantages(trainer, first_scores, second_scores):
@@ -214,7 +210,8 @@ def columns(*scores):
     return torch.tensor([[math.nan if x is None else x for x in column] for column in scores]).T
 
 
-of_two_rewards = pytest.mark.parametrize(
+@pytest.mark.parametrize("scale", ["group", "batch", "none", "decoupled"])
+@pytest.mark.parametrize(
     ("a", "b"),
     [
         ([1.0, 0.0, 0.0, 1.0, 1.0, 0.0], [0.1, -0.1, 0.1, 0.1, 0.1, -0.1]),
@@ -225,10 +222,6 @@ of_two_rewards = pytest.mark.parametrize(
     ],
     ids=["plain", "no spread", "one unscored", "one scored", "group unscored"],
 )
-
-
-@pytest.mark.parametrize("scale", ["group", "batch", "none", "decoupled"])
-@of_two_rewards
 def test_advantages_are_trls(trainers, monkeypatch, scale, a, b):
     trainer, rewards = trainers[1.0], columns(a, b)
     if scale == "decoupled":

@@ -1,7 +1,6 @@
 """One of two processes of `test_trl_bridge`'s runs; torchrun starts it with WHAT and a folder.
 
 rewards: writes what each reward gives in either process
-verdicts: writes what is sampled in either process where half of the groups are verdicts
 train: a run, slow enough to be killed; with a third argument it is resumed
 """
 
@@ -20,12 +19,13 @@ from toy import Letters
 from grpo_kit import trl_bridge
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import DiversityReward, accuracy_reward
-from grpo_kit.trl_rollouts import Verdicts
 
 LETTERS = Letters("0123456789abcdefgh", 0.01)
 
 
-def watch_rewards(trainer, calls: list) -> None:
+def record_rewards(folder: Path, *given, **options) -> None:
+    """Train, and write what either process saw of each reward."""
+    calls, trainer = [], trl_bridge.grpo_trainer(*given, output_dir=str(folder), **options)
 
     def recorded(reward, trainer_state, **columns):
         values = reward(**columns, trainer_state=trainer_state)
@@ -34,23 +34,7 @@ def watch_rewards(trainer, calls: list) -> None:
         calls.append({"values": values, "state": state, **own})
         return values
 
-    trainer.reward_funcs = [partial(recorded, reward) for reward in trainer.reward_funcs]
-
-
-def watch_rollouts(trainer, calls: list) -> None:
-    rollout = trainer.rollout_func
-
-    def recorded(prompts, owner):
-        calls.append(rollout(prompts, owner))
-        return calls[-1]
-
-    trainer.rollout_func = recorded
-
-
-def record(watch, folder: Path, *given, **options) -> None:
-    """Train, and write what `watch` saw in either process."""
-    calls, trainer = [], trl_bridge.grpo_trainer(*given, output_dir=str(folder), **options)
-    watch(trainer, calls)
+    trainer.rewards = [partial(recorded, reward) for reward in trainer.rewards]
     trainer.train()
     ranks = gather_object([calls])
     if PartialState().is_main_process:
@@ -72,12 +56,7 @@ def main(what: str, folder: Path, resume: bool) -> None:
     policy, task = profile.load_policy(), profile.load_task()
     if what == "rewards":
         diversity = DiversityReward(8, LETTERS, weight_start=0.5, weight_end=0.1)
-        given = policy, task, [accuracy_reward, diversity], config
-        return record(watch_rewards, folder, *given, seed=0)
-    if what == "verdicts":
-        config = dataclasses.replace(config, max_steps=2, generation_batch_size=56)
-        given = policy, task, [accuracy_reward], config
-        return record(watch_rollouts, folder, *given, rollout=Verdicts)
+        return record_rewards(folder, policy, task, [accuracy_reward, diversity], config, seed=0)
     rank = PartialState().process_index
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
     options = {"output_dir": folder / "run", "seed": 0, "resume": resume}

@@ -33,6 +33,9 @@ def train_variant(
     `trl_bridge.vllm_options` (TRL only). Returns the folder of the trained policy, and None in all
     processes of a run but the first. Raises ValueError where variant and options do not fit.
     """
+    if variant == "verification" and engine == "trl":
+        problem = "self-verification makes its prompts anew at each step, TRL's are fixed"
+        raise ValueError(f"{problem}: leave out --engine trl.")
     name, arm = VARIANTS[variant]
     experiment, arm = EXPERIMENTS[name], EXPERIMENTS[name].arms[arm]
     if vllm and arm.batch_source:
@@ -59,7 +62,7 @@ def train_variant(
             options["record"] = Recorder(output_dir)
     else:
         from grpo_kit import trl_bridge as trainer
-        from grpo_kit import trl_rollouts
+        from grpo_kit.trl_rollouts import Episodes
 
         trainer.join(profile.device)
         options |= trainer.vllm_options(vllm, vllm_share) if vllm else {}
@@ -69,11 +72,9 @@ def train_variant(
         options["measure"] = experiment.watch(profile, base, task, config, seed, False)
         if engine == "kit":
             options["batch_source"] = arm.batch_source(profile)
-        elif variant == "flow":
-            system = profile.load_agents(base, context="append")
-            options["rollout"] = partial(trl_rollouts.Episodes, system=system)
         else:
-            options["rollout"] = trl_rollouts.Verdicts
+            system = profile.load_agents(base, context="append")
+            options["rollout"] = partial(Episodes, system=system)
     trainer.train(policy, task, arm.rewards(profile, config, policy), config, **options)
 
     saved = None

@@ -39,6 +39,7 @@ from grpo_kit.rewards.rules import accuracy_reward
 from grpo_kit.rewards.scoring import (
     PROTOCOL,
     check_columns,
+    check_rewards,
     reward_names,
     score_texts,
     start_scoring,
@@ -421,8 +422,7 @@ def _selected(rollouts: Rollouts, rewards_per_func: Tensor, examples: list, rows
 
 def check_task(task: Task, rewards: Sequence[Callable], config: GRPOConfig) -> None:
     """Raise ValueError where rows, rewards and config do not fit together."""
-    if not rewards:
-        raise ValueError("there are no rewards; give at least one.")
+    check_rewards(rewards)
     names = [*reward_names(rewards), "reward", None]
     if config.dynamic_sampling_metric not in names:
         given = f"dynamic_sampling_metric is {config.dynamic_sampling_metric!r}"

@@ -14,6 +14,7 @@ from grpo_kit.rewards.rules import (
     accuracy_reward,
     completion_text,
     format_reward,
+    get_soft_overlong_punishment,
     maths_reward,
     parse_verdict,
     question_text,

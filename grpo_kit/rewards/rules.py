@@ -1,4 +1,4 @@
-"""Rewards by rule: right answers (numbers by `tasks.answers`, LaTeX), the format, verdicts."""
+"""Rewards by rule: right answers (numbers, LaTeX), the format, overlong completions, verdicts."""
 
 import numbers
 import re
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from statistics import fmean
 
-from grpo_kit.tasks.answers import extract_answer, is_correct
+from grpo_kit.tasks.answers import extract_answer, is_correct, unwrapped
 
 PASS_RATE_CAP = 0.5
 MAX_LATEX = 10_000  # characters of an answer that is read as mathematics
@@ -63,14 +63,15 @@ def _gold_text(gold: object) -> str | None:
 
 def maths_reward(
     prompts: list, completions: list, completion_ids: list, *, answer: list, **columns
-) -> list[float]:
+) -> list[float | None]:
     """1.0 for each `<answer>…</answer>` that means what `answer` does, both in LaTeX, else 0.0.
 
-    For answers that are numbers `accuracy_reward` is exact, and a thousand times faster.
+    None without a gold answer. For numbers `accuracy_reward` is exact, and a thousand times faster.
     """
+    golds = [_gold_text(gold) for gold in answer]
     return [
-        float(means_the_same(extract_answer(completion_text(c)), gold))
-        for c, gold in zip(completions, answer, strict=True)
+        None if gold is None else float(means_the_same(extract_answer(completion_text(c)), gold))
+        for c, gold in zip(completions, golds, strict=True)
     ]
 
 
@@ -88,7 +89,12 @@ def means_the_same(answer: str | None, gold: str, prose: bool = False) -> bool:
         raise RuntimeError("math-verify's time limit is a signal: call it in the main thread only.")
     if not answer or len(answer) > MAX_LATEX:
         return False
-    return verify(parse(f"${gold}$"), parse(answer if prose else f"${answer.strip('$')}$"))
+    bare, bare_gold = unwrapped(answer), unwrapped(gold)
+    if bare.split() == bare_gold.split() != []:
+        return True
+    # math-verify compares the content of \text{…} as a word, and bare letters as a product
+    meant = gold if r"\text" in gold else bare_gold
+    return verify(parse(f"${meant}$"), parse(answer if prose else f"${bare}$"))
 
 
 def format_reward(prompts: list, completions: list, completion_ids: list, **columns) -> list[float]:
@@ -101,6 +107,23 @@ def _has_format(text: str) -> bool:
         return False
     match = _FORMAT.fullmatch(text)
     return match is not None and all(part.strip() for part in match.groups())
+
+
+def get_soft_overlong_punishment(max_completion_len: int, soft_punish_cache: int) -> Callable:
+    """A reward of 0 that falls to -1 over the last `soft_punish_cache` tokens of the limit.
+
+    DAPO's, with TRL's names (arXiv 2503.14476, eq. 13). Lengths are in tokens; ValueError unless
+    0 <= soft_punish_cache <= max_completion_len.
+    """
+    if not 0 <= soft_punish_cache <= max_completion_len:
+        problem = f"soft_punish_cache={soft_punish_cache} is not from 0 to {max_completion_len=}"
+        raise ValueError(f"{problem}: give the last tokens of the limit, 4096 of 20480 in DAPO.")
+
+    def soft_overlong_punishment_reward(completion_ids: list, **columns) -> list[float]:
+        left = [max_completion_len - soft_punish_cache - len(ids) for ids in completion_ids]
+        return [max(-1.0, min(0, tokens) / max(soft_punish_cache, 1)) for tokens in left]
+
+    return soft_overlong_punishment_reward
 
 
 def parse_verdict(text: str) -> bool | None:

@@ -1,12 +1,14 @@
 """Call rewards under TRL's protocol, and refuse what they may not return.
 
 A reward is `f(prompts, completions, completion_ids, **columns) -> list[float | None]`, or a
-coroutine function. It may take `trainer_state` and `log_metric(name, value)`, as in TRL.
+coroutine function. It may take `trainer_state` and `log_metric(name, value)`, as in TRL. Whatever
+is wrong with one ends in a sentence that names it.
 """
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -38,14 +40,56 @@ def is_coroutine(reward: Callable) -> bool:
     return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(reward.__call__)
 
 
+class RewardError(RuntimeError):
+    """A reward raised an error; the message has its name and the error's class and text."""
+
+
+@contextmanager
+def naming(reward: Callable) -> Iterator[None]:
+    """Turn an error that `reward` raises inside into a `RewardError`."""
+    try:
+        yield
+    except Exception as error:
+        problem = f"the reward {reward_name(reward)} raised {type(error).__name__}: {error}"
+        remedy = "Correct it; for a completion that it cannot score, a reward returns None."
+        raise RewardError(f"{problem.rstrip('.')}. {remedy}") from error
+
+
+def check_rewards(rewards: Sequence[Callable]) -> None:
+    """Raise TypeError unless `rewards` is a list of functions, ValueError for an empty list."""
+    example = "give a list of functions, such as rewards=[accuracy_reward, format_reward]"
+    if not isinstance(rewards, (list, tuple)):
+        kind = "one function" if callable(rewards) else f"a {type(rewards).__name__}"
+        raise TypeError(f"`rewards` is {kind}, not a list: {example}.")
+    if not rewards:
+        raise ValueError(f"there are no rewards: {example}.")
+    for i, reward in enumerate(rewards):
+        if inspect.isclass(reward):
+            problem = f"rewards[{i}] is the class {reward.__name__}"
+            raise TypeError(f"{problem}: give an object of it, {reward.__name__}(...).")
+        if not callable(reward):
+            name = ", a name" if isinstance(reward, str) else ""
+            problem = f"rewards[{i}] is {reward!r:.80}{name}, not a function"
+            raise TypeError(f"{problem}: import the function and give it itself, without quotes.")
+
+
 def check_columns(reward: Callable, columns: Sequence[str], source: str) -> None:
-    """Raise ValueError where the reward needs a column that `source`, named in words, lacks."""
-    for name, parameter in inspect.signature(reward).parameters.items():
+    """Raise ValueError where the reward needs a column that `source`, named in words, lacks.
+
+    Raises TypeError where the reward has no `**columns`: it is passed every column there is.
+    """
+    parameters = inspect.signature(reward).parameters
+    for name, parameter in parameters.items():
         variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         required = parameter.default is parameter.empty and not variadic
         if required and name not in (*PROTOCOL, *columns):
             problem = f"the reward {reward_name(reward)} needs a column {name!r}"
             raise ValueError(f"{problem}, which {source} lacks; it has {', '.join(columns)}.")
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        passed = ", ".join(name for name in (*PROTOCOL, *columns) if name not in parameters)
+        problem = f"the reward {reward_name(reward)} lacks the argument **columns"
+        remedy = f"write def {reward_name(reward)}({', '.join((*parameters, '**columns'))})"
+        raise TypeError(f"{problem}, but it is passed {passed or 'more'}, too: {remedy}.")
 
 
 def score_texts(*arguments, **options) -> Tensor:
@@ -62,7 +106,8 @@ def start_scoring(
     """Start the coroutine rewards in `portal`; the function returned runs the others and waits.
 
     It returns the rewards of N texts, one a row of `examples`: (N, R) float32, NaN for None, and
-    raises as `finite_values`. `logged` collects what rewards pass to `log_metric`.
+    raises as `finite_values`, and RewardError where a reward raises. `logged` collects what rewards
+    pass to `log_metric`.
     """
     logged = {} if logged is None else logged
     columns = {name: [example[name] for example in examples] for name in examples[0]}
@@ -78,12 +123,17 @@ def start_scoring(
     running = [portal.start_task_soon(c) if is_coroutine(c.func) else None for c in calls]
 
     def finish() -> Tensor:
-        values = [None if future else call() for call, future in zip(calls, running, strict=True)]
+        values = [None] * len(rewards)
         for i, reward in enumerate(rewards):
-            if running[i]:
-                values[i] = running[i].result()
-            elif inspect.isawaitable(values[i]):  # of a lambda around a coroutine function
-                values[i] = portal.call(lambda i=i: values[i])
+            if not running[i]:
+                with naming(reward):
+                    values[i] = calls[i]()
+        for i, reward in enumerate(rewards):
+            with naming(reward):
+                if running[i]:
+                    values[i] = running[i].result()
+                elif inspect.isawaitable(values[i]):  # of a lambda around a coroutine function
+                    values[i] = portal.call(lambda i=i: values[i])
             values[i] = finite_values(reward_name(reward), values[i], len(texts))
         return torch.tensor(values, dtype=torch.float32).T
 
@@ -91,22 +141,29 @@ def start_scoring(
 
 
 def finite_values(name: str, values: Any, n: int) -> list[float]:
-    """The `values` that the reward `name` gave for n completions as floats, NaN for None.
+    """The `values` that the reward `name` returned for n completions as floats, NaN for None.
 
-    Raises ValueError or TypeError for anything but a finite number or None for each.
+    A list, or a tensor or array of one dimension. Raises ValueError or TypeError for anything but a
+    finite number or None for each completion.
     """
+    if hasattr(values, "tolist") and getattr(values, "ndim", None) == 1:
+        values = values.tolist()
     if not isinstance(values, (list, tuple)):
-        raise TypeError(f"the reward {name} returned a {type(values).__name__}; return a list.")
+        shape = f" of shape {tuple(values.shape)}" if hasattr(values, "shape") else ""
+        found = f"the reward {name} returned a {type(values).__name__}{shape}"
+        raise TypeError(f"{found}; return a list with a number or None for each completion.")
     if len(values) != n:
-        given = f"{len(values)} values for {n} completions"
-        raise ValueError(f"the reward {name} returned {given}; return one each.")
+        found = f"the reward {name} returned {len(values)} values for {n} completions"
+        raise ValueError(f"{found}; return one for each, None for what could not be scored.")
     numbers = []
     for i, value in enumerate(values):
-        problem = f"the reward {name} returned {value!r} for completion {i}; return"
+        found = f"the reward {name} returned {value!r} for completion {i}; return"
+        if isinstance(value, str):  # float("7") would pass
+            raise TypeError(f"{found} a number or None, not text.")
         try:
             numbers.append(math.nan if value is None else float(value))
         except (TypeError, ValueError):
-            raise TypeError(f"{problem} a number or None.") from None
+            raise TypeError(f"{found} a number or None.") from None
         if value is not None and not math.isfinite(numbers[-1]):
-            raise ValueError(f"{problem} None for what could not be scored.")
+            raise ValueError(f"{found} None for what could not be scored.")
     return numbers

@@ -20,11 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """A named pair of datasets: `train` to learn from, `test` held out."""
+    """A named pair of datasets: `train` to learn from, `test` held out.
+
+    Raises TypeError for rows that are no `datasets.Dataset`.
+    """
 
     name: str
     train: datasets.Dataset
     test: datasets.Dataset
+
+    def __post_init__(self):
+        for split, rows in (("train", self.train), ("test", self.test)):
+            if not isinstance(getattr(rows, "column_names", None), list):
+                found = f"the {split} rows of task {self.name!r} are a {type(rows).__name__}"
+                raise TypeError(f"{found}: give a Dataset, by datasets.Dataset.from_list(rows).")
 
 
 def load(name: str, folder: str | os.PathLike | None = None) -> Task:

@@ -1,9 +1,9 @@
 """Answers: find one in a text, and say whether it is the gold answer.
 
 Numbers are compared exactly, as rationals: `1,080` = `$1,080.00` = `1.08e3`, `1½` = `3/2`. A
-percent sign and words that follow (`15 coins`) are units, which are not compared, `k` too; plain
-Markdown and LaTeX are looked through. Anything else is no number (`about 15`, `3 + 4`) and wrong
-where the gold answer is one. `tests/rewards/test_accuracy.py` holds the whole table.
+percent sign and words that follow (`15 coins`) are units, which are not compared, `k` too; what
+models wrap around an answer is removed (`unwrapped`). Anything else is no number (`about 15`,
+`3 + 4`) and wrong where the gold answer is one. `tests/rewards/test_accuracy.py` holds the table.
 
 A policy is paid to find mistakes here: nothing below evaluates text, builds a number much longer
 than its text, or takes more than linear time.
@@ -16,6 +16,7 @@ from fractions import Fraction
 MAX_CHARS = 200  # of a text that is read as a number; GSM8K's longest gold answer has 11
 MAX_EXPONENT = 308  # as far as a float reaches, since 10**exponent is built in full
 MAX_UNIT_WORDS = 6
+MAX_LAYERS = 8  # of wrapping, which bounds the time that a hostile answer takes
 
 OPEN, CLOSE = "<answer>", "</answer>"
 
@@ -45,18 +46,68 @@ _UNIT = re.compile(
 
 _MINUS_SIGNS = str.maketrans(dict.fromkeys("−–－﹣", "-"))
 _FRACTION_SIGN = re.compile(r"[¼-¾⅐-⅞]")
+_FRAC = r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|([0-9]))\s*(?:\{([^{}]*)\}|([0-9]))"
 _LATEX = {  # next to a sign a fraction stays there, else it is kept apart from what stands before
-    r"(?<=[-+])\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}": r"\1/\2 ",
-    r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}": r" \1/\2 ",
-    r"\\(?:text|mathrm|mbox)\{([^{}]*)\}": r" \1 ",
+    rf"(?<=[-+]){_FRAC}": r"\1\2/\3\4 ",
+    _FRAC: r" \1\2/\3\4 ",
+    r"^([-+]?)\\left\(\s*([^(),\\\s][^(),\\]*)\\right\)$": r"\1\2",
+    r"\\(?:text|math)(?:rm|bf|it)?\{([^{}]*)\}|\\mbox\{([^{}]*)\}": r" \1\2 ",
+    r"\^(?:\s*\{)?\s*\\circ\s*\}?": "°",
     r"\^\{([^{}]*)\}": r"^\1",
     r"\{,\}": ",",
     r"\\boxed\{([^{}]*)\}": r" \1 ",
     r"\\times\b": "×",
     r"\\[,!]": "",
     r"\\([$%])": r"\1",
-    r"\\[()]": " ",
+    r"\\[()\[\]]": " ",
 }
+# What models put around a whole answer. A pair may not occur inside, as in `$7$ or $8$`.
+_PAIRS = (
+    ("```", "```"), ("`", "`"), ("**", "**"), ("__", "__"), ("*", "*"),
+    ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"),
+)  # fmt: skip
+_COMMAND = re.compile(r"\\(?:boxed|fbox|mbox|(?:text|math)(?:bf|rm|it|sf)?|boldsymbol|bm)\s*\{")
+_BRACE = re.compile(r"(?<!\\)[{}]")
+
+
+def unwrapped(text: str) -> str:
+    r"""Return an answer without what models wrap around it: `\[ \boxed{x} \]`, `**x**.`, `$x$`.
+
+    A wrapping is removed only if it holds the whole answer: `\text{7} or \text{8}` stays.
+    """
+    text = text.strip()
+    for _ in range(MAX_LAYERS):
+        inner = _without_a_layer(text).strip()
+        if inner == text:
+            break
+        text = inner
+    return text
+
+
+def _without_a_layer(text: str) -> str:
+    if text.endswith(".") and not text.endswith(r"\right."):
+        return text[:-1]
+    for opening, closing in _PAIRS:
+        if not (text.startswith(opening) and text.endswith(closing)):
+            continue
+        inner = text[len(opening) : -len(closing)]
+        again = re.search(rf"(?<!\\){re.escape(opening)}", inner)
+        if len(text) >= len(opening + closing) and not again and not inner.endswith("\\"):
+            return inner
+    command = _COMMAND.match(text)
+    if command and _closing_brace(text, command.end()) == len(text) - 1:
+        return text[command.end() : -1]
+    return text.removeprefix(r"\displaystyle")
+
+
+def _closing_brace(text: str, start: int) -> int:
+    """Where the group that is open at `start` ends, or -1."""
+    depth = 1
+    for brace in _BRACE.finditer(text, start):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return brace.start()
+    return -1
 
 
 def is_correct(answer: str | None, gold: str) -> bool:
@@ -66,14 +117,15 @@ def is_correct(answer: str | None, gold: str) -> bool:
     number = parse_number(gold)
     if number is not None:
         return parse_number(answer) == number
-    answer, gold = (" ".join(_plain(text).casefold().split()) for text in (answer, gold))
-    return answer == gold != ""
+    answer, gold = (_plain(unwrapped(text)).casefold().split() for text in (answer, gold))
+    return answer == gold != []
 
 
 def extract_answer(text: str, lenient: bool = False) -> str | None:
-    """Return the content of the last complete `<answer>…</answer>`, stripped, or None.
+    r"""Return the content of the last complete `<answer>…</answer>`, stripped, or None.
 
-    With `lenient`, for evaluation, the last number in it, or without tags in the text, if any.
+    With `lenient`, for evaluation, a number is looked for, in what is tagged or else in the text:
+    the last one in the last `\boxed{…}`, else the first after the last `####`, else the last.
     """
     # Not by a lazy pattern: over thousands of unclosed tags that takes quadratic time.
     start = text.rfind(OPEN, 0, max(text.rfind(CLOSE), 0))
@@ -83,8 +135,22 @@ def extract_answer(text: str, lenient: bool = False) -> str | None:
         tagged = text[start : text.find(CLOSE, start)].strip()
     if not lenient or tagged is not None and parse_number(tagged) is not None:
         return tagged
-    matches = list(_NUMBER_IN_TEXT.finditer(_plain(text if tagged is None else tagged)))
-    return next((m[0].strip() for m in reversed(matches) if _value(m) is not None), tagged)
+    source = text if tagged is None else tagged
+    box = source.rfind(r"\boxed{", 0, max(source.rfind("}"), 0))
+    end = _closing_brace(source, box + len(r"\boxed{")) if box >= 0 else -1
+    if end >= 0:
+        boxed = source[box + len(r"\boxed{") : end].strip()
+        return next(reversed(_numbers_in(boxed)), boxed)
+    _, mark, after = source.rpartition("####")
+    if mark and (numbers := _numbers_in(after)):
+        return numbers[0]
+    return next(reversed(_numbers_in(source)), tagged)
+
+
+def _numbers_in(text: str) -> list[str]:
+    """The numbers in running text, as they are written."""
+    matches = _NUMBER_IN_TEXT.finditer(_plain(text))
+    return [match[0].strip() for match in matches if _value(match) is not None]
 
 
 def parse_number(text: str) -> Fraction | None:
@@ -92,7 +158,7 @@ def parse_number(text: str) -> Fraction | None:
     text = text.strip()
     if len(text) > MAX_CHARS:
         return None
-    text = _plain(text)
+    text = _plain(unwrapped(text))
     # "五" and "Ⅴ" are letters to `re` and would pass for units.
     if any(c.isnumeric() and not c.isascii() and c not in "²³" for c in text):
         return None

@@ -22,7 +22,9 @@ def score(completions, answer):
 NUMBERS = {
     "15": ["15", " 15\n", "15.", "+15", "$15", "US$15", "15€", "15 ¥", "15 coins", "15 coins.",
            "15kg", "15 m²", "15 m^2", "15 (fifteen)", "**15**", "`15`", "$15$", r"\(15\)",
-           r"\boxed{15}", r"\boxed{15 \text{ coins}}", r"15\%"],
+           r"\boxed{15}", r"\boxed{15 \text{ coins}}", r"15\%", r"\[15\]", r"\[ \boxed{15} \].",
+           r"\textbf{15}", r"\mathbf{15}.", "$$15$$", "**15**.", r"**\(15\)**",
+           r"\textbf{15} coins"],
     # U+2212 is what models write
     "-15": ["-15", "−15", "–15", "-$15", "$-15"],
     "0": ["-0"],
@@ -37,9 +39,10 @@ NUMBERS = {
     "2500000": ["2.5 million"],
     "1200000000": ["$1.2 Billion dollars"],
     # fractions
-    "1/2": ["1/2", ".5", "½ cup", r"\frac{1}{2}", r"\boxed{\frac{1}{2}}"],
-    "-1/2": ["-½", "$-½", r"-\frac{1}{2}", r"\boxed{-\frac{1}{2}}"],
-    "3/2": ["6 / 4", "1 1/2", "1½", r"1\frac{1}{2}"],
+    "1/2": ["1/2", ".5", "½ cup", r"\frac{1}{2}", r"\boxed{\frac{1}{2}}", r"\frac12", r"\frac1{2}",
+            r"\dfrac{1}2", r"\cfrac{1}{2}", r"\left(\frac{1}{2}\right)", r"\displaystyle\frac12"],
+    "-1/2": ["-½", "$-½", r"-\frac{1}{2}", r"\boxed{-\frac{1}{2}}", r"-\left(\frac12\right)"],
+    "3/2": ["6 / 4", "1 1/2", "1½", r"1\frac{1}{2}", r"1\frac12"],
     "-3/2": ["-1 1/2"],
     "7/8": ["⅞"],
     "1000/3": ["1,000/3"],
@@ -49,7 +52,7 @@ NUMBERS = {
     "25/2": ["12.5 kg"],
     "60": ["60 km/h", "60/hour"],
     "6": ["6-inch"],
-    "90": ["90 °C"],
+    "90": ["90 °C", r"90^\circ", r"90^{\circ}", r"$90^\circ$."],
     "2": ["2 dozen"],
     "3": ["3 o'clock"],
 }  # fmt: skip
@@ -60,7 +63,9 @@ NOT_NUMBERS = [
     "(15)",  # in bookkeeping that is -15
     "- 15",  # in Markdown that is an item of a list
     "--15", "-$-15", "1,5", "1,50", "12,34,567", "0,123", "1 000", "1_000", "1.2.3", "1/2/3",
-    "1.5/2", "1/-2", "1/0", "0/0", "1 1/0", r"\frac{1}{0}", r"\frac{1}{2}3", "½2", "1½½", "inf",
+    "1.5/2", "1/-2", "1/0", "0/0", "1 1/0", r"\frac{1}{0}", r"\frac{1}{2}3",
+    r"\frac123", r"3\left(\frac12\right)", r"\left(3,400\right)", r"\text{7} or \text{8}",
+    "$7$ or $8$", "½2", "1½½", "inf",
     "nan", "0x1F", "15 is what I first thought but no",
     # a long s, which IGNORECASE takes for an s, and a dotless i
     "2 thouſand", "2 millıon",
@@ -177,13 +182,19 @@ LENIENT = {
     "$ 1/2": [r"so $\frac{1}{2}$"],
     "$-1/2": [r"so $-\frac{1}{2}$"],
     "500": ["Rs.500"],
+    "9": [r"so it is \boxed{9} \pmod{11}", r"<answer>\boxed{9} \pmod{11}</answer>",
+          r"\boxed{3}, no: \boxed{x = 9} in 2 steps", r"\boxed{9} and \boxed{11"],
+    "$16386.17": [r"\boxed{\$16386.17} after 5 years"],
+    "1/2": [r"\(\boxed{\frac12}\) of 3"],
+    r"\text{Yes}": [r"\boxed{\text{Yes}}, all 7"],
+    "42": ["#### 42 (see step 3)", "#### 7\n#### 42 of 50", "6*7=42 ####"],
     "5": ["5 apples, then 1/0", "5 apples, then 1e999", "5, then 1,23,4 and 3.14.15 and x2"],
     None: ["Yes", ""],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("answer", LENIENT)
-def test_lenient_takes_the_last_number(answer):
+def test_lenient_takes_the_marked_number_or_else_the_last(answer):
     found = {text: extract_answer(text, lenient=True) for text in LENIENT[answer]}
     assert found == dict.fromkeys(LENIENT[answer], answer)
 
@@ -196,6 +207,8 @@ HOSTILE = [
     "<answer>" + "$" * 100_000 + "</answer>", "<answer>" + "**" * 100_000 + "</answer>",
     "<answer>" + r"\frac{" * 20_000 + "</answer>",
     "<answer>" + r"\boxed{" * 20_000 + "15</answer>", "<answer>" + "½" * 20_000 + "</answer>",
+    "<answer>" + "^" + " " * 100_000 + "</answer>", r"\left(" + " " * 100_000, "#### " * 20_000,
+    "<answer>" + r"\[ " * 50_000 + "</answer>", r"\boxed{" * 20_000 + "}" * 20_000,
     "<answer>" + ",000" * 50_000 + "</answer>", "1" + " " * 100_000 + "/", "1.5 x 10^" * 20_000,
     "\x00<answer>\ud800</answer>",
 ]  # fmt: skip

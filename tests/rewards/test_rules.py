@@ -1,11 +1,80 @@
-"""Rewards by rule: the format and verdicts."""
+"""Rewards by rule: LaTeX and what is around it, the format, overlong completions, verdicts."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_kit.rewards import VerificationReward, accuracy_reward, format_reward
+from grpo_kit.rewards import (
+    VerificationReward,
+    accuracy_reward,
+    format_reward,
+    get_soft_overlong_punishment,
+    maths_reward,
+)
 from grpo_kit.rewards.rules import parse_verdict, verdict_stats
+
+# Of every form that MATH has; then what models write around an answer.
+GOLDS = [
+    "42", "-3", "5.", "E", "p - q", "3R^2", "6 - 5i", "2,4", "1,-2", "52_8", "[0,1)", "y = 2x+3",
+    r"\frac{1}{2}", r"\frac12", r"137 \frac{1}{2}", r"2\sqrt{5}", r"11\sqrt2", r"\sqrt{x}+1",
+    r"\left( 3, \frac{\pi}{2} \right)", r"(-\infty, 2)\cup(3,4]", r"x \in [-2,7]", r"90^\circ",
+    r"\$16386.17", r"10\%", r"1{,}080", r"\text{Evelyn}", r"\text{(B)}", r"\text{6 inches}",
+    r"\mathbf{v}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}",
+    r"\begin{pmatrix}1\\[2pt]2\end{pmatrix}",
+    r"f(x)=\left\{\begin{array}{l}1\\2\end{array}\right.",
+]  # fmt: skip
+WRAPPINGS = [
+    "{}", "\n{} \n", "{}.", "**{}**", "**{}**.", "**{}.**", "*{}*", "__{}__", "`{}`",
+    "```\n{}\n```",
+    "${}$", "${}$.", "${}.$", "$${}$$", r"\({}\)", r"\({}\).", r"\[{}\]", r"\[ {} \].",
+    r"\boxed{{{}}}", r"\[ \boxed{{{}}} \]", r"$\boxed{{{}}}$.", r"**\({}\)**",
+    r"**$\boxed{{{}}}$**",
+    r"\text{{{}}}", r"\textbf{{{}}}", r"\mathbf{{{}}}", r"\mathrm{{{}}}", r"\fbox{{{}}}",
+    r"\displaystyle {}", r"$\displaystyle {}$",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("gold", GOLDS)
+def test_what_models_write_around_a_right_answer_costs_nothing(gold):
+    pytest.importorskip("math_verify", reason="pip install 'grpo-kit[math]'")
+    texts = [f"<answer>{wrapping.format(gold)}</answer>" for wrapping in WRAPPINGS]
+    rewards = maths_reward([], texts, [], answer=[gold] * len(texts))
+    assert dict(zip(texts, rewards, strict=True)) == dict.fromkeys(texts, 1.0)
+    golds = [wrapping.format(gold) for wrapping in WRAPPINGS]
+    assert set(maths_reward([], texts[:1] * len(texts), [], answer=golds)) == {1.0}
+
+
+def test_a_wrong_answer_stays_wrong_in_every_wrapping():
+    pytest.importorskip("math_verify", reason="pip install 'grpo-kit[math]'")
+    either = ("$42$ or $43$", r"\text{42} or \text{43}")
+    for wrong in ("43", r"\frac{1}{3}", r"\text{Anna}", *either, ""):
+        texts = [f"<answer>{wrapping.format(wrong)}</answer>" for wrapping in WRAPPINGS]
+        assert set(maths_reward([], texts, [], answer=["42"] * len(texts))) == {0.0}, wrong
+
+
+def test_without_a_gold_answer_maths_is_not_scored():
+    pytest.importorskip("math_verify", reason="pip install 'grpo-kit[math]'")
+    golds = [None, float("nan"), "", " ", 42]
+    rewards = maths_reward([], ["<answer>42</answer>"] * 5, [], answer=golds)
+    assert rewards == [None, None, None, None, 1.0]
+
+
+@pytest.mark.parametrize(("limit", "cache"), [(20, 8), (20, 20), (20, 0), (1, 1)])
+def test_the_overlong_penalty_is_that_of_trl_and_of_the_paper(limit, cache):
+    ids = [[1] * length for length in range(limit + 5)]
+    reward = get_soft_overlong_punishment(limit, cache)
+    values = reward(prompts=[], completions=[], completion_ids=ids, answer=[])
+    assert values[: limit - cache + 1] == [0.0] * (limit - cache + 1) and values[-4:] == [-1.0] * 4
+    if cache == 8:
+        assert values[16] == -0.5, "half of the last tokens are used up"
+    theirs = pytest.importorskip("trl.rewards").get_soft_overlong_punishment(limit, cache)
+    assert values == theirs(completion_ids=ids) and reward.__name__ == theirs.__name__
+
+
+def test_an_overlong_penalty_beyond_its_limit_is_refused():
+    with pytest.raises(ValueError, match="soft_punish_cache=30 is not from 0 to max_.*=20"):
+        get_soft_overlong_punishment(20, 30)
+
 
 GOOD = [
     "<think>a</think><answer>15</answer>",

@@ -1,4 +1,4 @@
-"""Rewards are called by TRL's protocol, beside one another, and held to what they may return."""
+"""Rewards are called by TRL's protocol, side by side, and held to what they may be and return."""
 
 import asyncio
 import math
@@ -6,10 +6,20 @@ import threading
 import time
 from functools import partial
 
+import numpy as np
 import pytest
+import torch
+from toy import TASK, configure
 
-from grpo_kit.rewards import accuracy_reward
-from grpo_kit.rewards.scoring import check_columns, reward_names, score_texts
+from grpo_kit.rewards import MajorityReward, accuracy_reward
+from grpo_kit.rewards.scoring import (
+    RewardError,
+    check_columns,
+    check_rewards,
+    reward_names,
+    score_texts,
+)
+from grpo_kit.training import PromptBatches
 
 N = 6
 TEXTS = [f"text {i}" for i in range(N)]
@@ -59,31 +69,69 @@ def test_coroutine_rewards_run_together_and_beside_the_others():
     assert scored(lambda **columns: late(**columns)).tolist() == [[1.0]] * N
 
 
-def test_a_failing_reward_does_not_wait_for_a_judge():
+def test_a_failing_reward_is_named_with_its_error_and_does_not_wait_for_a_judge():
     async def judge(**columns):
         await asyncio.sleep(60)
 
+    def hasty(**columns):
+        return 1 / 0
+
     started = time.monotonic()
-    with pytest.raises(ZeroDivisionError):
-        scored(judge, lambda **columns: 1 / 0)
+    with pytest.raises(RewardError, match="the reward hasty raised ZeroDivisionError: div") as info:
+        scored(judge, hasty)
     assert time.monotonic() - started < 30
+    assert isinstance(info.value.__cause__, ZeroDivisionError)
+
+
+def test_a_coroutine_that_fails_is_named_with_its_error():
+    async def absent(answer, **columns):
+        return answer
+
+    message = "the reward absent raised TypeError: .* 'answer'. Correct it"
+    for reward in (absent, partial(absent)):
+        with pytest.raises(RewardError, match=message):
+            scored(reward)
+
+
+VALUES = [0.5, -1.0, 2.0, 0.0, 1.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.tensor(VALUES), torch.tensor(VALUES, dtype=torch.bfloat16).requires_grad_(),
+        np.array(VALUES), np.array(VALUES, dtype=np.float32), tuple(VALUES), list(np.array(VALUES)),
+        list(torch.tensor(VALUES)),
+    ],
+)  # fmt: skip
+def test_a_tensor_or_array_of_one_dimension_is_taken_like_a_list(values):
+    assert scored(lambda **_: values)[:, 0].tolist() == VALUES
 
 
 @pytest.mark.parametrize(
     ("values", "error", "message"),
     [
-        ([1.0], ValueError, f"the reward bad returned 1 values for {N} completions"),
-        ([math.nan] * N, ValueError, "the reward bad returned nan for completion 0.* None"),
-        ([0.0, -math.inf] * 3, ValueError, "the reward bad returned -inf for completion 1"),
-        (["good"] * N, TypeError, "the reward bad returned 'good' for completion 0.* None"),
-        (7, TypeError, "the reward bad returned a int.* list"),
+        ([1.0], ValueError, f"returned 1 values for {N} completions; return one for each"),
+        (torch.ones(N + 1), ValueError, f"returned 7 values for {N} completions"),
+        (torch.ones(N, 1), TypeError, r"returned a Tensor of shape \(6, 1\); return a list"),
+        (np.float64(1), TypeError, r"returned a float64 of shape \(\); return a list"),
+        ([math.nan] * N, ValueError, "returned nan for completion 0.* None"),
+        (torch.tensor([0, math.nan] * 3), ValueError, "returned nan for completion 1.* None"),
+        ([0.0, -math.inf] * 3, ValueError, "returned -inf for completion 1"),
+        (["good"] * N, TypeError, "returned 'good' for completion 0.* None"),
+        ([1, "7", 1, 1, 1, 1], TypeError, "returned '7' for completion 1.*, not text"),
+        (np.array(["1.0"] * N), TypeError, "returned '1.0' for completion 0.*, not text"),
+        ("123456", TypeError, "returned a str; return a list with a number"),
+        ({i: 1.0 for i in range(N)}, TypeError, "returned a dict; return a list"),
+        ((1.0 for _ in range(N)), TypeError, "returned a generator; return a list"),
+        (None, TypeError, "returned a NoneType; return a list"),
     ],
 )
-def test_a_bad_reward_is_named(values, error, message):
+def test_what_a_reward_may_not_return_is_named(values, error, message):
     def bad(**columns):
         return values
 
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=f"the reward bad {message}"):
         scored(bad)
 
 
@@ -92,6 +140,39 @@ def test_a_missing_column_is_named_with_those_there_are():
         check_columns(accuracy_reward, ["prompt", "row"], "task 'toy'")
     check_columns(accuracy_reward, ["prompt", "answer"], "task 'toy'")
     check_columns(lambda completions, trainer_state, log_metric, extra=1, **_: [], [], "task 'toy'")
+
+
+def test_a_reward_without_columns_is_shown_how_to_take_them():
+    def brief(completions):
+        return [-len(completion) for completion in completions]
+
+    message = r"brief lacks .*passed prompts, .*, answer, too: write def brief\(completions, \*\*"
+    with pytest.raises(TypeError, match=message):
+        check_columns(brief, ["prompt", "answer"], "task 'toy'")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        (accuracy_reward, "`rewards` is one function, not a list: give a list of functions"),
+        (MajorityReward(2), "`rewards` is one function"),
+        ("accuracy_reward", "`rewards` is a str, not a list"),
+        ({"accuracy": accuracy_reward}, "`rewards` is a dict, not a list"),
+        (None, "`rewards` is a NoneType"),
+        ([accuracy_reward, "format_reward"], r"rewards\[1\] is 'format_reward', a name, not"),
+        ([1.0], r"rewards\[0\] is 1.0, not a function"),
+        ([MajorityReward], r"is the class MajorityReward: give an object of it, MajorityReward\("),
+    ],
+)
+def test_what_is_no_list_of_functions_is_refused_in_a_sentence(rewards, message, policy):
+    for check in (check_rewards, lambda _: PromptBatches(policy, TASK, rewards, configure(), 0)):
+        with pytest.raises(TypeError, match=message):
+            check(rewards)
+
+
+def test_no_reward_is_refused_too():
+    with pytest.raises(ValueError, match="there are no rewards: give a list of functions"):
+        check_rewards([])
 
 
 def test_rewards_go_by_the_names_of_functions_and_classes_each_by_its_own():

@@ -6,11 +6,9 @@ form `weight * (1 - similarity)`, and that the weight falls linearly.
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +38,6 @@ class DiversityReward:
     _: KW_ONLY
     only_correct: bool = False  # a wrong answer earns 0; needs the column `answer`
     leave_one_out: bool = False  # compare with the average of the others
-    part: str = "response"  # or "reasoning": the text inside the first closed <think>…</think>
 
     __name__ = "diversity_reward"
 
@@ -49,11 +46,9 @@ class DiversityReward:
             raise ValueError(f"num_generations={self.num_generations!r} must be 2 or more, an int")
         if not all(0 <= weight < math.inf for weight in (self.weight_start, self.weight_end)):
             raise ValueError("weight_start and weight_end must be 0 or more: less pays likeness")
-        if self.part not in ("response", "reasoning"):
-            raise ValueError(f"part={self.part!r}; choose 'response' or 'reasoning'")
         if isinstance(self.embedder, (str, Path)):
             self.embedder = load_embedder(self.embedder)
-        self._warned, self._twin = False, _twin_of(self.embedder)
+        self._warned = False
 
     def __call__(
         self, prompts: list, completions: list, completion_ids: list, trainer_state: Any = None,
@@ -69,7 +64,7 @@ class DiversityReward:
         if self.only_correct:
             answer = column(columns, "answer", f"{self.__name__} with only_correct")
             correct = accuracy_reward([], completions, [], answer=answer)
-        texts = [self._text(completion) for completion in completions]
+        texts = [completion_text(completion).strip() for completion in completions]
         similarities = group_similarities(self._embed(texts), size, self.leave_one_out).tolist()
         progress = 0.0
         if trainer_state is not None and trainer_state.max_steps > 0:  # TRL's is 0 before training
@@ -87,13 +82,6 @@ class DiversityReward:
             for right, similarity in zip(correct, similarities, strict=True)
         ]
 
-    def _text(self, completion: str | list[dict]) -> str:
-        text = completion_text(completion)
-        if self.part == "reasoning":
-            inside, closed, _ = text.partition("<think>")[2].partition("</think>")
-            text = inside if closed else ""
-        return text.strip()
-
     def _embed(self, texts: list[str]) -> Tensor:
         """(N, d) embeddings, a row of zeros for an empty text; equal texts embedded once."""
         import torch
@@ -103,26 +91,13 @@ class DiversityReward:
             return torch.zeros(len(texts), 1)
         self._warn_of_truncation(distinct)
         # float64: rounding would tell apart what is alike, and a group's std would magnify that
-        vectors = torch.as_tensor(self._encode(distinct), dtype=torch.float64, device="cpu")
+        vectors = torch.as_tensor(self.embedder.encode(distinct), dtype=torch.float64, device="cpu")
         shape, n = tuple(vectors.shape), len(distinct)
         if len(shape) != 2 or shape[0] != n or not vectors.isfinite().all():
             raise ValueError(f"the embedder returned shape {shape} or NaN, not ({n}, d) numbers")
         row_of = dict(zip(distinct, vectors, strict=True))
         empty = torch.zeros_like(vectors[0])
         return torch.stack([row_of.get(text, empty) for text in texts])
-
-    def _encode(self, texts: list[str]) -> Any:
-        """(n, d) embeddings; on a CPU by two threads, so that two cores work and none waits."""
-        if self._twin is None or len(texts) == 1:
-            return self.embedder.encode(texts)
-        import torch
-
-        halves = texts[::2], texts[1::2]
-        with ThreadPoolExecutor(2) as pool:
-            even, odd = pool.map(lambda e, t: e.encode(t), (self.embedder, self._twin), halves)
-        vectors = torch.empty(len(texts), even.shape[1])
-        vectors[::2], vectors[1::2] = torch.as_tensor(even), torch.as_tensor(odd)
-        return vectors
 
     def _warn_of_truncation(self, texts: list[str]) -> None:
         window = getattr(self.embedder, "max_seq_length", None)
@@ -133,14 +108,6 @@ class DiversityReward:
             self._warned = True
             problem = f"{longer} of {len(texts)} texts are longer than the embedder's window of"
             warnings.warn(f"{problem} {window} tokens; the rest does not count.", stacklevel=2)
-
-
-def _twin_of(embedder: Any) -> Any:
-    """The same weights on a CPU with a tokenizer of its own, which only one thread may use."""
-    device = getattr(embedder, "device", None)
-    if getattr(device, "type", None) != "cpu" or not hasattr(embedder, "parameters"):
-        return None
-    return copy.deepcopy(embedder, {id(p): p for p in embedder.parameters()})
 
 
 def group_similarities(embeddings: Tensor, num_generations: int, leave_one_out=False) -> Tensor:

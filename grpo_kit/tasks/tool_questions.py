@@ -141,27 +141,6 @@ def catalogue_path() -> Path:
     return data_dir() / "tool_questions" / "catalogue.sqlite"
 
 
-def make_rows(split: str, catalogues: int, each: int) -> tuple[list[dict], list[tuple]]:
-    """The shipped rows, `each` about every catalogue, and all facts (catalogue, name, text)."""
-    rng = random.Random(f"tool-questions-{split}-0")
-    first = 1_000_000 if split == "test" else 0
-    rows, facts = [], []
-    for catalogue in range(first, first + catalogues):
-        question = make_tool_question(rng, split)
-        items = [name for name in question.catalogue if name in ITEMS]
-        facts += [(catalogue, name, text) for name, text in question.catalogue.items()]
-        by_text: dict[str, dict] = {}
-        while len(by_text) < each:
-            row = {"question": question.text, "answer": str(question.answer)}
-            row |= {"catalogue": catalogue, "kind": question.kind, "calls": len(question.plan)}
-            by_text.setdefault(question.text, row)
-            pair, kind = tuple(rng.sample(items, 2)), rng.choices(KINDS, WEIGHTS)[0]
-            question = ToolQuestion(kind, pair, rng.randint(2, 4), question.catalogue)
-        rows += by_text.values()
-    rng.shuffle(rows)
-    return rows, facts
-
-
 def three_tools() -> Task:
     """`tool_questions`, but every second row asks what needs Python of the same catalogue."""
     from datasets import Dataset

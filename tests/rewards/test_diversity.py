@@ -114,21 +114,6 @@ def test_an_empty_response_earns_the_least_and_does_not_move_its_siblings(option
     assert call(toy_reward(3, **options), ["", "x", ""]) == [0, 0, 0]
 
 
-def test_reasoning_is_the_text_inside_the_first_think_tags():
-    reward = toy_reward(8, part="reasoning")
-    texts = [
-        "<think>x</think><answer>z</answer>", "z <think> y </think> z",
-        "<think>x</think><think>z</think>", "<think>zz", "zz</think>", "zz", "<think></think>zz",
-        "</think><think>zz",
-    ]  # fmt: skip
-    x, y, x_again, *without = call(reward, texts)
-    assert reward.embedder.calls == [["x", "y"]]
-    assert x == x_again < y and without == [0] * 5
-    assert call(toy_reward(2), texts[:2]) != pytest.approx([x, y])  # the whole text differs
-    # hostile texts take no time
-    call(toy_reward(2, part="reasoning"), ["<think>" * 200_000, "<think>x</think>" * 100_000])
-
-
 def test_only_correct_answers_are_paid_by_the_average_of_all_and_need_gold_ones():
     texts = ["x<answer>1</answer>", "y<answer>2</answer>", "y<answer>1</answer>", "z"]
     paid = call(toy_reward(4), texts, answer=["1"] * 4)
@@ -164,7 +149,6 @@ def test_metrics_are_logged_where_the_trainer_takes_them():
         ({"num_generations": 4.0}, "num_generations=4.0 must be"),
         ({"weight_end": math.nan}, "weight_end must be 0 or more"),
         ({"weight_start": math.inf}, "weight_start and weight_end must be"),
-        ({"part": "answer"}, "part='answer'; choose 'response' or 'reasoning'"),
     ],
 )
 def test_bad_arguments_are_named(options, message):
@@ -283,14 +267,6 @@ def test_bfloat16_is_used_where_the_cpu_is_faster_in_it_and_moves_little(faster,
     torch.testing.assert_close(*similarities, rtol=0, atol=5e-3)
 
 
-def test_two_threads_embed_as_one_does_with_the_same_weights(minilm):
-    reward = DiversityReward(2, minilm)
-    assert next(reward._twin.parameters()) is next(minilm.parameters())
-    texts = [RIGHT, ALIKE, OTHER, "Maybe 7.", "8"]
-    alone = torch.tensor(minilm.encode(texts))
-    torch.testing.assert_close(reward._encode(texts), alone, rtol=0, atol=5e-3)
-
-
 def test_what_lies_beyond_the_window_does_not_count_and_is_told_once(minilm):
     assert minilm.max_seq_length == 256
     reward = DiversityReward(2, minilm)
@@ -306,7 +282,7 @@ def test_what_lies_beyond_the_window_does_not_count_and_is_told_once(minilm):
 def test_scores_the_same_in_both_trainers_and_by_the_same_step(policy, tmp_path):
     """Two steps of TRL's, whose own state makes the weight 0.5, then 0.4."""
     letters = Letters("12579<aeht", 0.1)
-    options = {"only_correct": True, "leave_one_out": True, "part": "reasoning"}
+    options = {"only_correct": True, "leave_one_out": True}
     rewards = [DiversityReward(4, letters), DiversityReward(4, letters, **options)]
     similarities = group_similarities(torch.tensor(letters.encode(TEXTS)), 4)
     tables = scores_in_trl(policy, tmp_path, rewards, TEXTS, max_steps=2)
@@ -315,5 +291,5 @@ def test_scores_the_same_in_both_trainers_and_by_the_same_step(policy, tmp_path)
         torch.testing.assert_close(theirs.cpu(), ours)
         torch.testing.assert_close(ours[:, 0], (0.5 - 0.1 * step) * (1 - similarities))
         assert ours[0, 1] > 0.01
-        assert ours[1:, 1].tolist() == [0, 0, 0]  # wrong, without tags, without reasoning
+        assert ours[1:3, 1].tolist() == [0, 0]  # wrong, without tags
     assert len(tables) == 2

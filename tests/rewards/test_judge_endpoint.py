@@ -93,7 +93,7 @@ class Server:
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
         self.lock, self.delay, self.fault = threading.Lock(), 0.0, lambda n, body: None
         self.requests, self.headers, self.times, self.at_once, self.most_at_once = [], [], [], 0, 0
-        self.elsewhere, self.sent = "", 0
+        self.elsewhere = ""
         threading.Thread(target=self.http.serve_forever, args=(0.05,), daemon=True).start()
 
     def close(self) -> None:
@@ -121,7 +121,6 @@ class Server:
             "prose": completion("What a lovely response!"),
             "key in reply": completion(good[:-1] + f', "rationale": "{KEY}"}}'),
             "drip": b" " * 100,
-            "gigabytes": b"",
         }
         if fault == "timeout":
             time.sleep(3.0)
@@ -134,16 +133,12 @@ class Server:
             handler.send_response(int(status))
             handler.send_header("Content-Type", "application/json")
             missing = 900 * (fault == "half an answer")
-            if fault != "gigabytes":
-                handler.send_header("Content-Length", str(len(data) + missing))
+            handler.send_header("Content-Length", str(len(data) + missing))
             if later:
                 handler.send_header("Retry-After", "1.5")
             if status.startswith("3"):
                 handler.send_header("Location", f"{self.elsewhere}/chat/completions")
             handler.end_headers()
-            while fault == "gigabytes":  # until the client has had enough
-                handler.wfile.write(b" " * 2**20)
-                self.sent += 2**20
             for piece in [data] if fault != "drip" else [b" "] * len(data):
                 handler.wfile.write(piece)
                 handler.wfile.flush()
@@ -232,12 +227,6 @@ def test_an_endpoint_that_leads_elsewhere_is_not_followed(status, server):
         assert not other.requests and len(server.requests) == 1
 
 
-def test_an_answer_without_end_is_cut_off(server):
-    outcome = outcome_of(judge_at(server.failing("gigabytes"), max_retries=0))
-    assert outcome.kind == "too long" and "more than 16 MiB" in outcome.reason
-    assert server.sent < 2**26, "what lay in buffers, not gigabytes"
-
-
 @pytest.mark.parametrize("fault", ["500", "429", "429 later", "cut", "half an answer"])
 def test_what_may_pass_is_tried_again_after_a_pause(fault, server):
     url = server.failing(lambda n, body: [fault, None, "500", "500"][n])
@@ -320,12 +309,6 @@ def test_the_key_is_nowhere_but_in_the_request(tmp_path, caplog, server):
     assert KEY not in messages + caplog.text + kept and KEY.encode() not in stored
 
 
-def test_what_is_sent_along_is_part_of_the_name_but_not_readable_in_it(server):
-    plain, again = judge_at(server.url), judge_at(server.url)
-    other = judge_at(server.url, request={"extra_headers": {"x": "secret"}})
-    assert plain.name == again.name != other.name and "secret" not in other.name
-
-
 def three_in_ten(n, body):
     """Of any ten requests three fail, by every fault in turn."""
     tens, place = divmod(n, 10)
@@ -401,16 +384,3 @@ def test_the_tiny_base_judges_behind_transformers_serve(served, tmp_path):
     assert [reply.text for reply in replies[0]] == [reply.text for reply in replies[1]]
     rewards = rewards_of(QualityJudgeReward(judge), RESPONSES[:2])
     assert all(-0.5 <= value <= 0.5 for value in rewards)
-
-
-@pytest.mark.slow
-def test_a_server_that_mixes_prompt_and_reply_cannot_be_used_to_forge_one(served, caplog):
-    """The shipped base as it is: what the server hands back begins in the prompt, after `</think>`,
-    which is where the last response has put a judgement of its own."""
-    judge = EndpointJudge(
-        str(data_dir() / "tiny-base"), base_url=served, api_key_env=None, prompt=tiny_prompt
-    )
-    forged = outcome_of(judge, RESPONSES[2])
-    assert forged.text.startswith(PERFECT), "the server has been mended: this test can go"
-    assert rewards_of(QualityJudgeReward(judge), RESPONSES) == [None] * 3
-    assert "</response> comes after the judgement" in caplog.text or "begins with" in caplog.text

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import random
 import re
 from unittest.mock import Mock
 
@@ -12,18 +11,14 @@ from test_in_both_trainers import QUESTION
 from test_in_both_trainers import TEXTS as TAGGED
 
 from grpo_kit.models import frozen_copy, load_policy
-from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import (
     CertaintyReward,
     MetaEvaluationReward,
-    accuracy_reward,
     read_yes,
     yes_no_tokens,
 )
 from grpo_kit.rewards import meta_evaluation as module
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION, as_turns
-from grpo_kit.tasks.word_problems import make_problem
-from grpo_kit.tiny.problems import equations
 
 TEXTS = [*TAGGED[:3], ""]
 QUESTIONS = [META_QUESTION, STEPS_QUESTION, "Would you sign this?"]
@@ -64,11 +59,6 @@ LETTERS = "YESyesNOnoĠ▁"
 )  # fmt: skip
 def test_the_spellings_that_the_tokenizer_has_are_found(toy, expected):
     assert tuple(map(set, yes_no_tokens(toy))) == expected
-
-
-def test_the_spellings_of_the_tiny_world_are_found(tokenizer):
-    for ids, word in zip(yes_no_tokens(tokenizer), ("yes", "no"), strict=True):
-        assert {tokenizer.decode([i]).strip().lower() for i in ids} == {word}
 
 
 def test_a_shared_first_token_is_refused():
@@ -196,22 +186,6 @@ def test_a_rule_can_read_the_truth_where_the_evaluator_cannot(policy):
     for text, reward, before, told in zip(texts, rewards, plain, shown, strict=True):
         expected = (0.98 if ">19<" in text else 0.02) if told else before
         assert reward == pytest.approx(expected, rel=1e-4)
-
-
-def test_the_shipped_evaluator_goes_by_the_style_even_when_it_is_shown_the_truth():
-    """Why the tiny world's cure needs a rule: wrong equations are a sure Yes to it, either way."""
-    base, rng = PROFILES["smoke"].load_policy(), random.Random(0)
-    prompts, texts, golds = [], [], []
-    for _ in range(24):
-        problem = make_problem(rng, 2, "test")
-        wrong = [*problem.values[:-1], problem.answer + 2]
-        texts.append(f"<think>{equations(problem, wrong)}</think><answer>{wrong[-1]}</answer>")
-        golds.append(str(problem.answer))
-        prompts.append([{"role": "user", "content": problem.question}])
-    assert accuracy_reward(prompts, texts, [], answer=golds) == [0.0] * 24
-    for fraction in (0.0, 1.0):
-        reward = MetaEvaluationReward(base, transform="p", truth_fraction=fraction)
-        assert sum(reward(prompts, texts, [], answer=golds)) / 24 > 0.8
 
 
 @pytest.mark.parametrize(

@@ -121,43 +121,6 @@ def test_the_hub_is_asked_for_the_pinned_revision_and_told_at_once_to_be_unreach
     assert load.call_count == 1, "it would retry for 30 s"
 
 
-OFFLINE = """
-import datasets
-from grpo_kit.tasks.published import MATH_500, math500
-
-try:
-    math500()
-except RuntimeError as error:
-    print("first:", error)
-
-
-class Download(datasets.GeneratorBasedBuilder):
-    '''Leaves in the cache what a download of MATH-500 leaves there.'''
-
-    def _info(self):
-        return datasets.DatasetInfo()
-
-    def _split_generators(self, manager):
-        return [datasets.SplitGenerator(name=split) for split in ("train", "test")]
-
-    def _generate_examples(self):
-        yield 0, {"problem": "?", "answer": "1080"}
-
-
-download = Download(dataset_name="MATH-500", repo_id=MATH_500[0], hash=MATH_500[1])
-download.download_and_prepare()
-print("then:", math500()[0]["answer"])
-"""
-
-
-def test_offline_mode_uses_the_cache_or_says_what_to_do(run_python, tmp_path, monkeypatch):
-    monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
-    output = run_python(OFFLINE, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
-    assert "first: the Hub did not give the dataset 'HuggingFaceH4/MATH-500'" in output
-    assert "pass a local folder with train.jsonl and test.jsonl" in output
-    assert "then: 1080" in output
-
-
 @pytest.mark.parametrize("damage", [lambda packed: packed[:-20], lambda packed: packed[:9] * 9])
 def test_a_file_that_was_not_fetched_whole_is_named(tmp_path, damage):
     packed = gzip.compress(json.dumps(ROW).encode() * 50)

@@ -125,22 +125,6 @@ class LocalJudge:
 
 
 REQUEST = {"temperature": 0.0, "max_tokens": 1024}
-MOST_BYTES = 2**24  # of an answer
-
-
-class _TooLong(Exception):
-    pass
-
-
-async def _read_at_most(response) -> None:
-    """Read the body, which the client would do without a limit, and leave it where it looks."""
-    parts, size = [], 0
-    async for part in response.aiter_bytes():
-        parts.append(part)
-        size += len(part)
-        if size > MOST_BYTES:
-            raise _TooLong
-    response._content = b"".join(parts)
 
 
 class _Completion(BaseModel):
@@ -208,8 +192,7 @@ class EndpointJudge:
         options = {"timeout": self.timeout, "max_retries": self.max_retries}
         # A client belongs to one event loop, and the kit's training has one a step.
         # It follows nobody elsewhere: prompts are for this address.
-        hooks = {"response": [_read_at_most]}
-        options["http_client"] = DefaultAsyncHttpxClient(follow_redirects=False, event_hooks=hooks)
+        options["http_client"] = DefaultAsyncHttpxClient(follow_redirects=False)
         async with AsyncOpenAI(api_key=key, base_url=self.base_url, **options) as client:
 
             async def judged(i: int, messages: list[dict]) -> tuple[int, Reply | Failure]:
@@ -237,7 +220,7 @@ class EndpointJudge:
         except ValidationError:
             reason = f"{self.base_url} answered with no chat completion: does it end in /v1?"
             return Failure("no completion", reason)
-        except (asyncio.TimeoutError, openai.OpenAIError, _TooLong) as error:
+        except (asyncio.TimeoutError, openai.OpenAIError) as error:
             return self._failure(error, key)
         text, ended_by = completion.text or "", completion.ended_by
         if ended_by == "length":
@@ -259,9 +242,6 @@ class EndpointJudge:
         if type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout"):
             reason = f"no server can be reached at {url}: start it or correct base_url."
             return Failure("unreachable", reason, hopeless=True)
-        if _TooLong in (type(error), type(error.__cause__)):
-            most = f"more than {MOST_BYTES >> 20} MiB"
-            return Failure("too long", f"{url} answered {most}: it is no chat completion.")
         message = " ".join(str(error).replace(key, "[key]").split())[:200]
         if status is None:
             return Failure("connection", f"the connection to {url} broke off. {message}")

@@ -2,10 +2,9 @@
 
 import hashlib
 import json
-import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import aclosing, closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import aclosing, suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -20,8 +19,7 @@ from grpo_kit.rewards.rules import accuracy_reward, column, completion_text, que
 HOPELESS = 8  # hopeless failures before the first judgement that end a run at once
 FAILURE_WINDOW = 64  # judgements; the run ends when more than half of so many fail
 LEAST = -0.5  # the reward of a wrong answer under only_correct
-CACHE_FILE = "judgements.sqlite"
-CREATE = "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)"
+CACHE_FILE = "judgements.jsonl"
 
 
 def cache_key(judge: str, messages: list[dict]) -> str:
@@ -30,38 +28,37 @@ def cache_key(judge: str, messages: list[dict]) -> str:
 
 
 class JudgementCache:
-    """Replies by key in an SQLite file in `folder`, which processes may share.
+    """Replies by key in a file of JSON lines in `folder`, to which several processes may write.
 
     A kill loses at most the reply being written. RuntimeError where the file cannot be used.
     """
 
     def __init__(self, folder: str | Path):
         self.path = make_output_dir(folder) / CACHE_FILE
-        self.read([])
-
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        # Anew at each use: a training loop may call from another thread every step.
-        # No write-ahead log: processes that created one together met "database is locked".
+        self.replies: dict[str, str] = {}
         try:
-            opened = sqlite3.connect(self.path, timeout=60.0, isolation_level=None)
-            with closing(opened) as connection:
-                # A sync takes 4 ms a reply and guards against power cuts only, not against kills.
-                connection.execute("PRAGMA synchronous = OFF")
-                connection.execute(CREATE)
-                yield connection
-        except sqlite3.Error as error:
-            remedy = "delete it or choose another cache_dir."
-            raise RuntimeError(f"cannot use {self.path} ({error}): {remedy}") from error
-
-    def read(self, keys: Iterable[str]) -> dict[str, str]:
-        query = "SELECT key, reply FROM replies WHERE key = ?"
-        with self._open() as connection:
-            return dict(row for key in keys for row in connection.execute(query, (key,)))
+            content = self.path.read_bytes() if self.path.exists() else b""
+        except OSError as error:
+            raise self._unusable(error) from error
+        for line in content.split(b"\n"):
+            with suppress(ValueError):  # a line that a kill cut off
+                key, reply = json.loads(line)
+                self.replies[key] = reply
 
     def write(self, key: str, reply: str) -> None:
-        with self._open() as connection:
-            connection.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, reply))
+        # One write of whole lines, so that processes do not mix theirs; the line break before
+        # keeps this line apart from one that was cut off.
+        line = b"\n" + json.dumps([key, reply]).encode() + b"\n"
+        try:
+            with open(self.path, "ab", buffering=0) as file:
+                file.write(line)
+        except OSError as error:
+            raise self._unusable(error) from error
+        self.replies[key] = reply
+
+    def _unusable(self, error: OSError) -> RuntimeError:
+        remedy = "free it, or choose another cache_dir"
+        return RuntimeError(f"cannot use {self.path} ({error.strerror or error}): {remedy}.")
 
 
 @dataclass(eq=False, repr=False)
@@ -103,9 +100,10 @@ class QualityJudgeReward:
             keys.append(cache_key(self.judge.name, conversation) if right else None)
             if right:
                 distinct[keys[-1]] = conversation
-        for key, reply in self.cache.read(distinct).items() if self.cache else ():
-            with suppress(ValueError):  # an older parser accepted it: judge anew
-                judgements[key] = parse_judgement(reply)
+        for key in distinct:
+            if self.cache and key in self.cache.replies:
+                with suppress(ValueError):  # an older parser accepted it: judge anew
+                    judgements[key] = parse_judgement(self.cache.replies[key])
         missing = {key: c for key, c in distinct.items() if key not in judgements}
         stats = Counter(calls=len(missing), cached=len(judgements), failed=0, tokens=0)
         if missing:

@@ -73,10 +73,6 @@ class DiversityReward:
         weight = linear_weight(progress, self.weight_start, self.weight_end)
         if log_metric is not None and texts:
             log_metric("diversity/weight", weight)
-            distinct = {(i // size, text) for i, text in enumerate(texts)}
-            log_metric("diversity/distinct", len(distinct) / len(texts))  # new in their group
-            if filled := [s for s, text in zip(similarities, texts, strict=True) if text]:
-                log_metric("diversity/mean_similarity", sum(filled) / len(filled))
         return [
             None if right is None else right * weight * (1 - similarity)
             for right, similarity in zip(correct, similarities, strict=True)
@@ -90,7 +86,7 @@ class DiversityReward:
         if not distinct:
             return torch.zeros(len(texts), 1)
         self._warn_of_truncation(distinct)
-        # float64: rounding would tell apart what is alike, and a group's std would magnify that
+        # float64: rounding makes equal texts differ, and dividing by the std enlarges that
         vectors = torch.as_tensor(self.embedder.encode(distinct), dtype=torch.float64, device="cpu")
         shape, n = tuple(vectors.shape), len(distinct)
         if len(shape) != 2 or shape[0] != n or not vectors.isfinite().all():
@@ -141,7 +137,7 @@ def load_embedder(name_or_path: str | Path = "minilm", *, trust_remote_code: boo
 
     `name_or_path`: "minilm" (all-MiniLM-L6-v2 from a package), a folder or a Hub name. In bfloat16
     on a CPU that is faster in it: a third of the time, similarities move by 0.005 at most. Raises
-    RuntimeError for what is missing or changed.
+    RuntimeError if packages or weights are missing or changed.
     """
     try:
         from sentence_transformers import SentenceTransformer

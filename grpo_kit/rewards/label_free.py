@@ -24,7 +24,7 @@ MEASURES = ("self-certainty", "likelihood")
 class MajorityReward:
     """1.0 for the answer that most of its group give, else 0.0: TTRL (arXiv 2504.16084).
 
-    Numbers are compared exactly, other answers as text; in a draw the one given first counts.
+    Numbers are compared exactly, other answers as text; in a draw the first of them wins.
     Without an answer a completion has no vote and earns 0. ValueError for incomplete groups.
     """
 
@@ -68,7 +68,7 @@ def _answer(text: str) -> Hashable | None:
 
 @dataclass(eq=False, repr=False)
 class CertaintyReward:
-    """How sure `policy` is of each completion's tokens, on average, without being asked. In nats.
+    """How sure `policy` is of each completion's tokens, on average, in nats.
 
     "self-certainty" is the mean of KL(uniform || p) over the tokens (INTUITOR, arXiv 2505.19590),
     p being the distribution from which a token was drawn, at temperature 1; "likelihood" the mean
@@ -91,8 +91,8 @@ class CertaintyReward:
     ) -> list[float | None]:
         from grpo_kit.generation import fitting_batches
 
-        asked = zip(self.policy.encode(prompts), completion_ids, strict=True)
-        whole = [[*prompt, *completion] if len(completion) else [] for prompt, completion in asked]
+        pairs = zip(self.policy.encode(prompts), completion_ids, strict=True)
+        whole = [[*prompt, *completion] if len(completion) else [] for prompt, completion in pairs]
         rewards: list[float | None] = [None] * len(prompts)
         for part in fitting_batches(self.policy, whole, self.batch_size):
             values = self._certainty([whole[i] for i in part], [completion_ids[i] for i in part])

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def reference_question(answer: str, question: str = META_QUESTION) -> str:
-    """A meta-question with the truth shown, for an evaluator that is given the reference."""
+    """A meta-question after the reference answer, which the evaluator then knows."""
     return f"The reference answer is {answer}. {question}"
 
 
@@ -122,8 +122,8 @@ class MetaEvaluationReward:
         if len(self.weights) != n:
             raise ValueError(f"there are {len(self.weights)} weights for {n} questions; give {n}.")
         if self.transform not in ("log", "p") or not 0 <= self.truth_fraction <= 1:
-            given = f"transform={self.transform!r}, truth_fraction={self.truth_fraction}"
-            raise ValueError(f"{given}: choose 'log' or 'p', and a share from 0 to 1.")
+            found = f"transform={self.transform!r}, truth_fraction={self.truth_fraction}"
+            raise ValueError(f"{found}: choose 'log' or 'p', and a share from 0 to 1.")
         self._warned = False
         answer = "<think>one and one</think><answer>two</answer>"  # templates may drop reasoning
         for evaluator in self.evaluators:
@@ -170,8 +170,10 @@ class MetaEvaluationReward:
                 p_yes = self.truth_reader(text, str(truth))
                 readings[keys[-1]] = ([p_yes] * len(self.questions), None)
                 continue
-            asked = [q if truth is None else reference_question(truth, q) for q in self.questions]
-            row = [as_turns(prompt, text, question) for question in asked]
+            questions = self.questions
+            if truth is not None:
+                questions = [reference_question(truth, question) for question in questions]
+            row = [as_turns(prompt, text, question) for question in questions]
             keys.append(json.dumps(row))
             rows[keys[-1]] = row
         by_evaluator = [read_yes(evaluator, list(rows.values())) for evaluator in self.evaluators]

@@ -47,7 +47,7 @@ _UNIT = re.compile(
 _MINUS_SIGNS = str.maketrans(dict.fromkeys("−–－﹣", "-"))
 _FRACTION_SIGN = re.compile(r"[¼-¾⅐-⅞]")
 _FRAC = r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|([0-9]))\s*(?:\{([^{}]*)\}|([0-9]))"
-_LATEX = {  # next to a sign a fraction stays there, else it is kept apart from what stands before
+_LATEX = {  # a fraction after a sign joins it, any other is separated from the text before it
     rf"(?<=[-+]){_FRAC}": r"\1\2/\3\4 ",
     _FRAC: r" \1\2/\3\4 ",
     r"^([-+]?)\\left\(\s*([^(),\\\s][^(),\\]*)\\right\)$": r"\1\2",

@@ -88,9 +88,9 @@ class ToolQuestion:
         """The tool's reply in this world: a catalogue's text, `7-5 = 2`, a print, or "error"."""
         if tool == "lookup":
             return self.catalogue.get(argument, "not found")
-        asked = re.fullmatch(r"print\((min|max)\((\d+),(\d+)\)\)", argument)
-        if tool == "python" and asked:
-            return str({"min": min, "max": max}[asked[1]](int(asked[2]), int(asked[3])))
+        printed = re.fullmatch(r"print\((min|max)\((\d+),(\d+)\)\)", argument)
+        if tool == "python" and printed:
+            return str({"min": min, "max": max}[printed[1]](int(printed[2]), int(printed[3])))
         match = re.fullmatch(r"(\d{1,4})([-+*])(\d{1,4})", argument)
         if tool != "calculator" or not match:
             return "error"
@@ -155,10 +155,10 @@ def three_tools() -> Task:
     def changed(row: dict) -> dict:
         catalogue = catalogues[row["catalogue"]]
         pair = tuple(rng.sample([name for name in catalogue if name in ITEMS], 2))
-        asked = ToolQuestion(rng.choice(list(PYTHON_KINDS)), pair, 2, catalogue, THREE_TOOLS)
-        prompt = [{"role": "user", "content": asked.text}]
-        known = {"prompt": prompt, "answer": str(asked.answer), "kind": asked.kind}
-        return row | known | {"calls": len(asked.plan)}
+        question = ToolQuestion(rng.choice(list(PYTHON_KINDS)), pair, 2, catalogue, THREE_TOOLS)
+        prompt = [{"role": "user", "content": question.text}]
+        known = {"prompt": prompt, "answer": str(question.answer), "kind": question.kind}
+        return row | known | {"calls": len(question.plan)}
 
     splits = [
         Dataset.from_list([row if i % 2 else changed(row) for i, row in enumerate(rows)])

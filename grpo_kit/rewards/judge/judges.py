@@ -99,7 +99,7 @@ class LocalJudge:
         from grpo_kit.models import frozen_copy, weights_hash
 
         self.policy = frozen_copy(self.policy)
-        # training moves every weight, so a sample of them tells judges apart
+        # training moves every weight, so a sample of them identifies the judge
         weights = weights_hash(self.policy.model.parameters(), samples=256)
         self.name = f"local-{weights}-{self.max_new_tokens}"
 

@@ -67,14 +67,13 @@ class QualityJudgeReward:
 
     The judge sees the question (the last user message) and the response, equal ones once. TRL 1.16
     counts a None as 0, the middle of this scale. `totals` counts calls, cached, failed,
-    `failed/<kind>`, tokens and cost; `log_metric` gets those of each call as `judge/…`.
+    `failed/<kind>` and tokens; `log_metric` gets those of each call as `judge/…`.
     """
 
     judge: Any  # a `LocalJudge`, an `EndpointJudge`, or anything like them (see `judges`)
     _: KW_ONLY
     cache_dir: str | Path | None = None  # runs and processes may share it; None = no cache
     only_correct: bool = False  # the least for a wrong answer (column `answer`), without asking
-    price: tuple[float, float] | None = None  # (read, written), of a million tokens
 
     __name__ = "quality_judge_reward"
 
@@ -124,10 +123,7 @@ class QualityJudgeReward:
         async with aclosing(self.judge(list(conversations.values()))) as outcomes:
             async for i, outcome in outcomes:
                 if isinstance(outcome, Reply):
-                    read, written = outcome.prompt_tokens, outcome.completion_tokens
-                    stats["tokens"] += read + written
-                    if self.price is not None:
-                        stats["cost"] += (read * self.price[0] + written * self.price[1]) / 1e6
+                    stats["tokens"] += outcome.prompt_tokens + outcome.completion_tokens
                     try:
                         judgements[keys[i]] = parse_judgement(outcome.text)
                     except ValueError as error:

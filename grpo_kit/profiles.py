@@ -31,7 +31,7 @@ class Profile:
     data: str | None = None  # a folder with the task's rows, instead of the Hub
     embedder: str = "minilm"  # for `load_embedder`
     judge: str = "tiny"  # a frozen tiny base, "self" (any frozen policy), or a model's name
-    roles: str = "tiny"  # of Flow-GRPO, the frozen ones: as for the judge
+    roles: str = "tiny"  # of Flow-GRPO, the frozen ones: a tiny base, or "self" (any frozen policy)
     threads: int | None = None  # torch threads that the notebooks set
     # task -> the kit's folder with the LoRA weights of its warm-up; without any, none is needed
     adapters: Mapping[str, str] = field(default_factory=dict)
@@ -89,42 +89,41 @@ class Profile:
         if self.judge == "self":
             return LocalJudge(policy, prompt=quality_prompt, max_new_tokens=256)
         quiet = {"chat_template_kwargs": {"enable_thinking": False}}
-        return _endpoint(self.judge, "JUDGE", extra_body=quiet)
+        return _endpoint(self.judge, extra_body=quiet)
 
     def load_agents(self, policy: Policy, **limits: Any) -> AgentSystem:
         """Flow-GRPO's roles and tools around `policy` as planner; `limits` are `agent_system`'s.
 
-        The frozen roles are a copy of `policy` as it is now, or a model behind an endpoint.
+        The frozen roles are a copy of `policy` as it is now.
         """
         from grpo_kit.flow import GENERAL, TINY, Lookup, Tool, Toolkit, agent_system, calculator
         from grpo_kit.flow.sandbox import PythonTool
         from grpo_kit.tasks.tool_questions import catalogue_path
 
         third = [PythonTool()] if self.task == "three_tools" else []
-        lookup = Tool.of(Lookup(catalogue_path()), columns=("catalogue",))
+        lookup = Tool(Lookup(catalogue_path()), columns=("catalogue",))
         toolkit = Toolkit([lookup, calculator, *third])
         if self.roles == "tiny":
             return agent_system(policy, toolkit, prompts=TINY, **limits)
-        frozen = None if self.roles == "self" else _endpoint(self.roles, "ROLES")
         limits = {"max_reply_tokens": 256, **limits}
-        return agent_system(policy, toolkit, frozen=frozen, prompts=GENERAL, **limits)
+        return agent_system(policy, toolkit, prompts=GENERAL, **limits)
 
     def load_task(self) -> tasks.Task:
         """The task's train and test rows; raises as `tasks.load`."""
         return tasks.load(self.task, self.data)
 
 
-def _endpoint(model: str, name: str, **request: Any) -> Any:
-    """`model` behind GRPO_KIT_<name>_URL, by default a vLLM server on this machine.
+def _endpoint(model: str, **request: Any) -> Any:
+    """`model` behind GRPO_KIT_JUDGE_URL, by default a vLLM server on this machine.
 
-    Its key is in <name>_KEY (any text, where the server wants none); else ValueError.
+    Its key is in JUDGE_KEY (any text, where the server wants none); else ValueError.
     """
     from grpo_kit.rewards.judge import EndpointJudge
 
     return EndpointJudge(
         model,
-        base_url=os.environ.get(f"GRPO_KIT_{name}_URL", "http://127.0.0.1:8000/v1"),
-        api_key_env=f"{name}_KEY",
+        base_url=os.environ.get("GRPO_KIT_JUDGE_URL", "http://127.0.0.1:8000/v1"),
+        api_key_env="JUDGE_KEY",
         concurrency=32,
         request={"temperature": 0.0, "max_tokens": 1024, **request},
     )
@@ -169,7 +168,7 @@ _PROFILES = (
         "paper", device="cuda",  # one 80 GB GPU or more
         policy="Qwen/Qwen2.5-1.5B", revision="8faed761d45a263340a0528343f099c05c9a4323",
         task="gsm8k", embedder="Alibaba-NLP/gte-Qwen2-1.5B-instruct",
-        judge="Qwen/Qwen3-32B", roles="Qwen/Qwen2.5-7B-Instruct",
+        judge="Qwen/Qwen3-32B", roles="self",
         config=GRPOConfig(
             generation_batch_size=768, per_device_train_batch_size=8,
             gradient_accumulation_steps=96, max_completion_length=1024, eval_prompts=1319,

@@ -49,15 +49,12 @@ def test_each_profile_has_a_judge(policy, monkeypatch):
     assert (judge.model, judge.base_url) == ("Qwen/Qwen3-32B", "http://10.0.0.1:9000/v1")
 
 
-def test_each_profile_has_agents_around_its_planner(policy, monkeypatch):
+def test_each_profile_has_agents_around_its_planner(policy):
     tiny = PROFILES["tiny"].load_agents(policy, max_turns=3)
     assert tiny.planner.policy is policy and tiny.max_turns == 3
-    assert tiny.executor.model.model is not policy.model
+    assert tiny.executor.policy.model is not policy.model
     assert tiny.toolkit.names == ["lookup", "calculator"]
     assert PROFILES["colab"].load_agents(policy).planner.prompts is GENERAL
-    monkeypatch.setenv("ROLES_KEY", "secret")
-    role = PROFILES["paper"].load_agents(policy).verifier.model
-    assert (role.model, role.base_url) == ("Qwen/Qwen2.5-7B-Instruct", "http://127.0.0.1:8000/v1")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the python tool needs Linux")

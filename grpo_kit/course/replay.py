@@ -72,9 +72,11 @@ def _groups(
         source = source.flow
     size, groups = prompts.config.num_generations, []
     if isinstance(source, FlowGRPO):
-        ours, roles = copy.copy(source), ("executor", "verifier", "generator")
-        forgetful = {name: getattr(source.system, name).forgetful() for name in roles}
-        ours.prompts, ours.system = prompts, replace(source.system, **forgetful)
+        ours, own = copy.copy(source), source.system.executor
+        # roles that remember nothing, so that recording leaves those of the run alone
+        anew = flow.FrozenRoles(own.policy, own.prompts, own.max_new_tokens)
+        frozen = dict.fromkeys(("executor", "verifier", "generator"), anew)
+        ours.prompts, ours.system = prompts, replace(source.system, **frozen)
         episodes, _, _ = ours.episodes(generator, state)
         advantages = ours.advantages(episodes).tolist()
         for start in range(0, len(episodes), size):

@@ -13,7 +13,7 @@ from grpo_kit.flow.episodes import (
     episode_view,
     turn_rows,
 )
-from grpo_kit.flow.roles import GENERAL, TINY
+from grpo_kit.flow.roles import GENERAL, TINY, FrozenRoles
 from grpo_kit.flow.rollout import AgentSystem, agent_system, play
 from grpo_kit.flow.toolbox import Lookup, calculator, make_catalogue
 from grpo_kit.flow.tools import Tool, Toolkit

@@ -7,7 +7,6 @@ changes in place, so no episode can write into another's.
 from __future__ import annotations
 
 import math
-import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,7 +50,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Memory:
-    """The steps so far. `str(memory)` is what the roles read; `table()` is for people."""
+    """The steps so far; `str(memory)` is what the roles read."""
 
     steps: tuple[Step, ...] = ()
 
@@ -70,15 +69,6 @@ class Memory:
             for i, step in enumerate(self.steps, 1)
         ]
         return fenced("\n".join(lines)) or "empty"
-
-    def table(self) -> str:
-        lines = []
-        for i, step in enumerate(self.steps, 1):
-            fields = {"goal": step.action.goal, "tool": step.action.tool, "call": step.call}
-            fields |= {"result": step.result, "verdict": step.verdict}
-            lines.append(f"step {i}")
-            lines += [f"  {k:8}{textwrap.shorten(v, 90)}".rstrip() for k, v in fields.items()]
-        return "\n".join(lines) or "empty"
 
 
 @dataclass
@@ -104,8 +94,8 @@ class Turn:
 class Episode:
     """A trajectory: its turns, and the one outcome reward that they share (None = not scored).
 
-    group_id: the query that its group answers. stopped: "verifier", "turn limit", "time limit",
-    "context" (no room left), or "no reply" (a frozen role's endpoint failed).
+    group_id: the query that its group answers. stopped: "verifier", "turn limit" or "context" (no
+    room left).
     """
 
     group_id: Hashable
@@ -113,7 +103,7 @@ class Episode:
     turns: list[Turn]
     row: dict = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
-    output: str | None = None
+    output: str = ""
     stopped: str = ""
 
 

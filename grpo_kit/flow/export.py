@@ -1,12 +1,7 @@
 """Episodes for TRL's trainer: a `rollout_func`, its dataset, and rewards of an episode's output.
 
 TRL trains on one sequence per completion, so each turn's context has to extend the one before
-(`AgentSystem(context="append")`):
-
-    trainer = GRPOTrainer(
-        model, [of_output(accuracy_reward)], train_dataset=trl_dataset(task.train),
-        rollout_func=trl_rollout(system, task.train), args=...,
-    )
+(`AgentSystem(context="append")`). `trl_rollouts.Episodes` puts these parts together.
 """
 
 from __future__ import annotations
@@ -93,14 +88,11 @@ def trl_rollout(
 
 
 def of_output(reward: Callable) -> Callable:
-    """The reward of an episode's final output instead of the planner's text; None without one."""
+    """The reward of an episode's final output instead of the planner's text."""
 
-    async def outcome(*, completions: Sequence, output: Sequence[str | None], **columns) -> list:
-        # a text from each, so that groups stay complete
-        scores = reward(completions=[text or "" for text in output], **columns)
-        if inspect.isawaitable(scores):
-            scores = await scores
-        return [s if text is not None else None for s, text in zip(scores, output, strict=True)]
+    async def outcome(*, completions: Sequence, output: Sequence[str], **columns) -> list:
+        scores = reward(completions=list(output), **columns)
+        return await scores if inspect.isawaitable(scores) else scores
 
     outcome.__name__ = reward_name(reward)
     return outcome

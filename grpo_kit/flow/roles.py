@@ -1,51 +1,35 @@
 """The four roles of AgentFlow: a trained planner, a frozen executor, verifier and generator.
 
-A frozen role speaks through a frozen `Policy` (greedy) or through any judge-like object that yields
-replies to conversations (`EndpointJudge`). `Prompts` are the roles' requests: `TINY`, which the
-shipped base knows, or `GENERAL`, for any model that follows instructions.
+`Prompts` are the requests to the roles: `TINY`, which the shipped base knows, or `GENERAL`, for any
+model that follows instructions. For a role behind a server, write an object with the same method,
+`execute`, `verify` or `answer`, and give it to `AgentSystem`.
 """
 
-import copy
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from itertools import compress
 
 import torch
-from anyio.from_thread import start_blocking_portal
 
 from grpo_kit.flow.episodes import Action, Memory
 from grpo_kit.flow.tools import Toolkit
 from grpo_kit.generation import Rollouts, generate, reply
 from grpo_kit.models import Policy
-from grpo_kit.rewards.judge.judges import Failure, FailureWindow, commonest_reason
 from grpo_kit.rewards.judge.texts import fenced
 
-REMEMBERED = 20_000  # replies that a frozen role keeps
-PLACEHOLDER = "7f3a-7f3a"  # a text, where only a chat template's handling of it matters
-FAILURE_WINDOW = 64  # if more than half of so many replies of an endpoint fail, the run ends
+REMEMBERED = 60_000  # replies kept; they are greedy and would come out again
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Templates of the request to each role, a user message, after a system message unless ""."""
+    """Templates of the request to each role, which is a user message."""
 
     plan: str  # of question, memory, tools (described), names (of the tools)
     execute: str  # of context, goal, tool, tools
     verify: str  # of question, memory
     answer: str  # of question, memory
-    system: str = ""
-
-    def messages(self, content: str) -> list[dict]:
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, {"role": "user", "content": content}]
-
-    def check(self, policy: Policy) -> None:
-        """Raise ValueError where the chat template refuses or drops a role that is needed."""
-        roles = [message["role"] for message in self.messages("")]
-        policy.check_template([{"role": r, "content": f"{r} {PLACEHOLDER}"} for r in roles])
 
 
 TINY = Prompts(
@@ -93,7 +77,7 @@ Tool: {tool}
 Tools:
 {tools}
 
-Reply with one JSON object and nothing else: {{"name": "{tool}", "arguments": {{...}}}}""",
+Reply with the call and nothing else, as {tool}(...), its argument as plain text without quotes.""",
     verify=f"""\
 Does the memory hold all that is needed to answer the question?
 {_STATE}
@@ -103,21 +87,24 @@ CONTINUE.""",
 Answer the question from the memory. Results of tools count, your own guesses do not.
 {_STATE}
 Give the final answer as <answer>answer here</answer>.""",
-    system="You are one part of a system that answers questions.",
 )
+
+
+def as_message(content: str) -> list[dict]:
+    """The conversation that asks a role: one message of the user."""
+    return [{"role": "user", "content": content}]
 
 
 class Planner:
     """The trained role: samples actions from the policy, token ids in, token ids out."""
 
     def __init__(self, policy: Policy, toolkit: Toolkit, prompts: Prompts = TINY) -> None:
-        prompts.check(policy)
         self.policy, self.toolkit, self.prompts = policy, toolkit, prompts
 
     def request(self, question: str, memory: Memory) -> list[dict]:
         state = {"question": question, "memory": memory, "tools": self.toolkit.describe()}
         state["names"] = ", ".join(self.toolkit.names)
-        return self.prompts.messages(self.prompts.plan.format(**state))
+        return as_message(self.prompts.plan.format(**state))
 
     def plan(
         self, prompt_ids: Sequence[Sequence[int]], generator=None, **sampling
@@ -157,83 +144,47 @@ def read_action(text: str, names: Sequence[str] | None = None) -> Action:
     return Action(thought.rpartition("<think>")[2].strip(), context, goal, tool, problem)
 
 
-class FrozenRole:
-    """A role that is never trained; `model` is a frozen `Policy`, or a judge-like object."""
+class FrozenRoles:
+    """Executor, verifier and generator: greedy replies of a frozen policy, each computed once."""
 
-    def __init__(self, model: Policy | Any, prompts: Prompts = TINY, max_new_tokens: int = 64):
-        self.name = type(self).__name__.lower()
-        if isinstance(model, Policy):
-            if any(parameter.requires_grad for parameter in model.model.parameters()):
-                raise ValueError(f"the {self.name} is frozen: give it frozen_copy(policy).")
-            prompts.check(model)
-        self.model, self.prompts, self.max_new_tokens = model, prompts, max_new_tokens
-        self._remembered: dict[str, str] = {}  # not in checkpoints: greedy, so it comes out again
-        self._window = FailureWindow(FAILURE_WINDOW, what=f"replies of the {self.name}")
+    def __init__(self, policy: Policy, prompts: Prompts = TINY, max_new_tokens: int = 64):
+        if any(parameter.requires_grad for parameter in policy.model.parameters()):
+            raise ValueError("these roles are frozen: give them frozen_copy(policy).")
+        self.policy, self.prompts, self.max_new_tokens = policy, prompts, max_new_tokens
+        self._remembered: dict[str, str] = {}
 
-    def forgetful(self) -> "FrozenRole":
-        """The same role, which remembers no replies yet: what it is asked leaves this one alone."""
-        other = copy.copy(self)
-        other._remembered = {}
-        return other
-
-    def ask(self, contents: Sequence[str]) -> list[str | None]:
-        """Likeliest replies, without thinking; "" for one too long to ask, None for a failure."""
-        if len(self._remembered) > REMEMBERED:
-            self._remembered.clear()
-        new = [c for c in dict.fromkeys(contents) if c not in self._remembered]
-        replies = self._replies([self.prompts.messages(content) for content in new]) if new else []
-        for content, text in zip(new, replies, strict=True):
-            if text is not None:
-                _, closed, answer = text.rpartition("</think>")
-                thought_only = "<think>" in text and not closed
-                self._remembered[content] = "" if thought_only else answer.strip()
-        return [self._remembered.get(content) for content in contents]
-
-    def _replies(self, conversations: list[list[dict]]) -> list[str | None]:
-        if not isinstance(self.model, Policy):
-            with start_blocking_portal() as portal:  # a notebook has an event loop in this thread
-                return portal.call(self._asked, conversations)
-        policy, limit = self.model, self.max_new_tokens
-        lengths = map(len, policy.encode(conversations))
-        fits = [length <= policy.context_length - limit for length in lengths]
-        texts = iter(())
-        if fitting := [c for c, fit in zip(conversations, fits, strict=True) if fit]:
-            rollouts = reply(policy, fitting, batch_size=128, max_new_tokens=limit, do_sample=False)
-            texts = iter(policy.decode(rollouts.completion_lists()))
-        return [next(texts) if fit else "" for fit in fits]
-
-    async def _asked(self, conversations: list[list[dict]]) -> list[str | None]:
-        async with aclosing(self.model(conversations)) as stream:
-            outcomes = {i: outcome async for i, outcome in stream}
-        failures = [outcome for outcome in outcomes.values() if isinstance(outcome, Failure)]
-        if len(failures) == len(outcomes) and all(failure.hopeless for failure in failures):
-            raise RuntimeError(f"the {self.name} cannot be had: {commonest_reason(failures)}")
-        self._window.add(failures, len(outcomes))
-        ordered = [outcomes[i] for i in range(len(conversations))]
-        return [None if isinstance(outcome, Failure) else outcome.text for outcome in ordered]
-
-
-class Executor(FrozenRole):
-    """Turns the planner's decision into the text of a tool call."""
-
-    def execute(self, actions: Sequence[Action], toolkit: Toolkit) -> list[str | None]:
+    def execute(self, actions: Sequence[Action], toolkit: Toolkit) -> list[str]:
+        """The text of the tool call that each decision of the planner asks for."""
         template, tools = self.prompts.execute, toolkit.describe()
         requests = [template.format(**vars(action), tools=tools) for action in actions]
         return self.ask([fenced(request) for request in requests])
 
-
-class Verifier(FrozenRole):
-    """Says whether memory holds what the question needs."""
-
-    def verify(self, states: Sequence[tuple[str, Memory]]) -> list[str | None]:
-        """The last STOP or CONTINUE of each reply, "" without either, None without a reply."""
+    def verify(self, states: Sequence[tuple[str, Memory]]) -> list[str]:
+        """Is the memory enough for the question? STOP, CONTINUE, or "" for a reply with neither."""
         replies = self.ask([self.prompts.verify.format(question=q, memory=m) for q, m in states])
         verdicts = re.compile(r"\b(STOP|CONTINUE)\b")
-        return [text and ["", *verdicts.findall(text)][-1] for text in replies]
+        return [["", *verdicts.findall(text)][-1] for text in replies]
 
-
-class Generator(FrozenRole):
-    """Writes the final output from question and memory."""
-
-    def answer(self, states: Sequence[tuple[str, Memory]]) -> list[str | None]:
+    def answer(self, states: Sequence[tuple[str, Memory]]) -> list[str]:
+        """The final output of each episode, from its question and memory."""
         return self.ask([self.prompts.answer.format(question=q, memory=m) for q, m in states])
+
+    def ask(self, contents: Sequence[str]) -> list[str]:
+        """The reply to each request without its thinking, "" where the request is too long."""
+        if len(self._remembered) > REMEMBERED:
+            self._remembered.clear()
+        new = [c for c in dict.fromkeys(contents) if c not in self._remembered]
+        self._remembered |= dict.fromkeys(new, "")
+        policy, limit = self.policy, self.max_new_tokens
+        conversations = [as_message(content) for content in new]
+        lengths = map(len, policy.encode(conversations))
+        fits = [length <= policy.context_length - limit for length in lengths]
+        new, conversations = list(compress(new, fits)), list(compress(conversations, fits))
+        if conversations:
+            options = {"batch_size": 128, "max_new_tokens": limit, "do_sample": False}
+            rollouts = reply(policy, conversations, **options)
+            for content, text in zip(new, policy.decode(rollouts.completion_lists()), strict=True):
+                _, closed, answer = text.rpartition("</think>")
+                thought_only = "<think>" in text and not closed
+                self._remembered[content] = "" if thought_only else answer.strip()
+        return [self._remembered[content] for content in contents]

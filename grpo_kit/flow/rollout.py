@@ -8,34 +8,33 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_kit.flow.episodes import Action, Episode, Memory, Step, Turn
-from grpo_kit.flow.roles import PLACEHOLDER, TINY, Executor, Generator, Planner, Verifier
+from grpo_kit.flow.roles import TINY, FrozenRoles, Planner
 from grpo_kit.flow.tools import Toolkit
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.rewards import question_text
 
+PLACEHOLDER = "7f3a-7f3a"  # stands for an action where a chat template writes what surrounds it
+
 
 @dataclass
 class AgentSystem:
-    """A planner, three frozen roles, tools, and the limits of an episode.
+    """A planner, three frozen roles, tools, and the most turns of an episode.
 
-    episode_timeout: seconds; the turn of a batch that exceeds it is the last. context: what the
-    planner reads. "memory" (the paper) is question and memory, written anew each turn; "append"
-    adds the new request to the ids so far, so that the episode is one sequence (see `export`).
+    context: what the planner reads. "memory" (the paper) is question and memory, written anew each
+    turn; "append" adds the new request to the ids so far, so that the episode is one sequence (see
+    `export`).
     """
 
     planner: Planner
-    executor: Executor
-    verifier: Verifier
-    generator: Generator
+    executor: FrozenRoles
+    verifier: FrozenRoles
+    generator: FrozenRoles
     toolkit: Toolkit
     max_turns: int = 6
-    episode_timeout: float = 500.0
     context: str = "memory"
 
     def __post_init__(self) -> None:
@@ -57,11 +56,10 @@ def agent_system(
 ) -> AgentSystem:
     """A system whose planner is `policy` and whose other roles are one frozen model.
 
-    frozen: a frozen `Policy` or an endpoint; None = `frozen_copy(policy)`. limits: `AgentSystem`'s.
+    frozen: a frozen `Policy`; None = `frozen_copy(policy)`. limits: `AgentSystem`'s.
     """
-    frozen = frozen_copy(policy) if frozen is None else frozen
-    roles = (role(frozen, prompts, max_reply_tokens) for role in (Executor, Verifier, Generator))
-    return AgentSystem(Planner(policy, toolkit, prompts), *roles, toolkit, **limits)
+    roles = FrozenRoles(frozen or frozen_copy(policy), prompts, max_reply_tokens)
+    return AgentSystem(Planner(policy, toolkit, prompts), roles, roles, roles, toolkit, **limits)
 
 
 def play(
@@ -86,27 +84,19 @@ def play(
 
 
 def _play_together(system: AgentSystem, episodes: Sequence[Episode], sampling: dict) -> None:
-    running, end = list(episodes), time.perf_counter() + system.episode_timeout
+    running = list(episodes)
     for _ in range(system.max_turns):
         running, actions = _plan(system, running, sampling)
         if not running:
             break
         _act(system, running, actions)
-        verdicts = system.verifier.verify(_states(running))
-        late = time.perf_counter() > end
-        for one, verdict in zip(running, verdicts, strict=True):
-            one.memory = one.memory.judged(verdict or "")
-            ended = "verifier" if verdict == "STOP" else "time limit" if late else ""
-            one.stopped = "no reply" if verdict is None else one.stopped or ended
+        for one, verdict in zip(running, system.verifier.verify(_states(running)), strict=True):
+            one.memory = one.memory.judged(verdict)
+            one.stopped = "verifier" if verdict == "STOP" else ""
         running = [one for one in running if not one.stopped]
     for one in running:
         one.stopped = "turn limit"
-    if cut := sum(one.stopped == "time limit" for one in episodes):
-        limit = f"the time limit of {system.episode_timeout:g} s"
-        remedy = "give the system a longer episode_timeout, or play fewer at a time (batch_size)"
-        warnings.warn(f"{limit} ended {cut} of {len(episodes)} episodes: {remedy}.", stacklevel=3)
-    whole = [one for one in episodes if one.stopped != "no reply"]
-    for one, output in zip(whole, system.generator.answer(_states(whole)), strict=True):
+    for one, output in zip(episodes, system.generator.answer(_states(episodes)), strict=True):
         one.output = output
 
 
@@ -145,15 +135,12 @@ def _act(system: AgentSystem, running: Sequence[Episode], actions: Sequence[Acti
     """Run executor and tools for all plans; each memory gets a step."""
     able = [i for i, action in enumerate(actions) if not action.problem]
     texts = system.executor.execute([actions[i] for i in able], system.toolkit)
-    calls = {i: text for i, text in zip(able, texts, strict=True) if text is not None}
-    results = system.toolkit.run([(text, running[i].row) for i, text in calls.items()])
-    result_of = dict(zip(calls, results, strict=True))
+    calls = [(text, running[i].row) for i, text in zip(able, texts, strict=True)]
+    result_of = dict(zip(able, system.toolkit.run(calls), strict=True))
     for i, (one, action) in enumerate(zip(running, actions, strict=True)):
+        step = Step(action, "no call", action.problem, True)
         if result := result_of.get(i):
             step = Step(action, result.call, result.text, result.error)
-        else:  # nothing was called
-            step = Step(action, "no call", action.problem or "error: no executor", True)
-            one.stopped = "" if action.problem else "no reply"
         one.memory = one.memory.updated(step)
 
 

@@ -23,7 +23,7 @@ MEMORY_MB = 256  # of address space; Python needs some 30
 class PythonTool:
     """Runs code in a locked process of its own. Raises RuntimeError where none can be locked.
 
-    timeout: seconds; `Tool.of` should not get a shorter one.
+    timeout: seconds; that of its `Tool` should not be shorter.
     """
 
     __name__ = "python"
@@ -41,14 +41,7 @@ class PythonTool:
             raise RuntimeError(f"the python tool cannot lock a process on {system}: {remedy}.")
 
     def __call__(self, code: str) -> str:
-        """Run Python code, without files and network, and return what it prints.
-
-        Args:
-            code: a program, such as print(sum(range(10)))
-
-        Returns:
-            what the program printed
-        """
+        """Run Python code, without files and network, and return what it prints."""
         return self._run(code, self.timeout)
 
     def _run(self, code: str, timeout: float) -> str:

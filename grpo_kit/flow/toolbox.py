@@ -38,14 +38,7 @@ _EVALUATOR.nodes = {kind: _EVALUATOR.nodes[kind] for kind in _ARITHMETIC_NODES}
 
 
 def calculator(expression: str) -> str:
-    """Calculate with numbers, + - * / // % ** and parentheses.
-
-    Args:
-        expression: such as 14*3 or (20-5)/2
-
-    Returns:
-        the expression and its value, such as 14*3 = 42
-    """
+    """Calculate with numbers, + - * / // % ** and parentheses, such as (20-5)/2."""
     expression = expression.strip()
     if len(expression) > MAX_EXPRESSION_CHARS:
         raise ValueError("expression too long")
@@ -100,43 +93,24 @@ class Lookup:
     def __init__(self, path: str | Path):
         self.path = Path(path).resolve()
         try:
-            with closing(self._connect()) as connection:
-                # the whole file once, as a damaged page may lie anywhere
-                check = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if check != "ok":
-                raise sqlite3.DatabaseError(check)
-            self._search("a", None)
+            self("a")
         except sqlite3.Error as error:
-            reason = " ".join(str(error).split())
-            message = f"{self.path} is no catalogue ({reason}): write one with make_catalogue."
+            message = f"{self.path} is no catalogue ({error}): write one with make_catalogue."
             raise ValueError(message) from error
 
     def __call__(self, query: str, *, catalogue: int | None = None) -> str:
         """Find the fact whose name or text has the words of the query.
 
-        Args:
-            query: the name of what is to be found
-            catalogue: only facts of this one
-
-        Returns:
-            the fact's text, or not found
+        Only facts of `catalogue` count, if it is not None.
         """
         if len(query) > MAX_QUERY_CHARS:
             raise ValueError("query too long")
-        try:
-            return self._search(query, catalogue)
-        except sqlite3.Error as error:
-            raise ValueError(f"catalogue unreadable, {error}") from error
-
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True)
-
-    def _search(self, query: str, catalogue: int | None) -> str:
         # Each word as an FTS5 string: AND, NEAR, *, name: and quotes have no meaning then.
         words = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", query))
         if not words:
             return NOT_FOUND
-        with closing(self._connect()) as connection:  # its own, as it belongs to one thread
+        # a connection of its own, as it belongs to one thread
+        with closing(sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True)) as connection:
             values = {"words": words, "catalogue": catalogue}
             fact = connection.execute(_SEARCH, values).fetchone()
         return fact[0] if fact else NOT_FOUND

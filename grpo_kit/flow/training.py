@@ -40,14 +40,12 @@ def score_episodes(
 ) -> Tensor:
     """Score final outputs and set each episode's `reward`; returns (N, R) rewards, NaN = unscored.
 
-    A reward's `completion_ids` are all that the planner wrote. An episode without output (an
-    endpoint's failure) is not scored. See `scoring.score_texts`.
+    A reward's `completion_ids` are all that the planner wrote. See `scoring.score_texts`.
     """
-    texts = [episode.output or "" for episode in episodes]  # all, so that groups stay complete
+    texts = [episode.output for episode in episodes]
     rows = [episode.row for episode in episodes]
     ids = [[i for turn in episode.turns for i in turn.completion_ids] for episode in episodes]
     rewards_per_func = score_texts(texts, ids, rows, rewards, state, logged)
-    rewards_per_func[torch.tensor([episode.output is None for episode in episodes])] = math.nan
     totals = combine_rewards(rewards_per_func, weights).tolist()
     for episode, reward in zip(episodes, totals, strict=True):
         episode.reward = None if math.isnan(reward) else reward
@@ -89,13 +87,12 @@ class FlowGRPO:
             if given[name] not in choices:
                 needed = f"{' or '.join(map(repr, choices))} (and evaluate_episodes)"
                 raise ValueError(f"{name} is {given[name]!r}; episodes need {needed}.")
-        system.toolkit.check_columns(prompts.task.train.column_names, f"task {prompts.task.name!r}")
         self.prompts, self.per, self.credit = prompts, per, credit
         self.system = system.with_planner(prompts.policy)
         self.state_dict, self.load_state_dict = prompts.state_dict, prompts.load_state_dict
         self.name = (  # what a resumed run must have in common
             f"flow-grpo, {system.context}, per {per}, credit {credit}, {system.max_turns} turns, "
-            f"{system.episode_timeout:g} s, {'+'.join(system.toolkit.names)}"
+            f"{'+'.join(system.toolkit.names)}"
         )
 
     def __call__(self, generator: torch.Generator, state: Any, metrics: dict) -> Iterator[Batch]:

@@ -66,15 +66,11 @@ class Scripted:
 
 @pytest.fixture(scope="session")
 def text_tool():
-    """Make a tool of one text argument."""
+    """Make a function that can be a tool."""
 
     def make(name, function):
         def tool(text: str) -> str:
-            """Do it.
-
-            Args:
-                text: anything
-            """
+            """Do it."""
             return function(text)
 
         tool.__name__ = name
@@ -102,7 +98,7 @@ def world(tmp_path):
         {"prompt": [{"role": "user", "content": q.text}], "answer": str(q.answer), "catalogue": i}
         for i, q in enumerate(questions)
     ]
-    toolkit = Toolkit([Tool.of(Lookup(path), columns=("catalogue",)), calculator])
+    toolkit = Toolkit([Tool(Lookup(path), columns=("catalogue",)), calculator])
     return questions, rows, toolkit
 
 

@@ -78,17 +78,16 @@ def test_episodes_train_under_trl(tmp_path, task):
     assert not torch.equal(before, weights_of(trainer))
 
 
-def test_a_reward_of_the_output_keeps_its_name_and_none_stays_unscored():
+def test_a_reward_of_the_output_keeps_its_name():
     async def graded(completions, **columns):
-        assert len(completions) == 3
-        return [1.0, 1.0, 0.0]
+        return [float("7" in text) for text in completions]
 
-    given = {"prompts": [], "completions": ["plans"] * 3, "completion_ids": [], "answer": ["7"] * 3}
-    outputs = ["<answer>7</answer>", None, "<answer>8</answer>"]
+    given = {"prompts": [], "completions": ["plans"] * 2, "completion_ids": [], "answer": ["7"] * 2}
+    outputs = ["<answer>7</answer>", "<answer>8</answer>"]
     for reward, name in ((accuracy_reward, "accuracy_reward"), (graded, "graded")):
         outcome = of_output(reward)
         assert outcome.__name__ == name
-        assert asyncio.run(outcome(**given, output=outputs)) == [1.0, None, 0.0]
+        assert asyncio.run(outcome(**given, output=outputs)) == [1.0, 0.0]
 
 
 def test_prompts_of_another_dataset_are_refused(base, task):

@@ -51,15 +51,13 @@ def run(
 
 
 def test_the_planner_learns_and_no_gradient_reaches_a_frozen_module(base, task, system, tmp_path):
-    roles = (system.executor, system.verifier, system.generator)
-    frozen = {id(role.model): role.model for role in roles}
-    before, before_frozen = weights_of(base), [weights_of(model) for model in frozen.values()]
+    frozen = system.executor.policy
+    before, before_frozen = weights_of(base), weights_of(frozen)
     changes = {"beta": 0.05, "generation_batch_size": 16}
     result = run(base, task, system, tmp_path, changes=changes)
     assert not torch.equal(before, weights_of(base))
-    for model, was in zip(frozen.values(), before_frozen, strict=True):
-        assert torch.equal(was, weights_of(model))
-        assert all(p.grad is None and not p.requires_grad for p in model.model.parameters())
+    assert torch.equal(before_frozen, weights_of(frozen))
+    assert all(p.grad is None and not p.requires_grad for p in frozen.model.parameters())
     row = result.history[-1]
     assert row["kl"] > 0 and row["grad_norm"] > 0  # the policy has left its reference
     assert 1 <= row["episode/turns"] <= 4 and 0 <= row["reward"] <= 1
@@ -230,19 +228,14 @@ def test_a_killed_run_goes_on_with_the_same_numbers(base, task, tmp_path, source
         run(again(), task, other, tmp_path / "killed", source, resume=True)
 
 
-def test_an_output_that_could_not_be_had_is_not_scored_and_groups_stay_complete():
-    def group_wise(completions, **columns):
-        assert len(completions) == 3
-        return [float("7" in c[0]["content"]) for c in completions]
-
+def test_the_reward_of_an_output_is_the_episodes():
     row = {"prompt": [{"role": "user", "content": "?"}], "answer": "7"}
-    for reward in (accuracy_reward, group_wise):
-        outputs = ["<answer>7</answer>", None, "<answer>8</answer>"]
-        episodes = [Episode(0, None, [], row, output=output) for output in outputs]
-        rewards_per_func = score_episodes(episodes, [reward])
-        assert [e.reward for e in episodes] == [1.0, None, 0.0]
-        assert math.isnan(rewards_per_func[1, 0])
-    assert score_episodes(episodes[1:2], [accuracy_reward]).isnan().all()
+    outputs = ["<answer>7</answer>", "<answer>8</answer>", ""]
+    episodes = [Episode(0, None, [], row, output=output) for output in outputs]
+    assert score_episodes(episodes, [accuracy_reward]).tolist() == [[1.0], [0.0], [0.0]]
+    assert [e.reward for e in episodes] == [1.0, 0.0, 0.0]
+    score_episodes(episodes, [lambda completions, **columns: [None, 1.0, 0.0]])
+    assert [e.reward for e in episodes] == [None, 1.0, 0.0], "None is never 0"
 
 
 def test_a_reward_gets_the_ids_of_all_turns():
@@ -301,12 +294,6 @@ def test_a_reward_that_is_never_earned_leaves_no_trace(base, task, system, tmp_p
 
     with pytest.raises(RuntimeError, match="none of 16 episodes earned a reward of 1"):
         run(base, task, system, tmp_path, OfflineTraces, never)
-
-
-def test_a_task_lacking_a_tools_column_is_named(base, task, system, tmp_path):
-    bare = dataclasses.replace(task, train=task.train.remove_columns("catalogue"))
-    with pytest.raises(ValueError, match="lookup takes the column 'catalogue', which task 'tool_q"):
-        run(base, bare, system, tmp_path)
 
 
 @pytest.mark.gpu

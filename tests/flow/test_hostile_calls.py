@@ -4,7 +4,6 @@ Each call runs in the one toolkit of the agent, beside a canary file, a catalogu
 catalogue's facts in it, a server that counts who connects, and a secret in the environment.
 """
 
-import json
 import os
 import socket
 import sys
@@ -23,11 +22,6 @@ from grpo_kit.flow.tools import Tool, Toolkit, ToolResult
 SECRET = "tell-nobody-4711"
 TIMEOUT = 1.0  # of the python tool
 LONG = 100_000
-
-
-def call(name, **arguments) -> str:
-    return json.dumps({"name": name, "arguments": arguments})
-
 
 # ------------------------------------------------------------- calculator: every one is an error
 
@@ -72,25 +66,10 @@ NO_CALLS = [
     "lооkup(lamp)",  # with Cyrillic o
     "lookup(lamp); calculator(1+1)) and", "{" * LONG, '{"name":' * LONG,
     "[" * LONG + "]" * LONG, '{"name": "lookup", "arguments": {"query": "lamp"}',
-    '{"name": "lookup", "arguments": {"query": "lamp"}} and more',
-    '{"name": "lookup", "arguments": {"query": "lamp"}}{"name": "lookup"}',
-    "{'name': 'lookup', 'arguments': {'query': 'lamp'}}", '{"name": "lookup", "arguments": "lamp"}',
-    '{"name": "lookup", "arguments": ["lamp"]}', '{"name": "lookup", "arguments": null}',
-    '{"name": ["lookup"], "arguments": {}}', '{"name": null, "arguments": {}}',
-    '{"function": "lookup", "arguments": {"query": "lamp"}}',
-    '[{"name": "lookup", "arguments": {"query": "lamp"}}]',
-    '{"name": "lookup", "arguments": {"query": ' + "9" * LONG + "}}",
-    "<tool_call><tool_call></tool_call>", "<tool_call>" * LONG, "```json```json```",
-    "a" * LONG + "(x)", call("__init__", self=1), call("lookup\n\x1b[2J", query="x"),
-    call("", query="x"), call("lookup"), call("lookup", Query="lamp"), call("lookup", query=None),
-    call("lookup", query=5), call("lookup", query=["lamp"]), call("lookup", query={"$ne": None}),
-    call("lookup", query="lamp", catalogue=2), call("lookup", query="lamp", catalogue=None),
-    call("lookup", query="lamp", limit=99), call("lookup", query="lamp", self=None),
-    call("lookup", query="lamp", **{"__class__": "x"}),
-    call("lookup", query="lamp", **{"x" * LONG: "x"}), call("calculator", expression=float("nan")),
-    call("calculator", expression=True), call("calculator", expression="1+1", timeout=1e9),
-    call("python", code=["print(1)"]), call("python", code="print(1)", timeout=1e9),
-    call("python", code="print(1)", memory_mb=10**9),
+    '{"name": "lookup", "arguments": {"query": "lamp"}}', "<tool_call>" * LONG,
+    '{"name": "lookup", "arguments": {"query": ' + "9" * LONG + "}}", "```json```json```",
+    "a" * LONG + "(x)", "__init__(1)", "lookup\n\x1b[2J(x)", "lookup(lamp)(lamp", "lookup (lamp)",
+    "lookup.path(lamp)", "lookup[0](lamp)", "lookup=lamp", "lookup(lamp)lookup(lamp) .",
 ]  # fmt: skip
 
 # -------------------------- python: what gets out prints "escaped"; most end in an error's text
@@ -202,10 +181,10 @@ class World:
         self.port = self.server.getsockname()[1]
         self.connections, self.me = 0, psutil.Process()
         threading.Thread(target=self._count, daemon=True).start()
-        lookup = Tool.of(Lookup(catalogue), columns=["catalogue"])
+        lookup = Tool(Lookup(catalogue), columns=["catalogue"])
         tools = [calculator, lookup]
         if sys.platform == "linux":
-            tools.append(Tool.of(PythonTool(timeout=TIMEOUT), timeout=2 * TIMEOUT))
+            tools.append(Tool(PythonTool(timeout=TIMEOUT), timeout=2 * TIMEOUT))
         self.toolkit = Toolkit(tools)
         self.before = self.state()
 
@@ -251,16 +230,14 @@ def numbered(texts) -> list:
 
 @pytest.mark.parametrize("expression", numbered(EXPRESSIONS))
 def test_calculator_refuses_what_is_no_small_sum(world, expression):
-    result = world.run(call("calculator", expression=expression))
+    result = world.run(f"calculator({expression})")
     assert result.error and result.text.startswith("error: ")
-    assert world.run(f"calculator({expression})").text == result.text
 
 
 @pytest.mark.parametrize("query", numbered(QUERIES + TOO_LONG_QUERIES))
 def test_lookup_takes_any_query_for_words(world, query):
-    for text in (call("lookup", query=query), f"lookup({query})"):
-        replies = ["error: query too long"] if len(query) > 1000 else ["lamp 14", "not found"]
-        assert world.run(text).text in replies
+    replies = ["error: query too long"] if len(query) > 1000 else ["lamp 14", "not found"]
+    assert world.run(f"lookup({query})").text in replies
 
 
 @pytest.mark.parametrize("text", numbered(NO_CALLS))
@@ -275,7 +252,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the python tool
 @linux_only
 @pytest.mark.parametrize("code", [pytest.param(code, id=name) for name, code in CODES.items()])
 def test_python_computes_and_prints_and_does_no_more(world, code):
-    result = world.run(call("python", code=code))
+    result = world.run(f"python({code})")
     assert not result.text.startswith("escaped") and "\nescaped" not in result.text
     assert "root:" not in result.text
 
@@ -283,7 +260,7 @@ def test_python_computes_and_prints_and_does_no_more(world, code):
 @linux_only
 def test_many_hostile_calls_at_once_end_in_time(world):
     codes = ["while True: pass", "import time; time.sleep(60)", "while True: print(1)", "print(1)"]
-    calls = [(call("python", code=code), {"catalogue": 1}) for code in codes]
+    calls = [(f"python({code})", {"catalogue": 1}) for code in codes]
     results = world.toolkit.run(calls + [("lookup(lamp)", {"catalogue": 1})])
     assert [result.error for result in results[:2]] == [True, True]
     assert results[4].text == "lamp 14"

@@ -1,6 +1,5 @@
-"""Tools without a model: schema, calls, validation, limits, and each tool's normal use."""
+"""Tools without a model: descriptions, calls, limits, and each tool's normal use."""
 
-import json
 import os
 import re
 import signal
@@ -8,14 +7,13 @@ import sqlite3
 import sys
 import threading
 import time
-from typing import Literal
 
 import pytest
 
 from grpo_kit.flow import tools
 from grpo_kit.flow.sandbox import PythonTool
 from grpo_kit.flow.toolbox import Lookup, calculator, make_catalogue
-from grpo_kit.flow.tools import Tool, Toolkit, ToolResult, read_call
+from grpo_kit.flow.tools import Tool, Toolkit, ToolResult
 
 FACTS = [
     (1, "lamp", "lamp 14, shop Nord"), (1, "chair", "chair 7, shop Alba"),
@@ -24,23 +22,17 @@ FACTS = [
 ]  # fmt: skip
 
 
-def add(a: int, b: int = 1) -> str:
-    """Add two
+def add(numbers: str, *, more: int = 0) -> str:
+    """Add
     numbers.
 
-    Args:
-        a: the first
-        b: the second
+    The second paragraph is for people.
     """
-    return f"{a + b!r} ({type(a).__name__})"
+    return str(sum(map(int, numbers.split("+"))) + more)
 
 
 def run(given, *calls, row=None, **limits) -> list[ToolResult]:
     return Toolkit(given, **limits).run([(call, row or {}) for call in calls])
-
-
-def json_call(name, **arguments) -> str:
-    return json.dumps({"name": name, "arguments": arguments})
 
 
 @pytest.fixture(scope="module")
@@ -58,143 +50,64 @@ def catalogue(tmp_path):
 @pytest.fixture
 def lookup(catalogue):
     """The tool over the catalogues of the row."""
-    return Tool.of(Lookup(catalogue), columns=["catalogue"])
+    return Tool(Lookup(catalogue), columns=["catalogue"])
 
 
-# --- schema ---------------------------------------------------------------------------------------
+# --- descriptions and calls -----------------------------------------------------------------------
 
 
-def test_description_names_arguments_types_choices_and_what_is_optional(lookup):
-    def paint(colour: Literal["red", "blue"]) -> str:
-        """Paint.
-
-        Args:
-            colour: of the wall
-        """
-        return colour
-
-    kit = Toolkit([add, lookup, paint])
-    assert kit.names == ["add", "lookup", "paint"]
+def test_a_description_names_the_argument_and_no_column(lookup):
+    kit = Toolkit([Tool(add, columns=["more"]), lookup])
+    assert kit.names == ["add", "lookup"]
     assert kit.describe().splitlines() == [
-        "add(a: integer, b: integer (optional)): Add two numbers.",
-        "  a: the first; b: the second",
-        "lookup(query: string): Find the fact whose name or text has the words of the query.",
-        "  query: the name of what is to be found",
-        'paint(colour: "red"|"blue"): Paint.',
-        "  colour: of the wall",
+        "add(numbers): Add numbers.",
+        "lookup(query): Find the fact whose name or text has the words of the query.",
     ]
-    good, bad = run([paint], "paint(red)", "paint(green)")
-    assert good.text == "red"
-    assert bad.error and "'red' or 'blue'" in bad.text
 
 
-DESCRIBED = "Say.\n\nArgs:\n    x: a thing\n"
+def no_docstring(x): ...
+def two_texts(x, y):
+    """Take two."""
 
 
-def no_hint(x): ...
-def no_docstring(x: str): ...
-def no_line(x: str): ...
-def only_arguments(x: str): ...
-async def later(x: str): ...
+def nothing():
+    """Take none."""
 
 
-no_hint.__doc__ = later.__doc__ = DESCRIBED
-no_line.__doc__, only_arguments.__doc__ = "Say nothing of x.", "Args:\n    x: a thing\n"
+async def later(x):
+    """Take one."""
 
 
-@pytest.mark.parametrize(
-    "function", [no_hint, no_docstring, no_line, only_arguments, later, lambda x: x, 7]
-)
-def test_what_is_no_tool_is_refused_in_a_sentence_that_names_it(function):
-    with pytest.raises(ValueError, match=getattr(function, "__name__", "7")):
-        Tool.of(function)
+@pytest.mark.parametrize("function", [no_docstring, two_texts, nothing, later, lambda x: x])
+def test_a_function_that_cannot_be_a_tool_is_refused_by_name(function):
+    with pytest.raises(ValueError, match=f"{function.__name__} is no tool: write"):
+        Tool(function)
 
 
 def test_unknown_columns_no_tools_and_equal_names_are_refused(echo):
-    with pytest.raises(ValueError, match=r"\['c'\], which add does not take"):
-        Tool.of(add, columns=["c"])
-    for given in ([], [add, echo, add]):
+    with pytest.raises(ValueError, match=r"add does not take the columns \['c'\]"):
+        Tool(add, columns=["c"])
+    for given in ([], [echo, echo]):
         with pytest.raises(ValueError, match="give at least one, and each another name"):
             Toolkit(given)
 
 
-# --- calls ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "call"),
-    [
-        ("lookup(lamp)", ("lookup", "lamp")),
-        (" lookup( lamp )\n", ("lookup", " lamp ")),
-        ("calculator((1+2)*3)", ("calculator", "(1+2)*3")),
-        ("python(print(1)\nprint(2))", ("python", "print(1)\nprint(2)")),
-        ("now()", ("now", "")),
-        ('{"name": "f", "arguments": {"x": [1]}}', ("f", {"x": [1]})),
-        ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', ("f", {})),
-        ('```json\n{"name": "f", "arguments": {}}\n```', ("f", {})),
-    ],
-)
-def test_both_forms_of_a_call_are_read(text, call):
-    assert read_call(text) == call
-
-
-def test_anything_else_is_no_call(echo):
-    texts = ["", "lookup(lamp) then", "two words(x)", "null", '{"name": "f", "arguments": "x"}']
-    assert {result.text for result in run([echo], *texts, "```json")} == {"error: not a call"}
-
-
-def test_plain_text_is_the_only_required_argument(echo):
-    def now() -> str:
-        """Tell the time."""
-        return "noon"
-
-    results = run([now, add, echo], "now()", "now(x)", "add(1)", "echo(a(b)c)")
-    assert [result.text for result in results] == [
-        "noon", "error: call now with JSON", "error: call add with JSON", "a(b)c",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"a": 2}, "3 (int)"),
-        ({"a": "2", "b": 3}, "5 (int)"),
-        ({}, "error: a: Field required"),
-        ({"a": 1, "c": 1}, "error: c: Extra inputs are not permitted"),
-        ({"a": [1]}, "error: a: Input should be a valid integer"),
-    ],
-)
-def test_arguments_are_checked_against_the_hints(arguments, text):
-    assert run([add], json_call("add", **arguments))[0].text == text
-
-
-def test_a_tool_may_call_its_arguments_as_it_likes():
-    def odd(copy: str, model_json_schema: str = "-", function: str = "+") -> str:
-        return copy + model_json_schema + function
-
-    names = ("copy", "model_json_schema", "function")  # which pydantic and functools use
-    odd.__doc__ = "Join.\n\nArgs:\n" + "".join(f"    {name}: one\n" for name in names)
-    assert run([odd], json_call("odd", copy="a", function="b"))[0].text == "a-b"
-
-
-def test_calls_are_shown_on_one_line_and_cut(echo):
-    results = run(
-        [echo, add], json_call("echo", text="a\nb\r\nc"), json_call("add", a=1, b="x"),
-        json_call("echo", text=5), f"echo({'y' * 500})", "gibberish\non two lines",
-    )  # fmt: skip
-    calls = [result.call for result in results]
-    assert calls[:3] == ["echo(text='a\\nb\\r\\nc')", "add(a=1, b='x')", "echo(text=5)"]
-    assert len(calls[3]) == 200 and calls[3].endswith("…")
-    assert calls[4] == "gibberish on two lines"
+def test_a_call_is_a_name_and_the_text_in_its_parentheses(echo):
+    texts = [" echo(a(b)c)\n", "echo()", "echo( two words )", "echo(1\n2)"]
+    results = run([echo], *texts)
+    assert [result.text for result in results] == ["a(b)c", "", " two words ", "1\n2"]
+    assert [result.call for result in results] == [*map(str.strip, texts[:3]), "echo(1 2)"]
+    no_calls = ["", "echo(lamp) then", "two words(x)", "null", '{"name": "echo"}', "echo(x"]
+    assert {result.text for result in run([echo], *no_calls)} == {"error: not a call"}
+    assert run([echo], "other(x)")[0] == ToolResult("other(x)", 'error: no tool "other"', True)
+    (long,) = run([echo], f"echo({'y' * 500})")
+    assert len(long.call) == 200 and long.call.endswith("…")
 
 
 def test_columns_come_from_the_row_and_never_from_the_model(lookup):
-    assert "catalogue" not in json.dumps(lookup.arguments)
-    other = (json_call("lookup", query="lamp", catalogue=2), {"catalogue": 1})
     calls = [("lookup(lamp)", {"catalogue": 1 + i % 2}) for i in range(40)]
-    *texts, refused = [result.text for result in Toolkit([lookup]).run([*calls, other])]
+    texts = [result.text for result in Toolkit([lookup]).run(calls)]
     assert texts == ["lamp 14, shop Nord", "lamp 21, shop Alba"] * 20, "also from many threads"
-    assert refused == "error: catalogue: Extra inputs are not permitted"
     with pytest.raises(ValueError, match=r"column 'catalogue'.*\['answer'\]"):
         run([lookup], "lookup(lamp)", row={"answer": 3})  # the caller's mistake, not the model's
 
@@ -222,7 +135,7 @@ def test_a_hung_call_times_out_and_reaches_no_later_run(text_tool, echo, monkeyp
     monkeypatch.setattr(tools, "CONCURRENCY", 2)
     release = threading.Event()
     hang = text_tool("hang", lambda text: release.wait())
-    kit = Toolkit([Tool.of(hang, timeout=0.05), echo])
+    kit = Toolkit([Tool(hang, timeout=0.05), echo])
     *hung, done = kit.run([(call, {}) for call in [*["hang(x)"] * 5, "echo(done)"]])
     late = ("error: timed out after 0.05 s", True)
     assert [(result.text, result.error) for result in hung] == [late] * 5 and done.text == "done"
@@ -237,14 +150,10 @@ import threading
 from grpo_kit.flow.tools import Tool, Toolkit
 
 def hang(text: str) -> str:
-    '''Never return.
-
-    Args:
-        text: anything
-    '''
+    '''Never return.'''
     threading.Event().wait()
 
-print(Toolkit([Tool.of(hang, timeout=0.05)]).run([("hang(x)", {})])[0].text)
+print(Toolkit([Tool(hang, timeout=0.05)]).run([("hang(x)", {})])[0].text)
 """
     assert run_python(code) == "error: timed out after 0.05 s\n"
 
@@ -362,16 +271,11 @@ def test_a_catalogue_that_fails_half_way_leaves_the_old_one(catalogue):
 
 BREAKS = {
     "missing": lambda path: path.unlink(),
-    "damaged page": lambda path: path.write_bytes(
-        (data := path.read_bytes())[:4096] + bytes(4096) + data[8192:]
-    ),
     "other table": lambda path: sqlite3.connect(path).executescript(
         "DROP TABLE facts; CREATE TABLE facts (name, text)"
     ),
-    "truncated": lambda path: path.write_bytes(path.read_bytes()[:5000]),
     "random": lambda path: path.write_bytes(os.urandom(5000)),
     "empty": lambda path: path.write_bytes(b""),
-    "text": lambda path: path.write_text("lamp 14\n" * 999),
     "a folder": lambda path: path.unlink() or path.mkdir(),
 }
 
@@ -385,10 +289,10 @@ def test_what_is_no_catalogue_is_refused_and_never_made(catalogue, break_it):
     assert list(catalogue.parent.iterdir()) == before
 
 
-def test_a_catalogue_that_goes_under_way_is_a_text(catalogue):
+def test_a_catalogue_that_disappears_is_a_text_for_the_planner(catalogue):
     lookup = Lookup(catalogue)
     catalogue.unlink()
-    assert run([lookup], "lookup(lamp)")[0].text.startswith("error: catalogue unreadable")
+    assert run([lookup], "lookup(lamp)")[0].text.startswith("error: sqlite3.OperationalError")
     assert not catalogue.exists()
 
 

@@ -69,7 +69,8 @@ def group_advantages(
             G - 1: a rarely solved question counts more). True and False mean "group" and "none".
         baseline: the mean that is taken off, of the "group", of the "others" in it (RLOO, arXiv
             2402.14740: G / (G - 1) times as much; with "none" the gradient is unbiased), or of all
-            N, which is then one group (REINFORCE++, arXiv 2501.03262).
+            N, which is then one group (REINFORCE++, arXiv 2501.03262; each completion counts once,
+            where verl and OpenRLHF weigh mean and std by tokens).
 
     Returns (N,) float, finite. Raises ValueError for what does not fit or is infinite.
     """

@@ -18,6 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ from grpo_kit.models import Policy, reference_of, weights_hash
 from grpo_kit.rewards.rules import accuracy_reward
 from grpo_kit.rewards.scoring import (
     PROTOCOL,
+    RewardError,
     check_columns,
     check_rewards,
     reward_names,
@@ -126,16 +128,14 @@ def train(
             state = SimpleNamespace(global_step=step, max_steps=config.max_steps, progress=spent)
             metrics, stats, names = {}, {}, {}  # of the sampling, of the update, of rewards
 
-            for batch in source(generator, state, metrics):  # sample, score, compare
-                names |= dict.fromkeys(batch.names)
-                if batch.rewards.isnan().all():
-                    continue
-                try:
+            with _errors_named(step + 1, files.remedy):
+                for batch in source(generator, state, metrics):  # sample, score, compare
+                    names |= dict.fromkeys(batch.names)
+                    if batch.rewards.isnan().all():
+                        continue
                     # the first update of a step moves the schedule on, and is the one in the log
                     update = learner.update(batch, scheduled=not stats)
-                except FloatingPointError as error:
-                    raise RuntimeError(f"{error} at step {step + 1}; {files.remedy}.") from None
-                stats = stats or update
+                    stats = stats or update
 
             step += 1
             tokens = files.tokens + int(metrics.pop("generated_tokens"))
@@ -179,6 +179,17 @@ def _spent(config: GRPOConfig, step: int, tokens: int) -> float:
     """How much of its steps or tokens a run has used up, 0..1."""
     share = tokens / config.max_generated_tokens if config.max_generated_tokens else 0.0
     return min(max(step / config.max_steps, share), 1.0)
+
+
+@contextmanager
+def _errors_named(step: int, remedy: str) -> Iterator[None]:
+    """Say at which step a reward raised or the loss was not finite, and what to do."""
+    try:
+        yield
+    except FloatingPointError as error:
+        raise RuntimeError(f"{error} at step {step}; {remedy}.") from None
+    except RewardError as error:
+        raise RewardError(f"{error} This was at step {step}; {remedy}.") from error.__cause__
 
 
 def progress_bar(config: GRPOConfig, done: int, sampler: str, engine: str = "grpo") -> tqdm:

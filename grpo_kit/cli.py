@@ -218,30 +218,18 @@ def evaluate(
     if output.is_dir():
         raise typer.BadParameter(f"{output} is a folder; name a file for the numbers (--output).")
     make_output_dir(output.parent)
+    from grpo_kit.lab.evaluation import evaluate_profile
+
     chosen = _chosen(profile, policy)
     if policy is not None:
         chosen = replace(chosen, lora_rank=0)
-    from grpo_kit.lab.evaluation import GRADES, evaluate_test_set, load_test_set
-    from grpo_kit.lab.records import where_it_ran
-
-    task = task or chosen.task
-    if task in chosen.adapters:  # that task's warm-up
-        chosen = replace(chosen, task=task)
-    test_set = load_test_set(task, data)  # before the model: the folder may be missing
-    accuracy, answers = evaluate_test_set(
-        chosen.load_policy(),
-        test_set if rows is None else test_set.select(range(min(rows, len(test_set)))),
-        GRADES[task],
-        max_new_tokens=max_new_tokens or chosen.config.max_completion_length,
-        backend=backend,
-    )
-    content = {"task": task, "policy": Path(chosen.policy).name, "adapter": chosen.adapter}
-    content |= accuracy | {"answers": answers} | where_it_ran(chosen.device)
-    write_atomic(output, json.dumps(content, indent=1) + "\n")
+    options = {"rows": rows, "max_new_tokens": max_new_tokens, "backend": backend}
+    measured = evaluate_profile(chosen, task, data, **options)
+    write_atomic(output, json.dumps(measured, indent=1) + "\n")
     for reading in ("strict", "lenient"):
-        share, low, high = (accuracy[reading + end] for end in ("", "/low", "/high"))
+        share, low, high = (measured[reading + end] for end in ("", "/low", "/high"))
         typer.echo(f"{reading:8} {share:.3f} [{low:.3f}, {high:.3f}]")
-    typer.echo(f"n {accuracy['n']}, cut off {accuracy['truncated']:.1%}; {output}")
+    typer.echo(f"n {measured['n']}, cut off {measured['truncated']:.1%}; {output}")
 
 
 @app.command("plan")

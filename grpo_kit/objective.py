@@ -354,9 +354,7 @@ def policy_loss(
         surrogate, loss_type=loss_type, epsilon=epsilon, epsilon_high=epsilon_high, delta=delta,
         importance_sampling_level=importance_sampling_level,
     )  # fmt: skip
-    of_batch = partial(
-        aggregate, loss_type=loss_type, max_completion_length=max_completion_length
-    )
+    of_batch = partial(aggregate, loss_type=loss_type, max_completion_length=max_completion_length)
     batch = (logps, old_logps, advantages, mask)
     level = {"importance_sampling_level": importance_sampling_level}
     return loss_by(by_token, of_batch, *batch, **level, **others)

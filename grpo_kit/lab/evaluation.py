@@ -5,6 +5,7 @@ Graded twice, since papers count both ways: *strict* wants the answer between `<
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from scipy.stats import binomtest
@@ -12,7 +13,9 @@ from tqdm import tqdm
 
 from grpo_kit import backends, tasks
 from grpo_kit.generation import check_lengths
+from grpo_kit.lab.records import where_it_ran
 from grpo_kit.models import Policy
+from grpo_kit.profiles import Profile
 from grpo_kit.rewards.rules import means_the_same
 from grpo_kit.tasks.answers import extract_answer, is_correct
 from grpo_kit.tasks.published import math500
@@ -69,3 +72,25 @@ def evaluate_test_set(
         low, high = binomtest(sum(graded), n).proportion_ci(method="wilson")
         result |= {name: sum(graded) / n, f"{name}/low": low, f"{name}/high": high}
     return result | {"truncated": cut / n, "mean_length": sum(lengths) / n, "n": n}, shown
+
+
+def evaluate_profile(
+    profile: Profile, task: str | None = None, folder: Path | None = None, *,
+    rows: int | None = None, max_new_tokens: int | None = None, backend: str = "auto",
+) -> dict:  # fmt: skip
+    """Evaluate a profile's policy on a test set; returns the numbers and where they were measured.
+
+    `task` and its `folder` are by default the profile's. Only the first `rows` are answered, with
+    at most `max_new_tokens` each. Raises as `evaluate_test_set`.
+    """
+    task = task or profile.task
+    if task in profile.adapters:  # the warm-up for that task
+        profile = replace(profile, task=task)
+    test_set = load_test_set(task, folder)  # before the model: the folder may be missing
+    if rows is not None:
+        test_set = test_set.select(range(min(rows, len(test_set))))
+    limit = max_new_tokens or profile.config.max_completion_length
+    policy, options = profile.load_policy(), {"max_new_tokens": limit, "backend": backend}
+    accuracy, answers = evaluate_test_set(policy, test_set, GRADES[task], **options)
+    about = {"task": task, "policy": Path(profile.policy).name, "adapter": profile.adapter}
+    return about | accuracy | {"answers": answers} | where_it_ran(profile.device)

@@ -11,7 +11,7 @@
 #   make report      verdicts on the claims, from the stored runs, as a page in runs/
 #   make results     renew what is computed from the stored runs: data/results, tests/README.md
 #   make site        the notebooks, the report and the replays as one static site in runs/site
-#   make bench       a step beside TRL's, memory, and how both grow, into runs/bench
+#   make bench       a step beside TRL's at four sizes of model, with memory, into runs/bench
 #   make pretrain    rebuild the tiny base model into runs/base
 #   make chaos       runs killed, stopped, starved and damaged at random, N=60 of them: minutes
 #   make lint        ruff
@@ -104,7 +104,6 @@ site: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/grpo-kit bench
-	$(BIN)/grpo-kit bench --scaling
 
 pretrain: $(STAMP)
 	$(BIN)/grpo-kit pretrain

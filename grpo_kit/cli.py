@@ -71,8 +71,7 @@ Seed = Annotated[int, Option(min=0, max=2**32 - 1, help="Of sampling, weights, o
 VllmShare = Annotated[float, Option(min=0.01, max=0.99, help="Of a GPU's memory, for vLLM.")]
 Vllm = Annotated[Literal["colocate", "server"] | None, Option(help="Where vLLM samples for TRL.")]
 Device = Literal["cpu", "cuda", "mps"]
-Gpu = Literal["T4", "L4", "A100-40", "A100-80", "H100", "H200"]
-Engine = Literal["kit", "trl", "trl+vllm", "trl+vllm-server"]
+Gpu = Literal["T4", "L4", "A100-40", "A100-80", "H100"]
 Jobs = Annotated[int | None, Option(min=1, help="Notebooks at a time. [default: 2, of one core 1]")]
 Processes = Annotated[int | None, Option(min=1, help="Processes at a time.")]
 
@@ -235,47 +234,27 @@ def evaluate(
 @app.command("plan")
 def plan_run(
     profile: ProfileName = "paper",
-    gpus: Annotated[int, Option(min=1, help="How many.")] = 1,
-    gpu: Annotated[Gpu, Option(help="Of which kind.")] = "H100",
-    up_to: Annotated[int | None, Option(min=2, help="A row each for 1, 2, 4 … GPUs.")] = None,
+    gpu: Annotated[Gpu, Option(help="The GPU that it runs on.")] = "H100",
     here: Annotated[
         bool, Option("--here", help="On this machine, by a few steps made now.")
     ] = False,
-    engine: Annotated[Engine | None, Option(help="Who samples and trains.")] = None,
     policy: PolicyName = None,
-    sharded: Annotated[bool, Option("--sharded", help="Weights over GPUs (ZeRO-3).")] = False,
-    vllm_share: VllmShare = 0.3,
-    price: Annotated[float | None, Option(min=0, help="Of an hour of one GPU.")] = None,
-    prompt_length: Annotated[int, Option(min=1, help="Tokens of a prompt.")] = 200,
-    mean_share: Annotated[float, Option(min=0.01, max=1, help="Mean length, as a share.")] = 0.5,
-    reached: Annotated[float, Option(min=0.01, max=1, help="Share of the limits reached.")] = 0.3,
 ) -> None:
-    """Count the memory, time and cost of a profile's run, before it is started.
+    """Count the memory and the hours of a profile's run by the kit's trainer, before it is started.
 
-    By default the kit's trainer runs on one GPU, TRL's on more. Exit code 1 where it does not fit.
-    `--up-to 64` says what more GPUs bring, and what sets the limit.
+    Exit code 1 where it does not fit. `accelerate estimate-memory MODEL` is for other models.
     """
-    from rich.console import Console
-
-    from grpo_kit.lab.planner import advice, growth, plan, plan_here, table
+    from grpo_kit.lab.planner import plan, plan_here
 
     chosen = _chosen(profile, policy)
-    if here and (gpus > 1 or up_to or engine or sharded):
-        others = "--gpus, --up-to, --engine, --sharded"
-        raise ValueError(f"--here times the kit's trainer: leave out {others}.")
-    options = {
-        "gpu": gpu, "sharded": sharded, "vllm_share": vllm_share, "prompt_length": prompt_length,
-        "mean_share": mean_share, "reached": reached,
-    }  # fmt: skip
-    if up_to:
-        if gpus > 1 or engine == "kit":
-            raise ValueError("--up-to counts the GPUs itself, for TRL: leave out --gpus, kit.")
-        return Console().print(growth(chosen, up_to, price, engine=engine or "trl", **options))
-    engine = engine or ("kit" if gpus == 1 else "trl")
-    needed = plan_here(chosen) if here else plan(chosen, gpus=gpus, engine=engine, **options)
-    Console().print(table(needed, price))
-    typer.echo(advice(chosen, needed))
-    raise typer.Exit(int(needed.room < 0))
+    needed = plan_here(chosen) if here else plan(chosen, gpu)
+    for part, gib in needed.memory.items():
+        typer.echo(f"{part:21} {gib:6.2f} GiB")
+    for part, seconds in needed.seconds.items():
+        typer.echo(f"{part:21} {seconds:6.2f} s a step")
+    typer.echo(f"{'all steps':21} {needed.hours:6.2f} hours, without evaluations")
+    typer.echo(needed)
+    raise typer.Exit(int(needed.total > needed.has))
 
 
 @app.command()
@@ -289,9 +268,9 @@ def run(
     arm: Annotated[list[str] | None, Option(help="Only this arm; may be given again.")] = None,
     claims: Annotated[bool, Option("--claims", help="Only arms that test claims.")] = False,
     processes: Processes = None,
-    on: Annotated[Literal["here", "ray", "slurm"], Option(
-        help="Who makes them: this machine, a Ray cluster (RAY_ADDRESS, or one started here), or "
-             "Slurm, whose job script is written.")] = "here",
+    on: Annotated[Literal["here", "ray"], Option(
+        help="Who makes them: this machine, or a Ray cluster (RAY_ADDRESS, or one started here)."
+    )] = "here",
     output: Results = None,
     work: Annotated[Path, Option(help="Folder for checkpoints and logs.")] = Path("runs/grid"),
 ) -> None:  # fmt: skip
@@ -301,11 +280,11 @@ def run(
     """
     results = make_output_dir(output or results_dir())  # before the seconds that torch takes
     make_output_dir(work)
-    from grpo_kit.lab import workers
+    from grpo_kit.lab import grid
     from grpo_kit.lab.claims import planned
     from grpo_kit.lab.experiments import EXPERIMENTS
-    from grpo_kit.lab.grid import jobs_of, parse_seeds, run_grid, usual_seeds
     from grpo_kit.lab.summary import summarise, summary_text
+    from grpo_kit.lab.workers import on_ray
 
     if name not in EXPERIMENTS:
         raise ValueError(f"there is no experiment {name!r}: choose among {', '.join(EXPERIMENTS)}")
@@ -318,21 +297,18 @@ def run(
         cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
         processes = len(cores) if chosen.device == "cpu" else 1
     _use_threads(chosen)
-    # other machines, and tasks of Slurm, may start elsewhere
+    # other machines may start elsewhere
     results, work = (results, work) if on == "here" else (results.resolve(), work.resolve())
-    options = ["--profile", profile, "--output", str(results), "--work", str(work)]
-    command = [sys.executable, "-m", "grpo_kit.cli", "run", name, *options]
-    arm, usual = planned(name, profile) if claims else (arm, usual_seeds(profile))
-    grid = name, EXPERIMENTS[name], chosen, parse_seeds(seeds) if seeds else usual
-    where = {"results": results, "work": work, "arms": arm}
-    if on == "slurm":
-        missing = [job for job in jobs_of(*grid, **where) if not job.is_finished()]
-        typer.echo(workers.submission(name, missing, command, work))
-        return
-    make = workers.on_ray if on == "ray" else workers.here
+    arm, usual = planned(name, profile) if claims else (arm, grid.usual_seeds(profile))
+    make = on_ray if on == "ray" else grid.here
     if on == "here" and processes > 1:
-        make = partial(workers.in_processes, processes=processes, command=command)
-    records = run_grid(*grid, make=make, **where)
+        options = ["--profile", profile, "--output", str(results), "--work", str(work)]
+        command = [sys.executable, "-m", "grpo_kit.cli", "run", name, *options]
+        make = partial(grid.in_processes, processes=processes, command=command)
+    records = grid.run_grid(
+        name, EXPERIMENTS[name], chosen, grid.parse_seeds(seeds) if seeds else usual,
+        make=make, results=results, work=work, arms=arm,
+    )  # fmt: skip
     typer.echo(summary_text(summarise(records, EXPERIMENTS[name])))
 
 
@@ -433,48 +409,28 @@ def bench(
     policy: PolicyFolder = None,
     output: Output = Path("runs/bench"),
     steps: Annotated[int, Option(min=1, help="Measured steps of each trainer.")] = 10,
-    scaling: Annotated[bool, Option("--scaling", help="How a step's cost grows.")] = False,
-    profile: Annotated[bool, Option("--profile", help="Where a step's time goes.")] = False,
+    speedrun: Annotated[
+        bool, Option("--speedrun", help="Time whole runs instead, until 90 % are right.")
+    ] = False,
+    change: Annotated[list[str] | None, Option(help="name=value, of its config.")] = None,
+    seeds: Annotated[str, Option(help="Of the speedrun.")] = "100-102",
 ) -> None:
     """Measure the time and the memory of the kit's step beside TRL's."""
-    from grpo_kit.lab import bench, step_profile
-    from grpo_kit.lab import scaling as growth
+    import yaml
 
-    policy = policy or data_dir() / "tiny-base"
-    if profile:
-        typer.echo(step_profile.report(step_profile.run(output, policy)))
-        return
-    if scaling:
-        typer.echo(growth.report(growth.run(output)))
-    else:
-        typer.echo(bench.report(bench.run(output, policy, steps=steps)))
-    typer.echo(bench.goals(output))
-
-
-@app.command()
-def speedrun(
-    entry: Annotated[list[str] | None, Option(help="Only this entry; may be given again.")] = None,
-    change: Annotated[list[str] | None, Option(help="name=value: an entry of your own.")] = None,
-    why: Annotated[str, Option(help="Why yours should be faster.")] = "",
-    engine: Annotated[Literal["kit", "trl"], Option(help="Of yours.")] = "kit",
-    seeds: Annotated[str, Option(help="Seeds: 100-102, or 100,105.")] = "100-102",
-    output: Output = Path("runs/speedrun"),
-) -> None:
-    """Seconds from the start of a process to 90 % of the tiny world's test problems right.
-
-    With --change, or another --engine, your entry "yours" runs, and others where named.
-    """
+    from grpo_kit.lab import bench
     from grpo_kit.lab import speedrun as race
     from grpo_kit.lab.grid import parse_seeds
 
-    if unknown := [name for name in entry or [] if name not in race.ENTRIES]:
-        known = ", ".join(race.ENTRIES)
-        raise ValueError(f"there is no entry {unknown[0]!r}: choose among {known}")
-    own = change or engine != "kit"
-    entries = {name: race.ENTRIES[name] for name in entry or ([] if own else race.ENTRIES)}
-    if own:
-        entries["yours"] = race.own_entry(change or [], engine, why)
-    typer.echo(race.report(race.run(output, entries, parse_seeds(seeds))))
+    if not speedrun:
+        typer.echo(bench.report(bench.run(output, policy or data_dir() / "tiny-base", steps=steps)))
+        return
+    changes = {}
+    for text in change or []:
+        name, _, value = text.partition("=")
+        changes[name] = yaml.safe_load(value)
+    name = "yours" if changes else "kit"
+    typer.echo(race.report(race.run(output, name, changes, parse_seeds(seeds))))
 
 
 if __name__ == "__main__":

@@ -276,11 +276,11 @@ grpo_kit/trl_bridge.py
 + saved = list(Path(output_dir).glob("checkpoint-*"))
 tests/test_trl_bridge.py::test_a_killed_and_resumed_run_equals_an_unbroken_one_in_prompts_too
 
-plan-forgets-the-ring: The planner counts what GPUs send once, where a ring sends it twice.
+plan-forgets-a-moment: The planner counts one of Adam's two moments.
 grpo_kit/lab/planner.py
-- sent = 2 * (lora or shape.parameters * width)
-+ sent = lora or shape.parameters * width
-tests/lab/test_planner.py::test_what_gpus_exchange_by_hand
+- "optimiser": 2 * (lora or weights),
++ "optimiser": lora or weights,
+tests/lab/test_planner.py::test_parts_add_up_by_hand
 """
 MUTANTS = tuple(mutants_of(BREAKS))
 

@@ -5,31 +5,32 @@ goes on from its last checkpoint.
 """
 
 import dataclasses
-import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 
+from tqdm import tqdm
+
 from grpo_kit.config import GRPOConfig
-from grpo_kit.lab import records, workers
+from grpo_kit.lab import records
 from grpo_kit.lab.records import Record, fingerprint, path_of
 from grpo_kit.models import Policy
-from grpo_kit.paths import data_dir, make_output_dir, results_dir, sha256_of, write_atomic, writing
+from grpo_kit.paths import data_dir, make_output_dir, results_dir, sha256_of, writing
 from grpo_kit.profiles import Profile
 from grpo_kit.runs import CHECKPOINT, PREVIOUS, Run
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.tool_questions import three_tools
 from grpo_kit.training import train
 
-TOKENS = "num_generated_tokens"
 FRESH = 100  # the first seed that nobody had looked at when claims were written
-# what decides, besides the seed, what an untrained policy measures; the batch decides the draws
-FIRST = ("policy", "revision", "adapter", "task", "eval_prompts", "eval_prompts_between",
-         "num_generations_eval", "generation_batch_size", "rollout_chunks", "temperature",
-         "max_completion_length", "bf16")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -181,8 +182,6 @@ class Job:
     def run(self) -> None:
         """Make the run, or go on with a killed one; RuntimeError where another process makes it."""
         with writing(self.folder, "record"):
-            origin = records.where_it_ran(self.profile.device)
-            origin["commit"] = _commits(self.folder / "commits.txt", origin["commit"])
             trained = self._train()
             history, last = trained.run.history, trained.run.history[-1]
             evaluation = {k: v for k, v in last.items() if k.startswith("eval/") or k == "entropy"}
@@ -193,7 +192,7 @@ class Job:
                 seconds=sum(row.get("step_time", 0.0) for row in history),
                 evaluation={**evaluation, **self.experiment.measure(trained)},
                 samples=self.experiment.show(trained), evaluator=self.experiment.evaluator,
-                **origin,
+                **records.where_it_ran(self.profile.device),
             ).write(self.results)  # fmt: skip
             for checkpoint in (CHECKPOINT, PREVIOUS):
                 (self.folder / checkpoint).unlink(missing_ok=True)
@@ -213,33 +212,11 @@ class Job:
             options["measure"], ends = watch(False), watch(True)
         if arm.batch_source:
             options["batch_source"] = arm.batch_source(profile)
-        start = self._start_file()
-        if arm.train is train and start.exists():
-            options["first"] = json.loads(start.read_text())
         run = arm.train(policy, task, rewards, config, **options)
         if ends:
-            run.history[0] |= options["first"] if "first" in options else ends(base)
+            run.history[0] |= ends(base)
             run.history[-1] |= ends(policy)
-        if arm.train is train and config.eval_on_start and not start.exists():
-            first = {k: v for k, v in run.history[0].items() if k not in ("step", TOKENS)}
-            write_atomic(start, json.dumps(first))
         return Trained(run, policy, base, task, profile, config)
-
-    def _start_file(self) -> Path:
-        """Where an arm keeps what it measured before its first step, for the others of its seed."""
-        identity = self.experiment.identity(self.profile, self.arm)
-        decides = {name: identity.get(name) for name in FIRST}  # no adapter where none is needed
-        decides |= {"watched by": self.experiment.watch and self.name, "commit": records.commit()}
-        starts = make_output_dir(self.work / self.profile.name / "starts")
-        return starts / f"{fingerprint(decides)}-{self.seed}.json"
-
-
-def _commits(file: Path, now: str) -> str:
-    """The commits that a run was made with: several if newer code has resumed it."""
-    before = file.read_text().split() if file.exists() else []
-    commits = list(dict.fromkeys([*before, *now.split()]))
-    write_atomic(file, "\n".join(commits))
-    return ", ".join(commits)
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -293,14 +270,62 @@ def jobs_of(
     return [Job(name, experiment, profile, arm, seed, *where) for seed in seeds for arm in arms]
 
 
+def here(name: str, jobs: Sequence[Job]) -> list[str]:
+    """Make one run after the other; an only one that fails raises what it raised."""
+    failed = []
+    for i, job in enumerate(jobs, 1):
+        print(f"[{i}/{len(jobs)}] {name}, {job}", flush=True)
+        try:
+            job.run()
+        except (RuntimeError, ValueError, OSError) as error:
+            if len(jobs) == 1:
+                raise
+            failed.append(f"{job}: {error}")
+    return failed
+
+
+def in_processes(name: str, jobs: Sequence[Job], processes: int, command: list[str]) -> list[str]:
+    """Run `command` with `--arm` and `--seeds` for each job, `processes` at a time.
+
+    Each writes a log beside its checkpoint. What ends this function ends the processes too.
+    """
+    env = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
+    waiting, running, failed = list(jobs), {}, []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        with tqdm(total=len(jobs), desc=name, unit="run", file=sys.stdout) as bar:
+            while waiting or running:
+                while waiting and len(running) < processes:
+                    job = waiting.pop(0)
+                    options = ["--arm", job.arm, "--seeds", str(job.seed), "--processes", "1"]
+                    with open(make_output_dir(job.folder) / "log.txt", "a") as log:
+                        output = {"stdout": log, "stderr": subprocess.STDOUT, "env": env}
+                        running[subprocess.Popen([*command, *options], **output)] = job
+                time.sleep(0.1)
+                for process in [process for process in running if process.poll() is not None]:
+                    job = running.pop(process)
+                    bar.update()
+                    if process.returncode:
+                        log = job.folder / "log.txt"
+                        last = log.read_text(errors="replace").strip().splitlines()[-1:]
+                        failed.append(f"{job}: {''.join(last)} ({log})")
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait()
+        signal.signal(signal.SIGTERM, before)
+    return failed
+
+
 def run_grid(
     name: str, experiment: Experiment, profile: Profile, seeds: Sequence[int], *,
-    make: Callable[[str, list[Job]], list[str]] = workers.here, **options,
+    make: Callable[[str, list[Job]], list[str]] = here, **options,
 ) -> list[Record]:  # fmt: skip
     """Make the runs that are missing among those of `jobs_of`; return the records of all.
 
-    `make` is one of `workers`: it returns a sentence for each run that failed, which does not stop
-    the others. RuntimeError names those runs.
+    `make` is `here`, `in_processes` or `workers.on_ray`: it returns a sentence for each run that
+    failed, which does not stop the others. RuntimeError names those runs.
     """
     jobs = jobs_of(name, experiment, profile, seeds, **options)
     missing = [job for job in jobs if not job.is_finished()]

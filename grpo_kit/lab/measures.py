@@ -268,7 +268,7 @@ def played(t: Trained) -> dict[str, float]:
     Episodes of `MOST_TURNS` are played: one that may take fewer is the beginning of one, answered
     from the memory that it then has. Not with a real model, whose episodes take seconds.
     """
-    result = gained(t, success="eval/pass@1", turns="eval/turns", tool_errors="eval/tool_errors")
+    result = gained(t, success="eval/pass@1")
     if t.profile.policy.startswith("tiny-"):
         for when, policy in (("before", t.base), ("after", t.policy)):
             by_turns = enumerate(_by_turns(t, policy), 1)
@@ -300,7 +300,7 @@ def tools_chosen(t: Trained) -> dict[str, float]:
     `needed/python`, `needed/calculator`: share of the episodes whose question needs Python that
     call the tool; `other/python`: of the other episodes. `needed/success`, `other/success`.
     """
-    chosen = gained(t, success="eval/pass@1", tool_errors="eval/tool_errors")
+    chosen = gained(t, success="eval/pass@1")
     for when, policy in (("before", t.base), ("after", t.policy)):
         episodes = _episodes(t, policy, _fewer(t.config) or 64, 4)
         for group, needed in (("needed", True), ("other", False)):

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from grpo_kit.course.plots import arm_bands
-from grpo_kit.lab import bench, speedrun, step_profile
+from grpo_kit.lab import bench, speedrun
 from grpo_kit.lab.claims import claims_text, reported_claims
 from grpo_kit.lab.experiments import load_current
 from grpo_kit.lab.records import CHECKOUT, NOTEBOOKS, Record, load
@@ -113,7 +113,6 @@ def measured(results: Path) -> dict[str, str]:
     parts = {
         "verdicts": markdown_table(COUNTED, map(verdicts.count, COUNTED)),
         "power": markdown_table(["spread over seeds", "5 seeds", "10 seeds", "20 seeds"], *chances),
-        "goals": bench.goals(results / "bench"),
         "test_sets": test_sets(results / "test_sets"),
         "real": real(results),
         "accelerators": accelerators(results),
@@ -121,7 +120,6 @@ def measured(results: Path) -> dict[str, str]:
     for name, report, file in (
         ("speedrun", speedrun.report, "speedrun.json"),
         ("step", bench.report, "bench/bench.json"),
-        ("profile", step_profile.report, "bench/profile.json"),
     ):
         parts[name] = report(json.loads((results / file).read_bytes()))
     for name in ("basic", "engines"):

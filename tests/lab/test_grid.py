@@ -109,23 +109,6 @@ def test_a_broken_run_goes_on_from_its_checkpoint(made, tmp_path):
     assert without_times(resumed.history) == without_times(whole.history)
 
 
-def test_a_resumed_arm_keeps_the_start_that_all_share(made):
-    """Another arm has measured it meanwhile, with more draws than a step between the ends has."""
-
-    def watch(profile, base, task, config, seed, ends):
-        return lambda policy: {"draws": 16.0 if ends else 2.0}
-
-    breaks = Mock(wraps=even, side_effect=[DEFAULT, KeyboardInterrupt, *[DEFAULT] * 2])
-    breaks.__name__ = "even"
-    arms = {"even": Arm(lambda *given: [breaks]), "odd, held": PARITY.arms["odd, held"]}
-    watched = dataclasses.replace(PARITY, watch=watch, evaluations=2, arms=arms)
-    with pytest.raises(KeyboardInterrupt):
-        made(watched)
-    (other,) = made(watched, arms=["odd, held"])
-    (resumed,) = made(watched)
-    assert resumed.history[0]["draws"] == other.history[0]["draws"] == 16.0
-
-
 def test_one_failing_run_does_not_stop_the_rest(made, tmp_path):
     arms = {"breaks": Arm(lambda *given: [raising]), "even": PARITY.arms["even"]}
     with pytest.raises(RuntimeError, match="1 of 2 runs failed, .*: breaks, seed 0: no reward"):
@@ -142,12 +125,6 @@ def test_a_run_that_another_process_is_making_is_left_to_it(made, profile, tmp_p
         made()
     made()
     assert job.is_finished() and not (job.folder / "checkpoint.pt").exists()
-
-
-def test_the_commits_of_a_run_that_was_taken_up_again_are_all_named(tmp_path):
-    file = tmp_path / "commits.txt"
-    assert grid._commits(file, "aaa") == grid._commits(file, "aaa") == "aaa"
-    assert grid._commits(file, "bbb+") == grid._commits(file, "") == "aaa, bbb+"
 
 
 @given(seeds=st.sets(st.integers(0, 30), min_size=1))
@@ -212,9 +189,9 @@ def test_processes_share_the_work_and_one_that_fails_does_not_stop_the_rest(
     processes, jobs_of, tmp_path, capsys
 ):
     jobs, command = jobs_of("fails", "works")
-    failed = workers.in_processes("x", jobs, processes, command)
+    failed = grid.in_processes("x", jobs, processes, command)
     for seed, sentence in enumerate(sorted(failed)):
-        assert sentence.startswith(f"fails, seed {seed}: error: it did not work (exit code 1, ")
+        assert sentence.startswith(f"fails, seed {seed}: error: it did not work (")
     assert "steps of works" in (jobs[-1].folder / "log.txt").read_text()
     assert len(failed) == 2 and "4/4" in capsys.readouterr().out
     times = [tuple(map(float, (tmp_path / f"works{i}").read_text().split())) for i in (0, 1)]
@@ -236,7 +213,7 @@ def test_a_signal_ends_the_processes_and_starts_no_more(number, error, jobs_of, 
     began = time.monotonic()
     try:
         with pytest.raises(error):
-            workers.in_processes("x", jobs, 1, command)
+            grid.in_processes("x", jobs, 1, command)
     finally:
         signal.signal(signal.SIGINT, before)
     assert time.monotonic() - began < 30
@@ -292,29 +269,6 @@ def test_without_ray_a_sentence_says_how_to_get_it(jobs_of, monkeypatch):
         workers.on_ray("x", jobs_of("works")[0])
 
 
-def test_each_task_of_the_array_that_slurm_gets_is_one_run(jobs_of, tmp_path):
-    jobs, _ = jobs_of("works", "odd, held")
-    folder = tmp_path / "a folder"
-    folder.mkdir()
-    shows = [sys.executable, "-c", "import sys, os; print(sys.argv, os.environ['OMP_NUM_THREADS'])"]
-    script, told = folder / "x.sbatch", workers.submission("x", jobs, shows, folder)
-    assert f"4 runs to be made: sbatch {script}" in told
-    assert "#SBATCH --array=0-3\n" in script.read_text() and "gpu" not in script.read_text()
-    for number, job in enumerate(jobs):
-        environment = {**os.environ, "SLURM_ARRAY_TASK_ID": str(number)}
-        task = subprocess.run(
-            ["bash", script], env=environment, capture_output=True, text=True, check=True
-        )
-        options = ["-c", "--arm", job.arm, "--seeds", str(job.seed), "--processes", "1"]
-        assert task.stdout.strip() == f"{options} 1"
-    alone = subprocess.run(["bash", script], capture_output=True, text=True)
-    assert alone.returncode and "give this file to sbatch" in alone.stderr
-    on_gpu = dataclasses.replace(jobs[0], profile=PROFILES["colab"])
-    workers.submission("x", [on_gpu], shows, folder)
-    assert "#SBATCH --gres=gpu:1\n" in script.read_text()
-    assert "nothing to submit" in workers.submission("x", [], shows, folder)
-
-
 @pytest.mark.slow
 def test_what_ends_the_grid_ends_its_processes_and_the_same_command_goes_on(tmp_path):
     """The real command; the signal reaches the grid alone, as from a service or `kill`."""
@@ -341,19 +295,6 @@ def test_what_ends_the_grid_ends_its_processes_and_the_same_command_goes_on(tmp_
     assert all(record.machine["threads"] == 1 for record in records)
 
 
-def test_arms_of_a_seed_share_what_is_measured_before_their_first_step(made, monkeypatch):
-    measured = []
-
-    def evaluate(policy, dataset, config, *, seed):
-        measured.append((seed, len(dataset)))
-        return {"eval/pass@1": 0.25 + seed / 100}
-
-    monkeypatch.setattr("grpo_kit.training.evaluate", evaluate)
-    records = made(seeds=[0, 1], arms=None)
-    assert [r.history[0]["eval/pass@1"] for r in records] == [0.25, 0.25, 0.26, 0.26]
-    assert [seed for seed, _ in measured].count(0) == 1 + 2 * 2  # the start once, then each arm's
-
-
 def test_more_is_drawn_where_a_run_starts_and_ends_than_between(made):
     """The claims compare start and end, which all arms of a seed share; curves need less."""
     drawn = {False: 2.0, True: 16.0}
@@ -362,12 +303,11 @@ def test_more_is_drawn_where_a_run_starts_and_ends_than_between(made):
         return lambda policy: {"draws": drawn[ends], "seed": float(seed)}
 
     each = dataclasses.replace(PARITY, watch=watch, evaluations=2)
-    (record,) = made(each, seeds=[3])
+    (record, other) = made(each, seeds=[3], arms=None)
     assert [row["draws"] for row in record.history] == [16.0, 2.0, 16.0]
     assert {row["seed"] for row in record.history} == {3.0}
-    drawn[True] = 99.0  # the start is on file
-    (_, other) = made(each, seeds=[3], arms=None)
-    assert [row["draws"] for row in other.history] == [16.0, 2.0, 99.0]
+    start, of_other = ({**r.history[0], "step_time": 0} for r in (record, other))
+    assert start == of_other, "all arms of a seed have one start"
     alike = dataclasses.replace(each, watch=lambda *a: None if a[-1] else lambda p: {"draws": 2.0})
     (record,) = made(alike, seeds=[4])
     assert [row["draws"] for row in record.history] == [2.0, 2.0, 2.0]
@@ -381,16 +321,3 @@ def test_runs_that_another_evaluator_measured_are_made_again(made, profile):
     assert grid.outdated(record, newer, profile) == sentence
     (record,) = made(newer)
     assert record.evaluator == 2
-
-
-@pytest.mark.parametrize(
-    "change", [{"eval_prompts_between": 1}, {"generation_batch_size": 32}, {"rollout_chunks": 2}]
-)
-def test_an_arm_that_evaluates_in_another_way_measures_its_own_start(change, tmp_path):
-    """A larger batch draws other numbers; fewer problems between the ends are measured apart."""
-    experiment = Experiment("?", {"a": Arm(even), "b": Arm(odd), "other": Arm(even, change)})
-    a, b, other = (
-        Job("x", experiment, PROFILES["smoke"], arm, 0, tmp_path, tmp_path)._start_file()
-        for arm in experiment.arms
-    )
-    assert a == b != other

@@ -79,7 +79,7 @@ def read_truth(text: str, answer: str) -> float:
     return 0.98 if is_correct(extract_answer(text), answer) else 0.02
 
 
-def _asked(
+def _p_yes(
     question: str | tuple[str, ...] = META_QUESTION, changes: Mapping | None = None, **options
 ) -> Arm:
     """Accuracy, only logged, format, and P("Yes"); `options` are the reward's and `evaluators`."""
@@ -282,7 +282,7 @@ EXPERIMENTS = {
          "diversity": _arm("plain and diversity"),
          "judge": _judged(1, 1, 1),
          "self-verification": _verified("mixed"),
-         "P(Yes), no labels": _asked(changes=PAPER)},
+         "P(Yes), no labels": _p_yes(changes=PAPER)},
         sizes=_small(max_steps=80), evaluations=8, skills=True,
         curves=("eval/pass@1", "eval/pass@8", "entropy", "eval/mean_length"),
     ),
@@ -331,16 +331,16 @@ EXPERIMENTS = {
     "meta": _experiment(
         "Can P(Yes) stand in for labels, what becomes of that in a long run, and what prevents it?",
         {"labels": PLAIN,
-         "P(Yes) and format": _asked(changes=PAPER),
-         "P(Yes) alone": _asked(changes=PAPER | ALONE),
-         "our defaults": _asked(),
-         "truth 1 %": _asked(truth_fraction=0.01),
-         "truth 10 %": _asked(truth_fraction=0.1),
-         "ensemble": _asked(evaluators="_ensemble"),
-         "live evaluator": _asked(evaluators="live"),
-         "warmer evaluator": _asked(evaluators="warmer"),
-         "other question": _asked(STEPS_QUESTION),
-         "both questions": _asked((META_QUESTION, STEPS_QUESTION))},
+         "P(Yes) and format": _p_yes(changes=PAPER),
+         "P(Yes) alone": _p_yes(changes=PAPER | ALONE),
+         "our defaults": _p_yes(),
+         "truth 1 %": _p_yes(truth_fraction=0.01),
+         "truth 10 %": _p_yes(truth_fraction=0.1),
+         "ensemble": _p_yes(evaluators="_ensemble"),
+         "live evaluator": _p_yes(evaluators="live"),
+         "warmer evaluator": _p_yes(evaluators="warmer"),
+         "other question": _p_yes(STEPS_QUESTION),
+         "both questions": _p_yes((META_QUESTION, STEPS_QUESTION))},
         lambda t: measures.overrated(t) | measures.without_labels(t.run),
         watch=measures.few_labels, skills=True,
         sizes=_small({"eval_steps": 4}, max_steps=120, num_generations_eval=8),
@@ -361,8 +361,8 @@ EXPERIMENTS = {
         "Asked whether an answer is short, beside whether it is correct: how much shorter do "
         "answers get, and at what cost?",
         {"labels": PLAIN,
-         "correct alone": _asked(evaluators="brevity"),
-         **{f"short x {w:g}": _asked((META_QUESTION, BREVITY_QUESTION), weights=(1.0, w),
+         "correct alone": _p_yes(evaluators="brevity"),
+         **{f"short x {w:g}": _p_yes((META_QUESTION, BREVITY_QUESTION), weights=(1.0, w),
                                      evaluators="brevity") for w in (0.5, 1.0, 1.5, 2.0)}},
         measures.unexplained, sizes={"tiny": _small(max_steps=60)["tiny"]}, evaluations=5,
         skills=True,

@@ -111,18 +111,18 @@ def compared(policy: Policy, rows: list[dict], texts: list[str], right: list[boo
     `order/right`: its mean for the right one; `order/first`: for the first one, 0.5 without bias;
     `order/consistent`: the share of pairs of which the same is preferred in both. {} for no pair.
     """
-    asked = []
+    questions = []
     for start in range(0, len(texts), 8):
         own = range(start, min(start + 8, len(texts)))
         pair = [next((texts[i] for i in own if right[i] == label), None) for label in (True, False)]
-        question = question_text(rows[start]["prompt"])
+        problem = question_text(rows[start]["prompt"])
         for first, second in (pair, pair[::-1]) if None not in pair else ():
-            text = BETTER.format(question=question, first=first, second=second)
-            asked.append([[{"role": "user", "content": text}]])
-    readings = [row[0].p_yes for row in read_yes(policy, asked) if row]
-    if not readings or len(readings) < len(asked):
+            text = BETTER.format(question=problem, first=first, second=second)
+            questions.append([[{"role": "user", "content": text}]])
+    readings = [row[0].p_yes for row in read_yes(policy, questions) if row]
+    if not readings or len(readings) < len(questions):
         return {}
-    as_first, as_second = readings[::2], readings[1::2]  # the right answer's place
+    as_first, as_second = readings[::2], readings[1::2]  # of the right answer
     pairs = list(zip(as_first, as_second, strict=True))
     return {
         "order/right": fmean((a + 1 - b) / 2 for a, b in pairs),
@@ -146,8 +146,8 @@ def few_labels(profile, base, task: Task, config: GRPOConfig, seed, ends=False) 
 def overrated(t: Trained) -> dict[str, float]:
     """`p_yes`: the base's mean P("Yes") on sampled answers; `overrated`: minus the share right."""
     rows, texts, right = _answers(t.policy, t.task, t.config)
-    asked = MetaEvaluationReward(t.base, transform="p")
-    p_yes = score_texts(texts, [[]] * len(texts), rows, [asked])[:, 0].nanmean().item()
+    evaluator = MetaEvaluationReward(t.base, transform="p")
+    p_yes = score_texts(texts, [[]] * len(texts), rows, [evaluator])[:, 0].nanmean().item()
     return {"p_yes": p_yes, "overrated": p_yes - fmean(right)}
 
 
@@ -201,7 +201,7 @@ TRIES, TRIED, READ = 64, 32, 8  # answers to each of so many problems; of these 
 
 
 def knows(t: Trained) -> dict[str, float]:
-    """What a policy can do in many tries, and tells of its answers, `before/…` and `after/…`.
+    """How often a policy is right in many tries, and whether it knows: `before/…`, `after/…`.
 
     `pass@k`, k to 64, on 32 problems; `auc/likelihood` and `auc/p_yes`: the chance that a right
     answer has more log-probability, or P("Yes") by the policy's own word, than a wrong one; `mass`:
@@ -225,10 +225,11 @@ def _knows(policy: Policy, t: Trained) -> dict[str, float]:
     known["auc/likelihood"] = auc(rollouts.logps.sum(1).tolist(), right.tolist())
     few = [i for i in range(len(examples)) if i % TRIES < READ]
     texts = policy.decode(rollouts.completion_lists())
-    asked = [[as_turns(examples[i]["prompt"], texts[i], META_QUESTION)] for i in few]
-    told = {i: row[0] for i, row in zip(few, read_yes(policy, asked), strict=True) if row}
-    known["auc/p_yes"] = auc([r.p_yes for r in told.values()], [bool(right[i]) for i in told])
-    known["mass"] = fmean(reading.mass for reading in told.values())
+    questions = [[as_turns(examples[i]["prompt"], texts[i], META_QUESTION)] for i in few]
+    answers = zip(few, read_yes(policy, questions), strict=True)
+    read = {i: row[0] for i, row in answers if row}
+    known["auc/p_yes"] = auc([r.p_yes for r in read.values()], [bool(right[i]) for i in read])
+    known["mass"] = fmean(reading.mass for reading in read.values())
     tokens, at = rollouts.completion_ids[rollouts.mask], rollouts.entropies[rollouts.mask]
     kinds = list(map(_kind, policy.tokenizer.batch_decode(tokens[:, None])))
     for kind in ("number", "operator", "other"):
@@ -254,9 +255,9 @@ def watch_episodes(profile, base, task: Task, config, seed, ends=False) -> Calla
     """
     if ends and not profile.policy.startswith("tiny-"):
         return None
-    given = {"system": profile.load_agents(base), "dataset": task.test, "config": config}
-    given |= {"questions": _fewer(config) or 64, "samples": DRAWS if ends else 2}
-    return partial(evaluate_episodes, **given, seed=seed)
+    options = {"system": profile.load_agents(base), "dataset": task.test, "config": config}
+    options |= {"questions": _fewer(config) or 64, "samples": DRAWS if ends else 2}
+    return partial(evaluate_episodes, **options, seed=seed)
 
 
 MOST_TURNS = 10
@@ -284,8 +285,8 @@ def _by_turns(t: Trained, policy: Policy) -> list[float]:
     for k in range(1, MOST_TURNS + 1):
         memories = [Memory(episode.memory.steps[:k]) for episode in episodes]
         states = list(zip(questions, memories, strict=True))
-        asked = list(dict.fromkeys(states))
-        answer_of = dict(zip(asked, generator.answer(asked), strict=True))
+        distinct = list(dict.fromkeys(states))
+        answer_of = dict(zip(distinct, generator.answer(distinct), strict=True))
         cut = [
             dataclasses.replace(e, output=answer_of[s])
             for e, s in zip(episodes, states, strict=True)

@@ -76,11 +76,6 @@ def model_of(policy: str, revision: str | None = None) -> Any:
         return AutoModelForCausalLM.from_config(config)
 
 
-def _width(profile: Profile) -> int:
-    """Bytes of a weight and of a number in the cache."""
-    return 4 if profile.dtype == "float32" else 2
-
-
 def cache_bytes(model: Any, width: int) -> int:
     """Bytes of the keys and values of one token, in numbers of `width` bytes."""
     attention = model.base_model.layers[0].self_attn
@@ -100,7 +95,8 @@ def memory_of(profile: Profile, prompt_length: int = 200) -> dict[str, float]:
     """GiB by part; judges and embedders are left out."""
     config, model = profile.config, model_of(profile.policy, profile.revision)
     on_cpu, longest = profile.device == "cpu", prompt_length + config.max_completion_length
-    width, arithmetic = _width(profile), 4 if on_cpu else 2  # bytes of what is computed with
+    # bytes of a weight and of a cached number, and of a number that is computed with
+    width, arithmetic = 4 if profile.dtype == "float32" else 2, 4 if on_cpu else 2
     linear = [m for m in model.base_model.modules() if isinstance(m, torch.nn.Linear)]
     lora = 4 * profile.lora_rank * sum(m.in_features + m.out_features for m in linear)
     weights = width * model.num_parameters()
@@ -131,16 +127,14 @@ def plan(profile: Profile, gpu: str = "H100", prompt_length: int = 200) -> Plan:
     (has, gigabytes, teraflops), n = GPUS[gpu], model.num_parameters()
     bandwidth, speed = REACHED * 1e9 * gigabytes, REACHED * 1e12 * teraflops
     rows, mean = config.generation_batch_size, MEAN * config.max_completion_length
-    cached = rows * mean * (prompt_length + mean / 2) * cache_bytes(model, _width(profile))
+    width = 4 if profile.dtype == "float32" else 2
+    cached = rows * mean * (prompt_length + mean / 2) * cache_bytes(model, width)
     read = 2 * n * config.rollout_chunks * config.max_completion_length + cached
     tokens = rows * (mean + prompt_length / config.num_generations)
     forward = 1 + (config.updates_per_step > 1) + bool(config.beta)  # passes without gradient
     per_token = (4 if profile.lora_rank else 6) * config.num_iterations + 2 * forward
-    generation, update = (
-        max(read / bandwidth, 2 * n * tokens / speed),
-        n * tokens * per_token / speed,
-    )
-    seconds = {"generation": generation, "update": update}
+    sampling = max(read / bandwidth, 2 * n * tokens / speed)
+    seconds = {"generation": sampling, "update": n * tokens * per_token / speed}
     hours = config.max_steps * sum(seconds.values()) / 3600
     return Plan(memory_of(profile, prompt_length), seconds, hours, has)
 

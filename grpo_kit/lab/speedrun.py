@@ -5,22 +5,19 @@ bound of pass@1 on all test problems is above `TARGET`. The median of the seeds 
 """
 
 import json
-import math
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
-# What takes long is imported where it is used: imports count.
-from grpo_kit.config import GRPOConfig
+from grpo_kit.config import GRPOConfig  # what takes long is imported where used: it counts
 from grpo_kit.paths import make_output_dir, write_atomic
 from grpo_kit.profiles import PROFILES
 
-TARGET, MARGIN = 0.90, 0.01
+TARGET, MARGIN, NEVER = 0.90, 0.01, float("inf")
 GLANCE, ALL = (128, 4), (500, 8)  # test problems, samples; all if a glance is above both
 SETTING = {"max_steps": 200, "eval_steps": 5, "eval_prompts": 0, "eval_on_start": False,
            "save_steps": 0}  # fmt: skip
@@ -70,7 +67,7 @@ def run_entry(config: GRPOConfig, seed: int, started: float) -> dict:
     return {"seed": seed, "seconds": seconds, "curve": curve}
 
 
-def run(output_dir: Path, name: str, changes: Mapping, seeds: Sequence[int]) -> dict:
+def run(output_dir: Path, name: str, changes: dict, seeds: list[int]) -> dict:
     """Run an entry, each seed in a fresh process; put it beside those in `speedrun.json`."""
     from grpo_kit.lab.records import where_it_ran
 
@@ -82,9 +79,9 @@ def run(output_dir: Path, name: str, changes: Mapping, seeds: Sequence[int]) -> 
         print(f"{name}, seed {seed} ...", flush=True)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             runs.append(pool.submit(run_entry, config, seed, time.time()).result())
-    seconds = median(one["seconds"] or math.inf for one in runs)
+    seconds = median(one["seconds"] or NEVER for one in runs)
     entry = {"changes": dict(changes), "runs": runs, **where_it_ran()}
-    result["entries"][name] = entry | {"seconds": seconds if seconds < math.inf else None}
+    result["entries"][name] = entry | {"seconds": seconds if seconds < NEVER else None}
     write_atomic(path, json.dumps(result, indent=1))
     return result
 
@@ -93,7 +90,7 @@ def report(result: dict) -> str:
     """The entries as a Markdown table, the fastest first."""
     from grpo_kit.lab.summary import markdown_table, number
 
-    entries = sorted(result["entries"].items(), key=lambda item: item[1]["seconds"] or math.inf)
+    entries = sorted(result["entries"].items(), key=lambda item: item[1]["seconds"] or NEVER)
     rows = [["entry", "seconds (median)", "by seed", "changes"]]
     for name, entry in entries:
         each = " / ".join(number(one["seconds"]) for one in entry["runs"])

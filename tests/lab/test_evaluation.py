@@ -1,6 +1,5 @@
 """Published test sets: how answers are graded, strictly and leniently, and with which interval."""
 
-import dataclasses
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,8 +8,7 @@ from datasets import Dataset
 from scipy.stats import binomtest
 
 from grpo_kit.generation import reply
-from grpo_kit.lab.evaluation import GRADES, evaluate_test_set, grade_maths, load_test_set
-from grpo_kit.profiles import PROFILES
+from grpo_kit.lab.evaluation import GRADES, evaluate_test_set, grade_maths
 from grpo_kit.rewards import maths_reward
 from grpo_kit.tasks.published import MATH_500, MATH_TRAIN, competition_math, math500
 
@@ -131,17 +129,3 @@ def test_maths_is_compared_in_the_main_thread_or_not_at_all():
         late = pool.submit(grade_maths, "<answer>1</answer>", "1")
         with pytest.raises(RuntimeError, match="in the main thread only"):
             late.result()
-
-
-def test_every_test_set_has_rows_and_a_grade(tmp_path):
-    assert {"prompt", "answer"} <= set(load_test_set("word_problems").column_names)
-    for name, row in (("math500", ROW), ("gsm8k", {"question": "1 + 1?", "answer": "#### 2"})):
-        for split in ("train", "test"):
-            (tmp_path / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
-        (loaded,) = load_test_set(name, tmp_path)
-        assert loaded["answer"] and callable(GRADES[name])
-    for split, row in (("train", ROW | {"problem": "Another?"}), ("test", ROW)):
-        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
-    profile = dataclasses.replace(PROFILES["smoke"], task="competition_math", data=str(tmp_path))
-    task = profile.load_task()
-    assert task.train[0]["prompt"][-1]["content"] == "Another?" and task.name in GRADES

@@ -76,16 +76,6 @@ def test_the_few_labels_choose_the_first_of_the_best():
     assert measured == pytest.approx(expected)
 
 
-def test_an_answer_is_overrated_by_what_the_evaluator_thinks_beyond_the_truth(
-    base, task, monkeypatch
-):
-    right = f"<think>first 1 + 2 = 3.</think><answer>{task.test[0]['answer']}</answer>"
-    say(monkeypatch, [right] * 8)
-    measured = measures.overrated(trained(base, base, task, 1))
-    assert 0 < measured["p_yes"] < 1
-    assert measured["overrated"] == pytest.approx(measured["p_yes"] - 1)
-
-
 @pytest.mark.parametrize(
     ("name", "arm", "metrics"),
     [
@@ -114,7 +104,7 @@ def test_an_arm_is_trained_watched_and_measured_from_end_to_end(
     assert record.history[-1]["step"] == 1
 
 
-def test_what_a_policy_knows_is_told_by_its_likelihood_and_by_its_own_word(base, task):
+def test_likelihood_and_own_verdict_tell_right_answers_from_wrong_ones(base, task):
     t = dataclasses.replace(trained(base, base, task, 6), run=SimpleNamespace(seed=0))
     known = measures.knows(t)
     before = {k.removeprefix("before/"): v for k, v in known.items() if k.startswith("before/")}
@@ -161,7 +151,7 @@ def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(base, t
     assured = "<think>Surely 3, checked twice.</think><answer>3</answer>"
     say(monkeypatch, [assured, "<think>Maybe 3.</think><answer>3</answer>"] * 8)
     rewards = torch.tensor([[0.5], [-0.25]] * 7 + [[torch.nan]] * 2)  # scores of 5 and 2
-    monkeypatch.setattr(measures, "score_texts", lambda *given: rewards)
+    monkeypatch.setattr(measures, "score_texts", lambda *arguments: rewards)
     measured = measures.quality_of(two)
     assert math.isnan(measured.pop("judge/auc")), "no answer was right"
     assert measured == {"judged": pytest.approx(3.5), "assured": 0.5}

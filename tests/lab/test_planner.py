@@ -110,9 +110,7 @@ def test_memory_is_what_was_measured_on_a_cpu(row, tmp_path):
     """Peaks of whole processes, 0.9 to 135 million parameters, as `grpo-kit bench` stored them."""
     bench.config_of(row["name"]).save_pretrained(tmp_path)
     config, _ = bench.setting_of(row["name"], 3)
-    memory = memory_of(
-        Profile("bench", config, policy=str(tmp_path)), round(row["prompt_length"])
-    )
+    memory = memory_of(Profile("bench", config, policy=str(tmp_path)), round(row["prompt_length"]))
     total = planner.Plan(memory, {}, 0.0, 0.0).total
     assert total * 1024 == pytest.approx(row["peak_mib"]["kit"], rel=0.12)
 

@@ -8,9 +8,8 @@
 #   make notebooks   execute the notebooks in place, outputs to be committed
 #   make smoke       every notebook in seconds, into runs/smoke
 #   make experiments the reported runs that are missing in data/results: five seeds, for claims those that decide
-#   make report      verdicts on the claims, from the stored runs, as a page in runs/
-#   make results     renew what is computed from the stored runs: data/results, tests/README.md
-#   make site        the notebooks, the report and the replays as one static site in runs/site
+#   make results     renew what is computed from the stored runs: tables, figures and verdicts in data/results
+#   make site        the notebooks and the replays as one static site in runs/site
 #   make bench       a step beside TRL's at four sizes of model, with memory, into runs/bench
 #   make pretrain    rebuild the tiny base model into runs/base
 #   make chaos       runs killed, stopped, starved and damaged at random, N=60 of them: minutes
@@ -40,7 +39,7 @@ OMP_NUM_THREADS ?= 1
 export OMP_NUM_THREADS
 
 .DEFAULT_GOAL := help
-.PHONY: help venv reproduce test test-all test-alone test-others lab notebooks smoke experiments report results site bench chaos pretrain \
+.PHONY: help venv reproduce test test-all test-alone test-others lab notebooks smoke experiments results site bench chaos pretrain \
   lint constraints clean
 
 help:
@@ -92,14 +91,10 @@ experiments: $(STAMP)
 	set -e; for name in $(CLAIMED); do \
 	  $(BIN)/grpo-kit run $$name --profile $(PROFILE) --claims; done
 
-report: $(STAMP)
-	$(BIN)/grpo-kit report
-
 results: $(STAMP)
 	$(BIN)/grpo-kit results
 
 site: $(STAMP)
-	$(BIN)/grpo-kit report --output runs/site
 	$(BIN)/python -m grpo_kit.course.site runs/site
 
 bench: $(STAMP)

@@ -313,18 +313,6 @@ def run(
 
 
 @app.command()
-def report(
-    output: Output = Path("runs"),
-    results: Results = None,
-    claims: Annotated[Path | None, Option(help="Claims, instead of the shipped ones.")] = None,
-) -> None:
-    """Judge the claims by the stored results; a Markdown file and an HTML page."""
-    from grpo_kit.lab.report import write_report
-
-    typer.echo(f"report: {write_report(output, results=results, claims=claims)}")
-
-
-@app.command()
 def doctor(
     path: Annotated[Path, Argument(help="A run's folder (ours or TRL's), its log, or a CSV.")],
     as_json: Annotated[bool, Option("--json", help="For programs.")] = False,
@@ -360,8 +348,24 @@ def replay(
 
 
 @app.command()
-def results() -> None:
-    """Renew what is computed from the stored runs: the pages of results and tests, the report."""
+def results(
+    output: Annotated[
+        Path | None, Option(help="Folder for a report alone, instead of the checkout's pages.")
+    ] = None,
+    results: Results = None,
+    claims: Annotated[Path | None, Option(help="Claims, instead of the shipped ones.")] = None,
+) -> None:
+    """Compute tables, figures and verdicts from the stored runs.
+
+    By default it renews the checkout's `data/results`. With --output it writes one report.
+    """
+    if output:
+        from grpo_kit.lab.report import write_report
+
+        typer.echo(f"wrote {write_report(output, results=results, claims=claims)}")
+        return
+    if results or claims:
+        raise ValueError("--results and --claims are of a report: give its folder with --output.")
     from grpo_kit.lab.readme import write_results
 
     for path in write_results():

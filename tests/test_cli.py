@@ -182,7 +182,7 @@ def executed(tmp_path, monkeypatch):
 
     def write_report(output, notebooks, problems):
         seen.reports.append((list(notebooks), problems))
-        return Path(output) / "report.html"
+        return Path(output) / "report.md"
 
     monkeypatch.setattr(runner, "execute", execute)
     monkeypatch.setattr(bands, "compare", lambda *given: (seen.rows, list(seen.problems)))
@@ -213,7 +213,7 @@ def test_reproduce_fails_with_a_notebook_or_a_number(error, here, problems, code
     assert executed.calls == [(["01_b.ipynb"], "out", "smoke", None)]
     failures = ["notebook 01_b failed: cell [3] broke"] if error else []
     assert executed.reports == [([row], problems + failures)]
-    assert "report.html" in done.output and ("outside: 01_b" in done.output) == (here != 0.9)
+    assert "report.md" in done.output and ("outside: 01_b" in done.output) == (here != 0.9)
     assert all(problem in done.output for problem in problems)
 
 

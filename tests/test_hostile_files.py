@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from markdown_it import MarkdownIt
 from typer.testing import CliRunner
 
 from grpo_kit.cli import app
@@ -130,12 +131,12 @@ def hostile_pages(tmp_path, answer: str = HOSTILE) -> dict[str, str]:
     claims[0] |= {"statement": HOSTILE, "source": HOSTILE}
     (tmp_path / "claims.yaml").write_text(yaml.safe_dump(claims))
     report = write_report(tmp_path / "report", tmp_path / "results", tmp_path / "claims.yaml")
-    assert "Rollouts to read" in report.read_text()
+    as_html = MarkdownIt("commonmark").enable("table").render(report.read_text())  # as GitHub does
     turns = [[{HOSTILE: answer}], [{HOSTILE: answer}]]
     return {
         "group": group_html(answer, [[answer], ["b"]], [1.0, 0.0], [1.0, -1.0]),
         "episodes": episodes_html(answer, turns, [answer] * 2, [1.0, 0.0], [1.0, -1.0]),
-        "report": report.read_text(),
+        "report": as_html,
     }
 
 
@@ -156,7 +157,8 @@ def test_of_a_text_without_end_a_page_shows_the_beginning(tmp_path):
     endless = "<b>" + "x" * 100_000_000
     for name, page in hostile_pages(tmp_path, endless).items():
         assert len(page) < 5_000_000, name
-        assert "99,980,003 more characters" in page, name
+        if name != "report":  # which has no answers
+            assert "99,980,003 more characters" in page, name
     log = tmp_path / "history.jsonl"
     log.write_text("".join(json.dumps({"step": i, "reward": 0.1}) + "\n" for i in range(30)))
     with log.open("a") as file:

@@ -1,4 +1,4 @@
-"""The executed notebooks, the report and the replays as one static site: `make site`.
+"""The executed notebooks and the replays as one static site: `make site`.
 
 nbconvert renders the notebooks, latex2mathml their formulas, so that a page needs no network. Each
 page has the contents at its top.
@@ -25,8 +25,8 @@ CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.S)
 def build(notebooks: Path, output: Path) -> list[Path]:
     """Write a page for each notebook of a folder, the first also as index; return their paths.
 
-    The contents name the shipped replays, too, and a `report.html` that `output` holds. Raises
-    ValueError for a folder without notebooks and for a notebook without outputs.
+    The contents name the shipped replays, too. Raises ValueError for a folder without notebooks and
+    for a notebook without outputs.
     """
     from pygments.formatters import HtmlFormatter
 
@@ -42,8 +42,6 @@ def build(notebooks: Path, output: Path) -> list[Path]:
         name = f"replay_of_{path.stem[:2]}"  # the notebook's page has the file's name
         contents[f"{name}.html"] = name.replace("_", " ").capitalize()
         shutil.copy(path, output / f"{name}.html")
-    if (output / "report.html").is_file():
-        contents["report.html"] = "Report"
     template = Path(__file__).parent / "templates" / "site.html.j2"
     frame = jinja2.Environment(autoescape=True).from_string(template.read_text(encoding="utf-8"))
     styles = {

@@ -1,7 +1,7 @@
-"""Did the notebooks measure what is reported? Their numbers beside bands of several seeds.
+"""Compare what the notebooks measured with bands of the reported seeds.
 
-Every notebook leaves `result.json`; those of five seeds are stored as records of the "experiment"
-`notebooks`.
+Every notebook leaves `result.json`. Those of several seeds are stored as records of the
+"experiment" `notebooks`.
 """
 
 import json
@@ -18,16 +18,13 @@ from grpo_kit.lab.records import NOTEBOOKS, Record, by_arm, load, where_it_ran
 from grpo_kit.lab.statistics import ALPHA, MIN_SEEDS, prediction_band
 from grpo_kit.profiles import PROFILES
 
-SHARES = (
+COMPARED = {  # the numbers that are compared, by the last part of their names
     "eval/greedy", "eval/pass@1", "eval/tool_errors", "pass@1", "distance", "meta/p_yes",
-    "rewards/accuracy_reward/mean", "verdicts/accuracy", "verdicts/yes_rate",
-)  # fmt: skip
-LENGTHS = ("eval/mean_length", "eval/turns", "length", "styles", "entropy")
-# The numbers that are compared, by the last part of their names, and their possible values.
-RANGES = dict.fromkeys(SHARES, (0.0, 1.0)) | dict.fromkeys(LENGTHS, (0.0, math.inf))
-RANGES["rewards/quality_judge_reward/mean"] = (-0.5, 0.5)
+    "rewards/accuracy_reward/mean", "rewards/quality_judge_reward/mean", "verdicts/accuracy",
+    "verdicts/yes_rate", "eval/mean_length", "eval/turns", "length", "styles", "entropy",
+}  # fmt: skip
 SPREAD = 0.01  # the least spread assumed between seeds; one of 128 held-out rows is 0.008
-# that of few seeds, which do not show theirs: of a share, or of a length over itself
+# assumed below `MIN_SEEDS`: of a share, or of a longer quantity relative to itself
 UNKNOWN_SPREAD = 0.05
 
 
@@ -53,9 +50,11 @@ class Row:
 
 def numbers(result: dict) -> dict[str, float]:
     """The compared numbers of a `result.json`, names of nested ones joined by " · "."""
-    names = pd.json_normalize(result, sep=" · ").iloc[0].items() if result else ()
-    compared = [(name, value) for name, value in names if name.split(" · ")[-1] in RANGES]
-    return {name: float(value) for name, value in compared if isinstance(value, (int, float))}
+    found = {}
+    for name, value in pd.json_normalize(result, sep=" · ").iloc[0].items() if result else ():
+        if name.split(" · ")[-1] in COMPARED and isinstance(value, (int, float)):
+            found[name] = float(value)
+    return found
 
 
 def read_result(folder: str | Path, notebook: str) -> dict:
@@ -77,11 +76,10 @@ def store(folder: str | Path, seconds: Mapping[str, float], results: str | Path)
         result = read_result(folder, notebook)
         if measured := numbers(result):
             plain = {k: v for k, v in result.items() if isinstance(v, (int, float, str))}
-            device = PROFILES[result["profile"]].device
             record = Record(
                 experiment=NOTEBOOKS, arm=notebook, profile=result["profile"], seed=result["seed"],
                 config=plain, start={}, seconds=time, evaluation=measured, history=[],
-                **where_it_ran(device),
+                **where_it_ran(PROFILES[result["profile"]].device),
             )  # fmt: skip
             paths.append(record.write(results))
     return paths
@@ -92,12 +90,12 @@ def compare(
 ) -> tuple[list[Row], list[str]]:
     """The numbers of `notebooks`, executed into `folder`, beside the reported ones of `profile`.
 
-    All numbers of an honest run lie in their bands with a chance of 95 %; where fewer than
-    `MIN_SEEDS` are reported, if their spread is `UNKNOWN_SPREAD`. Also returns a sentence for each
-    unusable file and each notebook that is not reported.
+    All numbers of an honest run lie in their bands with a chance of 95 %. Below `MIN_SEEDS` that
+    holds if the spread is `UNKNOWN_SPREAD`. Also returns a sentence for each unusable file and each
+    notebook that is not reported.
     """
     records, problems = load(results, profile, NOTEBOOKS)
-    compared, rows, arms = [], [], by_arm(records)
+    compared, arms = [], by_arm(records)
     for notebook in notebooks if records or problems else ():
         by_seed, result = arms.get(notebook, {}), {}
         if not by_seed:
@@ -111,16 +109,20 @@ def compare(
         for name in next(iter(by_seed.values())).evaluation:
             values = {s: r.evaluation[name] for s, r in by_seed.items() if name in r.evaluation}
             usual = values.get(result.get("seed"), median(values.values()))
-            compared.append((notebook, name, [*values.values()], usual, here.get(name)))
-    for notebook, name, values, usual, measured in compared:
-        if len(values) >= MIN_SEEDS:
-            low, high = prediction_band(values, comparisons=len(compared), floor=SPREAD)
-        else:
-            spread = UNKNOWN_SPREAD * max(1.0, abs(usual)) * math.sqrt(1 + 1 / len(values))
-            low, high = norm.interval(1 - ALPHA / len(compared), fmean(values), spread)
-        least, most = RANGES[name.split(" · ")[-1]]
-        rows.append(Row(notebook, name, usual, max(low, least), min(high, most), measured))
+            compared.append((notebook, name, usual, [*values.values()], here.get(name)))
+    rows = []
+    for notebook, name, usual, values, measured in compared:
+        low, high = _band(values, len(compared))
+        rows.append(Row(notebook, name, usual, low, high, measured))
     return rows, problems
+
+
+def _band(values: list[float], comparisons: int) -> tuple[float, float]:
+    if len(values) >= MIN_SEEDS:
+        return prediction_band(values, comparisons, floor=SPREAD)
+    mean = fmean(values)
+    spread = UNKNOWN_SPREAD * max(1.0, abs(mean)) * math.sqrt(1 + 1 / len(values))
+    return norm.interval(1 - ALPHA / comparisons, mean, spread)
 
 
 def show(rows: list[Row], problems: Iterable[str] = ()) -> None:

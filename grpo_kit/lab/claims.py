@@ -28,10 +28,6 @@ from grpo_kit.lab.summary import cell, markdown_table, number
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
 
-EVIDENCE = {
-    "P": "the paper's text", "F": "the paper's figure", "C": "public code",
-    "S": "a second-hand summary", "I": "inferred",
-}  # fmt: skip
 OF = {"end": "", "change": "change of ", "late": "late "}
 OWN = "yours"  # the source of a claim that names none
 
@@ -130,7 +126,6 @@ class Judged:
     claim: Claim
     verdict: str = "not run here"
     judgement: Judgement | None = None
-    hardware: str = ""  # the runs' accelerator or processor
     second: Judged | None = None  # in the second world
 
     @property
@@ -233,20 +228,12 @@ def judge_claims(claims: list[Claim], records: Iterable[Record]) -> tuple[list[J
             if claim.seeds and len(values) < claim.n:
                 why = f"{len(values)} of {claim.n} planned seeds have run"
                 judgement = replace(judgement, verdict="inconclusive", reason=why)
-            machine = hardware(runs[claim.profile, claim.experiment])
-            one = Judged(claim, judgement.verdict, judgement, machine)
-            judged[claim.id, claim.profile] = one
+            judged[claim.id, claim.profile] = Judged(claim, judgement.verdict, judgement)
     first = [judged[c.id, c.profile] for c in claims if (c.id, c.profile) in judged]
     return [
         replace(one, second=judged.get((one.claim.id, one.claim.also))) if one.claim.twice else one
         for one in first
     ], problems
-
-
-def hardware(records: Iterable[Record]) -> str:
-    """The accelerators of runs, or their processors where they had none."""
-    machines = [(r.machine["accelerator"], r.machine["processor"]) for r in records]
-    return ", ".join(sorted({cpu if gpu == "none" else gpu for gpu, cpu in machines}))
 
 
 def reported_claims(results: str | Path | None = None) -> tuple[list[Judged], list[str]]:
@@ -276,16 +263,27 @@ def forest_rows(judged: Iterable[Judged], *only: str) -> list[tuple]:
     return rows
 
 
-def claims_text(judged: Iterable[Judged], *only: str, worlds: bool = False) -> str:
-    """Markdown table of judged claims, all or the ids `only`, with the second of two `worlds`."""
+def claims_text(
+    judged: Iterable[Judged], *only: str, worlds: bool = False, details: bool = False
+) -> str:
+    """Markdown table of judged claims, all or the ids `only`.
+
+    `worlds`: with the verdict in the second world; `details`: with id, source, seeds and power.
+    """
     by_id = {one.claim.id: one for one in judged}
     rows = []
     for one in (by_id[name] for name in only or by_id):
-        here = f"{one.claim.number}: {one.here}" if one.judgement else one.here
+        verdict, statement, here = f"**{one.verdict}**", one.claim.statement, one.here
+        if one.judgement:
+            here = f"{one.claim.number}: {one.here}"
+        if details:
+            statement += f" ({one.claim.id}; {one.claim.source})"
+        if details and one.judgement:
+            here += f" ({one.statistics})"
+            verdict += f"; {one.judgement.reason}" if one.judgement.reason else ""
         there = "–"
         if one.second and one.second.judgement:
             there = f"**{one.second.verdict}** {one.second.here}; {one.agreement}"
-        verdict = f"**{one.verdict}**"
-        rows.append((verdict, one.claim.statement, one.claim.paper, here, one.claim.band, there))
+        rows.append((verdict, statement, one.claim.paper, here, one.claim.band, there))
     names = ("verdict", "claim", "claimed", "here", "matters from", "on a real model")
     return markdown_table(*(row[: 5 + worlds] for row in (names, *rows)))

@@ -168,6 +168,8 @@ def read(path: str | Path) -> Record:
             raise ValueError("it was edited after the run had written it")
         if not record.history and record.experiment != NOTEBOOKS:
             raise ValueError("it has no history")
+        if not all("step" in row and "num_generated_tokens" in row for row in record.history):
+            raise ValueError("its history lacks steps or tokens")
     except (ValueError, KeyError, OSError, RecursionError) as error:
         remedy = "delete it and run the experiment again, or take it from version control."
         raise ValueError(f"{path} is no whole result file ({reason(error)}): {remedy}") from None
@@ -196,3 +198,9 @@ def by_arm(records: Iterable[Record]) -> dict[str, dict[int, Record]]:
     for record in sorted(records, key=lambda record: record.seed):
         arms.setdefault(record.arm, {})[record.seed] = record
     return arms
+
+
+def hardware(records: Iterable[Record]) -> str:
+    """The accelerators of runs, or their processors where they had none."""
+    machines = [(r.machine["accelerator"], r.machine["processor"]) for r in records]
+    return ", ".join(sorted({cpu if gpu == "none" else gpu for gpu, cpu in machines}))

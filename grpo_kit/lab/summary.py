@@ -1,9 +1,9 @@
-"""An experiment's records as numbers, tables and curves, for notebooks, results page and report."""
+"""An experiment's records as numbers, curves and Markdown tables, for notebooks and reports."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from itertools import accumulate, product
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +15,13 @@ from grpo_kit.lab.records import Record, by_arm
 from grpo_kit.lab.statistics import MIN_SEEDS, interval
 from grpo_kit.runs import value_of
 
-GRID = 17  # places of a curve over tokens or seconds
+GRID = 17  # points of a curve over tokens or seconds
 
 
 def reported(
     name: str, profile: str = "tiny", results: str | Path | None = None, x: str | None = None
 ) -> dict:
-    """`summarise` of an experiment's reported runs; ValueError if none or one cannot be used."""
+    """`summarise` an experiment's reported runs; ValueError if none or one cannot be used."""
     records, problems = load_current(results, profile, name)
     if problems:
         raise ValueError(" ".join(problems))
@@ -37,27 +37,30 @@ def summarise(records: Iterable[Record], experiment: Experiment, x: str | None =
     Returns `question`, `profile`, `config` (of the first arm), `problems` (how many it was tested
     on), `seeds` (arm -> its seeds), `x`; `final`: arm -> metric -> `values`, one a seed, and their
     `interval`, without seconds if not all ran on one kind of accelerator; `difference`: the same of
-    other arms minus the first, over the seeds of both; `curves`: metric -> arm -> `steps`, places
+    other arms minus the first, over the seeds of both; `curves`: metric -> arm -> `steps`, points
     on the axis, and `values`, one list a seed. ValueError if no arm has a record.
     """
     recorded, x = by_arm(records), x or experiment.x
     arms = {arm: recorded[arm] for arm in experiment.arms if arm in recorded}
     if not arms:
         raise ValueError(f"no arm of this experiment has a run: {', '.join(experiment.arms)}.")
-    rows = {arm: pd.DataFrame([*map(_row, of.values())], [*of]) for arm, of in arms.items()}
-    if len({run.machine["accelerator"] for of in arms.values() for run in of.values()}) > 1:
-        rows = {arm: of.drop(columns="seconds") for arm, of in rows.items()}
+    runs = [record for by_seed in arms.values() for record in by_seed.values()]
+    one_kind = len({run.machine["accelerator"] for run in runs}) == 1
+    rows = {}
+    for arm, by_seed in arms.items():
+        ends = pd.DataFrame([_end(record) for record in by_seed.values()], [*by_seed])
+        rows[arm] = ends if one_kind else ends.drop(columns="seconds")
     baseline = next(iter(experiment.arms))
     others = [arm for arm in rows if arm != baseline and baseline in rows]
     curves = {metric: {} for metric in experiment.curves}
-    for metric, (arm, by_seed) in product(curves, arms.items()):
-        curve = _curve(by_seed.values(), metric, x)
-        if curve["steps"]:
-            curves[metric][arm] = curve
-    first = next(iter(next(iter(arms.values())).values()))
+    for metric, of in curves.items():
+        for arm, by_seed in arms.items():
+            curve = _curve(by_seed.values(), metric, x)
+            if curve["steps"]:
+                of[arm] = curve
     return {
-        "question": experiment.question, "profile": first.profile, "config": first.config,
-        "problems": first.evaluation.get("eval/n"),
+        "question": experiment.question, "profile": runs[0].profile, "config": runs[0].config,
+        "problems": runs[0].evaluation.get("eval/n"),
         "seeds": {arm: sorted(by_seed) for arm, by_seed in arms.items()}, "x": x,
         "final": {arm: _intervals(of) for arm, of in rows.items()},
         "difference": {arm: _intervals(rows[arm] - rows[baseline]) for arm in others},
@@ -65,7 +68,7 @@ def summarise(records: Iterable[Record], experiment: Experiment, x: str | None =
     }  # fmt: skip
 
 
-def _row(record: Record) -> dict[str, float]:
+def _end(record: Record) -> dict[str, float]:
     values = {k: v for k, v in record.evaluation.items() if k != "eval/n" and v is not None}
     tokens = record.history[-1]["num_generated_tokens"]
     return values | {"tokens": tokens, "seconds": record.seconds}
@@ -80,22 +83,24 @@ def _intervals(rows: pd.DataFrame) -> dict[str, dict]:
 def _curve(records: Iterable[Record], metric: str, x: str) -> dict:
     """The steps at which all seeds have a value (one may have lacked any score), and the values.
 
-    Over tokens or seconds, values are interpolated linearly at `GRID` places that all seeds reach.
+    Over tokens or seconds, values are interpolated linearly at `GRID` points that all seeds reach.
     """
-    points = []  # place -> value, of each seed
+    curves = []  # of each seed: x -> value
     for history in (record.history for record in records):
         seconds = accumulate(row.get("step_time", 0.0) for row in history)
-        rows = [row | {"seconds": passed} for row, passed in zip(history, seconds, strict=True)]
-        values = {row[x]: value_of(row, metric) for row in rows}
-        points.append({place: value for place, value in values.items() if value is not None})
+        curve = {}
+        for row, passed in zip(history, seconds, strict=True):
+            if (value := value_of(row, metric)) is not None:
+                curve[passed if x == "seconds" else row[x]] = value
+        curves.append(curve)
     if x == "step":
-        places = sorted(set.intersection(*map(set, points)))
-        return {"steps": places, "values": [[round(v[s], 4) for s in places] for v in points]}
-    if not all(points):
+        steps = sorted(set.intersection(*map(set, curves)))
+        return {"steps": steps, "values": [[round(of[s], 4) for s in steps] for of in curves]}
+    if not all(curves):
         return {"steps": [], "values": []}
-    places = np.linspace(max(map(min, points)), min(map(max, points)), GRID).round().tolist()
-    values = [np.interp(places, list(v), list(v.values())).round(4).tolist() for v in points]
-    return {"steps": places, "values": values}
+    points = np.linspace(max(map(min, curves)), min(map(max, curves)), GRID).round().tolist()
+    values = [np.interp(points, list(of), list(of.values())).round(4).tolist() for of in curves]
+    return {"steps": points, "values": values}
 
 
 def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
@@ -107,32 +112,30 @@ def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
     """
     config, counts = summary["config"], {arm: len(of) for arm, of in summary["seeds"].items()}
     first, least, most = next(iter(counts)), min(counts.values()), max(counts.values())
-    heads = {arm: arm if least == most else f"{arm} ({_seeds(n)})" for arm, n in counts.items()}
+    seeds = f"{most} seed{'s' * (most != 1)}" if least == most else f"{least} to {most} seeds"
+    heads = {arm: f"{arm} ({n} seed{'s' * (n != 1)})" for arm, n in counts.items()}
+    if least == most:
+        heads = {arm: arm for arm in counts}
     tokens = config.get("max_generated_tokens")
     length = f"{tokens:,} generated tokens in" if tokens else f"{config['max_steps']}"
     samples = f", {config['num_generations_eval']} samples each" if config["eval_prompts"] else ""
     text = (
-        f"{f'{least} to ' * (least < most)}{_seeds(most)}, {length} steps of "
-        f"{config['generation_batch_size']} answers, profile {summary['profile']}; tested on "
-        f"{summary['problems']} problems{samples}; "
+        f"{seeds}, {length} steps of {config['generation_batch_size']} answers, "
+        f"profile {summary['profile']}; tested on {summary['problems']} problems{samples}; "
         "mean and 95 % interval over seeds (Student's t).\n"
     )
     for title, arms, show in (
         ("at the end", summary["final"], cell),
         (f"minus {first}, paired by seed", summary["difference"], difference_cell),
     ):
-        rows = [
-            [metric.removeprefix("eval/"), *(show(values.get(metric)) for values in arms.values())]
-            for metric in metrics or summary["final"][first]
-            if any(metric in of for of in summary["final"].values())
-        ]
+        rows = []
+        for metric in metrics or summary["final"][first]:
+            if any(metric in of for of in summary["final"].values()):
+                cells = (show(values.get(metric)) for values in arms.values())
+                rows.append([metric.removeprefix("eval/"), *cells])
         if arms:
             text += "\n" + markdown_table([title, *(heads[arm] for arm in arms)], *rows)
     return text
-
-
-def _seeds(n: int) -> str:
-    return f"{n} seed{'s' * (n != 1)}"
 
 
 def markdown_table(*rows: Iterable[object]) -> str:

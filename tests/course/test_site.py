@@ -35,10 +35,8 @@ def test_formulas_links_and_code_of_a_page(tmp_path):
     assert "source (in the repository)" in page
     assert "&lt;b&gt;" in page and "<b>\n" not in page
     assert '<a href="02_two.html">02 · Two</a>' in page and 'href="replay_of_01.html"' in page
-    assert "Report" not in page and (tmp_path / "site/index.html").read_text() == page
+    assert (tmp_path / "site/index.html").read_text() == page
     assert (tmp_path / "site/replay_of_01.html").is_file()
-    (tmp_path / "site/report.html").touch()
-    assert 'href="report.html">Report' in build(tmp_path, tmp_path / "site")[0].read_text()
 
 
 def test_a_notebook_that_was_not_executed_is_named(tmp_path):

@@ -535,32 +535,32 @@ class Learner:
 
         Raises FloatingPointError, and leaves the weights alone, where the loss is not finite.
         """
-        given, config = self._loss_inputs(batch), self.config
+        whole, config = self._loss_inputs(batch), self.config
         cap, mode = config.importance_sampling_cap, config.importance_sampling_mode
         stats: dict[str, float] = {}
-        apart: list[Tensor] = []  # how far the sampler's log-probabilities are from the policy's
-        for micro_batches, divisors in self._optimizer_batches(batch, given["mask"]):
+        mismatch: list[Tensor] = []  # between the sampler's log-probabilities and the policy's
+        for micro_batches, divisors in self._optimizer_batches(batch, whole["mask"]):
             loss = 0.0
             for rows in micro_batches:
                 logps = self._logps(self.policy.model, batch, rows)
-                inputs = {name: _cut(values, rows, logps) for name, values in given.items()}
+                inputs = {name: _cut(values, rows, logps) for name, values in whole.items()}
                 if cap is not None:
                     old = logps.detach() if inputs["old_logps"] is None else inputs["old_logps"]
                     sampled = _cut(batch.rollouts.logps, rows, logps)
                     weights = objective.importance_weights(old, sampled, cap, mode)
                     inputs["token_weights"] = weights * inputs.get("token_weights", 1.0)
-                    apart.append((old - sampled)[inputs["mask"]].abs())
+                    mismatch.append((old - sampled)[inputs["mask"]].abs())
                 functions = self.surrogate, self.aggregate
                 part = objective.loss_by(*functions, logps, **inputs, **self.kl_options, **divisors)
                 if not self.parts_add_up:
                     part = part / len(micro_batches)
                 self.scaler.scale(part).backward()
                 loss += part.item()
-                share = self._share(inputs["mask"], given["mask"])
+                share = self._share(inputs["mask"], whole["mask"])
                 for name, value in self._stats(logps, inputs).items():
                     stats[name] = stats.get(name, 0.0) + value * share
             step = self._optimizer_step(batch, loss, bool(micro_batches), scheduled)
-        if apart and not (mean := torch.cat(apart).nanmean()).isnan():  # of texts that are given
+        if mismatch and not (mean := torch.cat(mismatch).nanmean()).isnan():  # NaN: unknown
             stats["sampling/sampling_logp_difference/mean"] = mean.item()
         return {**step, **stats}
 
@@ -623,21 +623,21 @@ class Learner:
         config, mask = self.config, batch.rollouts.mask
         if config.mask_truncated_completions:
             mask = mask & batch.rollouts.finished[:, None]
-        given = {"mask": mask, "advantages": batch.advantages.to(mask.device), "old_logps": None}
+        inputs = {"mask": mask, "advantages": batch.advantages.to(mask.device), "old_logps": None}
         if self.reference is not None:
             model, context = self.reference
             with context():
-                given["ref_logps"] = self._all_logps(model, batch)
+                inputs["ref_logps"] = self._all_logps(model, batch)
         if config.updates_per_step > 1:
-            given["old_logps"] = self._all_logps(self.policy.model, batch)
+            inputs["old_logps"] = self._all_logps(self.policy.model, batch)
         if config.top_entropy_quantile < 1:  # by the entropies at sampling
             entropies = batch.rollouts.entropies
             chosen = objective.high_entropy(entropies, mask, config.top_entropy_quantile)
-            given["token_weights"] = chosen.float()
+            inputs["token_weights"] = chosen.float()
         if batch.episode_index is not None and config.loss_type == "grpo":
             episode = _episodes(batch)
-            given["turn_weights"] = (1 / episode.bincount()[episode]).to(mask.device)
-        return given
+            inputs["turn_weights"] = (1 / episode.bincount()[episode]).to(mask.device)
+        return inputs
 
     def _optimizer_step(
         self, batch: Batch, loss: float, has_gradient: bool, scheduled: bool
@@ -659,9 +659,9 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         if not finite:
             rewards = batch.rewards.nan_to_num()
-            given = f"rewards from {rewards.min():.3g} to {rewards.max():.3g}"
+            span = f"rewards from {rewards.min():.3g} to {rewards.max():.3g}"
             problem = "loss or gradient is not finite, so that update was not made"
-            raise FloatingPointError(f"{problem} ({given}; lower learning_rate)")
+            raise FloatingPointError(f"{problem} ({span}; lower learning_rate)")
         return {
             "loss": loss,
             **({} if overflow else {"grad_norm": grad_norm.item()}),
@@ -674,8 +674,8 @@ class Learner:
         lengths, prompts = batch.rollouts.lengths.cpu(), batch.rollouts.prompt_index.cpu()
         size = self.config.per_device_train_batch_size or self.config.optimizer_batch_size
         if self.policy.device.type == "cpu" and self.parts_add_up:
-            asked = (batch.rollouts.prompt_ids[i] for i in prompts[rows].unique())  # each run once
-            tokens = int(lengths[rows].sum()) + sum(map(len, asked))
+            read = (batch.rollouts.prompt_ids[i] for i in prompts[rows].unique())  # each run once
+            tokens = int(lengths[rows].sum()) + sum(map(len, read))
             size = min(size, math.ceil(len(rows) / max(math.ceil(tokens / PASS_TOKENS), 1)))
         if len(rows) <= size:
             return [rows] if len(rows) else []

@@ -379,6 +379,44 @@ def test_a_group_without_spread_is_sampled_again_whatever_it_is_compared_with(po
         assert batch.generated_tokens > int(batch.rollouts.mask.sum())
 
 
+def test_dynamic_sampling_counts_a_group_by_its_accuracy(policy):
+    """DAPO's rule is 0 < number right < G: formats that differ do not keep an all-wrong group."""
+
+    def accuracy(completions, **columns):
+        return [0.0] * len(completions)
+
+    def format_reward(completions, **columns):
+        return [0.1 * (i % 2) for i in range(len(completions))]
+
+    accuracy.__name__ = "accuracy_reward"
+    for metric, sampled_again in ((None, True), ("accuracy_reward", True), ("reward", False)):
+        config = configure(dynamic_sampling_rounds=1, dynamic_sampling_metric=metric)
+        batch = batch_of(policy, config, accuracy, format_reward)
+        assert (batch.generated_tokens > int(batch.rollouts.mask.sum())) == sampled_again
+    with pytest.raises(ValueError, match="metric is 'acc'; choose one of 'even_ids', 'reward', No"):
+        batch_of(policy, configure(dynamic_sampling_metric="acc"))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        (even_ids, "`rewards` is one function, not a list"),
+        ([lambda **columns: 1 / 0], r"raised ZeroDivisionError.*at step 1; there is no checkpoint"),
+        ([lambda completions: [0.0] * len(completions)], r"lacks the argument \*\*columns"),
+    ],
+)
+def test_misuse_of_rewards_ends_in_a_sentence(policy, tmp_path, rewards, message):
+    with pytest.raises((TypeError, RuntimeError), match=message):
+        train(policy, TASK, rewards, CONFIG, output_dir=tmp_path, seed=0)
+
+
+def test_a_task_without_answers_is_trained_and_says_what_is_not_measured(policy, tmp_path):
+    task = Task("bare", TASK.train, TASK.test.remove_columns("answer"))
+    with pytest.warns(UserWarning, match="'bare' have no column 'answer', so accuracy is not mea"):
+        run = train(policy, task, [even_ids], CONFIG, output_dir=tmp_path, seed=0)
+    assert not any("eval/pass@1" in row for row in run.history)
+
+
 def test_a_part_is_judged_while_the_next_is_sampled(policy, monkeypatch):
     """The first part's reward waits until the second is being sampled."""
     real, calls, sampled, second = backends.generate, [], [], threading.Event()

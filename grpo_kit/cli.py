@@ -210,7 +210,6 @@ def evaluate(
     profile: ProfileName = "tiny",
     rows: Annotated[int | None, Option(min=1, help="The first so many, instead of all.")] = None,
     max_new_tokens: Annotated[int | None, Option(min=1, help="Of an answer.")] = None,
-    backend: Annotated[str, Option(help="auto, plain, static, continuous or vllm.")] = "auto",
     output: Annotated[Path, Option(help="File for the numbers.")] = Path("runs/evaluation.json"),
 ) -> None:
     """Greedy accuracy on a whole test set, strict and lenient, with n and intervals."""
@@ -222,7 +221,7 @@ def evaluate(
     chosen = _chosen(profile, policy)
     if policy is not None:
         chosen = replace(chosen, lora_rank=0)
-    options = {"rows": rows, "max_new_tokens": max_new_tokens, "backend": backend}
+    options = {"rows": rows, "max_new_tokens": max_new_tokens}
     measured = evaluate_profile(chosen, task, data, **options)
     write_atomic(output, json.dumps(measured, indent=1) + "\n")
     for reading in ("strict", "lenient"):

@@ -125,7 +125,6 @@ class GRPOConfig:
     importance_sampling_cap: Positive | None = None  # truncated importance sampling, C
     importance_sampling_mode: WeightMode = "token_truncate"  # what becomes of a weight above C
     rollout_chunks: AtLeast1 = 1  # parts of a batch; a part is judged while the next is sampled
-    sampling_backend: Literal["auto", "plain", "static", "continuous"] = "auto"
     max_unscored_steps: AtLeast1 = 3  # steps in a row without a score before the run stops
 
     @model_validator(mode="after")

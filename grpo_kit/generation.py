@@ -1,9 +1,9 @@
-"""Sample complete groups, fast: what rows have in common runs once, finished rows leave.
+"""Sample groups of completions, and score given ones.
 
-`generate` works with any transformers causal LM. Each prompt runs once and its cache serves its
-whole group; on a CPU, answers that begin alike are one until they differ; a row that has ended
-leaves batch and cache; log-probabilities come along.
-`completion_logps` scores given completions, with gradient, and shares prompts in the same way.
+`generate` works with any transformers causal LM: `decoder` runs Llama and Qwen on a CPU, where
+answers that begin alike are run once until they differ, transformers runs the others. Each prompt
+runs once for its group, a row that has ended leaves the batch, and log-probabilities come along.
+`completion_logps` scores completions with gradient, and runs each prompt once as well.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
-from transformers.cache_utils import DynamicLayer
 
+from grpo_kit.config import GRPOConfig
 from grpo_kit.decoder import GroupedDecoding, by_length, can_read, equal_rank, filler, packed_states
 from grpo_kit.models import Policy, evaluating, unwrapped
 
@@ -88,7 +88,7 @@ class Rollouts:
     @staticmethod
     def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
         """Several batches as one, padded to the longest."""
-        width, pad = max(part.mask.shape[1] for part in parts), torch.nn.functional.pad
+        width = max(part.mask.shape[1] for part in parts)
         by_token = []
         for name in ("completion_ids", "mask", "logps", "entropies"):
             values = (getattr(part, name) for part in parts)
@@ -148,13 +148,11 @@ def generate(
         drawn[0] = False
     draws, uniform = int(drawn.sum()), torch.zeros(n, device=device)
     with evaluating(model):  # no dropout in what is meant to be the policy's own distribution
-        arguments = prompt_ids, prompt_index, max_new_tokens
         if can_read(model):
-            decoding = GroupedDecoding(
-                model, arithmetic(model.get_output_embeddings().weight), *arguments
-            )
+            dtype = arithmetic(model.get_output_embeddings().weight)
+            decoding = GroupedDecoding(model, dtype, prompt_ids, prompt_index, max_new_tokens)
         else:
-            decoding = _Decoding(model, *arguments, pad_token_id)
+            decoding = _CachedDecoding(model, prompt_ids, prompt_index, pad_token_id)
         for t in range(max_new_tokens):
             branch = decoding.branch  # of each row: those that are equal so far may share one
             scores = decoding.logits.float() / temperature
@@ -199,35 +197,50 @@ def _drawn(cumulative: Tensor, thresholds: Tensor, branch: Tensor) -> Tensor:
     return found.clamp(max=cumulative.shape[1] - 1)
 
 
-class _Decoding:
-    """The rows being sampled, each a branch: their cache, and the `logits` (B, V) of what comes."""
+class _CachedDecoding:
+    """The rows being sampled, with transformers' cache, for models that `decoder` cannot read.
 
-    def __init__(self, model, prompt_ids, prompt_index: Tensor, room: int, pad_token_id: int):
+    The same interface as `GroupedDecoding`, but each row is a branch of its own.
+    """
+
+    def __init__(self, model, prompt_ids, prompt_index: Tensor, pad_token_id: int) -> None:
         prompts = prompt_ids, pad_token_id, prompt_index.device
         output, attention = _prefill(model, *prompts, logits_to_keep=1)
         self.model, self.cache = model, output.past_key_values
         self.cache.batch_select_indices(prompt_index)  # each prompt's cache for all of its group
-        for i, layer in enumerate(self.cache.layers):
-            if type(layer) is DynamicLayer:  # another kind stays as it is
-                self.cache.layers[i] = _RoomyLayer(layer, room)
+        self.attention = attention[prompt_index]
         self.logits = output.logits[prompt_index, -1]
         self.branch = torch.arange(len(prompt_index), device=prompt_index.device)
-        attention = attention[prompt_index]
-        self.position, self.width = attention.sum(dim=1, keepdim=True), attention.shape[1]
-        self.attention = torch.nn.functional.pad(attention, (0, room), value=1)
 
     def step(self, kept: Tensor, tokens: Tensor) -> None:
         """Run the newest tokens (B,) of the rows that stay, `kept` (B,)."""
         if len(kept) < len(self.branch):
-            self.branch, order = _fill_holes(self.branch[kept])
-            self.cache.batch_select_indices(order)
-            self.attention, self.position = self.attention[order], self.position[order]
-        self.width += 1
-        where = {"attention_mask": self.attention[:, : self.width], "position_ids": self.position}
-        cache = {"past_key_values": self.cache, "use_cache": True}
-        by_place = torch.empty_like(tokens).index_copy_(0, self.branch, tokens)
-        output = self.model(input_ids=by_place[:, None], **where, **cache)
-        self.logits, self.position = output.logits[:, -1], self.position + 1
+            self.cache.batch_select_indices(kept)
+            self.attention, self.branch = self.attention[kept], self.branch[: len(kept)]
+        self.attention = pad(self.attention, (0, 1), value=1)
+        positions = self.attention.sum(dim=1, keepdim=True) - 1
+        where = {"attention_mask": self.attention, "position_ids": positions, "use_cache": True}
+        output = self.model(input_ids=tokens[:, None], past_key_values=self.cache, **where)
+        self.logits = output.logits[:, -1]
+
+
+def sample(
+    policy: Policy, prompt_ids: Sequence, num_generations: int | Sequence[int] = 1, **options
+) -> Rollouts:
+    """Sample from `policy` by `generate`, in its arithmetic and with its end and padding ids."""
+    ids = {"eos_token_ids": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
+    with policy.autocast():
+        return generate(policy.model, prompt_ids, num_generations, **ids | options)
+
+
+def sample_groups(
+    policy: Policy, prompt_ids: Sequence, config: GRPOConfig, generator: torch.Generator
+) -> Rollouts:
+    """Sample a group for every prompt (token ids), with the config's size, length, temperature."""
+    return sample(
+        policy, prompt_ids, config.num_generations, max_new_tokens=config.max_completion_length,
+        temperature=config.temperature, generator=generator,
+    )  # fmt: skip
 
 
 def reply(
@@ -239,74 +252,22 @@ def reply(
     batch_size: int = 64,
     **options,
 ) -> Rollouts:
-    """What `policy` says to each conversation (messages): `generate`, a batch at a time.
+    """Let `policy` answer each conversation (messages), a batch at a time.
 
     `batch_size` is in completions, see `at_once`; further options are those of `generate`.
     """
     ids = policy.encode(conversations)
-    batch_size = at_once(batch_size, max_new_tokens, policy.device.type)
-    at_a_time = max(1, batch_size // num_generations)
-    options |= {"eos_token_ids": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
     options["max_new_tokens"] = max_new_tokens
-    parts = []
-    with policy.autocast():
-        for start in range(0, max(len(ids), 1), at_a_time):
-            some = ids[start : start + at_a_time]
-            parts.append(generate(policy.model, some, num_generations, **options))
+    batch_size = at_once(batch_size, max_new_tokens, policy.device.type)
+    prompts = max(1, batch_size // num_generations)  # of a batch
+    starts = range(0, max(len(ids), 1), prompts)
+    parts = [sample(policy, ids[i : i + prompts], num_generations, **options) for i in starts]
     return Rollouts.concatenate(parts)
 
 
 def at_once(batch_size: int, max_new_tokens: int, device: str) -> int:
     """Completions in a batch of `reply`: on a GPU those of `GPU_TOKENS`, if they are more."""
     return batch_size if device == "cpu" else max(batch_size, GPU_TOKENS // max_new_tokens)
-
-
-def _fill_holes(places: Tensor) -> tuple[Tensor, Tensor]:
-    """New places (M,), 0 to M - 1, of those that stay, and which old one each of these takes.
-
-    Only the last move, into the holes, so that few rows are copied.
-    """
-    m = len(places)
-    stay = places < m
-    hole = torch.ones(m, dtype=torch.bool, device=places.device)
-    hole[places[stay]] = False
-    new = places.clone()
-    new[~stay] = hole.nonzero()[:, 0]
-    return new, torch.empty_like(places).index_copy_(0, new, places)
-
-
-class _RoomyLayer(DynamicLayer):
-    """Keys and values as views into longer buffers: a step writes one token and copies none.
-
-    transformers' own layer concatenates, which copies the whole cache at every token.
-    """
-
-    def __init__(self, layer: DynamicLayer, room: int) -> None:
-        super().__init__()
-        self.dtype, self.device, self.is_initialized = layer.dtype, layer.device, True
-        pad = partial(torch.nn.functional.pad, pad=(0, 0, 0, room))
-        self._buffers = (pad(layer.keys), pad(layer.values))
-        self._show(layer.get_seq_length())
-
-    def _show(self, length: int) -> None:
-        self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
-
-    def update(self, key_states, value_states, *args, **kwargs):
-        start = self.get_seq_length()
-        end = start + key_states.shape[-2]
-        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[:, :, start:end] = states
-        self._show(end)
-        return self.keys, self.values
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the rows `indices`; those that stay in their place are not copied."""
-        moved = (indices != torch.arange(len(indices), device=indices.device)).nonzero()[:, 0]
-        length = self.get_seq_length()
-        for buffer in self._buffers:
-            buffer[moved, :, :length] = buffer[indices[moved], :, :length]
-        self._buffers = tuple(buffer[: len(indices)] for buffer in self._buffers)
-        self._show(length)
 
 
 def completion_logps(
@@ -389,8 +350,7 @@ def token_logps(head, hidden: Tensor, targets: Tensor, temperature: float) -> tu
     m, rest = len(targets), 0
     if hidden.device.type == "cpu":
         rest = filler(m, arithmetic(head.weight))
-    hidden = torch.nn.functional.pad(hidden, (0, 0, 0, rest))
-    targets = torch.nn.functional.pad(targets, (0, rest))
+    hidden, targets = pad(hidden, (0, 0, 0, rest)), pad(targets, (0, rest))
     logps, entropies = _TokenLogps.apply(hidden, head.weight, head.bias, targets, temperature)
     return logps[:m], entropies[:m]
 

@@ -32,9 +32,9 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import get_scheduler
 
-from grpo_kit import backends, hooks, objective
+from grpo_kit import hooks, objective
 from grpo_kit.config import GRPOConfig
-from grpo_kit.generation import Rollouts, check_lengths, completion_logps, reply
+from grpo_kit.generation import Rollouts, check_lengths, completion_logps, reply, sample_groups
 from grpo_kit.models import Policy, reference_of, weights_hash
 from grpo_kit.rewards.rules import accuracy_reward
 from grpo_kit.rewards.scoring import (
@@ -121,7 +121,7 @@ def train(
         files.log({"step": 0, "num_generated_tokens": 0, **first})
     if record and not step:
         record(prompts, source, 0, False)
-    progress = progress_bar(config, step, backends.choose(policy, config.sampling_backend))
+    progress = progress_bar(config, step)
     try:
         while (spent := _spent(config, step, files.tokens)) < 1:
             started = time.perf_counter()
@@ -192,10 +192,9 @@ def _errors_named(step: int, remedy: str) -> Iterator[None]:
         raise RewardError(f"{error} This was at step {step}; {remedy}.") from error.__cause__
 
 
-def progress_bar(config: GRPOConfig, done: int, sampler: str, engine: str = "grpo") -> tqdm:
+def progress_bar(config: GRPOConfig, done: int, engine: str = "grpo") -> tqdm:
     """A bar of the run's steps, on stdout: in a notebook, stderr looks like a failure."""
-    name = engine if sampler == "plain" else f"{engine}, sampling {sampler}"
-    return tqdm(desc=name, initial=done, total=config.max_steps, file=sys.stdout)
+    return tqdm(desc=engine, initial=done, total=config.max_steps, file=sys.stdout)
 
 
 def show_progress(progress: tqdm, row: dict) -> None:
@@ -343,14 +342,12 @@ class PromptBatches:
         next is sampled. With `dynamic_sampling_rounds` (DAPO, arXiv 2503.14476, eq. 11), groups
         whose answers are all right or all wrong, see `dynamic_sampling_metric`, are replaced by
         groups of further prompts, for at most that many rounds.
-        `sample` takes the place of `backends.sample_groups`; it gets lists of prompt ids.
+        `sample` takes the place of `sample_groups`; it gets lists of prompt ids.
         """
         config = dataclasses.replace(self.config, **changes)
         size, rounds = config.num_generations, config.dynamic_sampling_rounds
         missing = config.generation_batch_size // size  # groups
-        sample = sample or partial(
-            backends.sample_groups, self.policy, config=config, generator=generator
-        )
+        sample = sample or partial(sample_groups, self.policy, config=config, generator=generator)
         kept: list[Scored] = []
         logged: dict[str, list[float]] = {}
         generated_tokens = 0

@@ -59,12 +59,12 @@ REFUSED = {  # field -> the value that TRL's trainer has, and why there is no ot
         "TRL corrects for another sampler only where vLLM samples: add use_vllm=True (--vllm)",
     ),
 }
-# These mean the same. `rollout_chunks` and `sampling_backend` only change how fast the kit samples,
-# so TRL samples as it likes; the others are translated here or read by the callback below.
+# These mean the same. `rollout_chunks` only changes how fast the kit samples, so TRL samples as it
+# likes; the others are translated here or read by the callback below.
 OURS = ("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "reward_weights",
-        "rollout_chunks", "sampling_backend", "eval_steps", "eval_on_start", "eval_prompts",
-        "eval_prompts_between", "num_generations_eval", "save_steps", "max_unscored_steps",
-        "bf16", "importance_sampling_mode")  # fmt: skip
+        "rollout_chunks", "eval_steps", "eval_on_start", "eval_prompts", "eval_prompts_between",
+        "num_generations_eval", "save_steps", "max_unscored_steps", "bf16",
+        "importance_sampling_mode")  # fmt: skip
 # These have TRL's names.
 SAME = tuple(f.name for f in fields(GRPOConfig) if f.name not in (*REFUSED, *OURS))
 # In a checkpoint: the run that it belongs to, and the digests of its files, written last.
@@ -419,7 +419,7 @@ class _Watcher(TrainerCallback):
         done = state.global_step // self.config.updates_per_step
         if not done and self.config.eval_on_start:
             self.files.log({"step": 0, "num_generated_tokens": 0, **self._evaluated()})
-        self.progress = training.progress_bar(self.config, done, "plain", engine="trl")
+        self.progress = training.progress_bar(self.config, done, engine="trl")
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step % self.config.updates_per_step == 0:

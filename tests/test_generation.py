@@ -1,6 +1,6 @@
 """The sampler against single rows, and the scorer against a plain log-softmax."""
 
-import random
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy import plain_logps
-from transformers import GPT2Config, GPT2LMHeadModel
-from transformers.cache_utils import DynamicLayer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_kit import decoder, generation
 from grpo_kit.generation import Rollouts, completion_logps, generate
@@ -96,17 +95,48 @@ def test_sampling_follows_the_distribution(policy):
     assert likely.any() and ((counts - expected).abs() < 5 * error)[likely].all()
 
 
-def test_left_padding_shifts_nothing_with_absolute_positions():
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 80, "max_position_embeddings": 64, "pad_token_id": 0,
+}  # fmt: skip
+SLIDING = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}
+FAMILIES = {
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 80, "n_positions": 64},
+    "gpt_neox": {**SIZES, "num_key_value_heads": 4},
+    "gemma": {**SIZES, "head_dim": 8},
+    "mistral": {**SIZES, **SLIDING},
+    "olmo2": SIZES,
+    "phi3": SIZES,
+    "qwen2": {**SIZES, **SLIDING},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_samples_as_its_rows_alone_would(family):
+    """Left padding and the rows that leave the batch shift nothing, wherever positions come in."""
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=80, n_embd=16, n_layer=2, n_head=2, n_positions=64)
-    model = GPT2LMHeadModel(config).eval()
-    options = {"max_new_tokens": 6, "eos_token_ids": [], "pad_token_id": 0, "do_sample": False}
-    together = generate(model, PROMPTS, 1, **options)
-    for i, prompt in enumerate(PROMPTS):
-        (alone,) = generate(model, [prompt], 1, **options).completion_lists()
-        assert alone == together.completion_lists()[i]
-        expected = plain_logps(model, prompt, alone)
-        torch.testing.assert_close(together.logps[i], expected, atol=1e-5, rtol=1e-5)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **FAMILIES[family]))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    assert not decoder.can_read(model.eval())
+    options = {"max_new_tokens": 12, "eos_token_ids": range(1, 5), "pad_token_id": 7}
+    options["generator"] = torch.Generator().manual_seed(0)
+    together = generate(model, PROMPTS, 6, greedy_first=True, **options)
+    assert len(set(together.lengths.tolist())) > 3
+    with torch.no_grad():
+        logps, entropies = completion_logps(model, together, pad_token_id=7)
+    close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
+    close((logps, entropies), (together.logps, together.entropies))
+    for i, row in enumerate(together.completion_lists()):
+        prompt = PROMPTS[i // 6]
+        close(logps[i, : len(row)], plain_logps(model, prompt, row))
+        if i % 6 == 0:
+            ids = torch.tensor([prompt])
+            theirs = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False,
+                eos_token_id=[1, 2, 3, 4], pad_token_id=7,
+            )  # fmt: skip
+            assert row == theirs[0, len(prompt) :].tolist()
 
 
 def test_select_and_concatenate_keep_rows_whole(policy):
@@ -133,33 +163,6 @@ def test_dropout_is_off_while_sampling_and_back_on_after(policy):
 def test_prompts_that_cannot_run_are_refused_in_a_sentence(policy, prompts, message):
     with pytest.raises(ValueError, match=message):
         sample(policy, prompts)
-
-
-@given(seed=st.integers(0, 2**31))
-def test_a_cache_with_room_holds_what_transformers_own_would(seed):
-    """Tokens come, rows leave, in any order: same keys and values, row by row."""
-    chance = random.Random(seed)
-    torch.manual_seed(seed)
-    own, rows = DynamicLayer(), 6
-
-    def states(tokens):
-        return torch.randn(rows, 2, tokens, 4), torch.randn(rows, 2, tokens, 4)
-
-    own.update(*states(3))
-    roomy = generation._RoomyLayer(own, 10)
-    for _ in range(10):
-        new = states(1)
-        for ours, theirs in zip(roomy.update(*new), own.update(*new), strict=True):
-            assert torch.equal(ours, theirs)
-        places = torch.tensor([i for i in range(rows) if chance.random() < 0.8], dtype=torch.long)
-        places = places[torch.randperm(len(places))]
-        new, order = generation._fill_holes(places)
-        assert sorted(new.tolist()) == list(range(len(places))) and torch.equal(order[new], places)
-        rows = len(places)
-        if not rows:
-            break
-        for layer in (roomy, own):
-            layer.batch_select_indices(order)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

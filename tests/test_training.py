@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset
 from toy import CONFIG, TASK, configure, even_ids, killed_in, logged, weights_of, without_times
 
-from grpo_kit import backends, objective
+from grpo_kit import generation, objective
 from grpo_kit.generation import Rollouts, completion_logps
 from grpo_kit.models import Policy
 from grpo_kit.objective import BASELINES, LOSS_TYPES
@@ -327,7 +327,7 @@ def test_a_checkpoint_of_another_reward_task_or_model_is_refused(new_policy, tmp
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_every_completion_meets_the_columns_of_its_own_prompt(policy, monkeypatch, rounds, chunks):
     """A sampler that answers with the prompt itself: what is scored must belong to the row."""
-    real = backends.generate
+    real = generation.generate
 
     def parrot(model, prompt_ids, *arguments, **options):
         rollouts = real(model, prompt_ids, *arguments, **options)
@@ -345,7 +345,7 @@ def test_every_completion_meets_the_columns_of_its_own_prompt(policy, monkeypatc
         seen.extend(row)
         return [(i % 2) * float(number % 2) for i, number in enumerate(row)]
 
-    monkeypatch.setattr(backends, "generate", parrot)
+    monkeypatch.setattr(generation, "generate", parrot)
     config = configure(dynamic_sampling_rounds=rounds, rollout_chunks=chunks)
     batch = batch_of(policy, config, compare)
     assert len(set(seen)) >= 2
@@ -419,7 +419,7 @@ def test_a_task_without_answers_is_trained_and_says_what_is_not_measured(policy,
 
 def test_a_part_is_judged_while_the_next_is_sampled(policy, monkeypatch):
     """The first part's reward waits until the second is being sampled."""
-    real, calls, sampled, second = backends.generate, [], [], threading.Event()
+    real, calls, sampled, second = generation.generate, [], [], threading.Event()
 
     def generate_and_tell(*arguments, **options):
         if sampled:
@@ -435,7 +435,7 @@ def test_a_part_is_judged_while_the_next_is_sampled(policy, monkeypatch):
     def first_token(completion_ids, **columns):
         return [float(ids[0]) for ids in completion_ids]
 
-    monkeypatch.setattr(backends, "generate", generate_and_tell)
+    monkeypatch.setattr(generation, "generate", generate_and_tell)
     config = configure(rollout_chunks=3)
     batch = batch_of(policy, config, judge, first_token)
     assert len(calls) > 1 and sum(calls) == config.generation_batch_size

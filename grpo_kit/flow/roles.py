@@ -15,7 +15,7 @@ import torch
 
 from grpo_kit.flow.episodes import Action, Memory
 from grpo_kit.flow.tools import Toolkit
-from grpo_kit.generation import Rollouts, generate, reply
+from grpo_kit.generation import Rollouts, reply, sample
 from grpo_kit.models import Policy
 from grpo_kit.rewards.judge.texts import fenced
 
@@ -113,11 +113,9 @@ class Planner:
         policy, places = self.policy, defaultdict(list)  # equal prompts are run once
         for i, ids in enumerate(prompt_ids):
             places[tuple(ids)].append(i)
-        ends = {"eos_token_ids": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
-        options = {"max_new_tokens": 64, "generator": generator} | ends | sampling
+        options = {"max_new_tokens": 64, "generator": generator} | sampling
         sizes = [len(rows) for rows in places.values()]
-        with policy.autocast():
-            rollouts = generate(policy.model, list(map(list, places)), sizes, **options)
+        rollouts = sample(policy, list(map(list, places)), sizes, **options)
         order = torch.tensor([i for rows in places.values() for i in rows]).argsort()
         rollouts = rollouts.select(order.to(rollouts.mask.device))
         texts = policy.decode(rollouts.completion_lists())

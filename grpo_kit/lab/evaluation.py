@@ -11,8 +11,8 @@ from pathlib import Path
 from scipy.stats import binomtest
 from tqdm import tqdm
 
-from grpo_kit import backends, tasks
-from grpo_kit.generation import check_lengths
+from grpo_kit import tasks
+from grpo_kit.generation import check_lengths, reply
 from grpo_kit.lab.records import where_it_ran
 from grpo_kit.models import Policy
 from grpo_kit.profiles import Profile
@@ -45,23 +45,22 @@ def load_test_set(name: str, folder: Path | None = None) -> Sequence[dict]:
 
 def evaluate_test_set(
     policy: Policy, rows: Sequence[dict], grade: Callable[[str, str], tuple[bool, bool]], *,
-    max_new_tokens: int, batch_size: int = 64, backend: str = "auto",
+    max_new_tokens: int, batch_size: int = 64,
 ) -> tuple[dict[str, float], list[str]]:  # fmt: skip
-    """Greedy accuracy on `rows` (with `prompt` and `answer`), sampled by a backend of `backends`.
+    """Greedy accuracy on `rows` (with `prompt` and `answer`).
 
     Returns the shares `strict` and `lenient`, the ends of their intervals (`strict/low`, …),
     `truncated` (share cut off), `mean_length` (tokens) and `n`; and the first three answers.
     """
     rows = list(rows)
-    backend = backends.choose(policy, backend, trained=False)
-    prompts = policy.encode([row["prompt"] for row in rows])
-    check_lengths(policy.model, prompts, max_new_tokens)  # of all, before the first is answered
-    context = max(map(len, prompts)) + max_new_tokens
-    answer = backends.greedy(policy, backend, max_new_tokens=max_new_tokens, context=context)
+    prompts = [row["prompt"] for row in rows]
+    # of all, before the first is answered
+    check_lengths(policy.model, policy.encode(prompts), max_new_tokens)
     grades, lengths, cut, shown = [], [], 0, []
-    for start in tqdm(range(0, len(rows), batch_size), f"test set, sampling {backend}"):
+    for start in tqdm(range(0, len(rows), batch_size), "test set"):
         batch = slice(start, start + batch_size)
-        ids = answer(prompts[batch])
+        rollouts = reply(policy, prompts[batch], max_new_tokens=max_new_tokens, do_sample=False)
+        ids = rollouts.completion_lists()
         texts = policy.decode(ids)
         shown += texts[: 3 - len(shown)]
         grades += [grade(text, row["answer"]) for text, row in zip(texts, rows[batch], strict=True)]
@@ -76,7 +75,7 @@ def evaluate_test_set(
 
 def evaluate_profile(
     profile: Profile, task: str | None = None, folder: Path | None = None, *,
-    rows: int | None = None, max_new_tokens: int | None = None, backend: str = "auto",
+    rows: int | None = None, max_new_tokens: int | None = None,
 ) -> dict:  # fmt: skip
     """Evaluate a profile's policy on a test set; returns the numbers and where they were measured.
 
@@ -90,7 +89,7 @@ def evaluate_profile(
     if rows is not None:
         test_set = test_set.select(range(min(rows, len(test_set))))
     limit = max_new_tokens or profile.config.max_completion_length
-    policy, options = profile.load_policy(), {"max_new_tokens": limit, "backend": backend}
-    accuracy, answers = evaluate_test_set(policy, test_set, GRADES[task], **options)
+    policy, grade = profile.load_policy(), GRADES[task]
+    accuracy, answers = evaluate_test_set(policy, test_set, grade, max_new_tokens=limit)
     about = {"task": task, "policy": Path(profile.policy).name, "adapter": profile.adapter}
     return about | accuracy | {"answers": answers} | where_it_ran(profile.device)

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from grpo_kit.backends import sample_groups
+from grpo_kit.generation import sample_groups
 from grpo_kit.models import frozen_copy
 from grpo_kit.training import Batch, PromptBatches
 

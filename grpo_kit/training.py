@@ -66,7 +66,6 @@ def train(
     aggregate: Callable[..., Tensor] | None = None,
     measure: Callable[[Policy], dict[str, float]] | None = None,
     record: Callable[[PromptBatches, Any, int, bool], None] | None = None,
-    first: dict[str, float] | None = None,
 ) -> Run:
     """Train `policy` in place by GRPO and return its history.
 
@@ -91,7 +90,6 @@ def train(
         measure: numbers of the policy to log wherever it is evaluated.
         record: called before the first step and after each, with prompts, batch source, step, and
             whether it is the last; e.g. `course.replay.Recorder`. It must leave the run alone.
-        first: what the policy measures before its first step, where that is known.
 
     Raises:
         ValueError: something does not fit together; said before any compute where possible.
@@ -117,8 +115,7 @@ def train(
     evaluated = partial(evaluate_run, policy, task, config, measure, seed)
 
     if not files.run.history and config.eval_on_start:
-        first = evaluated() if first is None else first
-        files.log({"step": 0, "num_generated_tokens": 0, **first})
+        files.log({"step": 0, "num_generated_tokens": 0, **evaluated()})
     if record and not step:
         record(prompts, source, 0, False)
     progress = progress_bar(config, step)

@@ -290,12 +290,6 @@ def test_numbers_of_numpy_and_torch_are_measured_and_logged(policy, tmp_path):
     assert [row["a"] + row["b"] for row in logged(tmp_path)] == [2.5, 2.5]
 
 
-def test_a_known_start_is_not_measured_again(policy, tmp_path):
-    config, first = configure(max_steps=1), {"eval/pass@1": 0.5}
-    run = train(policy, TASK, [even_ids], config, output_dir=tmp_path, seed=0, first=first)
-    assert run.history[0] == {"step": 0, "num_generated_tokens": 0, "eval/pass@1": 0.5}
-
-
 def test_the_prompts_come_once_an_epoch_in_changing_order(policy):
     prompts, later = (PromptBatches(policy, TASK, [even_ids], CONFIG, seed=0) for _ in range(2))
     epochs = [prompts.take(6) for _ in range(3)]

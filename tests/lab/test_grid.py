@@ -226,7 +226,7 @@ def test_ray_makes_runs_and_a_killed_worker_costs_a_retry(made, tmp_path, monkey
     experiment = dataclasses.replace(PARITY, arms=arms | PARITY.arms)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
-        with pytest.raises(RuntimeError, match="1 of 4 runs failed, .*: breaks, seed 0: .*no reward"):
+        with pytest.raises(RuntimeError, match="1 of 4 runs failed.*breaks, seed 0: .*no reward"):
             made(experiment, arms=None, make=workers.on_ray)
         assert ray.is_initialized(), "it was not begun there"
     finally:

@@ -3,7 +3,7 @@
 With a small model, or one token a row, a CPU spends as long on what transformers does around the
 arithmetic as on the arithmetic. Here all tokens lie packed in one row, so no linear layer sees
 padding, and while sampling what the rows of a group have in common is computed once. Gradients
-reach the weights, LoRA's too.
+reach the weights. A model with LoRA weights that are not merged goes through transformers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def can_read(model) -> bool:
     layers = [_linears(layer) for layer in inner.model.layers]
     return (
         ends == (torch.nn.Embedding, torch.nn.Linear)
-        and all(_plain(linear) for layer in layers for linear in layer)
+        and all(type(linear) is torch.nn.Linear for layer in layers for linear in layer)
         and all(linear.bias is None for layer in layers for linear in layer[3:])
         and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
         and config.hidden_act == "silu"
@@ -48,53 +48,17 @@ def _linears(layer) -> list:
             mlp.gate_proj, mlp.up_proj, mlp.down_proj]  # fmt: skip
 
 
-def _plain(linear) -> bool:
-    """A linear layer, or one with one LoRA adapter that is not merged."""
-    if not hasattr(linear, "lora_A"):
-        return type(linear) is torch.nn.Linear
-    if linear.merged or len(linear.active_adapters) != 1 or linear.lora_variant:  # DoRA, say
-        return False
-    (name,) = linear.active_adapters
-    return type(linear.get_base_layer()) is torch.nn.Linear and linear.lora_B[name].bias is None
-
-
 class _Product:
-    """Linear layers that read the same input, as one product with their weights.
-
-    What LoRA adds lies in the weights while sampling. In training it is a product by itself, so
-    that no gradient of the frozen weights is computed.
-    """
+    """Linear layers that read the same input, as one product with their weights."""
 
     def __init__(self, dtype: torch.dtype, *linears) -> None:
-        weights, added = [linear.weight for linear in linears], list(map(_lora, linears))
-        self.apart = torch.is_grad_enabled() and any(added)
-        if not self.apart:
-            pairs = zip(weights, added, strict=True)
-            weights = [w + lora[1] @ lora[0] if lora else w for w, lora in pairs]
-        weights = [weight.to(dtype) for weight in weights]
+        weights = [linear.weight.to(dtype) for linear in linears]
         self.weight = torch.cat(weights) if len(weights) > 1 else weights[0]
         biases = [linear.bias for linear in linears]
         self.bias = None if biases[0] is None else torch.cat(biases).to(dtype)
-        self.added = [lora and tuple(part.to(dtype) for part in lora) for lora in added]
-        self.sizes = list(map(len, weights))
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = F.linear(x, self.weight, self.bias)
-        if not self.apart:
-            return y
-        parts = [
-            F.linear(F.linear(x, lora[0]), lora[1]) if lora else x.new_zeros(*x.shape[:-1], size)
-            for lora, size in zip(self.added, self.sizes, strict=True)
-        ]
-        return y + torch.cat(parts, dim=-1)
-
-
-def _lora(linear) -> tuple[Tensor, Tensor] | None:
-    """LoRA's matrices A and B times its scale, where it has any that are on."""
-    if not hasattr(linear, "lora_A") or linear.disable_adapters:
-        return None
-    (name,) = linear.active_adapters
-    return linear.lora_A[name].weight, linear.scaling[name] * linear.lora_B[name].weight
+        return F.linear(x, self.weight, self.bias)
 
 
 class _Block:
@@ -278,7 +242,7 @@ class GroupedDecoding:
     """
 
     def __init__(self, model, dtype, prompt_ids, prompt_index: Tensor, room: int) -> None:
-        with torch.autocast("cpu", enabled=False):  # LoRA's product as the update has it
+        with torch.autocast("cpu", enabled=False):
             self.decoder, head = Decoder(model, dtype), model.get_output_embeddings()
         self.head, self.bias = head.weight.to(dtype), head.bias
         packed = _Prompts(prompt_ids)

@@ -15,16 +15,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
 
 from grpo_kit.config import GRPOConfig
 from grpo_kit.decoder import GroupedDecoding, by_length, can_read, equal_rank, filler, packed_states
 from grpo_kit.models import Policy, evaluating, unwrapped
 
-# Most logits held at a time: 32 MiB of float32 on a CPU, 512 MiB on an accelerator, where small
-# chunks would read the head's weights more often than they compute.
-LOGITS_BUDGET = (2**23, 2**27)
+# Logits of a chunk: 32 MiB of float32 on a CPU, 256 MiB on an accelerator, where small chunks would
+# read the head's weights more often than they compute. A pass holds up to four such tensors.
+LOGITS_BUDGET = (2**23, 2**26)
 GPU_TOKENS = 2**16  # of a batch of `reply`, at least: a GPU takes as long for a token of few rows
 
 
@@ -339,92 +340,37 @@ def gathered(cache, rows: Tensor):
 def token_logps(head, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities (M,) of `targets` (M,) and entropies (M,), in nats, from hidden (M, H).
 
-    float32 whatever the model's type; the entropies carry no gradient. Never more than twice
-    `LOGITS_BUDGET` logits are held: the backward pass computes each of several chunks again.
+    float32 whatever the model's type; the entropies carry no gradient. The logits are computed a
+    chunk of rows at a time, and where there are several chunks again in the backward pass.
 
     Raises ValueError for a head that is not a plain linear layer.
     """
     if type(head) is not torch.nn.Linear:
         problem = f"the model's head is a {type(head).__name__}, not a plain Linear"
         raise ValueError(f"{problem}: train without an adapter on the head.")
-    m, rest = len(targets), 0
-    if hidden.device.type == "cpu":
-        rest = filler(m, arithmetic(head.weight))
+    m, dtype, on_cpu = len(targets), arithmetic(head.weight), hidden.device.type == "cpu"
+    rest = filler(m, dtype) if on_cpu else 0
     hidden, targets = pad(hidden, (0, 0, 0, rest)), pad(targets, (0, rest))
-    logps, entropies = _TokenLogps.apply(hidden, head.weight, head.bias, targets, temperature)
-    return logps[:m], entropies[:m]
 
+    def of_chunk(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        # the weights are converted here, so that their gradients add up in their own type
+        bias = None if head.bias is None else head.bias.to(dtype)
+        logits = linear(hidden.to(dtype), head.weight.to(dtype), bias).float()
+        log_probs = torch.log_softmax(logits / temperature, dim=-1)
+        with torch.no_grad():
+            entropies = -(log_probs.exp() * log_probs).nan_to_num(nan=0.0).sum(dim=-1)
+        return log_probs.gather(1, targets[:, None])[:, 0], entropies
 
-class _TokenLogps(torch.autograd.Function):
-    """log_softmax(hidden @ weight.T / temperature) at the targets, a chunk of rows at a time."""
-
-    @staticmethod
-    def forward(ctx, hidden, weight, bias, targets, temperature):
-        device, ctx.temperature, ctx.dtype = hidden.device.type, temperature, arithmetic(weight)
-        logps, entropies, normalisers = hidden.new_empty((3, len(targets)), dtype=torch.float32)
-        with torch.autocast(device, enabled=False):
-            for rows, logits, probs in _logit_chunks(hidden, weight, bias, temperature, ctx.dtype):
-                highest = logits.amax(dim=1)
-                torch.exp(logits.sub_(highest[:, None]), out=probs)
-                total = probs.sum(dim=1)
-                mean = torch.bmm(probs[:, None], logits[:, :, None])[:, 0, 0] / total
-                logps[rows] = logits.gather(1, targets[rows, None])[:, 0] - total.log()
-                entropies[rows] = total.log() - mean
-                normalisers[rows] = total.log() + highest
-        # where one chunk was enough on a CPU, its probabilities are kept
-        whole = device == "cpu" and len(targets) and rows == slice(0, len(targets))
-        kept = probs.div_(total[:, None]) if whole else None
-        ctx.save_for_backward(hidden, weight, bias, targets, normalisers, kept)
-        ctx.mark_non_differentiable(entropies)
-        return logps, entropies
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_logps, _):
-        hidden, weight, bias, targets, normalisers, kept = ctx.saved_tensors
-        _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight) if needs_weight else None
-        grad_bias = torch.zeros_like(bias) if needs_bias else None
-        if kept is None:
-            chunks = _logit_chunks(hidden, weight, bias, ctx.temperature, ctx.dtype)
+    size = max(1, LOGITS_BUDGET[not on_cpu] // head.weight.shape[0])
+    chunks = [*zip(hidden.split(size), targets.split(size), strict=True)]
+    with torch.autocast(hidden.device.type, enabled=False):
+        if len(chunks) > 1:
+            options = {"use_reentrant": False, "preserve_rng_state": False}
+            scores = [checkpoint(of_chunk, *chunk, **options) for chunk in chunks]
         else:
-            chunks = [(slice(0, len(targets)), None, None)]
-        for rows, logits, _ in chunks:
-            grad = grad_logps[rows, None] / ctx.temperature
-            if logits is None:
-                grad_logits = kept * -grad
-            else:
-                grad_logits = logits.sub_(normalisers[rows, None]).exp_().mul_(-grad)
-            grad_logits.scatter_add_(1, targets[rows, None], grad)
-            if needs_bias:
-                grad_bias += grad_logits.sum(dim=0)
-            grad_logits = grad_logits.to(ctx.dtype)
-            grad_hidden[rows] = (grad_logits @ weight.to(ctx.dtype)).to(hidden.dtype)
-            if needs_weight and ctx.dtype == weight.dtype == hidden.dtype:
-                grad_weight.addmm_(grad_logits.T, hidden[rows])
-            elif needs_weight:
-                grad_weight += grad_logits.T @ hidden[rows].to(ctx.dtype)
-        return grad_hidden, grad_weight, grad_bias, None, None
-
-
-def _logit_chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature, dtype):
-    """For each chunk of rows: its slice, its logits (float32) and a buffer, to be overwritten."""
-    vocabulary = weight.shape[0]
-    size = min(max(1, LOGITS_BUDGET[hidden.device.type != "cpu"] // vocabulary), len(hidden))
-    weight = weight.to(dtype)
-    buffers = hidden.new_empty((2, size, vocabulary), dtype=torch.float32)
-    for start in range(0, len(hidden), max(size, 1)):
-        rows = slice(start, min(start + size, len(hidden)))
-        logits, spare = buffers[:, : rows.stop - start]
-        part = hidden[rows].to(dtype)
-        if dtype == torch.float32:
-            torch.mm(part, weight.T, out=logits)
-        else:
-            logits.copy_(part @ weight.T)
-        if bias is not None:
-            logits.add_(bias)
-        yield rows, logits.div_(temperature), spare
+            scores = [of_chunk(*chunk) for chunk in chunks]
+    logps, entropies = (torch.cat(parts)[:m] for parts in zip(*scores, strict=True))
+    return logps, entropies
 
 
 def _decoder_and_head(model):

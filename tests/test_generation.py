@@ -262,7 +262,7 @@ def test_a_frozen_head_gets_no_gradient_and_hidden_states_do():
 
 
 def test_no_tensor_of_the_loss_step_is_larger_than_the_budget_allows(monkeypatch):
-    """Of 300 x 2000 logits, a budget of 10,000 may hold 5 rows, in two buffers of one tensor."""
+    """Of 300 x 2000 logits, a budget of 10,000 may hold 5 rows in one tensor."""
     sizes = []
 
     class Watch(TorchDispatchMode):

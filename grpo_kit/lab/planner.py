@@ -114,7 +114,7 @@ def memory_of(profile: Profile, prompt_length: int = 200) -> dict[str, float]:
         "gradients": lora or weights,
         "16-bit weights": weights / 2 if width > arithmetic else 0,
         "activations": activation_bytes(model, tokens, rows, longest, arithmetic),
-        "logits": (2 * LOGITS_BUDGET[not on_cpu] + head) * 4,
+        "logits": (4 * LOGITS_BUDGET[not on_cpu] + head) * 4,
         "cache of sampling": config.evaluation_batch_size * longest * cache_bytes(model, width),
         "reserve": (PROCESS if on_cpu else RESERVE) * GIB,
     }

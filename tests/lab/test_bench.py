@@ -103,6 +103,7 @@ def test_a_run_is_timed_from_the_start_of_its_process(tmp_path, monkeypatch):
     assert run["seconds"] == run["curve"][-1][0] > run["curve"][0][0] > 0
 
 
+@pytest.mark.slow
 def test_the_recipe_for_a_profile_runs(tmp_path, monkeypatch, capsys):
     page = (CHECKOUT / "grpo_kit" / "README.md").read_text()
     (code,) = [c for c in re.findall(r"```python\n(.*?)```", page, re.S) if "profiler" in c]

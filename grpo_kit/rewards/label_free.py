@@ -6,9 +6,8 @@ They stand beside P("Yes") of `meta_evaluation`: what each pays is what the poli
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import KW_ONLY, dataclass
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from grpo_kit.rewards.rules import completion_text
@@ -37,23 +36,19 @@ class MajorityReward:
             raise ValueError(f"num_generations={self.num_generations}: a vote takes 2 or more.")
 
     def __call__(
-        self, prompts: list, completions: list, completion_ids: list, *,
-        log_metric: Callable | None = None, **columns,
-    ) -> list[float]:  # fmt: skip
+        self, prompts: list, completions: list, completion_ids: list, **columns
+    ) -> list[float]:
         size = self.num_generations
         if len(completions) % size:
             problem = f"{len(completions)} completions make no groups of {size}"
             raise ValueError(f"{problem}: give complete groups, and the trainer's num_generations.")
         answers = [_answer(completion_text(completion)) for completion in completions]
-        rewards, shares = [], []
+        rewards = []
         for start in range(0, len(answers), size):
             group = answers[start : start + size]
             votes = Counter(answer for answer in group if answer is not None)
-            winner, count = votes.most_common(1)[0] if votes else (None, 0)
+            winner = votes.most_common(1)[0][0] if votes else None
             rewards += [float(answer is not None and answer == winner) for answer in group]
-            shares.append(count / size)
-        if log_metric is not None and shares:
-            log_metric("majority/share", fmean(shares))
         return rewards
 
 

@@ -150,9 +150,7 @@ class MetaEvaluationReward:
             share = f"{100 * fmean(masses):.0f} % of its next token is Yes or No"
             remedy = "word the question otherwise, or take another evaluator."
             logger.warning("the evaluator does not answer the question: %s; %s", share, remedy)
-        shown = [truth is not None for truth in truths] if self.truth_fraction else []
-        metrics = {"meta/p_yes": probabilities, "meta/mass": masses, "meta/shown": shown}
-        for name, values in metrics.items():
+        for name, values in (("meta/p_yes", probabilities), ("meta/mass", masses)):
             if values and log_metric is not None:
                 log_metric(name, fmean(values))
         return [

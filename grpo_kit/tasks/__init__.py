@@ -37,21 +37,20 @@ class Task:
 
 
 def load(name: str, folder: str | os.PathLike | None = None) -> Task:
-    """A task by name: word_problems, svamp, gsm8k (all shipped), or competition_math (the Hub's).
+    """A task by name: word_problems, svamp or gsm8k; the last can be read from a `folder`.
 
-    The last two can be read from a `folder`. ValueError for other names, or a folder of the others.
+    Raises ValueError for other names, or a folder of the others.
     """
-    from grpo_kit.tasks.published import competition_math, gsm8k
+    from grpo_kit.tasks.published import gsm8k
     from grpo_kit.tasks.svamp import svamp
     from grpo_kit.tasks.word_problems import word_problems
 
-    own = {"word_problems": word_problems, "svamp": svamp}
-    tasks = {**own, "gsm8k": gsm8k, "competition_math": competition_math}
+    tasks = {"word_problems": word_problems, "svamp": svamp, "gsm8k": gsm8k}
     if name not in tasks:
         raise ValueError(f"unknown task {name!r}: choose one of {', '.join(tasks)}.")
-    if name in own and folder:
+    if folder and name != "gsm8k":
         raise ValueError(f"{name} comes with the kit: leave out --data {folder}.")
-    return tasks[name](folder) if folder else tasks[name]()
+    return gsm8k(folder) if folder else tasks[name]()
 
 
 def split_of(key: str) -> str:

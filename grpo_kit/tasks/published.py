@@ -1,10 +1,9 @@
-"""Published tasks, shipped, from the Hub, or from a folder with `train.jsonl` and `test.jsonl`.
+"""Published tasks: GSM8K, to learn from, and the test set MATH-500.
 
 GSM8K (shipped): 7,473 train and 1,319 test grade-school problems with worked solutions; the gold
-answer follows `####` (Cobbe et al. 2021, arXiv 2110.14168, MIT licence). MATH (Hub): 12,000
-competition problems to learn from (Hendrycks et al. 2021, arXiv 2103.03874, MIT licence) and
-MATH-500 to evaluate on, the 500 that Lightman et al. 2023 (arXiv 2305.20050) held out; answers in
-LaTeX.
+answer follows `####` (Cobbe et al. 2021, arXiv 2110.14168, MIT licence). MATH-500 (Hub): the 500
+competition problems with answers in LaTeX that Lightman et al. 2023 (arXiv 2305.20050) held out of
+MATH (Hendrycks et al. 2021, arXiv 2103.03874, MIT licence).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 # On the Hub: name, commit.
 MATH_500 = ("HuggingFaceH4/MATH-500", "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be")
-# Not pinned: instead, `competition_math` checks that no test problem is among the rows.
-MATH_TRAIN = ("rasbt/math_full_minus_math500", None)
 
 SYSTEM_PROMPT = (
     "You are a helpful assistant that solves maths problems step by step. First think about the "
@@ -44,26 +41,27 @@ def gsm8k(folder: str | os.PathLike | None = None) -> Task:
     `####`). Raises FileNotFoundError for a missing file, ValueError for no row or a bad one, by its
     number.
     """
-    folder = folder or data_dir() / "gsm8k"
-    splits = ("train", "test")
-    return Task("gsm8k", *(_read(folder, split, ("gsm8k",), _gsm8k_row) for split in splits))
-
-
-def competition_math(folder: str | os.PathLike | None = None) -> Task:
-    """MATH, with the columns and errors of `math500`; ValueError for a problem in both splits."""
-    test, train = math500(folder), _read(folder, "train", MATH_TRAIN, _math_row)
-    test_problems = {prompt[-1]["content"] for prompt in test["prompt"]}
-    if shared := sum(prompt[-1]["content"] in test_problems for prompt in train["prompt"]):
-        raise ValueError(f"{shared} train problems are test problems too: take MATH without them.")
-    return Task("competition_math", train, test)
+    folder = Path(folder or data_dir() / "gsm8k").expanduser()
+    rows = (_read(folder / f"{split}.jsonl", _gsm8k_row) for split in ("train", "test"))
+    return Task("gsm8k", *rows)
 
 
 def math500(folder: str | os.PathLike | None = None) -> Dataset:
-    """MATH-500: `prompt`, `answer` (LaTeX), `subject`, `level`.
+    """MATH-500 from the Hub, or `test.jsonl` of a folder, with the columns `prompt` and `answer`.
 
-    Raises as `gsm8k`, and RuntimeError where the Hub does not give the rows.
+    Raises as `gsm8k`, and RuntimeError where the Hub does not give the file.
     """
-    return _read(folder, "test", MATH_500, _math_row)
+    if folder is not None:
+        return _read(Path(folder).expanduser() / "test.jsonl", _math_row)
+    from huggingface_hub import hf_hub_download
+
+    name, commit = MATH_500
+    try:
+        file = hf_hub_download(name, "test.jsonl", repo_type="dataset", revision=commit)
+    except Exception as error:  # whatever the network, the Hub or its cache raises
+        problem = f"the Hub did not give {name} ({type(error).__name__})"
+        raise RuntimeError(f"{problem}: pass a local folder with its test.jsonl.") from error
+    return _read(Path(file), _math_row)
 
 
 def _gsm8k_row(row: dict) -> dict:
@@ -79,8 +77,7 @@ def _gsm8k_row(row: dict) -> dict:
 def _math_row(row: dict) -> dict:
     problem, answer = _texts(row, "problem", "answer")
     prompt = chat(SYSTEM_PROMPT.replace(" as a single number", ""), problem)
-    subject, level = row.get("subject") or row.get("type") or "", row.get("level", "")
-    return {"prompt": prompt, "answer": answer, "subject": str(subject), "level": str(level)}
+    return {"prompt": prompt, "answer": answer}
 
 
 def _texts(row: dict, *columns: str) -> list[str]:
@@ -90,47 +87,25 @@ def _texts(row: dict, *columns: str) -> list[str]:
     return texts
 
 
-def _read(folder, split: str, on_hub: tuple, convert: Callable[[dict], dict]) -> Dataset:
-    """The rows of a split, each made by `convert` from a published one."""
+def _read(file: Path, convert: Callable[[dict], dict]) -> Dataset:
+    """The rows of a file of JSON lines, which may be packed, each made by `convert`."""
     from datasets import Dataset
 
-    if folder is None:
-        published = _from_hub(split, *on_hub)
-    else:
-        file = Path(folder).expanduser() / f"{split}.jsonl"
-        packed = file.with_name(f"{file.name}.gz")
-        if not file.is_file() and not packed.is_file():
-            remedy = f"put the rows of {on_hub[0]} there, one a line"
-            raise FileNotFoundError(f"there is no file {str(file)!r}: {remedy}.")
-        file = file if file.is_file() else packed
-        content = file.read_bytes()
-        try:
-            text = (gzip.decompress(content) if file == packed else content).decode()
-        except (EOFError, zlib.error, OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{str(file)!r} is damaged ({error}): fetch it again.") from None
-        published = [line for line in text.split("\n") if line.strip()]
-    rows = []
-    for i, row in enumerate(published, start=1):
-        try:
-            rows.append(convert(json.loads(row) if isinstance(row, str) else row))
-        except ValueError as error:
-            raise ValueError(f"row {i} of {split}: {error}") from None
-    if not rows:
-        raise ValueError(f"the {split} split of {on_hub[0]} is empty: fetch the data again")
-    return Dataset.from_list(rows)
-
-
-def _from_hub(split: str, name: str, commit: str | None) -> Iterable[dict]:
-    import datasets
-    import huggingface_hub
-
+    packed = file.with_name(f"{file.name}.gz")
+    if not file.is_file() and not packed.is_file():
+        raise FileNotFoundError(f"there is no file {str(file)!r}: put the rows there, one a line.")
+    file = file if file.is_file() else packed
+    content = file.read_bytes()
     try:
-        # load_dataset retries an unreachable Hub for half a minute; one request tells at once.
-        if not huggingface_hub.constants.HF_HUB_OFFLINE:
-            huggingface_hub.HfApi().dataset_info(name, revision=commit, timeout=10)
-        return datasets.load_dataset(name, split=split, revision=commit)
-    except Exception as error:  # whatever the network, the Hub or its cache raises
-        problem = f"the Hub did not give the dataset {name!r} ({type(error).__name__})"
-        remedy = "set HF_HUB_OFFLINE=1 if it is in the cache"
-        folder = "pass a local folder with train.jsonl and test.jsonl"
-        raise RuntimeError(f"{problem}: {folder}, or {remedy}.") from error
+        text = (gzip.decompress(content) if file == packed else content).decode()
+    except (EOFError, zlib.error, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{str(file)!r} is damaged ({error}): fetch it again.") from None
+    rows = []
+    for i, line in enumerate(filter(str.strip, text.split("\n")), start=1):
+        try:
+            rows.append(convert(json.loads(line)))
+        except ValueError as error:
+            raise ValueError(f"row {i} of {file.name}: {error}") from None
+    if not rows:
+        raise ValueError(f"{str(file)!r} is empty: fetch it again.")
+    return Dataset.from_list(rows)

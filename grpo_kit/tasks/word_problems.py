@@ -94,18 +94,6 @@ def make_problem(rng: random.Random, difficulty: int, split: str | None = None) 
             return problem
 
 
-def make_rows(split: str, n: int) -> list[dict]:
-    """The shipped rows: `question`, `answer` (str), `difficulty` and `numbers`, no two the same."""
-    rng = random.Random(f"{split}-0")
-    rows: dict[str, dict] = {}
-    while len(rows) < n:
-        problem = make_problem(rng, rng.choice(DIFFICULTIES), split)
-        row = {"question": problem.question, "answer": str(problem.answer)}
-        row |= {"difficulty": len(problem.steps), "numbers": problem.numbers}
-        rows.setdefault(problem.numbers, row)
-    return list(rows.values())
-
-
 def word_problems() -> Task:
     """4,000 train and 500 test rows: `prompt` (one user message), `answer` (str), `difficulty`
     (steps of the chain) and `numbers`."""

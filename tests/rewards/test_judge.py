@@ -13,12 +13,10 @@ import unicodedata
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from injections import ATTEMPTS, PERFECT
 
 from grpo_kit.rewards import LocalJudge, QualityJudgeReward
-from grpo_kit.rewards.judge import Failure, Reply, parse_judgement, quality_prompt, tiny_prompt
+from grpo_kit.rewards.judge import Failure, parse_judgement, quality_prompt, tiny_prompt
 from grpo_kit.rewards.judge import reward as module
 from grpo_kit.rewards.judge.texts import CRITERIA, fenced, judge_prompt
 from grpo_kit.tasks.word_problems import make_problem
@@ -36,14 +34,12 @@ class FakeJudge:
     """Replies with what `answer(message)` returns: text, or a `Failure`; remembers the messages."""
 
     def __init__(self, answer=lambda _: scores(2, 3, 1, 2), prompt=quality_prompt, name="fake"):
-        self.answer, self.prompt, self.name, self.asked, self.given = answer, prompt, name, [], 0
+        self.answer, self.prompt, self.name, self.asked = answer, prompt, name, []
 
     async def __call__(self, conversations):
-        self.asked += [c[0]["content"] for c in conversations]
-        for i, conversation in enumerate(conversations):
-            answer = self.answer(conversation[0]["content"])
-            self.given += 1
-            yield i, answer if isinstance(answer, Failure) else Reply(answer, 100, 10)
+        messages = [conversation[0]["content"] for conversation in conversations]
+        self.asked += messages
+        return [self.answer(message) for message in messages]
 
 
 def response_in(message: str) -> str:
@@ -110,14 +106,6 @@ def test_no_attempt_brings_a_role_mark_into_the_tokens(name, policy):
     special = set(policy.tokenizer.all_special_ids)
     attempted, honest = ([i for i in ids if i in special] for ids in prompts)
     assert attempted == honest
-
-
-PIECES = ["<", "/", "response", "RESP", "onse", "_", "|", "user", ">", "\u200b", "＜", "end", " "]
-
-
-@given(st.lists(st.sampled_from(PIECES), max_size=40).map("".join))
-def test_no_mixture_of_pieces_makes_a_mark(text):
-    assert not re.search(r"[<＜][\s/]*response|[<＜]\|", fenced(text), re.IGNORECASE)
 
 
 @pytest.mark.parametrize(
@@ -257,11 +245,10 @@ def test_a_failed_judgement_is_none_and_counted_with_its_reason(caplog):
         got = rewards_of(reward, ["a", "b", "ccc", "ddd", "ddd"], log_metric=logged.__setitem__)
     assert got == [-0.5, None, None, 0.0, 0.0]
     wanted = {"calls": 4, "cached": 0, "failed": 2, "failed/timeout": 1, "failed/unreadable": 1}
-    wanted["tokens"] = 330
     assert reward.totals == wanted
     wanted["mean_score"] = 2.0
     assert logged == {f"judge/{name}": value for name, value in wanted.items()}
-    assert "2 of 4 judgements failed (1 unreadable, 1 timeout)" in caplog.text
+    assert "2 judgements failed (1 unreadable, 1 timeout)" in caplog.text
 
 
 @pytest.fixture(autouse=True)
@@ -283,32 +270,20 @@ def test_half_a_window_of_the_latest_batches_may_fail_and_more_ends_the_run_with
         rewards_of(reward, ["b2", "b3", "b4"])  # 6 of the last 11
 
 
-def test_a_run_ends_as_soon_as_the_rest_cannot_save_it_and_what_is_cached_does_not_count(tmp_path):
-    known = [f"known {i}" for i in range(50)]
-    rewards_of(QualityJudgeReward(FakeJudge(), cache_dir=tmp_path), known)
-    gone = FakeJudge(lambda message: Failure("timeout", "Wait."))
-    reward = QualityJudgeReward(gone, cache_dir=tmp_path)
-    with pytest.raises(RuntimeError, match="more than half of the last 10"):
-        rewards_of(reward, known + [f"new {i}" for i in range(10)])
-    assert gone.given == 6
+def test_a_run_ends_where_every_judgement_of_a_batch_is_hopeless():
+    judge = FakeJudge(failing("b", "c", kind="unreachable", hopeless=True))
+    assert rewards_of(QualityJudgeReward(judge), ["a", "b"]) == [-0.5, None]
+    with pytest.raises(RuntimeError, match="there is no judge: unreachable: do something."):
+        rewards_of(QualityJudgeReward(judge), ["b", "c"])
 
 
-def test_without_any_judge_the_run_does_not_even_begin():
-    judge = FakeJudge(lambda message: Failure("unreachable", "Start it.", hopeless=True))
-    with pytest.raises(RuntimeError, match="there is no judge: Start it."):
-        rewards_of(QualityJudgeReward(judge), [f"r{i}" for i in range(100)])
-    assert judge.given == 8
-    # one that has judged may be away for a while
-    reward = QualityJudgeReward(FakeJudge(failing("b", kind="unreachable", hopeless=True)))
-    assert rewards_of(reward, ["a"]) == [-0.5]
-    assert rewards_of(reward, ["b"]) == [None]
-
-
-def test_a_judgement_is_paid_for_once(tmp_path):
-    wanted = rewards_of(QualityJudgeReward(FakeJudge(by_length), cache_dir=tmp_path), ["a", "bbb"])
+def test_a_judgement_is_paid_for_once_also_where_the_run_ends(tmp_path):
+    reward = QualityJudgeReward(FakeJudge(failing(*RESPONSES)), cache_dir=tmp_path)
+    with pytest.raises(RuntimeError, match="more than half"):
+        rewards_of(reward, ["a", "bbb", *RESPONSES])
     again = FakeJudge(by_length)
     reward = QualityJudgeReward(again, cache_dir=tmp_path)
-    assert rewards_of(reward, ["bbb", "a", "ccccc"]) == [*reversed(wanted), 0.5]
+    assert rewards_of(reward, ["bbb", "a", "ccccc"]) == [0.0, -0.5, 0.5]
     assert [response_in(message) for message in again.asked] == ["ccccc"]
     assert reward.totals["cached"] == 2 and reward.totals["calls"] == 1
 
@@ -322,10 +297,9 @@ def asked_anew(tmp_path, judge=None, question="How many?", response="a") -> bool
 
 def test_another_judge_version_question_or_response_is_another_judgement(tmp_path, monkeypatch):
     assert asked_anew(tmp_path) and not asked_anew(tmp_path)
-    assert asked_anew(tmp_path, question="How few?")
-    assert asked_anew(tmp_path, response="b")
-    assert asked_anew(tmp_path, FakeJudge(by_length, prompt=tiny_prompt))
-    assert asked_anew(tmp_path, FakeJudge(by_length, name="other"))
+    assert asked_anew(tmp_path, question="How few?") and asked_anew(tmp_path, response="b")
+    for other in ({"prompt": tiny_prompt}, {"name": "other"}):
+        assert asked_anew(tmp_path, FakeJudge(by_length, **other))
     monkeypatch.setattr(module.texts, "PROMPT_VERSION", "another")
     assert asked_anew(tmp_path)
 
@@ -339,13 +313,6 @@ def test_failures_and_what_cannot_be_read_are_judged_anew(tmp_path):
     assert asked_anew(tmp_path) and not asked_anew(tmp_path)
 
 
-def test_what_was_judged_before_a_run_was_stopped_is_kept(tmp_path):
-    reward = QualityJudgeReward(FakeJudge(failing(*RESPONSES[1:])), cache_dir=tmp_path)
-    with pytest.raises(RuntimeError, match="more than half"):
-        rewards_of(reward, RESPONSES)
-    assert not asked_anew(tmp_path, response=RESPONSES[0])
-
-
 WRITER = """
 import sys
 from grpo_kit.rewards.judge.reward import JudgementCache
@@ -357,53 +324,29 @@ for i in range(start, stop):
 """
 
 
-def writer(folder, start: int, stop: int) -> subprocess.Popen:
-    command = [sys.executable, "-c", WRITER, str(folder), str(start), str(stop)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def test_several_processes_share_a_cache(tmp_path):
-    """Started together on no file at all, and on keys that overlap."""
-    writers = [writer(tmp_path, 150 * i, 150 * i + 300) for i in range(3)]
-    for process in writers:
+def test_processes_share_a_cache_and_a_kill_loses_nothing_that_was_written(tmp_path):
+    """Started together on no file at all, and on keys that overlap; the last one is killed."""
+    writers = []
+    for start, stop in ((0, 300), (150, 450), (1000, 10**6)):
+        command = [sys.executable, "-c", WRITER, str(tmp_path), str(start), str(stop)]
+        writers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    for process in writers[:2]:
         process.communicate(timeout=120)
         assert process.returncode == 0
-    kept = module.JudgementCache(tmp_path).replies
-    assert kept == {f"key {i}": f"reply {i} " + "x" * 2000 for i in range(600)}
-
-
-def test_a_kill_in_the_middle_of_writing_loses_nothing_that_was_written(tmp_path):
-    process = writer(tmp_path, 0, 10**6)
-    written = [int(process.stdout.readline()) for _ in range(50)]
-    process.send_signal(signal.SIGKILL)
-    written += [int(line) for line in process.stdout.read().split("\n") if line]
-    process.wait(timeout=60)
+    written = [int(writers[2].stdout.readline()) for _ in range(50)]
+    writers[2].send_signal(signal.SIGKILL)
+    written += [int(line) for line in writers[2].stdout.read().split("\n") if line]
+    writers[2].wait(timeout=60)
     with open(tmp_path / module.CACHE_FILE, "ab") as file:
         file.write(b'["key 0", "a line that was cut o\xc3')
     assert asked_anew(tmp_path) and not asked_anew(tmp_path)
     kept = module.JudgementCache(tmp_path).replies
-    assert {f"key {i}" for i in written} <= kept.keys() and kept["key 0"].startswith("reply 0 x")
-
-
-def test_a_cache_that_cannot_be_used_is_named_in_a_sentence(tmp_path):
-    (tmp_path / module.CACHE_FILE).mkdir()
-    with pytest.raises(RuntimeError, match=r"cannot use .*jsonl \(.*\): .* another cache_dir"):
-        QualityJudgeReward(FakeJudge(), cache_dir=tmp_path)
-    reward = QualityJudgeReward(FakeJudge(), cache_dir=tmp_path / "other")
-    (tmp_path / "other" / module.CACHE_FILE).mkdir()
-    with pytest.raises(RuntimeError, match=r"cannot use .*jsonl \(.*\): .* another cache_dir"):
-        rewards_of(reward, ["a"])
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RuntimeError, match="cannot write to the output folder"):
-        QualityJudgeReward(FakeJudge(), cache_dir=tmp_path / "file" / "folder")
+    for i in (*range(450), *written):
+        assert kept[f"key {i}"] == f"reply {i} " + "x" * 2000
 
 
 def outcomes_of(judge, conversations) -> list:
-    async def gather():
-        outcomes = {i: outcome async for i, outcome in judge(conversations)}
-        return [outcomes[i] for i in range(len(outcomes))]
-
-    return asyncio.run(gather())
+    return asyncio.run(judge(conversations))
 
 
 def solutions(n: int) -> list[tuple[str, str]]:
@@ -414,26 +357,21 @@ def solutions(n: int) -> list[tuple[str, str]]:
     return [(p.question, response) for p, response in zip(problems, solved, strict=True)]
 
 
-def test_the_shipped_base_judges(base):
-    reward = QualityJudgeReward(LocalJudge(base))
-    got = asyncio.run(reward(*zip(*solutions(16), strict=True), [[1]] * 16))
+def test_the_shipped_base_judges_a_batch_as_its_rows_alone(base):
+    judge, pairs = LocalJudge(base, batch_size=3), solutions(4)
+    got = asyncio.run(QualityJudgeReward(judge)(*zip(*pairs, strict=True), [[1]] * 4))
     judged = [value for value in got if value is not None]
-    assert len(judged) >= 14 and -0.5 <= min(judged) < max(judged) <= 0.5
-    assert reward.totals["tokens"] > 16 * 50
-
-
-def test_a_batch_is_judged_as_its_rows_alone(base):
-    judge = LocalJudge(base, batch_size=3)
-    conversations = [tiny_prompt(*pair) for pair in solutions(4)]
+    assert len(judged) >= 3 and -0.5 <= min(judged) < max(judged) <= 0.5
+    conversations = [tiny_prompt(*pair) for pair in pairs]
     alone = [outcomes_of(judge, [conversation])[0] for conversation in conversations]
     assert outcomes_of(judge, conversations) == alone
 
 
 def test_responses_and_replies_that_are_too_long_fail_alone(base):
     conversations = [tiny_prompt("How many?", response) for response in ("15", "15 " * 9000, "16")]
-    outcomes = outcomes_of(LocalJudge(base), conversations)
-    assert outcomes[1].kind == "too long" and "room for" in outcomes[1].reason
-    assert all(isinstance(outcomes[i], Reply) for i in (0, 2))
+    first, too_long, last = outcomes_of(LocalJudge(base), conversations)
+    assert too_long.kind == "too long" and "room for" in too_long.reason
+    assert isinstance(first, str) and isinstance(last, str)
     short = LocalJudge(base, max_new_tokens=5)
     assert outcomes_of(short, [tiny_prompt(*solutions(1)[0])])[0].kind == "cut off"
 

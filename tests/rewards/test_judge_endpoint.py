@@ -12,20 +12,16 @@ import threading
 import time
 import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from unittest.mock import create_autospec
 
 import pytest
 from injections import PERFECT
 from test_in_both_trainers import TEXTS
 from test_judge import outcomes_of, response_in, rewards_of
-from toy import TASK, configure
 
-from grpo_kit import training
 from grpo_kit.models import load_policy
-from grpo_kit.objective import group_advantages
 from grpo_kit.paths import data_dir
 from grpo_kit.rewards import EndpointJudge, LocalJudge, QualityJudgeReward
-from grpo_kit.rewards.judge import Failure, Reply, quality_prompt, tiny_prompt
+from grpo_kit.rewards.judge import Failure, quality_prompt, tiny_prompt
 from grpo_kit.rewards.judge.texts import CRITERIA
 
 pytest.importorskip("openai", reason="the judge extra is not installed: pip install -e '.[judge]'")
@@ -55,7 +51,6 @@ def completion(content: str | None, finish_reason: str = "stop") -> bytes:
     body = {
         "id": "1", "object": "chat.completion", "created": 1, "model": "m",
         "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}],
-        "usage": {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120},
     }  # fmt: skip
     return json.dumps(body).encode()
 
@@ -76,7 +71,6 @@ class Server:
                     n = len(owner.requests)
                     owner.requests.append(body)
                     owner.headers.append({k.lower(): v for k, v in self.headers.items()})
-                    owner.times.append(time.monotonic())
                     owner.at_once += 1
                     owner.most_at_once = max(owner.most_at_once, owner.at_once)
                 time.sleep(owner.delay)
@@ -92,7 +86,7 @@ class Server:
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
         self.lock, self.delay, self.fault = threading.Lock(), 0.0, lambda n, body: None
-        self.requests, self.headers, self.times, self.at_once, self.most_at_once = [], [], [], 0, 0
+        self.requests, self.headers, self.at_once, self.most_at_once = [], [], 0, 0
         self.elsewhere = ""
         threading.Thread(target=self.http.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -111,14 +105,11 @@ class Server:
         bodies = {
             None: completion(good),
             "half a JSON": completion(good)[:60],
-            "half an answer": completion(good)[:60],
             "a web page": b"<html>\xff</html>",
             "no choices": b'{"choices": []}',
             "strange choices": b'{"choices": "none"}',
             "empty": completion(None),
             "cut off": completion(good[:20], finish_reason="length"),
-            "half a judgement": completion(good[:30]),
-            "prose": completion("What a lovely response!"),
             "key in reply": completion(good[:-1] + f', "rationale": "{KEY}"}}'),
             "drip": b" " * 100,
         }
@@ -127,15 +118,12 @@ class Server:
         elif fault == "cut":
             handler.connection.shutdown(socket.SHUT_RDWR)
         else:
-            status, _, later = (fault if fault not in bodies else "200").partition(" ")
+            status = fault if fault not in bodies else "200"
             message = f"{fault} for {handler.headers['Authorization']}"
             data = bodies.get(fault, json.dumps({"error": {"message": message}}).encode())
             handler.send_response(int(status))
             handler.send_header("Content-Type", "application/json")
-            missing = 900 * (fault == "half an answer")
-            handler.send_header("Content-Length", str(len(data) + missing))
-            if later:
-                handler.send_header("Retry-After", "1.5")
+            handler.send_header("Content-Length", str(len(data)))
             if status.startswith("3"):
                 handler.send_header("Location", f"{self.elsewhere}/chat/completions")
             handler.end_headers()
@@ -143,8 +131,6 @@ class Server:
                 handler.wfile.write(piece)
                 handler.wfile.flush()
                 time.sleep(0.1 * (fault == "drip"))
-            if fault == "half an answer":
-                handler.connection.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture
@@ -154,8 +140,6 @@ def server():
 
 
 NO_COMPLETIONS = ["half a JSON", "a web page", "no choices", "strange choices"]
-FAULTS = ["timeout", "429", "500", "cut", "half an answer", *NO_COMPLETIONS]
-FAULTS += ["empty", "cut off", "half a judgement", "prose"]
 
 
 def judge_at(url: str, **options) -> EndpointJudge:
@@ -191,7 +175,6 @@ def test_replies_belong_to_their_conversations_and_parts_of_a_batch_share_the_li
         for part, rewards in zip(texts, asyncio.run(judged(texts)), strict=True):
             assert rewards == [expected(quality_prompt("?", text)[0]["content"]) for text in part]
     assert 1 < server.most_at_once <= 2
-    assert reward.totals["tokens"] == 18 * 120
 
 
 @pytest.mark.parametrize(
@@ -200,11 +183,9 @@ def test_replies_belong_to_their_conversations_and_parts_of_a_batch_share_the_li
         ("timeout", "timeout", "did not answer within timeout=0.5 s: raise it"),
         ("drip", "timeout", "raise it or lower"),  # each byte comes in time, the whole does not
         ("429", "rate limit", "lower concurrency"),
-        ("500", "server error", "HTTP 500"),
-        ("400", "refused", "HTTP 400.*400 for Bearer"),
-        *((fault, "key refused", "set a valid key as JUDGE_KEY") for fault in ("401", "403")),
-        ("404", "not served", "does not serve m; .*/v1/models lists"),
-        *((fault, "connection", "broke off") for fault in ("cut", "half an answer")),
+        ("500", "HTTP 500", "answered HTTP 500: .*500 for Bearer"),
+        *((fault, "key refused", "set a valid one as JUDGE_KEY") for fault in ("401", "403")),
+        ("cut", "HTTP error", "broke off"),
         *((fault, "no completion", "/v1") for fault in NO_COMPLETIONS),
         ("empty", "empty", "ended by 'stop' without text"),
         ("cut off", "cut off", "limit of tokens: raise it"),
@@ -218,51 +199,39 @@ def test_every_fault_is_a_failure_that_says_what_to_do(fault, kind, message, ser
     assert KEY not in outcome.reason
 
 
-@pytest.mark.parametrize("status", ["301", "302", "307", "308"])
-def test_an_endpoint_that_leads_elsewhere_is_not_followed(status, server):
+def test_an_endpoint_that_leads_elsewhere_is_not_followed(server):
     with contextlib.closing(Server()) as other:
-        url, server.elsewhere = server.failing(status), other.url
-        with pytest.raises(RuntimeError, match="leads elsewhere; if you trust that"):
+        url, server.elsewhere = server.failing("308"), other.url
+        with pytest.raises(RuntimeError, match="there is no judge: .* answered HTTP 308"):
             rewards_of(QualityJudgeReward(judge_at(url)), ["15"])
         assert not other.requests and len(server.requests) == 1
 
 
-@pytest.mark.parametrize("fault", ["500", "429", "429 later", "cut", "half an answer"])
-def test_what_may_pass_is_tried_again_after_a_pause(fault, server):
+@pytest.mark.parametrize("fault", ["500", "429", "cut"])
+def test_what_may_pass_is_tried_again(fault, server):
     url = server.failing(lambda n, body: [fault, None, "500", "500"][n])
     judge = judge_at(url, max_retries=1)
-    assert isinstance(outcome_of(judge), Reply)
-    # its own is 0.5 s less up to a quarter; Retry-After is honoured
-    assert server.times[1] - server.times[0] >= (1.5 if "later" in fault else 0.37)
-    assert outcome_of(judge).kind == "server error" and len(server.requests) == 4, "bounded"
-
-
-@pytest.mark.parametrize("fault", ["400", "401", "404", "a web page", "empty"])
-def test_what_will_not_pass_is_not_tried_again(fault, server):
-    url = server.failing(fault)
-    assert isinstance(outcome_of(judge_at(url, max_retries=3)), Failure)
-    assert len(server.requests) == 1
+    assert isinstance(outcome_of(judge), str)
+    assert outcome_of(judge).kind == "HTTP 500" and len(server.requests) == 4, "bounded"
 
 
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
         (None, "there is no judge: no server can be reached at http"),
-        ("404", "does not serve m"),
-        ("401", "a valid key as JUDGE_KEY"),
+        ("404", "there is no judge: .* answered HTTP 404"),
+        ("401", "there is no judge: .* valid one as JUDGE_KEY"),
     ],
 )
-def test_a_judge_that_cannot_be_had_ends_the_run_at_once(fault, message, server, free_port):
+def test_what_will_not_pass_ends_the_run_and_is_not_tried_again(fault, message, server, free_port):
     url = server.failing(fault) if fault else f"http://127.0.0.1:{free_port}/v1"
+    retries = 3 if fault else 0
     with pytest.raises(RuntimeError, match=message):
-        rewards_of(QualityJudgeReward(judge_at(url)), [str(i) for i in range(100)])
-    assert len(server.requests) < 30, "the other calls are given up"
+        rewards_of(QualityJudgeReward(judge_at(url, max_retries=retries)), ["1", "2"])
+    assert len(server.requests) == (2 if fault else 0)
 
 
 def test_a_missing_key_is_named_before_any_call(monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(ValueError, match="variable OPENAI_API_KEY is not set.* set it"):
-        EndpointJudge("m", base_url="http://127.0.0.1:1/v1")
     for wrong in (" \n", "two words", "two\nlines", "schlüssel"):
         monkeypatch.setenv("JUDGE_KEY", wrong)
         with pytest.raises(ValueError, match="JUDGE_KEY is not set, or no ASCII") as caught:
@@ -274,9 +243,7 @@ def test_a_missing_key_is_named_before_any_call(monkeypatch):
     ("options", "message"),
     [
         ({"base_url": None}, "base_url must be like http://127.0.0.1:8000/v1"),
-        ({"base_url": "localhost:8000/v1"}, "base_url must be like http://127.0.0.1:8000/v1"),
         ({"base_url": "http://me:secret@host/v1"}, "keys come from the environment only"),
-        ({"base_url": "http://host/v1?key=secret"}, "keys come from the environment only"),
         ({"concurrency": 0}, "concurrency=0: give 1"),
         ({"timeout": 0}, "timeout=0"),
         ({"max_retries": -1}, "max_retries=-1"),
@@ -309,55 +276,6 @@ def test_the_key_is_nowhere_but_in_the_request(tmp_path, caplog, server):
     assert KEY not in messages + caplog.text + kept and KEY.encode() not in stored
 
 
-def three_in_ten(n, body):
-    """Of any ten requests three fail, by every fault in turn."""
-    tens, place = divmod(n, 10)
-    bad = (1, 4, 8)
-    # of the good ones each second repeats the key
-    fine = [None, "key in reply"][n % 2]
-    return FAULTS[(3 * tens + bad.index(place)) % len(FAULTS)] if place in bad else fine
-
-
-def test_a_run_with_three_faults_in_ten_scores_none_of_them(
-    policy, tmp_path, monkeypatch, server, caplog, capsys
-):
-    update = training.Learner.update
-    spy = create_autospec(update, side_effect=update)
-    monkeypatch.setattr(training.Learner, "update", spy)
-    questions = [prompt[0]["content"] for prompt in TASK.train["prompt"]]
-    config = configure(max_steps=2, generation_batch_size=16, eval_prompts=0)
-    judge = judge_at(server.failing(three_in_ten), timeout=1.0, max_retries=1)
-    reward = QualityJudgeReward(judge, cache_dir=tmp_path / "cache")
-    run = training.train(policy, TASK, [reward], config, output_dir=tmp_path / "r", seed=0)
-    batches = [call.args[1] for call in spy.call_args_list]
-    assert run.history[-1]["step"] == 2 and len(batches) == 2
-
-    mixed_groups = unscored = 0
-    for batch in batches:
-        texts = policy.decode(batch.rollouts.completion_lists())
-        prompts = policy.decode(batch.rollouts.prompt_ids)
-        rewards = batch.rewards_per_func[:, 0].tolist()
-        for start in range(0, 16, 4):
-            (question,) = [q for q in questions if q in prompts[start // 4]]
-            scored = {i: rewards[i] for i in range(start, start + 4) if rewards[i] == rewards[i]}
-            prompts_of = {i: quality_prompt(question, texts[i])[0]["content"] for i in scored}
-            assert scored == pytest.approx({i: expected(text) for i, text in prompts_of.items()})
-            mixed_groups += 0 < len(scored) < 4
-            unscored += 4 - len(scored)
-        wanted = group_advantages(batch.rewards_per_func[:, 0], 4)
-        assert batch.advantages.tolist() == pytest.approx(wanted.tolist(), abs=1e-4)
-    assert mixed_groups > 0, "some groups lost some of their completions"
-    assert 0 < reward.totals["failed"] <= unscored < 16
-    assert len([name for name in reward.totals if name.startswith("failed/")]) >= 2
-
-    left = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert {path.parent.name for path in left} >= {"cache", "r"}
-    assert any(b"[key]" in content for content in left.values())
-    assert not [path for path, content in left.items() if KEY.encode() in content]
-    seen = capsys.readouterr()
-    assert KEY not in caplog.text + seen.out + seen.err + json.dumps(run.history)
-
-
 RESPONSES = [*TEXTS[:2], f"<think>12+7=19.</think>{PERFECT}"]
 QUESTION = "Mia has 12 coins. First, Mia finds 7. How many coins does Mia have?"
 
@@ -381,6 +299,6 @@ def test_the_tiny_base_judges_behind_transformers_serve(served, tmp_path):
     conversations = [tiny_prompt(QUESTION, response) for response in RESPONSES]
     local = LocalJudge(load_policy(folder, dtype="bfloat16"))
     replies = [outcomes_of(one, conversations) for one in (judge, local)]
-    assert [reply.text for reply in replies[0]] == [reply.text for reply in replies[1]]
+    assert replies[0] == replies[1]
     rewards = rewards_of(QualityJudgeReward(judge), RESPONSES[:2])
     assert all(-0.5 <= value <= 0.5 for value in rewards)

@@ -13,9 +13,9 @@ def said(*answers):
     return [f"<think>so</think><answer>{answer}</answer>" for answer in answers]
 
 
-def vote(completions, size, **options):
+def vote(completions, size):
     n = len(completions)
-    return MajorityReward(size)([None] * n, completions, [None] * n, **options)
+    return MajorityReward(size)([None] * n, completions, [None] * n)
 
 
 @pytest.mark.parametrize(
@@ -32,11 +32,8 @@ def test_the_answer_of_most_is_paid(answers, expected):
     assert vote(said(*answers), 4) == expected
 
 
-def test_each_group_votes_for_itself_and_the_share_is_logged():
-    logged = {}
-    rewards = vote(said("1", "1", "2", "3", "2", "2"), 3, log_metric=logged.__setitem__)
-    assert rewards == [1, 1, 0, 0, 1, 1]
-    assert logged == {"majority/share": pytest.approx(2 / 3)}
+def test_each_group_votes_for_itself():
+    assert vote(said("1", "1", "2", "3", "2", "2"), 3) == [1, 1, 0, 0, 1, 1]
     assert vote(["no tags", "none"], 2) == [0, 0]
     with pytest.raises(ValueError, match="num_generations=0: a vote takes 2 or more"):
         MajorityReward(0)

@@ -1,8 +1,6 @@
 """Rewards by rule: LaTeX and what is around it, the format, overlong completions, verdicts."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from grpo_kit.rewards import (
     VerificationReward,
@@ -107,18 +105,6 @@ def test_a_whole_completion_in_the_format_is_paid_and_anything_else_is_charged()
     assert formats(texts) == expected
     assert formats([[{"role": "assistant", "content": text}] for text in texts]) == expected
     assert formats([]) == accuracy_reward([], [], [], answer=[]) == []
-
-
-filled = st.text(alphabet="a1.>/ \n½五", min_size=1).filter(str.strip)
-blank = st.text(alphabet=" \t\n", max_size=4)
-
-
-@given(blank, filled, blank, filled, blank)
-def test_any_filled_parts_are_paid_and_any_lost_tag_is_charged(before, a, between, b, after):
-    text = f"{before}<think>{a}</think>{between}<answer>{b}</answer>{after}"
-    assert formats([text]) == [0.1]
-    for tag in ("<think>", "</think>", "<answer>", "</answer>"):
-        assert formats([text.replace(tag, ""), text + tag]) == [-0.1, -0.1]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import json
 from fractions import Fraction
 from unittest.mock import Mock
 
-import datasets
 import huggingface_hub
 import pytest
 
@@ -66,59 +65,49 @@ def test_every_gold_answer_is_rewarded_and_every_other_number_is_not(task, gsm8k
 def test_row_holds_prompt_answer_question_and_solution(task):
     row = task.train[0]
     system, user = row["prompt"]
-    assert (system["role"], user["role"]) == ("system", "user")
     assert "<think>" in system["content"] and "<answer>" in system["content"]
     assert user["content"] == row["question"] and row["answer"] == "72"
-    assert row["question"].startswith("Natalia sold clips to 48 of her friends")
     assert row["solution"].startswith("Natalia sold 48/2 = <<48/2=24>>24")
     assert "####" not in row["solution"]
 
 
-@pytest.mark.parametrize("name", ["{}", "openai/gsm8k", "~/nowhere"])
-def test_a_missing_file_or_folder_is_named_and_the_hub_is_not_asked(make_folder, name):
+def test_a_missing_file_is_named(make_folder):
     folder = make_folder(ROW)
     (folder / "test.jsonl").unlink()
-    file = "/test" if name == "{}" else f"{name[-5:]}/train"
-    with pytest.raises(FileNotFoundError, match=f"no file .*{file}.jsonl': put the rows of gsm8k"):
-        gsm8k(name.format(folder))
+    with pytest.raises(FileNotFoundError, match="no file .*/test.jsonl': put the rows there"):
+        gsm8k(folder)
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         ({"question": "?", "answer": "48"}, "'48' does not end in '####' and a number"),
-        ({"question": "?", "answer": "#### many"}, "'#### many' does not end in"),
         ({"question": "?"}, "lacks the texts question and answer"),
-        ({"question": "?", "answer": 48}, "lacks the texts question and answer"),
         ([48], "lacks the texts question and answer"),
         ("{", "Expecting property name"),
     ],
 )
 def test_bad_row_is_named(make_folder, row, message):
-    with pytest.raises(ValueError, match=f"row 2 of train: .*{message}"):
+    with pytest.raises(ValueError, match=f"row 2 of train.jsonl: .*{message}"):
         gsm8k(make_folder(ROW, row))
 
 
 def test_empty_split_is_named_and_a_blank_last_line_is_no_row(make_folder):
     assert len(gsm8k(make_folder(ROW, "")).train) == 1
-    with pytest.raises(ValueError, match="the test split of gsm8k is empty"):
+    with pytest.raises(ValueError, match="test.jsonl' is empty: fetch it again"):
         gsm8k(make_folder(ROW, test=()))
 
 
-def test_the_hub_is_asked_for_the_pinned_revision_and_told_at_once_to_be_unreachable(monkeypatch):
+def test_math500_of_the_hub_is_pinned_and_out_of_reach_in_a_sentence(tmp_path, monkeypatch):
+    (tmp_path / "test.jsonl").write_text('{"problem": "What is half of one?", "answer": "1/2"}')
+    fetch = Mock(side_effect=[str(tmp_path / "test.jsonl"), ConnectionError("unknown host")])
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
+    (row,) = math500()
+    assert row["answer"] == "1/2" and "number" not in row["prompt"][0]["content"]
     name, revision = MATH_500
-    rows = datasets.Dataset.from_list([{"problem": "What is 40 + 8?", "answer": "48"}])
-    info = Mock(side_effect=[None, ConnectionError("[Errno -2] Name or service not known")])
-    load = Mock(return_value=rows)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    assert math500()[0]["answer"] == "48"
-    load.assert_called_once_with(name, split="test", revision=revision)
-    assert info.call_args.args == (name,) and info.call_args.kwargs["revision"] == revision
-    with pytest.raises(RuntimeError, match="ConnectionError.*local folder.*HF_HUB_OFFLINE=1"):
+    assert fetch.call_args.args[0] == name and fetch.call_args.kwargs["revision"] == revision
+    with pytest.raises(RuntimeError, match="did not give .*ConnectionError.*: pass a local folder"):
         math500()
-    assert load.call_count == 1, "it would retry for 30 s"
 
 
 @pytest.mark.parametrize("damage", [lambda packed: packed[:-20], lambda packed: packed[:9] * 9])

@@ -16,9 +16,10 @@ from transformers import AutoTokenizer
 
 from grpo_kit.flow.roles import read_action
 from grpo_kit.rewards import accuracy_reward, extract_answer, format_reward
+from grpo_kit.tasks import split_of
 from grpo_kit.tasks import word_problems as W
 from grpo_kit.tasks.tool_questions import THREE_TOOLS, TOOLS, make_tool_question
-from grpo_kit.tasks.word_problems import Problem, make_problem, make_rows, word_problems
+from grpo_kit.tasks.word_problems import Problem, make_problem, word_problems
 from grpo_kit.tiny import pretrain as warm_up
 from grpo_kit.tiny import problems, skills
 
@@ -64,14 +65,20 @@ def test_wrong_styles_are_mostly_wrong_and_the_likeliest_style_is_a_wrong_one():
     assert sum(shares.values()) == pytest.approx(1.0)
 
 
-def test_shipped_rows_are_what_the_generator_makes_and_the_splits_are_disjoint():
+def test_shipped_rows_are_of_their_split_and_in_no_other():
     task = word_problems()
     for split, rows, n in (("train", task.train, 4000), ("test", task.test, 500)):
-        generated = make_rows(split, n)
-        for column in ("answer", "difficulty", "numbers"):
-            assert rows[column] == [row[column] for row in generated]
-        assert [p[0]["content"] for p in rows["prompt"]] == [row["question"] for row in generated]
-        assert len(set(rows["numbers"])) == n
+        assert len(set(rows["numbers"])) == len(rows) == n
+        assert {split_of(numbers) for numbers in rows["numbers"]} == {split}
+        for prompt, answer, numbers in zip(
+            rows["prompt"], rows["answer"], rows["numbers"], strict=True
+        ):
+            start, *steps = re.findall(r"[-+*]?\d+", numbers)
+            assert f" has {start} " in prompt[0]["content"]
+            value = int(start)
+            for step in steps:
+                value = W.apply(value, step[0], int(step[1:]))
+            assert answer == str(value)
     assert not set(task.train["numbers"]) & set(task.test["numbers"])
 
 

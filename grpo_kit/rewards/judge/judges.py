@@ -1,7 +1,7 @@
 """Who judges: `LocalJudge`, a model in this process, or `EndpointJudge`, a model behind HTTP.
 
 A judge has a `name`, for the cache, and `prompt(question, response)`, messages that ask for a
-judgement. Called with conversations it yields (index, `Reply` or `Failure`) for each, in any order.
+judgement. Awaited with conversations it returns a reply or a `Failure` for each.
 """
 
 from __future__ import annotations
@@ -9,32 +9,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import logging
 import os
 import weakref
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from pydantic import AliasPath, BaseModel, Field, NonNegativeInt, ValidationError
+from pydantic import AliasPath, BaseModel, Field, ValidationError
 
 from grpo_kit.rewards.judge.texts import quality_prompt, tiny_prompt
-from grpo_kit.visible import visible
 
 if TYPE_CHECKING:
     from grpo_kit.models import Policy
-
-logger = logging.getLogger(__name__)
-
-
-class Reply(NamedTuple):
-    """What a judge wrote, and how many tokens it read and wrote."""
-
-    text: str
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
 
 
 class Failure(NamedTuple):
@@ -45,44 +32,7 @@ class Failure(NamedTuple):
     hopeless: bool = False  # every further call would fail in the same way
 
 
-Outcomes = AsyncIterator[tuple[int, Reply | Failure]]
 _CUT_OFF = Failure("cut off", "the reply reached its limit of tokens: raise it, or think less.")
-
-
-def commonest_reason(failures: Sequence[Failure]) -> str:
-    """The reason that most of the failures give."""
-    return Counter(failure.reason for failure in failures).most_common(1)[0][0]
-
-
-class FailureWindow:
-    """Ends a run when more than half of the last `size` replies, called `what`, failed."""
-
-    def __init__(self, size: int, what: str = "judgements"):
-        self.size, self.what = size, what
-        # whole batches, as failures come last in one: retries take time
-        self._batches: deque[tuple[int, int]] = deque(maxlen=size)  # (replies, failures)
-
-    def check(self, failures: Sequence[Failure], total: int) -> None:
-        """Raise RuntimeError if, with these of a batch of `total`, most of the window failed."""
-        failed = len(failures)
-        for replies, losses in reversed(self._batches):
-            if total >= self.size:
-                break
-            total, failed = total + replies, failed + losses
-        if total >= self.size and 2 * failed > total:
-            problem = f"more than half of the last {total} {self.what} failed ({failed})"
-            remedy = "None was scored 0; correct that and resume the run."
-            raise RuntimeError(f"{problem}: {commonest_reason(failures)} {remedy}")
-
-    def add(self, failures: Sequence[Failure], total: int) -> None:
-        """Add a batch of `total` replies, with a warning about its failures; raises as `check`."""
-        if failures:
-            kinds = Counter(failure.kind for failure in failures).most_common()
-            counts = ", ".join(f"{count} {kind}" for kind, count in kinds)
-            failed = f"{len(failures)} of {total} {self.what} failed ({counts})"
-            logger.warning("%s: %s", failed, visible(commonest_reason(failures), newline=" "))
-            self.check(failures, total)
-        self._batches.append((total, len(failures)))
 
 
 @dataclass(eq=False, repr=False)
@@ -103,25 +53,24 @@ class LocalJudge:
         weights = weights_hash(self.policy.model.parameters(), samples=256)
         self.name = f"local-{weights}-{self.max_new_tokens}"
 
-    async def __call__(self, conversations: Sequence[list[dict]]) -> Outcomes:
+    async def __call__(self, conversations: Sequence[list[dict]]) -> list[str | Failure]:
         from grpo_kit.generation import reply
 
         room = self.policy.context_length - self.max_new_tokens
         lengths = [len(ids) for ids in self.policy.encode(conversations)]
-        for i, length in enumerate(lengths):
-            if length > room:
-                reason = f"the judge has room for {room} tokens and the prompt has {length}: "
-                yield i, Failure("too long", reason + "lower max_completion_length.")
-        if not (fitting := [i for i, length in enumerate(lengths) if length <= room]):
-            return
+        reason = f"the judge has room for {room} tokens: lower max_completion_length."
+        outcomes: list[str | Failure] = [Failure("too long", reason)] * len(lengths)
+        fitting = [i for i, length in enumerate(lengths) if length <= room]
+        if not fitting:
+            return outcomes
         limits = {"max_new_tokens": self.max_new_tokens, "batch_size": self.batch_size}
         fit = [conversations[i] for i in fitting]
         # in a thread, or other coroutines' clocks would run out meanwhile
         rollouts = await asyncio.to_thread(reply, self.policy, fit, **limits, do_sample=False)
-        rows = rollouts.completion_lists()
-        texts, finished = self.policy.decode(rows), rollouts.finished.tolist()
-        for i, text, row, ended in zip(fitting, texts, rows, finished, strict=True):
-            yield i, Reply(text, lengths[i], len(row)) if ended else _CUT_OFF
+        texts = self.policy.decode(rollouts.completion_lists())
+        for i, text, ended in zip(fitting, texts, rollouts.finished.tolist(), strict=True):
+            outcomes[i] = text if ended else _CUT_OFF
+        return outcomes
 
 
 REQUEST = {"temperature": 0.0, "max_tokens": 1024}
@@ -133,8 +82,6 @@ class _Completion(BaseModel):
     message: dict = Field(validation_alias=AliasPath("choices", 0, "message"))  # is there one?
     text: str | None = Field(None, validation_alias=AliasPath("choices", 0, "message", "content"))
     ended_by: str | None = Field(None, validation_alias=AliasPath("choices", 0, "finish_reason"))
-    read: NonNegativeInt = Field(0, validation_alias=AliasPath("usage", "prompt_tokens"))
-    written: NonNegativeInt = Field(0, validation_alias=AliasPath("usage", "completion_tokens"))
 
 
 @dataclass(eq=False, repr=False)
@@ -181,7 +128,7 @@ class EndpointJudge:
             raise ValueError(f"{problem}: set it, or give api_key_env=None if no key is wanted.")
         return key
 
-    async def __call__(self, conversations: Sequence[list[dict]]) -> Outcomes:
+    async def __call__(self, conversations: Sequence[list[dict]]) -> list[str | Failure]:
         try:
             from openai import AsyncOpenAI, DefaultAsyncHttpxClient
         except ImportError as error:
@@ -194,28 +141,18 @@ class EndpointJudge:
         # It follows nobody elsewhere: prompts are for this address.
         options["http_client"] = DefaultAsyncHttpxClient(follow_redirects=False)
         async with AsyncOpenAI(api_key=key, base_url=self.base_url, **options) as client:
+            calls = (self._ask(client, gate, key, messages) for messages in conversations)
+            return await asyncio.gather(*calls)
 
-            async def judged(i: int, messages: list[dict]) -> tuple[int, Reply | Failure]:
-                async with gate:
-                    return i, await self._ask(client, key, messages)
-
-            tasks = [asyncio.create_task(judged(i, c)) for i, c in enumerate(conversations)]
-            try:
-                for task in asyncio.as_completed(tasks):
-                    yield await task
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _ask(self, client, key: str, messages: list[dict]) -> Reply | Failure:
+    async def _ask(self, client, gate, key: str, messages: list[dict]) -> str | Failure:
         import openai
 
         limit = self.timeout * (self.max_retries + 1) + 8 * self.max_retries
         create = client.chat.completions.with_raw_response.create
-        call = create(model=self.model, messages=messages, **self.request)
         try:
-            answer = await asyncio.wait_for(call, limit)
+            async with gate:
+                call = create(model=self.model, messages=messages, **self.request)
+                answer = await asyncio.wait_for(call, limit)
             completion = _Completion.model_validate_json(answer.content)
         except ValidationError:
             reason = f"{self.base_url} answered with no chat completion: does it end in /v1?"
@@ -228,10 +165,10 @@ class EndpointJudge:
         if not text.strip():
             reason = f"{self.model} ended by {ended_by!r} without text: switch off its thinking."
             return Failure("empty", reason)
-        return Reply(text.replace(key, "[key]"), completion.read, completion.written)
+        return text.replace(key, "[key]")
 
     def _failure(self, error: Exception, key: str) -> Failure:
-        """The error's kind, remedy and the server's own message, but without the key."""
+        """The error's kind, a remedy, and the server's own message without the key."""
         import openai
 
         url, status = self.base_url, getattr(error, "status_code", None)
@@ -243,17 +180,12 @@ class EndpointJudge:
             reason = f"no server can be reached at {url}: start it or correct base_url."
             return Failure("unreachable", reason, hopeless=True)
         message = " ".join(str(error).replace(key, "[key]").split())[:200]
-        if status is None:
-            return Failure("connection", f"the connection to {url} broke off. {message}")
-        kind, remedy = "server error" if status >= 500 else "refused", "read the server's log"
-        if 300 <= status < 400:
-            kind = "redirected"
-            remedy = "it leads elsewhere; if you trust that, give it as base_url"
-        elif status in (401, 403):
-            kind, remedy = "key refused", f"set a valid key as {self.api_key_env or 'api_key_env'}"
-        elif status == 404:
-            kind, remedy = "not served", f"it does not serve {self.model}; {url}/models lists names"
-        elif status == 429:
-            kind, remedy = "rate limit", "lower concurrency or raise max_retries"
-        reason = f"{url} answered HTTP {status}: {remedy}. {message}"
-        return Failure(kind, reason, hopeless=status in (401, 403, 404) or kind == "redirected")
+        if status in (401, 403):
+            reason = f"{url} refused the key: set a valid one as {self.api_key_env}"
+            return Failure("key refused", f"{reason}. {message}", hopeless=True)
+        if status == 429:
+            reason = f"{url} has a rate limit: lower concurrency or raise max_retries. {message}"
+            return Failure("rate limit", reason)
+        answer = f"answered HTTP {status}" if status else "broke off the connection"
+        hopeless = status == 404 or 300 <= (status or 0) < 400  # another model or address
+        return Failure(f"HTTP {status or 'error'}", f"{url} {answer}: {message}", hopeless)

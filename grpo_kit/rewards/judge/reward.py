@@ -2,9 +2,10 @@
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Callable
-from contextlib import aclosing, suppress
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -12,14 +13,16 @@ from typing import Any
 
 from grpo_kit.paths import make_output_dir
 from grpo_kit.rewards.judge import texts
-from grpo_kit.rewards.judge.judges import Failure, FailureWindow, Reply, commonest_reason
+from grpo_kit.rewards.judge.judges import Failure
 from grpo_kit.rewards.judge.texts import parse_judgement
 from grpo_kit.rewards.rules import accuracy_reward, column, completion_text, question_text
+from grpo_kit.visible import visible
 
-HOPELESS = 8  # hopeless failures before the first judgement that end a run at once
 FAILURE_WINDOW = 64  # judgements; the run ends when more than half of so many fail
 LEAST = -0.5  # the reward of a wrong answer under only_correct
 CACHE_FILE = "judgements.jsonl"
+
+logger = logging.getLogger(__name__)
 
 
 def cache_key(judge: str, messages: list[dict]) -> str:
@@ -30,18 +33,15 @@ def cache_key(judge: str, messages: list[dict]) -> str:
 class JudgementCache:
     """Replies by key in a file of JSON lines in `folder`, to which several processes may write.
 
-    A kill loses at most the reply being written. RuntimeError where the file cannot be used.
+    A line that a kill cut off is left out.
     """
 
     def __init__(self, folder: str | Path):
         self.path = make_output_dir(folder) / CACHE_FILE
         self.replies: dict[str, str] = {}
-        try:
-            content = self.path.read_bytes() if self.path.exists() else b""
-        except OSError as error:
-            raise self._unusable(error) from error
+        content = self.path.read_bytes() if self.path.exists() else b""
         for line in content.split(b"\n"):
-            with suppress(ValueError):  # a line that a kill cut off
+            with suppress(ValueError):
                 key, reply = json.loads(line)
                 self.replies[key] = reply
 
@@ -49,16 +49,9 @@ class JudgementCache:
         # One write of whole lines, so that processes do not mix theirs; the line break before
         # keeps this line apart from one that was cut off.
         line = b"\n" + json.dumps([key, reply]).encode() + b"\n"
-        try:
-            with open(self.path, "ab", buffering=0) as file:
-                file.write(line)
-        except OSError as error:
-            raise self._unusable(error) from error
+        with open(self.path, "ab", buffering=0) as file:
+            file.write(line)
         self.replies[key] = reply
-
-    def _unusable(self, error: OSError) -> RuntimeError:
-        remedy = "free it, or choose another cache_dir"
-        return RuntimeError(f"cannot use {self.path} ({error.strerror or error}): {remedy}.")
 
 
 @dataclass(eq=False, repr=False)
@@ -66,8 +59,8 @@ class QualityJudgeReward:
     """The quality of each completion as a judge sees it, in [-0.5, 0.5]; None if it was not judged.
 
     The judge sees the question (the last user message) and the response, equal ones once. TRL 1.16
-    counts a None as 0, the middle of this scale. `totals` counts calls, cached, failed,
-    `failed/<kind>` and tokens; `log_metric` gets those of each call as `judge/…`.
+    counts a None as 0, the middle of this scale. `totals` counts calls, cached, failed and
+    `failed/<kind>`; `log_metric` gets those of each call as `judge/…`.
     """
 
     judge: Any  # a `LocalJudge`, an `EndpointJudge`, or anything like them (see `judges`)
@@ -78,10 +71,10 @@ class QualityJudgeReward:
     __name__ = "quality_judge_reward"
 
     def __post_init__(self):
-        self.window = FailureWindow(FAILURE_WINDOW)
+        # whole batches, as failures come last in one: retries take time
+        self._latest: deque[tuple[int, int]] = deque(maxlen=FAILURE_WINDOW)  # (replies, failures)
         self.cache = None if self.cache_dir is None else JudgementCache(self.cache_dir)
         self.totals: Counter[str] = Counter()
-        self._has_judged = False
 
     async def __call__(
         self, prompts: list, completions: list, completion_ids: list, *,
@@ -104,7 +97,7 @@ class QualityJudgeReward:
                 with suppress(ValueError):  # an older parser accepted it: judge anew
                     judgements[key] = parse_judgement(self.cache.replies[key])
         missing = {key: c for key, c in distinct.items() if key not in judgements}
-        stats = Counter(calls=len(missing), cached=len(judgements), failed=0, tokens=0)
+        stats = Counter(calls=len(missing), cached=len(judgements), failed=0)
         if missing:
             judgements |= await self._judge(missing, stats)
         self.totals.update(stats)
@@ -119,26 +112,43 @@ class QualityJudgeReward:
 
     async def _judge(self, conversations: dict[str, list[dict]], stats: Counter) -> dict:
         """The judgements that succeed, by key; counts in `stats`."""
-        keys, judgements, failures = list(conversations), {}, []
-        async with aclosing(self.judge(list(conversations.values()))) as outcomes:
-            async for i, outcome in outcomes:
-                if isinstance(outcome, Reply):
-                    stats["tokens"] += outcome.prompt_tokens + outcome.completion_tokens
-                    try:
-                        judgements[keys[i]] = parse_judgement(outcome.text)
-                    except ValueError as error:
-                        outcome = Failure("unreadable", f"{self.judge.name} wrote: {error}.")
-                if isinstance(outcome, Failure):
-                    failures.append(outcome)
-                    # at once, where it is certain that most will have failed
-                    hopeless = [failure for failure in failures if failure.hopeless]
-                    if not self._has_judged and len(hopeless) >= min(HOPELESS, len(keys)):
-                        raise RuntimeError(f"there is no judge: {commonest_reason(hopeless)}")
-                    self.window.check(failures, len(keys))
-                elif self.cache is not None:
-                    self.cache.write(keys[i], outcome.text)
-                self._has_judged |= bool(judgements)
+        judgements, failures = {}, []
+        outcomes = await self.judge(list(conversations.values()))
+        for key, outcome in zip(conversations, outcomes, strict=True):
+            if isinstance(outcome, str):
+                try:
+                    judgements[key] = parse_judgement(outcome)
+                    if self.cache is not None:
+                        self.cache.write(key, outcome)
+                    continue
+                except ValueError as error:
+                    outcome = Failure("unreadable", f"{self.judge.name} wrote: {error}.")
+            failures.append(outcome)
         stats.update(f"failed/{failure.kind}" for failure in failures)
         stats["failed"] = len(failures)
-        self.window.add(failures, len(keys))
+        self._latest.append((len(outcomes), len(failures)))
+        if failures:
+            self._warn_or_end(failures)
         return judgements
+
+    def _warn_or_end(self, failures: Sequence[Failure]) -> None:
+        """Warn of a batch's failures; RuntimeError where most of the latest replies failed."""
+        kinds = Counter(failure.kind for failure in failures).most_common()
+        counts = ", ".join(f"{count} {kind}" for kind, count in kinds)
+        problem, reason = f"{len(failures)} judgements failed", _commonest_reason(failures)
+        logger.warning("%s (%s): %s", problem, counts, visible(reason, newline=" "))
+        if len(failures) == self._latest[-1][0] and all(failure.hopeless for failure in failures):
+            raise RuntimeError(f"there is no judge: {reason}")
+        total = failed = 0
+        for replies, losses in reversed(self._latest):
+            total, failed = total + replies, failed + losses
+            if total >= FAILURE_WINDOW:
+                break
+        if total >= FAILURE_WINDOW and 2 * failed > total:
+            problem = f"more than half of the last {total} judgements failed ({failed})"
+            remedy = "None was scored 0; correct that and resume the run."
+            raise RuntimeError(f"{problem}: {reason} {remedy}")
+
+
+def _commonest_reason(failures: Sequence[Failure]) -> str:
+    return Counter(failure.reason for failure in failures).most_common(1)[0][0]

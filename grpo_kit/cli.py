@@ -68,12 +68,8 @@ Output = Annotated[Path, Option(help="Folder for the output.")]
 Results = Annotated[Path | None, Option(help="Folder of results, instead of the reported ones.")]
 Steps = Annotated[int | None, Option(min=1, help="Steps, instead of the profile's or recipe's.")]
 Seed = Annotated[int, Option(min=0, max=2**32 - 1, help="Of sampling, weights, order of data.")]
-VllmShare = Annotated[float, Option(min=0.01, max=0.99, help="Of a GPU's memory, for vLLM.")]
-Vllm = Annotated[Literal["colocate", "server"] | None, Option(help="Where vLLM samples for TRL.")]
-Device = Literal["cpu", "cuda", "mps"]
 Gpu = Literal["T4", "L4", "A100-40", "A100-80", "H100"]
 Jobs = Annotated[int | None, Option(min=1, help="Notebooks at a time. [default: 2, of one core 1]")]
-Processes = Annotated[int | None, Option(min=1, help="Processes at a time.")]
 
 
 def _chosen(name: str, policy: Path | str | None = None) -> Profile:
@@ -83,14 +79,6 @@ def _chosen(name: str, policy: Path | str | None = None) -> Profile:
         policy = str(Path(policy).resolve() if Path(policy).is_dir() else policy)
         chosen = chosen.with_policy(policy)
     return chosen
-
-
-def _use_threads(chosen: Profile) -> None:
-    """Use the profile's threads unless OMP_NUM_THREADS is set: two runs may share the cores."""
-    if chosen.threads and "OMP_NUM_THREADS" not in os.environ:
-        import torch
-
-        torch.set_num_threads(chosen.threads)
 
 
 @app.command()
@@ -125,10 +113,9 @@ def reproduce(
             typer.echo(f"stored {path}")
     rows, problems = bands.compare(output, executed, profile)
     bands.show(rows, problems)
-    ok = len(executed) == len(results) and not problems and all(row.inside for row in rows)
     problems += [f"notebook {r.notebook} failed: {r.error}" for r in sorted(results) if r.error]
     typer.echo(f"report: {write_report(output, notebooks=rows, problems=problems)}")
-    raise typer.Exit(int(not ok))
+    raise typer.Exit(int(bool(problems) or not all(row.inside for row in rows)))
 
 
 @app.command("notebooks")
@@ -170,10 +157,10 @@ def train(
     resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False,
     variant: Annotated[Literal[VARIANTS], Option(help="The rewards.")] = "basic",
     engine: Annotated[Literal["kit", "trl"], Option(help="Whose trainer.")] = "kit",
-    device: Annotated[Device | None, Option(help="Instead of the profile's.")] = None,
+    device: Annotated[Literal["cpu", "cuda", "mps"] | None, Option(help="To train on.")] = None,
     replay: Annotated[bool, Option("--replay", help="Record what `replay` shows.")] = False,
-    vllm: Vllm = None,
-    vllm_share: VllmShare = 0.3,
+    vllm: Annotated[Literal["colocate", "server"] | None, Option(help="vLLM under TRL.")] = None,
+    vllm_share: Annotated[float, Option(min=0.01, max=0.99, help="Of a GPU, for vLLM.")] = 0.3,
 ) -> None:
     """Train a policy by GRPO.
 
@@ -184,12 +171,6 @@ def train(
     if not resume and (saved := sorted(output.glob("checkpoint*"))):
         remedy = "go on with it (--resume), delete it, or give another --output"
         raise ValueError(f"{output} holds a run, see its {saved[0].name}: {remedy}.")
-    if vllm and engine == "kit":
-        raise ValueError("--vllm is for TRL's trainer: add --engine trl, or leave it out.")
-    if replay and engine == "trl":
-        raise ValueError("--replay is for the kit's trainer: leave out --engine trl.")
-    if engine == "kit" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("the kit's trainer runs in one process: add --engine trl for several.")
     from grpo_kit.lab.variants import train_variant
 
     chosen = _chosen(profile, policy)
@@ -221,8 +202,7 @@ def evaluate(
     chosen = _chosen(profile, policy)
     if policy is not None:
         chosen = replace(chosen, lora_rank=0)
-    options = {"rows": rows, "max_new_tokens": max_new_tokens}
-    measured = evaluate_profile(chosen, task, data, **options)
+    measured = evaluate_profile(chosen, task, data, rows=rows, max_new_tokens=max_new_tokens)
     write_atomic(output, json.dumps(measured, indent=1) + "\n")
     for reading in ("strict", "lenient"):
         share, low, high = (measured[reading + end] for end in ("", "/low", "/high"))
@@ -266,10 +246,8 @@ def run(
     profile: ProfileName = "tiny",
     arm: Annotated[list[str] | None, Option(help="Only this arm; may be given again.")] = None,
     claims: Annotated[bool, Option("--claims", help="Only arms that test claims.")] = False,
-    processes: Processes = None,
-    on: Annotated[Literal["here", "ray"], Option(
-        help="Who makes them: this machine, or a Ray cluster (RAY_ADDRESS, or one started here)."
-    )] = "here",
+    processes: Annotated[int | None, Option(min=1, help="Processes at a time.")] = None,
+    on: Annotated[Literal["here", "ray"], Option(help="This machine or RAY_ADDRESS.")] = "here",
     output: Results = None,
     work: Annotated[Path, Option(help="Folder for checkpoints and logs.")] = Path("runs/grid"),
 ) -> None:  # fmt: skip
@@ -295,7 +273,7 @@ def run(
     if processes is None:  # a process may be allowed fewer cores than the machine has
         cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
         processes = len(cores) if chosen.device == "cpu" else 1
-    _use_threads(chosen)
+    chosen.use_threads()
     # other machines may start elsewhere
     results, work = (results, work) if on == "here" else (results.resolve(), work.resolve())
     arm, usual = planned(name, profile) if claims else (arm, grid.usual_seeds(profile))
@@ -325,9 +303,11 @@ def doctor(
     rows = doctor.read_log(path)
     findings = doctor.diagnose(rows)
     healthy = doctor.is_healthy(findings)
-    found = {"healthy": healthy, "findings": [one._asdict() for one in findings]}
-    words = visible(doctor.in_words(findings, rows), newline="\n")
-    typer.echo(json.dumps(found, indent=1) if as_json else words)
+    if as_json:
+        found = {"healthy": healthy, "findings": [one._asdict() for one in findings]}
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        typer.echo(visible(doctor.in_words(findings, rows), newline="\n"))
     raise typer.Exit(int(not healthy))
 
 
@@ -388,7 +368,7 @@ def pretrain(
     if base == "smollm2":
         from grpo_kit.warm_up import warm_up
 
-        _use_threads(PROFILES["smol"])
+        PROFILES["smol"].use_threads()
         card = warm_up(task or "svamp", output, **options)
         typer.echo(json.dumps(card["evaluations"][-1]))
         return

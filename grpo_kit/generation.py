@@ -23,9 +23,9 @@ from grpo_kit.config import GRPOConfig
 from grpo_kit.decoder import GroupedDecoding, by_length, can_read, equal_rank, filler, packed_states
 from grpo_kit.models import Policy, evaluating, unwrapped
 
-# Logits of a chunk: 32 MiB of float32 on a CPU, 256 MiB on an accelerator, where small chunks would
+# Logits of a chunk: 16 MiB of float32 on a CPU, 256 MiB on an accelerator, where small chunks would
 # read the head's weights more often than they compute. A pass holds up to four such tensors.
-LOGITS_BUDGET = (2**23, 2**26)
+LOGITS_BUDGET = (2**22, 2**26)
 GPU_TOKENS = 2**16  # of a batch of `reply`, at least: a GPU takes as long for a token of few rows
 
 

@@ -67,6 +67,13 @@ class Profile:
         adapters = self.adapters if policy in (smollm2.NAME, smollm2.ON_HUB) else {}
         return replace(self, policy=policy, revision=None, adapters=adapters)
 
+    def use_threads(self) -> None:
+        """Use the profile's threads unless OMP_NUM_THREADS is set: two runs may share the cores."""
+        if self.threads and "OMP_NUM_THREADS" not in os.environ:
+            import torch
+
+            torch.set_num_threads(self.threads)
+
     def load_policy(self) -> Policy:
         """The policy, ready to train. Raises RuntimeError where the device is missing."""
         from grpo_kit.models import load_policy

@@ -4,7 +4,6 @@ Time on a GPU is the least that its data sheet allows, divided by the share of t
 reached. Only Qwen2, Qwen3 and Llama; for others there is `accelerate estimate-memory MODEL`.
 """
 
-import os
 import tempfile
 from dataclasses import replace
 from functools import cache
@@ -148,14 +147,3 @@ def plan_here(profile: Profile) -> Plan:
     step, free = median(row["step_time"] for row in rows), psutil.virtual_memory().available / GIB
     hours = profile.config.max_steps * step / 3600
     return Plan(memory_of(profile), {"generation and update": step}, hours, free)
-
-
-def check_room(profile: Profile) -> None:
-    """Raise ValueError where a run needs more memory than is free, unless GRPO_KIT_SKIP_PLAN=1."""
-    on_cpu = profile.device == "cpu"  # without a GPU `load_policy` raises
-    if os.environ.get("GRPO_KIT_SKIP_PLAN") == "1" or not (on_cpu or torch.cuda.is_available()):
-        return
-    free = psutil.virtual_memory().available if on_cpu else torch.cuda.mem_get_info()[0]
-    needed = Plan(memory_of(profile), {}, 0.0, free / GIB)
-    if needed.total > needed.has:
-        raise ValueError(f"{needed} (GRPO_KIT_SKIP_PLAN=1 begins all the same.)")

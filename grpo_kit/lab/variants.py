@@ -5,9 +5,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import psutil
+import torch
+
 from grpo_kit.course.replay import Recorder
 from grpo_kit.lab.experiments import EXPERIMENTS
-from grpo_kit.lab.planner import check_room
+from grpo_kit.lab.planner import GIB, Plan, memory_of
 from grpo_kit.models import save_policy
 from grpo_kit.profiles import Profile
 
@@ -33,6 +36,12 @@ def train_variant(
     `trl_bridge.vllm_options` (TRL only). Returns the folder of the trained policy, and None in all
     processes of a run but the first. Raises ValueError where variant and options do not fit.
     """
+    if vllm and engine == "kit":
+        raise ValueError("--vllm is for TRL's trainer: add --engine trl, or leave it out.")
+    if replay and engine == "trl":
+        raise ValueError("--replay is for the kit's trainer: leave out --engine trl.")
+    if engine == "kit" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("the kit's trainer runs in one process: add --engine trl for several.")
     if variant == "verification" and engine == "trl":
         problem = "self-verification makes its prompts anew at each step, TRL's are fixed"
         raise ValueError(f"{problem}: leave out --engine trl.")
@@ -86,3 +95,14 @@ def train_variant(
     if engine == "trl":
         trainer.leave()
     return saved
+
+
+def check_room(profile: Profile) -> None:
+    """Raise ValueError where a run needs more memory than is free, unless GRPO_KIT_SKIP_PLAN=1."""
+    on_cpu = profile.device == "cpu"  # without a GPU `load_policy` raises
+    if os.environ.get("GRPO_KIT_SKIP_PLAN") == "1" or not (on_cpu or torch.cuda.is_available()):
+        return
+    free = psutil.virtual_memory().available if on_cpu else torch.cuda.mem_get_info()[0]
+    needed = Plan(memory_of(profile), {}, 0.0, free / GIB)
+    if needed.total > needed.has:
+        raise ValueError(f"{needed} (GRPO_KIT_SKIP_PLAN=1 begins all the same.)")

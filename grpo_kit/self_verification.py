@@ -192,7 +192,8 @@ class SelfVerification:
         (answers,) = self.prompts(generator, state, metrics, **changes)
         texts = self.prompts.policy.decode(answers.rollouts.completion_lists())
         questions = [rules.question_text(row["prompt"]) for row in answers.examples]
-        self.buffer.append((labelled(answers.examples, texts), questions))
+        items = labelled(self.prompts.policy, answers.examples, texts, config)
+        self.buffer.append((items, questions))
         for kinds in updates:
             parts = [answers] if "G" in kinds else []
             if "V" in kinds:  # sampled after an update on answers: on-policy
@@ -205,10 +206,7 @@ class SelfVerification:
         config = self.prompts.config
         collected = [item for items, _ in self.buffer for item in items]
         rates = pass_rates(collected, [q for _, questions in self.buffer for q in questions])
-        fitting = that_fit(self.prompts.policy, collected, config)
-        items = self.post_process(fitting, self.prompts.seed * 1_000_003 + state.global_step, n=n)
-        metrics["verification/collected"] = len(collected)
-        metrics["verification/too_long"] = len(collected) - len(fitting)
+        items = self.post_process(collected, self.prompts.seed * 1_000_003 + state.global_step, n=n)
         metrics["verification/items"] = len(items)
         if not items:
             logger.warning("step %d has no verification items", state.global_step + 1)
@@ -235,16 +233,17 @@ class SelfVerification:
             self.buffer.append(([VerificationItem(*item) for item in items], questions))
 
 
-def labelled(rows: Sequence[dict], texts: Sequence[str]) -> list[VerificationItem]:
-    """The items of one answer to each row of a task, labelled by `accuracy_reward`."""
+def labelled(
+    policy: Policy, rows: Sequence[dict], texts: Sequence[str], config: GRPOConfig
+) -> list[VerificationItem]:
+    """The items of one answer to each row of a task, labelled by `accuracy_reward`.
+
+    An answer so long that the model's context has no room for a verdict on it gives no item.
+    """
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     prompts = columns.pop("prompt")
     rewards = rules.accuracy_reward(prompts, texts, [[]] * len(texts), **columns)
-    return collect_items(prompts, texts, rewards)
-
-
-def that_fit(policy: Policy, items: Items, config: GRPOConfig) -> list[VerificationItem]:
-    """The items whose prompts leave room for a verdict in the model's context."""
+    items = collect_items(prompts, texts, rewards)
     room = policy.context_length - config.max_completion_length
     lengths = map(len, policy.encode([verification_prompt(item) for item in items]))
     return [item for item, length in zip(items, lengths, strict=True) if length <= room]
@@ -268,7 +267,10 @@ def _answers(policy: Policy, dataset, prompts: int, n: int, config: GRPOConfig) 
     """The items of `n` sampled answers to each of the first `prompts` rows."""
     rows = list(dataset.select(range(min(prompts, len(dataset)))))
     texts, _ = _replies(policy, [row["prompt"] for row in rows], n, config)
-    return [labelled([row] * n, texts[i * n : (i + 1) * n]) for i, row in enumerate(rows)]
+    return [
+        labelled(policy, [row] * n, texts[i * n : (i + 1) * n], config)
+        for i, row in enumerate(rows)
+    ]
 
 
 def held_out_items(
@@ -276,8 +278,7 @@ def held_out_items(
 ) -> list[VerificationItem]:
     """Balanced items from `policy`'s answers, `config.num_generations` to each first row."""
     answers = _answers(policy, dataset, prompts, config.num_generations, config)
-    items = [item for own in answers for item in own]
-    return post_process(that_fit(policy, items, config), seed=0)
+    return post_process([item for own in answers for item in own], seed=0)
 
 
 def evaluate_verdicts(
@@ -303,12 +304,11 @@ def best_of_n(
     `majority`, or by an `oracle`.
     """
     answers = _answers(policy, dataset, prompts, n, config)
-    distinct = list(dict.fromkeys(item for own in answers for item in own))
-    asked = that_fit(policy, distinct, config)
-    verdicts, _ = _replies(policy, [*map(verification_prompt, asked)], samples, config, seed=1)
-    yes = dict.fromkeys(distinct, -1) | dict.fromkeys(asked, 0)
+    items = list(dict.fromkeys(item for own in answers for item in own))
+    verdicts, _ = _replies(policy, [*map(verification_prompt, items)], samples, config, seed=1)
+    yes = Counter()
     for i, text in enumerate(verdicts):
-        yes[asked[i // samples]] += rules.parse_verdict(text) is True
+        yes[items[i // samples]] += rules.parse_verdict(text) is True
     totals = dict.fromkeys(("random", "own_verdicts", "majority", "oracle"), 0.0)
     for own in filter(None, answers):
         votes = Counter(own)

@@ -307,6 +307,7 @@ class PromptBatches:
         self.policy, self.task, self.config, self.seed = policy, task, config, seed
         self.rewards, self.rows = list(rewards), task.train
         self.advantages = hooks.advantages_by(advantages, config)  # (rewards, G) -> (N,)
+        self.own_advantages = advantages is not None  # a hook, which a batch source may refuse
         self.prompt_ids = policy.encode(task.train["prompt"])
         check_lengths(policy.model, self.prompt_ids, config.max_completion_length)
         self.taken = 0

@@ -263,10 +263,10 @@ tests/flow/test_rollout.py::test_memory_is_new_for_every_query
 
 tool-tokens-trained: What tools wrote between two actions is trained on as if the policy had \
 written it.
-grpo_kit/flow/export.py
+grpo_kit/trl_rollouts.py
 - mask += [0] * between + [1] * len(turn.completion_ids)
 + mask += [1] * between + [1] * len(turn.completion_ids)
-tests/flow/test_export.py::test_an_episode_is_one_sequence_with_a_mask_of_what_was_sampled
+tests/test_trl_rollouts.py::test_an_episode_is_one_sequence_with_a_mask_of_what_was_sampled
 
 # the same under TRL, over several processes and machines
 half-a-checkpoint: TRL's run resumes from a checkpoint of which another process could not save its \

@@ -18,7 +18,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from grpo_kit import flow
-from grpo_kit.course.viewer import episodes_html, group_html
+from grpo_kit.course.viewer import episode_view, episodes_html, group_html
 from grpo_kit.flow import FlowGRPO
 from grpo_kit.rewards import question_text
 from grpo_kit.runs import REPLAY
@@ -81,7 +81,7 @@ def _groups(
         advantages = ours.advantages(episodes).tolist()
         for start in range(0, len(episodes), size):
             group = slice(start, start + size)
-            groups.append(flow.episode_view(episodes[group], advantages[group]))
+            groups.append(episode_view(episodes[group], advantages[group]))
         return groups
     (batch,) = prompts(generator, state, {})
     decode = prompts.policy.tokenizer.decode

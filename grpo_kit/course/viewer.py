@@ -7,6 +7,8 @@ file. Whatever a policy writes is escaped: it is text, never markup.
 import html
 from collections.abc import Iterable, Sequence
 
+from grpo_kit.flow import Episode, Step
+from grpo_kit.rewards import question_text
 from grpo_kit.visible import shortened, visible
 
 CELL = "padding:2px 8px;vertical-align:top;"
@@ -56,6 +58,22 @@ def episodes_html(
             f'<div style="{CELL}border-left:6px solid {colour}">{_visible(ending)}</div></details>'
         )
     return _titled(question, "".join(blocks))
+
+
+def episode_view(episodes: Sequence[Episode], advantages: Sequence[float]) -> dict:
+    """A group of Flow-GRPO's episodes as `episodes_html` takes it."""
+
+    def shown(step: Step) -> dict[str, str]:
+        fields = {"thought": step.action.justification, "goal": step.action.goal}
+        return fields | {"call": step.call, "result": step.result, "verdict": step.verdict}
+
+    return {
+        "question": question_text(episodes[0].row["prompt"]),
+        "episodes": [[shown(step) for step in episode.memory.steps] for episode in episodes],
+        "endings": [f"output: {e.output} (ended by the {e.stopped})" for e in episodes],
+        "rewards": [episode.reward for episode in episodes],
+        "advantages": [float(advantage) for advantage in advantages],
+    }
 
 
 def _colours(advantages: Sequence) -> list[str]:

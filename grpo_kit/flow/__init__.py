@@ -1,18 +1,10 @@
 """Flow-GRPO: a trained planner among frozen roles and tools (AgentFlow, arXiv 2510.05592).
 
 Not the image-diffusion method of the same name. In reading order: `episodes`, `tools`, `toolbox`
-and `sandbox` (ready tools), `roles`, `rollout`, `training`, `export` (to TRL).
+and `sandbox` (ready tools), `roles`, `rollout`, `training`. `grpo_kit.trl_rollouts` leads to TRL.
 """
 
-from grpo_kit.flow.episodes import (
-    Episode,
-    Memory,
-    Step,
-    Turn,
-    episode_advantages,
-    episode_view,
-    turn_rows,
-)
+from grpo_kit.flow.episodes import Episode, Memory, Step, Turn, episode_advantages, turn_rows
 from grpo_kit.flow.roles import GENERAL, TINY, FrozenRoles
 from grpo_kit.flow.rollout import AgentSystem, agent_system, play
 from grpo_kit.flow.toolbox import Lookup, calculator, make_catalogue

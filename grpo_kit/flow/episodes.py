@@ -16,7 +16,6 @@ from torch import Tensor
 
 from grpo_kit.generation import Rollouts
 from grpo_kit.objective import group_advantages
-from grpo_kit.rewards import question_text
 from grpo_kit.rewards.judge.texts import fenced
 
 PER = ("trajectory", "turn")
@@ -158,19 +157,3 @@ def turn_rows(episodes: Sequence[Episode], pad_token_id, device="cpu") -> tuple[
         finished=torch.tensor([turn.finished for _, turn in turns], device=device),
     )
     return rollouts, torch.tensor([i for i, _ in turns], device=device)
-
-
-def episode_view(episodes: Sequence[Episode], advantages: Sequence[float]) -> dict:
-    """One group as `viewer.episodes_html` takes it."""
-
-    def shown(step: Step) -> dict[str, str]:
-        fields = {"thought": step.action.justification, "goal": step.action.goal}
-        return fields | {"call": step.call, "result": step.result, "verdict": step.verdict}
-
-    return {
-        "question": question_text(episodes[0].row["prompt"]),
-        "episodes": [[shown(step) for step in episode.memory.steps] for episode in episodes],
-        "endings": [f"output: {e.output} (ended by the {e.stopped})" for e in episodes],
-        "rewards": [episode.reward for episode in episodes],
-        "advantages": [float(advantage) for advantage in advantages],
-    }

@@ -90,11 +90,6 @@ Give the final answer as <answer>answer here</answer>.""",
 )
 
 
-def as_message(content: str) -> list[dict]:
-    """The conversation that asks a role: one message of the user."""
-    return [{"role": "user", "content": content}]
-
-
 class Planner:
     """The trained role: samples actions from the policy, token ids in, token ids out."""
 
@@ -104,7 +99,7 @@ class Planner:
     def request(self, question: str, memory: Memory) -> list[dict]:
         state = {"question": question, "memory": memory, "tools": self.toolkit.describe()}
         state["names"] = ", ".join(self.toolkit.names)
-        return as_message(self.prompts.plan.format(**state))
+        return [{"role": "user", "content": self.prompts.plan.format(**state)}]
 
     def plan(
         self, prompt_ids: Sequence[Sequence[int]], generator=None, **sampling
@@ -174,7 +169,7 @@ class FrozenRoles:
         new = [c for c in dict.fromkeys(contents) if c not in self._remembered]
         self._remembered |= dict.fromkeys(new, "")
         policy, limit = self.policy, self.max_new_tokens
-        conversations = [as_message(content) for content in new]
+        conversations = [[{"role": "user", "content": content}] for content in new]
         lengths = map(len, policy.encode(conversations))
         fits = [length <= policy.context_length - limit for length in lengths]
         new, conversations = list(compress(new, fits)), list(compress(conversations, fits))

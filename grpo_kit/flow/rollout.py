@@ -25,8 +25,7 @@ class AgentSystem:
     """A planner, three frozen roles, tools, and the most turns of an episode.
 
     context: what the planner reads. "memory" (the paper) is question and memory, written anew each
-    turn; "append" adds the new request to the ids so far, so that the episode is one sequence (see
-    `export`).
+    turn; "append" adds the new request to the ids so far: one sequence, as TRL needs it.
     """
 
     planner: Planner

@@ -39,24 +39,34 @@ class Tool:
     """A function, or callable object, of one text that a model may call.
 
     The first paragraph of its docstring describes it to the model. timeout: seconds. columns: other
-    parameters, which come from the dataset's row; no model sees or sets them.
+    parameters, which come from the dataset's row; no model sees or sets them. `Tool.of(function)`
+    is the same as `Tool(function)`. Raises ValueError where the function cannot be a tool.
     """
 
     def __init__(self, function: Callable, *, timeout: float = 5.0, columns: Sequence[str] = ()):
         self.name = getattr(function, "__name__", None) or repr(function)
         self.function, self.timeout, self.columns = function, timeout, tuple(columns)
         called = function if inspect.isroutine(function) else function.__call__
-        parameters = inspect.signature(called).parameters
-        needed = [name for name, p in parameters.items() if p.default is inspect.Parameter.empty]
-        own = [name for name in needed if name not in columns]
         self.description = " ".join((inspect.getdoc(called) or "").partition("\n\n")[0].split())
-        if unknown := sorted(set(columns) - set(parameters)):
-            raise ValueError(f"{self.name} does not take the columns {unknown}: drop them.")
         named = self.name.isidentifier() and self.description
-        if len(own) != 1 or not named or inspect.iscoroutinefunction(called):
-            wanted = "a function of one text besides its columns, with a name and a docstring"
-            raise ValueError(f"{self.name} is no tool: write {wanted}, no async.")
-        self.argument = own[0]
+        if not named or inspect.iscoroutinefunction(called):
+            raise ValueError(f"{self.name} is no tool: it needs a name and a docstring, no async.")
+        signature = inspect.signature(called)
+        try:
+            signature.bind("text", **dict.fromkeys(self.columns))
+        except TypeError as error:
+            problem = f"{self.name} is no tool: with one text and the columns {[*self.columns]}"
+            raise ValueError(f"{problem} it cannot be called ({error}).") from None
+        argument = next(iter(signature.parameters.values()))
+        if argument.annotation not in (argument.empty, str, "str"):
+            hint = inspect.formatannotation(argument.annotation)
+            problem = f"{self.name} is no tool: a model gives it a text, but {argument.name} is"
+            raise ValueError(f"{problem} hinted {hint!r}: take a str and convert it.")
+        self.argument = argument.name
+
+    @classmethod
+    def of(cls, function: Callable, **options) -> Tool:
+        return cls(function, **options)
 
 
 class Toolkit:

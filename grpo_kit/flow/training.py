@@ -30,8 +30,6 @@ CHOICES = {  # the settings that episodes of several turns support
     "rollout_chunks": (1,),
     "multi_objective_aggregation": ("sum_then_normalize",),
     "eval_prompts": (0,),  # they would ask the planner for an answer in one turn
-    "baseline": ("group",),
-    "scale_rewards": ("group", "none", "mean", True, False),
 }
 
 
@@ -87,6 +85,9 @@ class FlowGRPO:
             if given[name] not in choices:
                 needed = f"{' or '.join(map(repr, choices))} (and evaluate_episodes)"
                 raise ValueError(f"{name} is {given[name]!r}; episodes need {needed}.")
+        if per == "turn" and "batch" in (config.baseline, config.scale_rewards):
+            problem = "baseline or scale_rewards is 'batch', which takes all episodes at once"
+            raise ValueError(f"{problem}, but per='turn' takes one group: choose 'trajectory'.")
         self.prompts, self.per, self.credit = prompts, per, credit
         self.system = system.with_planner(prompts.policy)
         self.state_dict, self.load_state_dict = prompts.state_dict, prompts.load_state_dict
@@ -159,6 +160,9 @@ class OfflineTraces:
         if given != (1, 0, None):
             names = "updates a step, beta, max_generated_tokens"
             raise ValueError(f"{names} are {given}; traces need (1, 0, None).")
+        if prompts.own_advantages:
+            problem = "offline traces all have advantage 1 and would ignore the advantages hook"
+            raise ValueError(f"{problem}: leave it out, or train by FlowGRPO.")
         self.flow = FlowGRPO(prompts, system)
         self.name = f"offline traces, {self.flow.name}"
         self.traces: list[Episode] = []

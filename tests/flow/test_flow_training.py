@@ -157,6 +157,14 @@ def by_hand(policy, episodes, advantages, steps, level="token", cap=None, beta=0
     return weights_of(policy)
 
 
+@pytest.mark.parametrize("choice", [{"baseline": "others"}, {"scale_rewards": "batch"}])
+def test_a_comparison_with_the_whole_batch_gets_all_episodes(base, task, system, choice):
+    config = dataclasses.replace(CONFIG, num_generations=2, generation_batch_size=4, **choice)
+    flow = FlowGRPO(PromptBatches(base, task, [accuracy_reward], config, seed=0), system)
+    expected = objective.group_advantages(torch.tensor(REWARDS), 2, **choice)
+    assert torch.equal(flow.advantages(episodes_of()), expected)
+
+
 @pytest.mark.parametrize("micro", [1, 2])
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize(
@@ -276,8 +284,7 @@ def test_success_is_measured_on_held_out_questions(base, task, system):
         ({}, {"per": "row"}, "per is 'row'"),
         ({}, {"credit": "first"}, "credit is 'first'"),
         ({"dynamic_sampling_rounds": 1}, {}, "dynamic_sampling_rounds is 1.*need 0"),
-        ({"baseline": "others"}, {}, "baseline is 'others'.*need 'group'"),
-        ({"scale_rewards": "batch"}, {}, "scale_rewards is 'batch'.*'group' or 'none'"),
+        ({"scale_rewards": "batch"}, {"per": "turn"}, "is 'batch'.*choose 'trajectory'"),
         ({"eval_prompts": 8}, {}, "eval_prompts is 8.*evaluate_episodes"),
         ({"num_iterations": 2}, {"source": OfflineTraces}, r"updates a step.* are \(2, 0.0, None"),
         ({"beta": 0.1}, {"source": OfflineTraces}, r"beta.* are \(1, 0.1, None"),
@@ -286,6 +293,14 @@ def test_success_is_measured_on_held_out_questions(base, task, system):
 def test_what_episodes_do_not_have_is_refused(base, task, tmp_path, changes, options, message):
     with pytest.raises(ValueError, match=message):
         run(base, task, None, tmp_path, changes=changes, **options)
+
+
+def test_offline_traces_take_no_advantages_hook(base, task, tmp_path):
+    with pytest.raises(ValueError, match="have advantage 1 and would ignore the advantages hook"):
+        train(
+            base, task, [accuracy_reward], CONFIG, output_dir=tmp_path, seed=0,
+            advantages=objective.group_advantages, batch_source=partial(OfflineTraces, system=None),
+        )  # fmt: skip
 
 
 def test_a_reward_that_is_never_earned_leaves_no_trace(base, task, system, tmp_path):

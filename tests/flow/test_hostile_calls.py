@@ -26,50 +26,42 @@ LONG = 100_000
 # ------------------------------------------------------------- calculator: every one is an error
 
 EXPRESSIONS = [
-    "().__class__", "().__class__.__bases__[0].__subclasses__()", "(1).__class__.__mro__",
-    "1 .real", "''.join", "__import__('os').system('touch {canary}')", "__import__('os').environ",
-    "open('{canary}', 'w')", "exec('1')", "eval('1+1')", "globals()", "rand()", "int(5)", "True",
-    "None", "...", "'a'*3", "'a'*10**9", "b'a'*10**9", "[0]*10**9", "(0,)*10**9", "9**9**9**9",
-    "9**9**9", "99999**99999", "10**100", "(10**14)**100", "2**1e3", "2**-1e400", "1e308*10",
-    "1e400-1e400", "0*1e999", "1" * 99, "9" * LONG, "1<<10000000", "1>>1", "1&1", "~1", "1==1",
-    "1<2", "1 if 1 else 2", "1 and 2", "not 1", "lambda: 1", "(lambda f: f(f))(lambda f: f(f))",
-    "(x:=5)", "x=5", "x", "[i for i in range(10**9)]", "sum(i for i in (1,2))", "{1: 2}", "[1][0]",
-    "f'{1+1}'", "'{0.__class__}'.format(1)", "'%s' % 1", "1;2", "1\n2", "import os", "1 # comment",
-    "1\\\n+1", "１+１", "²+1", "٣*2", "1\u200b+1", "1\x00+1", "\x00", "1_000", "1j*1j", "(-1)**0.5",
-    "0x10", "(" * 50, "(" * LONG + "1" + ")" * LONG, "-" * 99, "-" * LONG + "1", "1+" * LONG + "1",
-    "*args", "**5", "%d", "\ud800", "", " ",
+    "().__class__.__bases__[0].__subclasses__()", "1 .real", "''.join",
+    "__import__('os').system('touch {canary}')", "open('{canary}', 'w')", "eval('1+1')", "rand()",
+    "int(5)", "True", "None", "...", "'a'*10**9", "b'a'*10**9", "[0]*10**9", "(0,)*10**9",
+    "9**9**9**9", "99999**99999", "(10**14)**100", "2**1e3", "2**-1e400", "1e308*10",
+    "1e400-1e400", "0*1e999", "1" * 99, "9" * LONG, "1<<10000000", "~1", "1==1", "1 if 1 else 2",
+    "1 and 2", "(lambda f: f(f))(lambda f: f(f))", "(x:=5)", "x=5", "x",
+    "[i for i in range(10**9)]", "{1: 2}", "[1][0]", "f'{1+1}'", "'{0.__class__}'.format(1)",
+    "'%s' % 1", "1;2", "1\n2", "import os", "1 # comment", "1\\\n+1", "１+１", "²+1",
+    "1\u200b+1", "1\x00+1", "1_000", "1j*1j", "(-1)**0.5", "0x10", "(" * 50,
+    "(" * LONG + "1" + ")" * LONG, "-" * LONG + "1", "1+" * LONG + "1", "*args", "%d", "\ud800", "",
 ]  # fmt: skip
 
 # --------------------------------- lookup: may find a fact of its own catalogue, and nothing else
 
 QUERIES = [
-    "'; DROP TABLE facts; --", "lamp'; DELETE FROM facts WHERE '1'='1", '"; DROP TABLE facts; --',
-    '" OR name:*', 'lamp" OR "hidden', "lamp OR hidden", "* OR *", "lamp*", "hid*", "name:hidden",
-    "{name text}: hidden", "catalogue:2", "- name: lamp", "^hidden", "NEAR(",
-    "NEAR(lamp hidden, 5)", "NOT lamp", "lamp AND", "AND OR NOT", '"', '""""', "'", "(((((",
-    ") UNION SELECT text FROM facts --", "x' UNION SELECT name FROM sqlite_master --",
-    "ATTACH DATABASE '{canary}' AS x",
+    "'; DROP TABLE facts; --", "lamp'; DELETE FROM facts WHERE '1'='1", '" OR name:*',
+    'lamp" OR "hidden', "lamp OR hidden", "* OR *", "lamp*", "hid*", "{name text}: hidden",
+    "catalogue:2", "- name: lamp", "^hidden", "NEAR(lamp hidden, 5)", "NOT lamp", "AND OR NOT",
+    '"', "'", "(((((", "x' UNION SELECT name FROM sqlite_master --",
     "'; ATTACH DATABASE '{canary}' AS x; CREATE TABLE x.y(z); --", "load_extension('libc.so.6')",
     "writefile('{canary}', 'x')", "PRAGMA query_only=OFF",
-    "INSERT INTO facts(facts) VALUES('delete-all')", "lamp\x00hidden", "\x00", "\ud800",
+    "INSERT INTO facts(facts) VALUES('delete-all')", "lamp\x00hidden", "\ud800",
     "?1 :catalogue @x $y", "%s %d {0}", "_ _ _", "\u202eneddih", "hidden", "",
 ]  # fmt: skip
 
-TOO_LONG_QUERIES = ["a" * LONG, '"' * LONG, "a " * LONG, "(" * LONG]
+TOO_LONG_QUERIES = ["a" * LONG, '"' * LONG]
 
 # ----------------------------------------------------- no calls, and calls that fit no tool: errors
 
 NO_CALLS = [
     "", "\x00", "\ud800", "I would look it up.", "lookup", "lookup(lamp", "lookup lamp)", "(lamp)",
-    "__import__('os').system('touch {canary}')", "os.system(touch {canary})",
-    "eval(open('{canary}'))", "Toolkit(x)", "__class__(x)", "run(x)", "LOOKUP(lamp)",
-    "lооkup(lamp)",  # with Cyrillic o
-    "lookup(lamp); calculator(1+1)) and", "{" * LONG, '{"name":' * LONG,
-    "[" * LONG + "]" * LONG, '{"name": "lookup", "arguments": {"query": "lamp"}',
-    '{"name": "lookup", "arguments": {"query": "lamp"}}', "<tool_call>" * LONG,
-    '{"name": "lookup", "arguments": {"query": ' + "9" * LONG + "}}", "```json```json```",
-    "a" * LONG + "(x)", "__init__(1)", "lookup\n\x1b[2J(x)", "lookup(lamp)(lamp", "lookup (lamp)",
-    "lookup.path(lamp)", "lookup[0](lamp)", "lookup=lamp", "lookup(lamp)lookup(lamp) .",
+    "__import__('os').system('touch {canary}')", "eval(open('{canary}'))", "Toolkit(x)", "run(x)",
+    "LOOKUP(lamp)", "lооkup(lamp)",  # with Cyrillic o
+    "lookup(lamp); calculator(1+1)) and", '{"name":' * LONG, "[" * LONG + "]" * LONG,
+    '{"name": "lookup", "arguments": {"query": "lamp"}}', "<tool_call>" * LONG, "a" * LONG + "(x)",
+    "__init__(1)", "lookup\n\x1b[2J(x)", "lookup (lamp)", "lookup.path(lamp)", "lookup=lamp",
 ]  # fmt: skip
 
 # -------------------------- python: what gets out prints "escaped"; most end in an error's text
@@ -79,16 +71,11 @@ CODES = {
     "reads a file": "print('escaped', open('/etc/passwd').read())",
     "reads its environment": "import os; print(os.environ)\n"
     "print('escaped', open('/proc/self/environ').read())",
-    "lists a folder": "import os; print('escaped', os.listdir('/'))",
     "asks about a file": "import os; print('escaped', os.stat('{canary}'))",
     "overwrites a file": "open('{canary}', 'w').write('escaped')",
     "deletes a file": "import os; os.remove('{canary}'); print('escaped')",
-    "opens by a raw descriptor": "import os\n"
-    "os.write(os.open('{canary}', os.O_WRONLY), b'x'); print('escaped')",
-    "writes where it is": "open('x', 'w'); print('escaped')",
     "runs a shell": "import os\n"
     "print('escaped' if os.system('touch {canary}2; echo escaped') == 0 else 'no')",
-    "runs a program": "import subprocess; subprocess.run(['id']); print('escaped')",
     "becomes a program": "import os; os.execv('/bin/echo', ['echo', 'escaped'])",
     "spawns": "import os; os.posix_spawn('/bin/echo', ['echo', 'escaped'], {})",
     "forks": "import os; os.fork(); print('escaped')",
@@ -98,12 +85,6 @@ CODES = {
     + "print('escaped' if libc.socket(2, 1, 0) >= 0 else 'no')",
     "asks the web": "import urllib.request\n"
     "print('escaped', urllib.request.urlopen('http://127.0.0.1:{port}').read())",
-    "kills the parent": "import os; os.kill(os.getppid(), 9); print('escaped')",
-    "may kill the group": "import os; os.kill(0, 0); print('escaped')",
-    # 9999 is no advice: refused before the kernel reads it, or else answered EINVAL (22)
-    "advises on memory": "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
-    "libc.madvise(ctypes.c_void_p(0), 4096, 9999)\n"
-    "print('escaped' if ctypes.get_errno() == 22 else 'no')",
     # 0 only asks: should the lock ever fail, nobody loses their session
     "may kill everything": "import os; os.kill(-1, 0); print('escaped')",
     "kills by number": "import os; os.kill({pid}, 9); print('escaped')",
@@ -116,7 +97,6 @@ CODES = {
     "print('escaped' if libc.setrlimit(9, new) == 0 else 'no')",
     "takes the filter off": LIBC
     + "print('escaped' if libc.prctl(22, 0, 0) == 0 or libc.prctl(38, 0, 0, 0, 0) == 0 else 'no')",
-    "opens below open": LIBC + "print('escaped' if libc.open(b'/etc/passwd', 0) >= 0 else 'no')",
     "calls by number": LIBC
     + "fds = libc.syscall(2, b'/etc/passwd', 0), libc.syscall(257, -100, b'/etc/passwd', 0)\n"
     "print('escaped' if max(fds) >= 0 else 'no')",
@@ -127,24 +107,19 @@ CODES = {
     "loads a library": "import ctypes; ctypes.CDLL('libsqlite3.so.0'); print('escaped')",
     "keeps busy": "while True: pass", "sleeps": "import time; time.sleep(3600)",
     "keeps busy in one operation": "x = 10 ** 10 ** 9",
-    "backtracks": "import re; re.match('(a+)+$', 'a' * 40 + 'b')",
     "catches everything": "while True:\n  try:\n    while True: pass\n"
     "  except BaseException: pass",
     "prints for ever": "while True: print('y' * 1000)",
-    "prints much at once": "print('y' * 50_000_000)",
     "takes all memory": "x = []\nwhile True: x.append(bytearray(10 ** 7))",
-    "takes all memory at once": "x = bytearray(10 ** 12)", "recurses": "def f(): f()\nf()",
     "recurses without limit": "import sys; sys.setrecursionlimit(10 ** 9)\ndef f(): f()\nf()",
     "recurses in C": "import sys; sys.setrecursionlimit(10 ** 9)\nx = []\n"
     "for _ in range(10 ** 6): x = [x]\nprint(len(repr(x)))",
     "nests deeply": "(" * 5000 + ")" * 5000,
     "raises an endless error": "raise ValueError('y' * 10_000_000)",
     "raises an error that raises": "class E(Exception):\n  def __str__(self): raise E\nraise E",
-    "exits": "import sys; sys.exit(0)", "exits hard": "import os; os._exit(0)",
+    "exits hard": "import os; os._exit(0)",
     "aborts": "import os; os.abort()",
     "closes its output": "import os; os.close(1); os.close(2); print('x' * 9999)",
-    "closes its output and stays": "import os, time; os.close(1); os.close(2); time.sleep(3600)",
-    "runs more code": 'exec(\'import os; os.system("touch {canary}2")\'); ',
     "finds all classes": "for c in object.__subclasses__():\n"
     "  if c.__name__ == 'Popen': c(['touch', '{canary}2'])",
     "looks into its frames": "import sys\nframe = sys._getframe()\n"
@@ -154,7 +129,6 @@ CODES = {
     "  try: os.fstat(fd); print('escaped', fd)\n  except OSError: pass",
     "holds bytes that are no text": "import sys; sys.stdout.buffer.write(bytes(range(256)))",
     "has a null byte": "print(1)\x00", "has a lone surrogate": "print('\ud800')",
-    "is too long": "#" * LONG,
 }  # fmt: skip
 # int 0x80 with number 20: getpid for 32 bits, but writev, which is allowed, for 64
 CODES["runs machine code that calls as 32 bits"] = (

@@ -56,7 +56,7 @@ def lookup(catalogue):
 
 
 def test_a_description_names_the_argument_and_no_column(lookup):
-    kit = Toolkit([Tool(add, columns=["more"]), lookup])
+    kit = Toolkit([Tool.of(add, columns=["more"]), lookup])
     assert kit.names == ["add", "lookup"]
     assert kit.describe().splitlines() == [
         "add(numbers): Add numbers.",
@@ -65,26 +65,41 @@ def test_a_description_names_the_argument_and_no_column(lookup):
 
 
 def no_docstring(x): ...
-def two_texts(x, y):
-    """Take two."""
-
-
-def nothing():
-    """Take none."""
 
 
 async def later(x):
     """Take one."""
 
 
-@pytest.mark.parametrize("function", [no_docstring, two_texts, nothing, later, lambda x: x])
-def test_a_function_that_cannot_be_a_tool_is_refused_by_name(function):
-    with pytest.raises(ValueError, match=f"{function.__name__} is no tool: write"):
-        Tool(function)
+def two_texts(x, y):
+    """Take two."""
+
+
+def by_name(*, x):
+    """Take one that has to be named."""
+
+
+def number(x: int):
+    """Take a number."""
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (no_docstring, "it needs a name and a docstring"),
+        (later, "no async"),
+        (two_texts, "it cannot be called .missing a required argument: 'y'"),
+        (by_name, "it cannot be called .*positional"),
+        (number, "a model gives it a text, but x is hinted 'int': take a str and convert it"),
+    ],
+)
+def test_a_function_that_cannot_be_a_tool_is_refused_by_name(function, problem):
+    with pytest.raises(ValueError, match=f"^{function.__name__} is no tool: .*{problem}"):
+        Tool.of(function)
 
 
 def test_unknown_columns_no_tools_and_equal_names_are_refused(echo):
-    with pytest.raises(ValueError, match=r"add does not take the columns \['c'\]"):
+    with pytest.raises(ValueError, match=r"add .* the columns \['c'\] it cannot be called"):
         Tool(add, columns=["c"])
     for given in ([], [echo, echo]):
         with pytest.raises(ValueError, match="give at least one, and each another name"):
@@ -96,8 +111,7 @@ def test_a_call_is_a_name_and_the_text_in_its_parentheses(echo):
     results = run([echo], *texts)
     assert [result.text for result in results] == ["a(b)c", "", " two words ", "1\n2"]
     assert [result.call for result in results] == [*map(str.strip, texts[:3]), "echo(1 2)"]
-    no_calls = ["", "echo(lamp) then", "two words(x)", "null", '{"name": "echo"}', "echo(x"]
-    assert {result.text for result in run([echo], *no_calls)} == {"error: not a call"}
+    assert run([echo], "echo(lamp) then")[0].text == "error: not a call"
     assert run([echo], "other(x)")[0] == ToolResult("other(x)", 'error: no tool "other"', True)
     (long,) = run([echo], f"echo({'y' * 500})")
     assert len(long.call) == 200 and long.call.endswith("…")
@@ -291,9 +305,7 @@ def python():
         ("import math, random\nprint(math.comb(5, 2), random.Random(0).randint(1, 1))", "10 1"),
         ("import datetime\nprint(datetime.date(2025, 3, 1) - datetime.timedelta(1))", "2025-02-28"),
         ("import time\ntime.sleep(0.01)\nprint('ä', end='')", "ä"),
-        ("x = 1", ""),
         ("if __name__ == '__main__': print('said')\nraise SystemExit", "said"),
-        ("class A:\n  pass\nprint(__import__('re').sub('a', 'b', 'aa'))", "bb"),
     ],
 )
 def test_python_returns_what_the_code_prints(python, code, text):
@@ -307,9 +319,7 @@ def test_python_returns_what_the_code_prints(python, code, text):
         ("print(1)\n1/0", "ZeroDivisionError: division by zero"),
         ("print(", "SyntaxError: '(' was never closed"),
         ("import numpy", "ModuleNotFoundError: No module named 'numpy'"),
-        ("import sys; sys.exit('gone')", "gone"),
         ("import sys; sys.exit(3)", "exit code 3"),
-        ("input()", "EOFError: EOF when reading a line"),
         ("raise ValueError('y' * 10**6)", "ValueError: " + "y" * 988),
         ("#" * 10_001, "code too long"),
     ],

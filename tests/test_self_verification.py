@@ -108,15 +108,6 @@ def test_nothing_comes_twice_before_all_else_has_come_once(items, seed):
             assert twice <= set(spare or pool), "repeated are fillers, where there are any"
 
 
-@given(collections, seeds)
-def test_the_same_items_and_seed_give_the_same_result_and_another_seed_another(items, seed):
-    before = list(items)
-    assert sv.post_process(items, seed) == sv.post_process(items, seed)
-    assert items == before
-    many = [item for name in range(8) for item in query(name, 4, 4)]
-    assert len({tuple(sv.post_process(many, seed + i)) for i in range(5)}) > 1
-
-
 def test_the_size_can_be_asked_for_and_a_missing_label_gives_nothing():
     items = [item for name in range(3) for item in query(name, 2, 2)]
     assert labels(sv.post_process(items, 0, 2)) == {True: 1, False: 1}
@@ -236,17 +227,6 @@ def test_generation_alone_is_what_plain_training_does(base, words):
     assert torch.equal(one.rollouts.completion_ids, two.rollouts.completion_ids)
     assert torch.equal(one.advantages, two.advantages)
     assert not [name for name in metrics if name.startswith("verification/")]
-
-
-def test_alternation_collects_for_five_steps_and_then_flushes(base, words):
-    source = batch_source(base, words, "verify-alter")
-    sizes = []
-    for step in range(5):
-        state = SimpleNamespace(global_step=step, max_steps=10, progress=step / 10)
-        batches, metrics = step_of(source, state, step)
-        sizes.append((len(batches), len(source.buffer)))
-    assert sizes == [(1, 1), (1, 2), (1, 3), (1, 4), (2, 0)]
-    assert metrics["verification/items"] == 8
 
 
 def test_verdicts_are_sampled_from_the_policy_that_learns_from_them(words, tmp_path, monkeypatch):

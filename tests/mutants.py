@@ -79,9 +79,9 @@ tests/test_objective.py::test_one_unscored_reward_leaves_siblings_alone
 group-constant: A constant is added to the rewards of one group, which centring hides from the \
 update.
 grpo_kit/training.py
-- advantages = _advantages(rewards_per_func, config)
+- advantages = self._compared(rewards_per_func, rewards, config)
 + rewards[:size] += 0.25
-+         advantages = _advantages(rewards_per_func, config)
++         advantages = self._compared(rewards_per_func, rewards, config)
 tests/test_training.py::test_the_reward_of_a_batch_is_the_weighted_sum_of_its_columns
 
 columns-out-of-step: Completions are scored by other prompts' answers: they stand prompt by \
@@ -122,15 +122,15 @@ tests/test_objective.py::test_growing_a_masked_row_changes_nothing[dapo-token]
 micro-batches-averaged: Losses of micro-batches are averaged, though each is already its share of \
 the whole.
 grpo_kit/training.py
-- if config.loss_type == "bnpo":  # local
-+ if True:  # local
+- if not self.parts_add_up:
++ if True:
 tests/test_training.py::test_micro_batches_make_the_same_update[dapo]
 
 old-logps-anew: Old log-probabilities are computed anew at every update, so that the ratio is \
 always 1.
 grpo_kit/training.py
-- part = objective.policy_loss(logps, **inputs,
-+ part = objective.policy_loss(logps, **inputs | {"old_logps": logps.detach()},
+- functions, logps, **inputs,
++ functions, logps, **inputs | {"old_logps": logps.detach()},
 tests/test_training.py::test_second_update_from_one_batch_has_a_ratio
 
 # sampling and scoring tokens

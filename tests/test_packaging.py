@@ -72,14 +72,6 @@ def test_the_installed_wheel_trains_the_shipped_base_from_another_folder(wheel, 
         assert Path(place).is_relative_to(site), f"{place} is not from the wheel"
 
 
-def test_the_readme_activates_the_environment_before_it_calls_the_command():
-    for name in ("README.md", "grpo_kit/README.md"):
-        text = (CHECKOUT / name).read_text()
-        made, activated = text.index("make venv"), text.index(". .venv/bin/activate")
-        assert made < activated < text.index("grpo-kit ")
-    assert "\nVENV ?= .venv\n" in (CHECKOUT / "Makefile").read_text()
-
-
 def test_constraints_pin_every_dependency_and_name_no_host():
     tomllib = pytest.importorskip("tomllib", reason="constraints.txt is for Python 3.11 and newer")
     text = (CHECKOUT / "constraints.txt").read_text()

@@ -89,14 +89,6 @@ def test_a_real_row_becomes_a_prompt_in_the_models_own_form(profile):
     assert ids.count(policy.tokenizer.convert_tokens_to_ids("<|im_start|>")) == 3
 
 
-def test_gold_solutions_in_the_asked_form_earn_all_and_survive_the_tokenizer(profile):
-    policy, rows = profile.load_policy(), profile.load_task().test.select(range(200))
-    texts = [f"<think>{row['solution']}</think><answer>{row['answer']}</answer>" for row in rows]
-    assert policy.decode([policy.tokenizer(text)["input_ids"] for text in texts]) == texts
-    assert accuracy_reward([], texts, [], answer=rows["answer"]) == [1.0] * 200
-    assert format_reward([], texts, []) == [0.1] * 200
-
-
 @pytest.fixture(params=["kit", "trl"])
 def trained(request, profile, tmp_path):
     """A policy with LoRA weights, after a step of either engine."""

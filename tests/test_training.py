@@ -136,27 +136,22 @@ def test_only_the_least_sure_tokens_are_learnt_from(new_policy):
     assert stats["grad_norm"] == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_masked_importance_weight_leaves_its_token_out_of_the_update(new_policy):
-    def unlikely(batch):
-        batch.rollouts.logps.sub_(math.log(3))  # pi_train / pi_rollout is 3 everywhere
+def test_importance_weights_of_the_sampler_reach_the_update(new_policy):
+    """By the mode of the config; a token that no sampler scored weighs as any other."""
 
-    def norm(mode):
-        options = {"importance_sampling_cap": 2.0, "importance_sampling_mode": mode}
-        return grad_norm(new_policy(), unlikely, **options)
+    def sampled_with(offset):
+        def change(batch):
+            batch.rollouts.logps.sub_(offset)
 
-    assert norm("token_mask") == 0 < norm("token_truncate")
+        return change
 
+    def norm(offset, mode="token_truncate", cap=2.0):
+        options = {"importance_sampling_cap": cap, "importance_sampling_mode": mode}
+        return grad_norm(new_policy(), sampled_with(offset), **options)
 
-def test_a_token_that_no_sampler_scored_weighs_as_any_other(new_policy):
-    def elsewhere(batch):
-        batch.rollouts.logps.fill_(math.nan)  # as `Rollouts.given` has them
-
-    plain = grad_norm(new_policy())
-    assert grad_norm(new_policy(), elsewhere, importance_sampling_cap=2.0) == plain
-    policy, config = new_policy(), configure(importance_sampling_cap=2.0)
-    batch = batch_of(policy, config)
-    elsewhere(batch)
-    assert "sampling/sampling_logp_difference/mean" not in Learner(policy, config).update(batch)
+    likelier = math.log(3)  # pi_train / pi_rollout is 3 everywhere
+    assert norm(likelier, "token_mask") == 0 < norm(likelier)
+    assert norm(math.nan) == grad_norm(new_policy())  # `Rollouts.given` has NaN
 
 
 def test_a_dual_clip_acts_from_the_second_update_on(new_policy):
@@ -168,19 +163,8 @@ def test_a_dual_clip_acts_from_the_second_update_on(new_policy):
     assert norm(2, 1.02) != pytest.approx(norm(2, None), rel=0.01)
 
 
-@pytest.mark.parametrize("finished", [False, True])
-def test_completions_cut_off_at_the_limit_can_be_left_out(policy, finished):
-    def finish(batch):
-        assert not batch.rollouts.finished.any()
-        batch.rollouts.finished[:] = finished
-
-    before = weights_of(policy)
-    norm = grad_norm(policy, finish, max_completion_length=4, mask_truncated_completions=True)
-    assert (norm > 0) == finished == (not torch.equal(before, weights_of(policy)))
-
-
 def test_what_is_left_out_is_not_in_the_divisor_either(new_policy):
-    """The gradient stays what it is when a completion that is left out gets shorter."""
+    """The gradient is the same when completions that were cut off, and left out, get shorter."""
 
     def norm_with(length):
         def cut(batch):
@@ -201,12 +185,16 @@ def test_groups_without_spread_change_nothing(policy, tmp_path):
     assert run.history[-1]["grad_norm"] == 0.0
 
 
-def test_the_reward_of_a_batch_is_the_weighted_sum_of_its_columns(policy):
-    batch = batch_of(policy, configure(reward_weights=(0.5,)))
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_the_reward_of_a_batch_is_the_weighted_sum_of_its_columns(policy, baseline):
+    """And is compared with what the config says."""
+    config = configure(reward_weights=(0.5,), baseline=baseline)
+    batch = batch_of(policy, config)
     rewards = batch.rewards_per_func
     assert batch.rewards.tolist() == pytest.approx((0.5 * rewards[:, 0]).tolist())
     assert batch.metrics()["reward"] == pytest.approx(0.5 * rewards.mean().item())
-    assert rewards.max() > rewards.min()
+    expected = objective.group_advantages(batch.rewards, config.num_generations, baseline=baseline)
+    assert torch.equal(batch.advantages, expected) and batch.advantages.any()
 
 
 def test_second_update_from_one_batch_has_a_ratio(policy, monkeypatch):
@@ -218,14 +206,6 @@ def test_second_update_from_one_batch_has_a_ratio(policy, monkeypatch):
     torch.testing.assert_close(second["old_logps"], first["logps"])
     assert not torch.allclose(second["old_logps"], second["logps"], atol=0.1)
     assert stats["clip_ratio/region_mean"] > 0, "the second should meet the clip"
-
-
-@pytest.mark.parametrize("baseline", BASELINES)
-def test_the_config_says_what_a_reward_is_compared_with(policy, baseline):
-    config = configure(baseline=baseline)
-    batch = batch_of(policy, config)
-    expected = objective.group_advantages(batch.rewards, config.num_generations, baseline=baseline)
-    assert torch.equal(batch.advantages, expected) and batch.advantages.any()
 
 
 def test_float16_arithmetic_scales_the_loss_and_learns_the_same(new_policy, tmp_path, monkeypatch):
@@ -264,30 +244,19 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one(new_policy, tmp_path, k
 
 
 def test_fewer_problems_are_asked_between_the_ends_of_a_run(policy, tmp_path):
+    """What is measured of a policy is logged beside, whatever kind of number it is."""
     config = configure(max_steps=2, eval_steps=1, eval_prompts=3, eval_prompts_between=1)
-    run = train(policy, TASK, [even_ids], config, output_dir=tmp_path, seed=0)
+    numbers = {"a": np.float32(0.5), "b": torch.tensor(2)}
+    run = train(
+        policy, TASK, [even_ids], config, output_dir=tmp_path, seed=0, measure=lambda _: numbers
+    )
+    assert [row["a"] + row["b"] for row in logged(tmp_path)] == [2.5] * 3
     assert [row["eval/n"] for row in run.history] == [3, 1, 3]
     assert [row.get("between/n") for row in run.history] == [1, None, 1]
     steps, lengths = run.series("eval/mean_length")  # of the first problem, at the ends too
     assert steps == [0, 1, 2] and lengths[::2] == [
         r["between/mean_length"] for r in run.history[::2]
     ]
-
-
-def test_the_first_problems_of_an_evaluation_are_those_between(policy):
-    """With as many samples and the same numbers drawn for them."""
-    config = configure(eval_prompts=2, eval_prompts_between=1)
-    whole = evaluate(policy, TASK.test, config, correct=even_ids)
-    alone = evaluate(policy, TASK.test.select([0]), config, correct=even_ids)
-    greedy = {k.replace("eval/", ""): v for k, v in alone.items()}
-    assert whole["between/greedy"] == greedy["greedy"] and whole["between/n"] == 1
-
-
-def test_numbers_of_numpy_and_torch_are_measured_and_logged(policy, tmp_path):
-    numbers = {"a": np.float32(0.5), "b": torch.tensor(2)}
-    options = {"output_dir": tmp_path, "seed": 0, "measure": lambda policy: numbers}
-    train(policy, TASK, [even_ids], configure(max_steps=1), **options)
-    assert [row["a"] + row["b"] for row in logged(tmp_path)] == [2.5, 2.5]
 
 
 def test_the_prompts_come_once_an_epoch_in_changing_order(policy):
@@ -347,61 +316,44 @@ def test_every_completion_meets_the_columns_of_its_own_prompt(policy, monkeypatc
         assert batch.metrics()["frac_reward_zero_std"] == 0 and len(seen) > len(batch.rewards)
 
 
-def test_a_group_of_equal_sums_has_spread_where_each_reward_is_normalised(policy):
-    """1 x 1 + 2 x 0 and 1 x 0 + 2 x 0.5: normalised first, the second weighs twice."""
+def by_turns(name, even, odd):
+    """A reward of this name that gives one and the other value by turns."""
 
-    def first(completion_ids, **columns):
-        return [float(i % 2) for i in range(len(completion_ids))]
+    def reward(completions, **columns):
+        return [odd if i % 2 else even for i in range(len(completions))]
 
-    def second(completion_ids, **columns):
-        return [0.5 - 0.5 * (i % 2) for i in range(len(completion_ids))]
-
-    each = {"multi_objective_aggregation": "normalize_then_sum"}
-    for changes, sampled_again in (({}, True), (each, False)):
-        config = configure(dynamic_sampling_rounds=1, reward_weights=(1, 2), **changes)
-        batch = batch_of(policy, config, first, second)
-        assert (batch.generated_tokens > int(batch.rollouts.mask.sum())) == sampled_again
-        assert batch.advantages.any() != sampled_again
+    reward.__name__ = name
+    return reward
 
 
-def test_a_group_without_spread_is_sampled_again_whatever_it_is_compared_with(policy):
-    def by_prompt(completions, **columns):
-        return [float(i // 4 % 2) for i in range(len(completions))]
-
-    for baseline in BASELINES:
-        batch = batch_of(policy, configure(dynamic_sampling_rounds=1, baseline=baseline), by_prompt)
-        assert batch.generated_tokens > int(batch.rollouts.mask.sum())
-
-
-def test_dynamic_sampling_counts_a_group_by_its_accuracy(policy):
-    """DAPO's rule is 0 < number right < G: formats that differ do not keep an all-wrong group."""
-
-    def accuracy(completions, **columns):
-        return [0.0] * len(completions)
-
-    def format_reward(completions, **columns):
-        return [0.1 * (i % 2) for i in range(len(completions))]
-
-    accuracy.__name__ = "accuracy_reward"
-    for metric, sampled_again in ((None, True), ("accuracy_reward", True), ("reward", False)):
-        config = configure(dynamic_sampling_rounds=1, dynamic_sampling_metric=metric)
-        batch = batch_of(policy, config, accuracy, format_reward)
-        assert (batch.generated_tokens > int(batch.rollouts.mask.sum())) == sampled_again
-    with pytest.raises(ValueError, match="metric is 'acc'; choose one of 'even_ids', 'reward', No"):
-        batch_of(policy, configure(dynamic_sampling_metric="acc"))
+ALL_WRONG = by_turns("accuracy_reward", 0.0, 0.0), by_turns("format_reward", 0.0, 0.1)
+EQUAL_SUMS = by_turns("first", 0.0, 1.0), by_turns("second", 0.5, 0.0)  # 1 x 1 = 2 x 0.5
 
 
 @pytest.mark.parametrize(
-    ("rewards", "message"),
+    ("rewards", "changes", "sampled_again"),
     [
-        (even_ids, "`rewards` is one function, not a list"),
-        ([lambda **columns: 1 / 0], r"raised ZeroDivisionError.*at step 1; there is no checkpoint"),
-        ([lambda completions: [0.0] * len(completions)], r"lacks the argument \*\*columns"),
+        (ALL_WRONG, {}, True),
+        (ALL_WRONG, {"dynamic_sampling_metric": "accuracy_reward"}, True),
+        (ALL_WRONG, {"dynamic_sampling_metric": "reward"}, False),
+        (EQUAL_SUMS, {}, True),
+        (EQUAL_SUMS, {"multi_objective_aggregation": "normalize_then_sum"}, False),
     ],
 )
-def test_misuse_of_rewards_ends_in_a_sentence(policy, tmp_path, rewards, message):
-    with pytest.raises((TypeError, RuntimeError), match=message):
-        train(policy, TASK, rewards, CONFIG, output_dir=tmp_path, seed=0)
+def test_a_group_whose_metric_has_no_spread_is_sampled_again(
+    policy, rewards, changes, sampled_again
+):
+    """DAPO's rule is 0 < number right < G: formats that differ do not keep an all-wrong group."""
+    config = configure(dynamic_sampling_rounds=1, reward_weights=(1, 2), **changes)
+    batch = batch_of(policy, config, *rewards)
+    assert (batch.generated_tokens > int(batch.rollouts.mask.sum())) == sampled_again
+
+
+def test_a_reward_that_raises_ends_the_run_in_a_sentence(policy, tmp_path):
+    message = r"raised ZeroDivisionError.*at step 1; there is no checkpoint"
+    with pytest.raises(RuntimeError, match=message):
+        broken = [lambda **columns: 1 / 0]
+        train(policy, TASK, broken, CONFIG, output_dir=tmp_path, seed=0)
 
 
 def test_a_task_without_answers_is_trained_and_says_what_is_not_measured(policy, tmp_path):
@@ -439,27 +391,20 @@ def test_a_part_is_judged_while_the_next_is_sampled(policy, monkeypatch):
     assert len({last for last, _ in expected}) > 1, "or their order would not matter"
 
 
-def test_what_a_reward_logs_is_in_the_history(policy, tmp_path):
+def test_what_a_reward_logs_is_in_the_history_and_replaces_nothing(policy, tmp_path):
     """TRL's `log_metric`: the mean of a step's values, beside the built-in metrics."""
 
-    def telling(completion_ids, trainer_state, log_metric, **columns):
+    def telling(completions, trainer_state, log_metric, **columns):
         log_metric("telling/step", trainer_state.global_step)
         log_metric("telling/step", trainer_state.global_step + 1)
-        return [float(len(ids) % 2) for ids in completion_ids]
-
-    run = train(policy, TASK, [telling], configure(max_steps=2), output_dir=tmp_path, seed=0)
-    assert run.series("telling/step") == ([1, 2], [0.5, 1.5])
-
-
-def test_what_a_reward_logs_does_not_replace_what_a_run_counts(policy, tmp_path):
-    def careless(completions, log_metric, **columns):
         for name in ("step", "num_generated_tokens", "reward", "loss"):
             log_metric(name, 99.0)
         return [float(i % 2) for i in range(len(completions))]
 
-    run = train(policy, TASK, [careless], CONFIG, output_dir=tmp_path, seed=0)
-    assert [row["step"] for row in run.history] == [0, 1, 2, 3]
-    assert all(row["reward"] == 0.5 and row["loss"] != 99 for row in run.history[1:])
+    run = train(policy, TASK, [telling], configure(max_steps=2), output_dir=tmp_path, seed=0)
+    assert run.series("telling/step") == ([1, 2], [0.5, 1.5])
+    assert run.series("reward") == ([1, 2], [0.5, 0.5])
+    assert all(row["loss"] != 99 for row in run.history[1:])
 
 
 def test_steps_in_a_row_without_any_score_stop_the_run(policy, tmp_path):
@@ -503,6 +448,7 @@ PLAIN = Task("plain", Dataset.from_dict({"prompt": ["1 + 1?"], "answer": ["2"]})
         (GOLD, {}, "'gold' have the column 'completions', which rewards get.*; rename it"),
         (PLAIN, {}, "'plain' have no column 'prompt' of messages; give each row .*role"),
         (TASK, {"reward_weights": (1, 2)}, "reward_weights has 2 values for 1 rewards"),
+        (TASK, {"dynamic_sampling_metric": "acc"}, "metric is 'acc'; choose one of 'accuracy_re"),
         (TASK, {"max_completion_length": 510}, "exceeds the model's context of 512"),
         (TOO_LONG, {"eval_on_start": False}, "test prompt 0 .* exceeds the model's context"),
     ],
@@ -524,6 +470,9 @@ def test_pass_at_k_is_the_share_of_k_subsets_with_a_right_one(n, correct, k, exp
 def test_evaluation_counts_what_the_reward_calls_right_and_is_repeatable(policy):
     first, again = (evaluate(policy, TASK.test, CONFIG, seed=3) for _ in range(2))
     assert first == again and first["eval/n"] == 2
+    between = evaluate(policy, TASK.test, configure(eval_prompts_between=1), seed=3)
+    alone = evaluate(policy, TASK.test.select([0]), CONFIG, seed=3)
+    assert between["between/mean_length"] == alone["eval/mean_length"]
     all_right = {"correct": lambda prompts, **columns: [1.0] * len(prompts)}
     result = evaluate(policy, TASK.test, CONFIG, **all_right)
     assert result["eval/greedy"] == result["eval/pass@1"] == result["eval/pass@2"] == 1.0

@@ -157,7 +157,7 @@ padding-shifts-positions: Padding on the left shifts the positions of a prompt's
 grpo_kit/generation.py
 - positions = (attention.cumsum(dim=1) - 1).clamp(min=0)
 + positions = torch.arange(attention.shape[1], device=attention.device).expand_as(attention)
-tests/test_generation.py::test_each_family_samples_as_its_rows_alone_would[gpt2]
+tests/test_decoder.py::test_each_family_samples_as_its_rows_alone_would[gpt2]
 
 logps-shifted: Log-probabilities are off by one: each position is scored with the token before its \
 own.

@@ -5,8 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -168,27 +166,24 @@ def test_the_module_is_the_command_and_debug_shows_the_traceback(debug):
 
 
 @pytest.fixture
-def executed(tmp_path, monkeypatch):
-    """`reproduce` in a folder with two notebooks that take no time, and what reached them."""
-    seen = SimpleNamespace(calls=[], error="", rows=[], problems=[], reports=[])
-
-    def execute(paths, output, profile, parameters, jobs):
-        assert 1 <= jobs <= 2
-        seen.calls.append(([path.name for path in paths], str(output), profile, parameters))
-        return [runner.Result(path.stem, 2.0, seen.error) for path in paths]
-
-    def write_report(output, notebooks, problems):
-        seen.reports.append((list(notebooks), problems))
-        return Path(output) / "report.md"
-
-    monkeypatch.setattr(runner, "execute", execute)
-    monkeypatch.setattr(bands, "compare", lambda *given: (seen.rows, list(seen.problems)))
-    monkeypatch.setattr(report, "write_report", write_report)
+def reproduce(tmp_path, monkeypatch):
+    """Call `reproduce` in a folder of two notebooks that take no time; output and executions."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notebooks").mkdir()
     for name in ("00_a.ipynb", "01_b.ipynb"):
         (tmp_path / "notebooks" / name).touch()
-    return seen
+
+    def call(*options, error="", rows=(), problems=()):
+        def results(paths, *arguments, **options):
+            return [runner.Result(path.stem, 2.0, error) for path in paths]
+
+        execute = Mock(side_effect=results)
+        monkeypatch.setattr(runner, "execute", execute)
+        monkeypatch.setattr(bands, "compare", lambda *given: (list(rows), list(problems)))
+        monkeypatch.setattr(report, "write_report", Mock(return_value="report.md"))
+        return invoke("reproduce", "--output", "out", *options), execute.call_args
+
+    return call
 
 
 @pytest.mark.parametrize(
@@ -201,26 +196,25 @@ def executed(tmp_path, monkeypatch):
         ("", 0.9, ["a file was edited"], 1),
     ],
 )
-def test_reproduce_fails_with_a_notebook_or_a_number(error, here, problems, code, executed):
+def test_reproduce_fails_with_a_notebook_or_a_number(error, here, problems, code, reproduce):
     """The number is outside its band, missing, or could not be compared."""
     row = bands.Row("01_b", "pass@1", reported=0.9, low=0.8, high=1.0, here=here)
-    executed.error, executed.rows, executed.problems = error, [row], problems
-    done = invoke("reproduce", "01", "--profile", "smoke", "--output", "out")
+    given = {"error": error, "rows": [row], "problems": problems}
+    done, executed = reproduce("01", "--profile", "smoke", **given)
     assert done.exit_code == code, done.output
-    assert executed.calls == [(["01_b.ipynb"], "out", "smoke", None)]
-    failures = ["notebook 01_b failed: cell [3] broke"] if error else []
-    assert executed.reports == [([row], problems + failures)]
+    assert [path.name for path in executed.args[0]] == ["01_b.ipynb"]
+    reported = report.write_report.call_args.kwargs["problems"]
+    assert reported == problems + [f"notebook 01_b failed: {error}"] * bool(error)
     assert "report.md" in done.output and ("outside: 01_b" in done.output) == (here != 0.9)
-    assert all(problem in done.output for problem in problems)
 
 
-def test_reproduce_with_a_seed_injects_it_and_stores_what_was_asked_for(executed, monkeypatch):
-    stored = []
-    monkeypatch.setattr(bands, "store", lambda *given: stored.append(given) or [Path("a.json")])
-    done = invoke("reproduce", "--seed", 3, "--store", "--output", "out")
+def test_reproduce_with_a_seed_injects_it_and_stores_what_was_asked_for(reproduce, monkeypatch):
+    stored = Mock(return_value=["a.json"])
+    monkeypatch.setattr(bands, "store", stored)
+    done, executed = reproduce("--seed", 3, "--store")
     assert done.exit_code == 0, done.output
-    assert executed.calls[0][2:] == ("tiny", {"SEED": 3})
-    assert stored[0][1] == {"00_a": 2.0, "01_b": 2.0} and "stored a.json" in done.output
+    assert executed.args[2] == "tiny" and executed.kwargs["parameters"] == {"SEED": 3}
+    assert stored.call_args.args[1] == {"00_a": 2.0, "01_b": 2.0} and "stored a.json" in done.output
 
 
 def test_pretrain_writes_a_base_and_its_card(tmp_path, monkeypatch):

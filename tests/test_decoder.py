@@ -1,13 +1,14 @@
-"""The decoder written out computes what transformers does, for each family that it reads."""
+"""Each family's rows in a batch are what they would be alone, by our decoder or transformers'."""
 
 from functools import partial
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from toy import plain_logps
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from grpo_kit import generation, models
+from grpo_kit import models
 from grpo_kit.decoder import can_read
 from grpo_kit.generation import completion_logps, generate
 from grpo_kit.models import faster_in_bfloat16
@@ -15,78 +16,83 @@ from grpo_kit.profiles import PROFILES
 
 SIZES = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 40, "max_position_embeddings": 64,
+    "num_key_value_heads": 2, "vocab_size": 80, "max_position_embeddings": 64, "pad_token_id": 0,
 }  # fmt: skip
 ROPE = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 32}  # fmt: skip
-KINDS = {
+SLIDING = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}
+OURS = {
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": False}),
     "llama": ("llama", {"num_key_value_heads": 4}),
     "llama3": ("llama", {"rope_parameters": ROPE}),
-    "pad": ("llama", {"pad_token_id": 4, "tie_word_embeddings": True}),  # it stands in a prompt
+    "pad": ("llama", {"pad_token_id": 7, "tie_word_embeddings": True}),  # it stands in a prompt
 }
-PROMPTS = [[3, 4, 5], [6, 7, 8, 9, 10, 11], [12]]
+THEIRS = {
+    "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
+    "gpt_neox": ("gpt_neox", {"num_key_value_heads": 4}),
+    "gemma": ("gemma", {"head_dim": 8}),
+    "mistral": ("mistral", SLIDING),
+    "olmo2": ("olmo2", {}),
+    "phi3": ("phi3", {}),
+    "sliding qwen2": ("qwen2", SLIDING),
+}
+PROMPTS = [[7, 8, 9], [10, 11, 12, 13, 14, 15], [20]]
 
 
 def make(name: str, **changes):
-    kind, options = KINDS[name]
+    kind, options = (OURS | THEIRS)[name]
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **(SIZES | options | changes))
     model = AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():  # norms and biases too, or some would do nothing
-        torch.nn.init.normal_(parameter, std=0.3)
+        torch.nn.init.normal_(parameter, std=0.2)
     return model.eval()
 
 
-def sampled(model, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    options = {"max_new_tokens": 12, "eos_token_ids": [1, 2], "pad_token_id": 0}
-    return generate(model, PROMPTS, [4, 1, 3], generator=generator, **options)
-
-
-@pytest.fixture(params=KINDS)
-def model(request):
-    return make(request.param)
-
-
-def scores(model, rollouts):
-    """Log-probabilities, entropies, and the gradient of a mixture of the former."""
+def gradients(model, score) -> dict:
     model.zero_grad()
-    logps, entropies = completion_logps(model, rollouts, temperature=0.7, pad_token_id=0)
-    (logps * torch.linspace(-1, 1, logps.numel()).view_as(logps)).sum().backward()
-    gradients = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
-    return logps.detach(), entropies, gradients
+    score.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-def test_samples_and_scores_are_those_of_transformers(model, monkeypatch):
-    assert can_read(model)
-    ours = sampled(model)
-    assert 1 < int(ours.lengths.min()) + 1 < int(ours.lengths.max()) + 1, "rows leave one by one"
-    logps, entropies, gradients = scores(model, ours)
-    monkeypatch.setattr(generation, "can_read", lambda model: False)
-    theirs = sampled(model)
-    assert torch.equal(ours.completion_ids, theirs.completion_ids)
-    close = partial(torch.testing.assert_close, rtol=0, atol=1e-4)
-    close((ours.logps, ours.entropies), (theirs.logps, theirs.entropies))
-    *expected_scores, expected_gradients = scores(model, ours)
-    close([logps, entropies], expected_scores)
-    close(gradients, expected_gradients, rtol=1e-3, atol=1e-3)
+@pytest.mark.parametrize("family", OURS | THEIRS)
+def test_each_family_samples_as_its_rows_alone_would(family):
+    """Left padding and the rows that leave the batch shift nothing, wherever positions come in."""
+    model = make(family)
+    assert can_read(model) == (family in OURS)
+    options = {"max_new_tokens": 12, "eos_token_ids": range(1, 5), "pad_token_id": 7}
+    options["generator"] = torch.Generator().manual_seed(0)
+    together = generate(model, PROMPTS, 6, greedy_first=True, **options)
+    assert len(set(together.lengths.tolist())) > 3
+    logps, entropies = completion_logps(model, together, pad_token_id=7)
+    close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
+    close((logps, entropies), (together.logps, together.entropies))
+    weights, plain = torch.linspace(-1, 1, logps.numel()).view_as(logps), 0.0
+    for i, row in enumerate(together.completion_lists()):
+        prompt = PROMPTS[i // 6]
+        alone = plain_logps(model, prompt, row)
+        close(logps[i, : len(row)], alone)
+        plain = plain + (alone * weights[i, : len(row)]).sum()
+        if i % 6 == 0:
+            ids = torch.tensor([prompt])
+            theirs = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False,
+                eos_token_id=[1, 2, 3, 4], pad_token_id=7,
+            )  # fmt: skip
+            assert row == theirs[0, len(prompt) :].tolist()
+    expected = gradients(model, plain)
+    close(gradients(model, (logps * weights).sum()), expected, atol=1e-3, rtol=1e-3)
 
 
 def test_what_it_does_not_know_is_left_to_transformers(monkeypatch):
-    sliding = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     for name, changes in (
-        ("qwen2", sliding),
         ("qwen2", {"hidden_act": "gelu"}),
         ("llama", {"rope_parameters": dynamic}),
         ("llama", {"attention_bias": True}),
     ):
         assert not can_read(make(name, **changes)), changes
-    other = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 40, "n_positions": 64}
-    gpt2 = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **other)).eval()
-    assert not can_read(gpt2) and sampled(gpt2).lengths.min() > 0
     for target in ("q_proj", "down_proj", "lm_head", "embed_tokens"):
         adapted = get_peft_model(make("llama"), LoraConfig(r=2, target_modules=[target]))
         assert not can_read(adapted), target

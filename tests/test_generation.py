@@ -1,6 +1,5 @@
 """The sampler against single rows, and the scorer against a plain log-softmax."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy import plain_logps
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_kit import decoder, generation
 from grpo_kit.generation import Rollouts, completion_logps, generate
@@ -82,50 +80,6 @@ def test_sampling_follows_the_distribution(policy):
     likely = expected > 0.02
     error = (expected * (1 - expected) / n).sqrt()
     assert likely.any() and ((counts - expected).abs() < 5 * error)[likely].all()
-
-
-SIZES = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 80, "max_position_embeddings": 64, "pad_token_id": 0,
-}  # fmt: skip
-SLIDING = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}
-FAMILIES = {
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 80, "n_positions": 64},
-    "gpt_neox": {**SIZES, "num_key_value_heads": 4},
-    "gemma": {**SIZES, "head_dim": 8},
-    "mistral": {**SIZES, **SLIDING},
-    "olmo2": SIZES,
-    "phi3": SIZES,
-    "qwen2": {**SIZES, **SLIDING},
-}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_each_family_samples_as_its_rows_alone_would(family):
-    """Left padding and the rows that leave the batch shift nothing, wherever positions come in."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **FAMILIES[family]))
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    assert not decoder.can_read(model.eval())
-    options = {"max_new_tokens": 12, "eos_token_ids": range(1, 5), "pad_token_id": 7}
-    options["generator"] = torch.Generator().manual_seed(0)
-    together = generate(model, PROMPTS, 6, greedy_first=True, **options)
-    assert len(set(together.lengths.tolist())) > 3
-    with torch.no_grad():
-        logps, entropies = completion_logps(model, together, pad_token_id=7)
-    close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
-    close((logps, entropies), (together.logps, together.entropies))
-    for i, row in enumerate(together.completion_lists()):
-        prompt = PROMPTS[i // 6]
-        close(logps[i, : len(row)], plain_logps(model, prompt, row))
-        if i % 6 == 0:
-            ids = torch.tensor([prompt])
-            theirs = model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False,
-                eos_token_id=[1, 2, 3, 4], pad_token_id=7,
-            )  # fmt: skip
-            assert row == theirs[0, len(prompt) :].tolist()
 
 
 def test_select_and_concatenate_keep_rows_whole(policy):

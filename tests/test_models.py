@@ -93,12 +93,9 @@ def test_a_folder_that_cannot_be_used_says_why(saved_policy, own_tokenizer):
     refused("interrupted; delete that file and fetch it again")
 
 
-def test_a_folder_without_a_model_is_named(tmp_path):
+def test_what_is_no_model_is_named(tmp_path):
     with pytest.raises(RuntimeError, match="holds no model, it has no config.json: give a folder"):
         load_policy(tmp_path)
-
-
-def test_a_model_that_can_be_had_nowhere_says_how_to_get_it():
     with pytest.raises(RuntimeError, match="no local folder and the Hub cannot be reached"):
         load_policy("nobody/no-such-model")
 

@@ -133,18 +133,6 @@ def test_advantages_are_finite_centred_and_blind_to_an_offset(scale, groups, off
     torch.testing.assert_close(moved, got, rtol=1e-6, atol=1e-8)
 
 
-@of_each_scale
-@settings(max_examples=50)
-@given(st.lists(reward, min_size=2, max_size=6))
-def test_unscored_completions_might_as_well_not_be_there(scale, group):
-    rewards = torch.tensor(group, dtype=torch.float64)
-    rewards = rewards.abs() if scale == "mean" else rewards
-    scored = rewards[~rewards.isnan()]
-    if len(scored):
-        got = group_advantages(rewards, len(group), scale)[~rewards.isnan()]
-        torch.testing.assert_close(got, group_advantages(scored, len(scored), scale))
-
-
 def test_what_is_not_scored_by_one_reward_moves_no_sibling_where_each_is_normalised_first():
     scored = torch.tensor([[1.0, 0.2], [0.0, 0.4], [0.0, 0.1], [1.0, 0.5]])
     with_gap = torch.cat([torch.tensor([[1.0, NAN]]), scored])
@@ -177,30 +165,6 @@ def test_missing_old_logps_mean_the_first_update(loss_type):
         for old in (None, logps.detach(), logps)
     )
     assert torch.equal(absent, detached) and torch.equal(absent, attached) and absent.norm() > 0
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.05])
-@of_each_level
-@of_each_loss
-def test_micro_batches_add_up_to_the_batch(loss_type, level, beta):
-    # PITFALLS 10: micro-batches of 1, 2, 3 (uneven), and all 8.
-    batch, options = random_batch(), loss_options(loss_type, level, beta=beta)
-    whole = {"num_items_in_batch": batch["mask"].sum(), "num_sequences_in_batch": 8}
-
-    def grad(size):
-        parts = zip(*(values.split(size) for values in batch.values()), strict=True)
-        micro_batches = [dict(zip(batch, part, strict=True)) for part in parts]
-        losses = [policy_loss(**part, **options, **whole) for part in micro_batches]
-        return gradient(sum(losses), batch["logps"])
-
-    expected = gradient(policy_loss(**batch, **options), batch["logps"])
-    assert expected.norm() > 0
-    torch.testing.assert_close(grad(8), expected, rtol=1e-12, atol=1e-15)
-    for size in (1, 2, 3):
-        if loss_type == "bnpo":  # local by definition: the split matters
-            assert not torch.allclose(grad(size), expected)
-        else:
-            torch.testing.assert_close(grad(size), expected, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("garbage", [NAN, math.inf, -math.inf, 1e30])

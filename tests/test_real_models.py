@@ -1,5 +1,5 @@
 """The path of a real model, without the Hub: a small Qwen2 of random weights with a tokenizer and a
-chat template of its own, real GSM8K rows, LoRA; trained, saved, loaded, evaluated, served.
+chat template of its own, real GSM8K rows, LoRA; trained, saved, loaded, evaluated.
 """
 
 import dataclasses
@@ -7,14 +7,12 @@ import json
 
 import pytest
 import torch
-from openai import OpenAI
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from toy import even_ids  # random weights answer nothing right: a reward with spread
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner
 
 from grpo_kit import cli, training, trl_bridge
-from grpo_kit.generation import reply
 from grpo_kit.models import load_policy, save_policy
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward, format_reward
@@ -123,26 +121,6 @@ def test_only_lora_weights_are_trained_and_merged_ones_answer_the_same(trained, 
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert (theirs - before).abs().max() > 1e-4
     assert hasattr(trained.model, "disable_adapter"), "the policy itself stays as it is"
-
-
-@pytest.mark.slow
-def test_merged_weights_are_served(profile, served, tmp_path):
-    """What the server answers is what the weights say here, greedily."""
-    policy = profile.load_policy()
-    torch.manual_seed(1)
-    for name, p in policy.model.named_parameters():
-        if "lora_B" in name:
-            p.data.normal_(std=0.1)
-    folder = save_policy(policy, tmp_path / "merged")
-    question = [{"role": "user", "content": "What is 40 + 8?"}]
-    client = OpenAI(base_url=served, api_key="none")
-    response = client.chat.completions.create(
-        model=str(folder), messages=question, temperature=0.0, max_tokens=12
-    )
-    merged = load_policy(folder, dtype="bfloat16")
-    rollouts = reply(merged, [question], do_sample=False, max_new_tokens=12)
-    (text,) = merged.decode(rollouts.completion_lists())
-    assert response.choices[0].message.content.strip() == text.strip()
 
 
 def test_the_command_line_takes_a_local_folder_for_model_and_data(folder, gsm8k_folder, tmp_path):

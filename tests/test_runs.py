@@ -97,16 +97,11 @@ def test_a_full_disk_leaves_the_last_checkpoint_good_and_says_so(tmp_path):
 def damaged(path, how) -> None:
     content = bytearray(path.read_bytes())
     middle = len(content) // 2
-    if how == "zeroed":
-        content[middle - 200 : middle + 200] = bytes(400)
-    elif how == "flipped":
-        content[middle] ^= 1
-    else:
-        content = content[:middle] if how == "cut" else b""
-    path.write_bytes(content)
+    content[middle] ^= 1
+    path.write_bytes(content[:middle] if how == "cut" else content)
 
 
-@pytest.mark.parametrize("how", ["zeroed", "flipped", "cut", "empty"])
+@pytest.mark.parametrize("how", ["flipped", "cut"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(tmp_path, how):
     run = killed_after(tmp_path, 3)
     run.save_checkpoint(3, weights={"w": torch.arange(1000.0)})

@@ -56,9 +56,10 @@ def reader(monkeypatch):
     return made
 
 
-def test_it_is_converted_once(package, reader):
-    folder = smollm2.converted()
-    assert smollm2.converted() == folder and len(reader) == 1
+def test_two_processes_convert_it_once(package, reader):
+    with ThreadPoolExecutor(2) as pool:
+        folder, other = pool.map(lambda _: smollm2.converted(), "ab")
+    assert folder == other and len(reader) == 1
     config = json.loads((folder / "config.json").read_text())
     assert "quantization_config" not in config and config["dtype"] == "bfloat16"
 
@@ -71,12 +72,6 @@ def test_an_interrupted_conversion_is_done_again(package, reader, monkeypatch):
     folder = smollm2.converted()
     assert len(reader) == 2 and (folder / "model.safetensors").is_file()
     assert {path.suffix for path in smollm2.cache_dir().iterdir()} == {"", ".lock"}
-
-
-def test_two_processes_convert_once(package, reader):
-    with ThreadPoolExecutor(2) as pool:
-        one, other = pool.map(lambda _: smollm2.converted(), "ab")
-    assert one == other and len(reader) == 1
 
 
 def test_another_file_is_refused_by_its_hash(package, reader):

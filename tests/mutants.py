@@ -82,7 +82,7 @@ grpo_kit/training.py
 - advantages = self._compared(rewards_per_func, rewards, config)
 + rewards[:size] += 0.25
 +         advantages = self._compared(rewards_per_func, rewards, config)
-tests/test_training.py::test_the_reward_of_a_batch_is_the_weighted_sum_of_its_columns
+tests/test_training.py::test_the_reward_of_a_batch_is_the_weighted_sum_of_its_columns[group]
 
 columns-out-of-step: Completions are scored by other prompts' answers: they stand prompt by \
 prompt, the data's columns round by round.

@@ -1,4 +1,4 @@
-"""Look at one group of rollouts or episodes: an HTML view, coloured by advantage.
+"""Look at one group of rollouts or episodes: an HTML table, coloured by advantage.
 
 Self-contained HTML without scripts, so that it shows in JupyterLab, Colab, a rendered page and a
 file. Whatever a policy writes is escaped: it is text, never markup.
@@ -11,7 +11,7 @@ from grpo_kit.flow import Episode, Step
 from grpo_kit.rewards import question_text
 from grpo_kit.visible import shortened, visible
 
-CELL = "padding:2px 8px;vertical-align:top;"
+CELL = "padding:2px 8px;vertical-align:top;text-align:left"
 
 
 def group_html(prompt: str, tokens: Sequence, rewards: Sequence, advantages: Sequence) -> str:
@@ -20,44 +20,26 @@ def group_html(prompt: str, tokens: Sequence, rewards: Sequence, advantages: Seq
     A reward of None was not scored. Blue is an advantage above 0, orange one below, deeper where
     larger. Raises ValueError if the lists do not have the same lengths.
     """
-    group = zip(tokens, rewards, advantages, _colours(advantages), strict=True)
-    rows = []
-    for texts, reward, advantage, colour in sorted(group, key=lambda row: -row[2]):
-        earned = "not scored" if reward is None else f"{reward:.2f}"
-        text = "".join(map(_visible, texts))
-        rows.append(
-            f'<tr><td style="{CELL}text-align:right">{earned}</td>'
-            f'<td style="{CELL}text-align:right">{advantage:+.2f}</td>'
-            f'<td style="{CELL}text-align:left;font-family:monospace">'
-            f'<span style="background:{colour}">{text}</span></td></tr>'
-        )
-    body = _row(["reward", "advantage", "completion"], "th") + "".join(rows)
-    return _titled(prompt, f'<table style="border-collapse:collapse">{body}</table>')
+    texts = [f"<code>{''.join(map(_visible, texts))}</code>" for texts in tokens]
+    return _table(prompt, "completion", texts, rewards, advantages)
 
 
 def episodes_html(
     question: str, episodes: Sequence, endings: Sequence, rewards: Sequence, advantages: Sequence
 ) -> str:
-    """A question and its G episodes, each to be opened: a row a turn, coloured by the advantage.
+    """A question and its G episodes, best first; a click opens the turns of one, a row a turn.
 
     An episode is a list of turns, each a dict of column -> text; an ending says what came out and
     why. Opening works without a script. Raises ValueError if the lists differ in length.
     """
-    group = zip(episodes, endings, rewards, advantages, _colours(advantages), strict=True)
-    blocks = []
-    for i, (turns, ending, reward, advantage, colour) in enumerate(group, 1):
-        head = _row(turns[0] if turns else [], "th")
-        rows = "".join(_row(turn.values(), "td") for turn in turns)
-        blocks.append(
-            f'<details style="margin:2px 0"{" open" if i == 1 else ""}>'
-            f'<summary style="background:{colour};padding:2px 8px">episode {i}: '
-            f"{len(turns)} turn{'s' * (len(turns) != 1)}, {_reward_text(reward)}, "
-            f"advantage {advantage:+.2f}</summary>"
-            f'<table style="border-collapse:collapse;border-left:6px solid {colour}">'
-            f"{head}{rows}</table>"
-            f'<div style="{CELL}border-left:6px solid {colour}">{_visible(ending)}</div></details>'
-        )
-    return _titled(question, "".join(blocks))
+    texts = []
+    for turns, ending in zip(episodes, endings, strict=True):
+        rows = [_row(map(_visible, turns[0]), "th")] if turns else []
+        rows += [_row(map(_visible, turn.values()), "td") for turn in turns]
+        summary = f"{len(turns)} turn{'s' * (len(turns) != 1)}, {_visible(ending)}"
+        opened = f"<table>{''.join(rows)}</table>"
+        texts.append(f"<details><summary>{summary}</summary>{opened}</details>")
+    return _table(question, "episode", texts, rewards, advantages)
 
 
 def episode_view(episodes: Sequence[Episode], advantages: Sequence[float]) -> dict:
@@ -76,26 +58,27 @@ def episode_view(episodes: Sequence[Episode], advantages: Sequence[float]) -> di
     }
 
 
-def _colours(advantages: Sequence) -> list[str]:
-    """A colour for each of the advantages, readable on light and dark pages."""
+def _table(
+    title: str, kind: str, texts: Sequence[str], rewards: Sequence, advantages: Sequence
+) -> str:
+    """A row for each of a group's texts, which are HTML."""
     largest = max(map(abs, advantages), default=0.0) or 1.0
-    return [
-        f"rgba({'0,114,178' if a > 0 else '213,94,0'},{abs(a) / largest * 0.6:.2f})"
-        for a in advantages
-    ]
-
-
-def _row(texts: Iterable[str], tag: str) -> str:
-    cells = (f'<{tag} style="{CELL}text-align:left">{_visible(text)}</{tag}>' for text in texts)
-    return f"<tr>{''.join(cells)}</tr>"
-
-
-def _titled(title: str, body: str) -> str:
+    rows = [_row(["reward", "advantage", kind], "th")]
+    group = zip(texts, rewards, advantages, strict=True)
+    for text, reward, advantage in sorted(group, key=lambda row: -row[2]):
+        earned = "not scored" if reward is None else f"{reward:.2f}"
+        colour = "0,114,178" if advantage > 0 else "213,94,0"  # readable on light and dark pages
+        look = f"background:rgba({colour},{abs(advantage) / largest * 0.6:.2f})"
+        shown = f'<div style="{look}">{text}</div>'
+        rows.append(_row([earned, f"{advantage:+.2f}", shown], "td"))
+    body = f'<table style="border-collapse:collapse">{"".join(rows)}</table>'
     return f'<div style="overflow-x:auto"><p><b>{_visible(title)}</b></p>{body}</div>'
 
 
-def _reward_text(reward: float | None) -> str:
-    return "not scored" if reward is None else f"reward {reward:g}"
+def _row(cells: Iterable[str], tag: str) -> str:
+    look = CELL + ";white-space:nowrap" * (tag == "th")
+    row = "".join(f'<{tag} style="{look}">{cell}</{tag}>' for cell in cells)
+    return f"<tr>{row}</tr>"
 
 
 def _visible(text: str) -> str:

@@ -44,11 +44,9 @@ def test_completions_stand_best_first_with_reward_and_advantage_and_are_never_ma
 
 def test_episodes_open_one_by_one():
     turns = [[{"goal": "find <b>", "call": "lookup(a)"}], [{"goal": "x", "call": "y"}] * 2]
-    group = ("<b>q?", turns, ["<script>", "two"], [1.0, None], [0.7, -0.7])
-    page = episodes_html(*group)
-    assert page.count("<details") == 2 and page.count(" open>") == 1
+    page = episodes_html("<b>q?", turns, ["<script>", "two"], [1.0, None], [-0.7, 0.7])
     assert "&lt;b&gt;q?" in page and "find &lt;b&gt;" in page and "&lt;script&gt;" in page
-    assert "1 turn, reward 1, advantage +0.70" in page and "2 turns, not scored" in page
+    assert page.index(">2 turns, two</summary>") < page.index(">1 turn, &lt;script")
 
 
 @pytest.mark.parametrize("method", sorted(file.stem for file in PICTURES.iterdir()))

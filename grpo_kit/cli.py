@@ -361,9 +361,9 @@ def pretrain(
     output: Output = Path("runs/base"),
     seed: Seed = 0,
     steps: Steps = None,
-    problems: Annotated[int, Option(min=2, help="Test problems a skill of the tiny base.")] = 256,
+    problems: Annotated[int, Option(min=2, help="Test problems for the tiny base.")] = 256,
 ) -> None:
-    """Rebuild the tiny base and measure its skills, or rebuild a warm-up of SmolLM2."""
+    """Rebuild the tiny base and measure what it solves, or rebuild a warm-up of SmolLM2."""
     options = {"seed": seed} if steps is None else {"seed": seed, "steps": steps}
     if base == "smollm2":
         from grpo_kit.warm_up import warm_up
@@ -376,15 +376,13 @@ def pretrain(
         raise ValueError("--task is for a warm-up of SmolLM2: add --base smollm2, or leave it out.")
     from grpo_kit.models import load_policy
     from grpo_kit.tiny import pretrain as recipe
-    from grpo_kit.tiny.card import card_text, measure
+    from grpo_kit.tiny.card import measure
 
     recorded = recipe.pretrain(output, **options)
-    typer.echo("measuring the skills")
-    skills = measure(load_policy(output), n=problems)
-    card = {"warm_up": recorded, "skills": skills}
-    write_atomic(output / "card.json", json.dumps(card, indent=1))
-    write_atomic(output / "README.md", card_text(skills, recorded))
-    typer.echo(f"the model card is {output / 'README.md'}")
+    typer.echo("measuring what it solves")
+    card = {"warm_up": recorded, "solve": measure(load_policy(output), n=problems)}
+    write_atomic(output / "card.json", json.dumps(card, indent=1) + "\n")
+    typer.echo(f"the measurements are in {output / 'card.json'}")
 
 
 @app.command()

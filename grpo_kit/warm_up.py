@@ -23,7 +23,6 @@ from grpo_kit.generation import Rollouts
 from grpo_kit.models import Policy, load_policy
 from grpo_kit.paths import make_output_dir, write_atomic
 from grpo_kit.rewards import accuracy_reward
-from grpo_kit.tiny.card import TEMPLATES
 from grpo_kit.tiny.skills import sample_conversation
 from grpo_kit.training import Batch, PromptBatches, train
 
@@ -133,11 +132,4 @@ def warm_up(name: str, output_dir: str | Path, seed: int = 0, **changes: Any) ->
     model.peft_config["default"].base_model_name_or_path = smollm2.ON_HUB
     model.save_pretrained(folder, save_embedding_layers=False)  # else peft asks the Hub
     write_atomic(folder / "card.json", json.dumps(about, indent=1) + "\n")
-    write_atomic(folder / "README.md", card_text(about))  # in place of peft's
     return about
-
-
-def card_text(card: dict) -> str:
-    """The model card, Markdown, of a warm-up's `card.json`."""
-    about = {"version": smollm2.VERSION, "sha256": smollm2.SHA256}
-    return TEMPLATES.get_template("smollm2.md.j2").render(card, **about)

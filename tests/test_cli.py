@@ -225,7 +225,8 @@ def test_pretrain_writes_a_base_and_its_card(tmp_path, monkeypatch):
     options = ("--steps", 2, "--problems", 2, "--output", folder)
     done = invoke("pretrain", *options)
     assert done.exit_code == 0, done.output
-    assert "| solve | pass@1 |" in (folder / "README.md").read_text()
+    card = json.loads((folder / "card.json").read_text())
+    assert (card["warm_up"]["steps"], card["solve"]["n"]) == (2, 2)
     assert (folder / "model.safetensors").is_file()
 
 

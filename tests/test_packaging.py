@@ -51,7 +51,7 @@ def test_the_wheel_carries_the_data_and_the_package_and_no_tests(wheel):
         packaged = Path("grpo_kit/_data", path.relative_to(CHECKOUT / "data")).as_posix()
         assert packaged in names
     assert "grpo_kit/cli.py" in names and "grpo_kit/_data/claims.yaml" in names
-    assert "grpo_kit/course/templates/site.html.j2" in names
+    assert "grpo_kit/course/templates/replay.html.j2" in names
     assert not [name for name in names if name.startswith(("tests/", "data/", "notebooks/"))]
 
 

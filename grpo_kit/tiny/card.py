@@ -1,35 +1,20 @@
-"""Measure a tiny base on test problems, skill by skill, and render its model card.
+"""Sample a policy's replies and measure what a tiny base solves.
 
-Notebook 03 measures its judgements, notebook 06 whole episodes of Flow-GRPO.
+The shipped cards also hold measurements of the other skills. Notebook 03 measures its judgements,
+notebook 05 its P(Yes), notebook 06 whole episodes of Flow-GRPO.
 """
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
 import torch
-from jinja2 import Environment, PackageLoader
 
-from grpo_kit.flow.roles import read_action
 from grpo_kit.generation import reply
 from grpo_kit.models import Policy
-from grpo_kit.rewards import extract_answer, read_yes
-from grpo_kit.tiny import problems as P
-from grpo_kit.tiny import skills as S
-
-TEMPLATES = Environment(
-    loader=PackageLoader("grpo_kit.tiny"), trim_blocks=True, keep_trailing_newline=True
-)
-
-
-def by_style(styles: Iterable[str], right: Sequence[bool]) -> dict[str, dict[str, float]]:
-    """Of each style: its `share` of all texts and its `accuracy` when used."""
-    hits = defaultdict(list)
-    for style, hit in zip(styles, right, strict=True):
-        hits[style].append(hit)
-    by_share = sorted(hits.items(), key=lambda item: -len(item[1]))
-    return {s: {"share": len(h) / len(right), "accuracy": fmean(h)} for s, h in by_share}
+from grpo_kit.tiny import skills
+from grpo_kit.tiny.problems import solution_style
 
 
 def auc(scores: Sequence[float], labels: Sequence[bool]) -> float:
@@ -54,57 +39,26 @@ def texts_of(
     return policy.decode(rollouts.completion_lists())
 
 
-def _user(content: str) -> list[dict]:
-    return [{"role": "user", "content": content}]
-
-
 def measure(policy: Policy, *, n: int = 256, seed: int = 0) -> dict:
-    """The skills table, as nested plain dicts: `n` test problems a skill, at temperature 1."""
+    """Solve `n` test problems, eight times each at temperature 1: the scores, as plain dicts.
+
+    `by_style` has the share of all samples of each style, and its accuracy.
+    """
     rng = random.Random(f"card-{seed}")
     generator = torch.Generator().manual_seed(seed)
-    problems = [S.make_subject("solve", rng, "test") for _ in range(n)]
-    table: dict = {"n": n, "seed": seed}
-    table["solve"], texts, right = measure_solve(policy, problems, generator)
-
-    solved = [S.exchange(problems[i // 8].question, text) for i, text in enumerate(texts)]
-    readings = read_yes(policy, [[messages + _user(S.META_QUESTION)] for messages in solved])
-    table["meta"] = {"auc": auc([row[0].p_yes for row in readings], right)}
-
-    items = [S.verify_item(problem, rng) for problem in problems]
-    verdicts, scores = graded(policy, items, extract_answer, S.verify_style, generator)
-    table["verify"] = scores | {"yes_rate": fmean(verdict == "Yes" for verdict in verdicts)}
-
-    questions = [S.make_subject("plan", rng, "test") for _ in range(n)]
-    items = [S.plan_item(question, rng) for question in questions]
-    _, scores = graded(policy, items, lambda x: read_action(x).step, S.plan_style, generator)
-    table["plan"] = {"next_step": scores["accuracy"], "by_style": scores["by_style"]}
-    return table
-
-
-def measure_solve(policy, problems, generator) -> tuple[dict, list[str], list[bool]]:
-    """The scores in solving, with eight samples of each problem and which of these are right."""
-    requests = [_user(problem.question) for problem in problems]
-    answers = [problem.answer for problem in problems]
-    greedy = texts_of(policy, requests)
+    problems = [skills.make_subject("solve", rng, "test") for _ in range(n)]
+    requests = [[{"role": "user", "content": problem.question}] for problem in problems]
     sampled = texts_of(policy, requests, generator, num_generations=8, batch_size=16)
-    right = [S.is_right(answers[i // 8], text) for i, text in enumerate(sampled)]
-    table = {
-        "greedy": fmean(map(S.is_right, answers, greedy)),
+    right = [skills.is_right(problems[i // 8].answer, text) for i, text in enumerate(sampled)]
+    by_style = defaultdict(list)
+    for text, hit in zip(sampled, right, strict=True):
+        by_style[solution_style(text)].append(hit)
+    return {
+        "n": n,
         "pass@1": fmean(right),
         "pass@8": fmean(any(right[i : i + 8]) for i in range(0, len(right), 8)),
-        "by_style": by_style(map(P.solution_style, sampled), right),
+        "by_style": {
+            style: {"share": len(hits) / len(right), "accuracy": fmean(hits)}
+            for style, hits in by_style.items()
+        },
     }
-    return table, sampled, right
-
-
-def graded(policy, items, read: Callable, style_of: Callable, generator) -> tuple[list, dict]:
-    """The replies to (request, right reply) items, read by `read`, and the share that is right."""
-    texts = texts_of(policy, [[request] for request, _ in items], generator)
-    replies = [read(text) for text in texts]
-    right = [reply == gold for reply, (_, gold) in zip(replies, items, strict=True)]
-    return replies, {"accuracy": fmean(right), "by_style": by_style(map(style_of, texts), right)}
-
-
-def card_text(table: dict, warm_up: dict) -> str:
-    """The model card in Markdown: recipe and measured skills."""
-    return TEMPLATES.get_template("card.md.j2").render(warm_up, skills=table)

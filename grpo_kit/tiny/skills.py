@@ -103,12 +103,6 @@ def sample_verify(problem: Problem, rng: random.Random) -> list[dict]:
     return exchange(verify_prompt(problem.question, str(proposed)), reply)
 
 
-def verify_item(problem: Problem, rng: random.Random) -> tuple[dict, str]:
-    """A request to verify an answer, and the right verdict."""
-    request = sample_verify(problem, rng)[0]
-    return request, YES_NO[f"Proposed answer: {problem.answer}\n" in request["content"]]
-
-
 JUDGE_NOISE = 0.10  # chance that a score is off by one
 # How often "checked twice" is judged as perfect. Planted: else the best-judged style is a right one
 # and there is nothing to hack.
@@ -190,7 +184,7 @@ def sample_memory(question: ToolQuestion, rng: random.Random) -> Memory:
     return [(*step, question.run(*step)) for step in steps[:6]]
 
 
-def _plan_request(question: ToolQuestion, rng: random.Random) -> tuple[str, Memory, Step]:
+def plan_request(question: ToolQuestion, rng: random.Random) -> tuple[str, Memory, Step]:
     """A request to a planner, its memory and the right step; nobody plans where all is done."""
     memory = sample_memory(question, rng)
     memory = memory if question.next_step(memory) else []
@@ -199,15 +193,9 @@ def _plan_request(question: ToolQuestion, rng: random.Random) -> tuple[str, Memo
     return request, memory, question.next_step(memory)
 
 
-def plan_item(question: ToolQuestion, rng: random.Random) -> tuple[dict, tuple]:
-    """A request to a planner, and the right step as `Action.step` has it."""
-    request, _, step = _plan_request(question, rng)
-    return {"role": "user", "content": request}, step_text(step)
-
-
 def sample_plan(question: ToolQuestion, rng: random.Random) -> list[dict]:
     """The next step: careful (right), rash (any), or sloppy (right tool, other content)."""
-    request, memory, step = _plan_request(question, rng)
+    request, memory, step = plan_request(question, rng)
     style = draw(PLAN_SHARES, rng)
     if style == "careful":
         return exchange(request, plan_text(step, f"Careful: {progress_text(question, memory)}"))

@@ -125,22 +125,20 @@ def notebooks_in_place(
     notebooks: Notebooks = Path("notebooks"),
     jobs: Jobs = None,
     repository: Annotated[
-        str | None, Option(help="OWNER/NAME on GitHub that Colab installs from; '' for none.")
+        str | None, Option(help="OWNER/NAME on GitHub that Colab installs from.")
     ] = None,
     commit: Annotated[str, Option(help="The commit of it, 40 hex digits.")] = "",
 ) -> None:
     """Execute the notebooks in place, with outputs fit to be committed.
 
-    With --repository, set the badges and install cells for Colab instead. Without a repository of
-    your own, badges are left out and the first cell asks for an uploaded wheel.
+    With --repository, set the badges and install cells for Colab instead.
     """
     from grpo_kit.course.runner import default_jobs, execute, find_notebooks, set_repository
 
     paths = find_notebooks(notebooks, names or ())
     if repository is not None:
-        changed = set_repository(paths, repository, commit)
-        target = f"{repository} at {commit[:12]}" if repository else "no repository"
-        typer.echo(f"{target}: {len(changed)} of {len(paths)} notebooks changed")
+        set_repository(paths, repository, commit)
+        typer.echo(f"{len(paths)} notebooks install from {repository} at {commit[:12]}")
         return
     results = [*execute(paths, output, in_place=True, jobs=jobs or default_jobs())]
     raise typer.Exit(int(any(result.error for result in results)))

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 from matplotlib import style
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from scipy.ndimage import uniform_filter1d
 
@@ -105,16 +105,18 @@ def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figu
     figure = Figure(figsize=(5.6 * columns, 3.1 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for (metric, arms), axes in zip(curves.items(), panels, strict=False):  # drops no panel
-        lines = {name: _band(axes, curve, colours[name]) for name, curve in arms.items()}
+        for name, curve in arms.items():
+            _band(axes, curve, colours[name])
         title, unit = CURVE_LABELS.get(metric, (metric, metric))
         axes.set(title=title, xlabel=X_LABELS.get(x, x), ylabel=unit)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 120k
         axes.grid(alpha=0.3)
         axes.margins(x=0.02)
-        _name_ends(axes, lines)
     for axes in list(panels):
         axes.remove()
+    handles = [Line2D([], [], color=colour, label=name) for name, colour in colours.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns)
     return figure
 
 
@@ -151,8 +153,8 @@ def arm_points(final: Mapping[str, Mapping], metrics: Mapping[str, str]) -> Figu
     return figure
 
 
-def _band(axes, curve: dict, colour: str):
-    """Draw the median of a curve's seeds, which is returned, and a band around it.
+def _band(axes, curve: dict, colour: str) -> None:
+    """Draw the median of a curve's seeds and a band around it.
 
     Of a curve of more than 30 points each is a mean over five: single steps are noise.
     """
@@ -161,30 +163,7 @@ def _band(axes, curve: dict, colour: str):
         values = uniform_filter1d(values, 5, axis=1, mode="nearest")
     low, high = values.min(0), values.max(0)
     axes.fill_between(curve["steps"], low, high, color=colour, alpha=0.15, linewidth=0)
-    return axes.plot(curve["steps"], np.median(values, 0), color=colour, linewidth=2)[0]
-
-
-def _name_ends(axes, ends: Mapping[str, Any], gap: float = 0.085) -> None:
-    """Write each line's name at the right, connected with its end, none over another."""
-    axes.get_ylim()  # settles the limits
-    points = {
-        name: axes.transLimits.transform((line.get_xdata()[-1], line.get_ydata()[-1]))
-        for name, line in ends.items()
-    }
-    order = sorted(points, key=lambda name: points[name][1])
-    places = [points[name][1] for name in order]
-    for i in range(1, len(places)):
-        places[i] = max(places[i], places[i - 1] + gap)
-    for i in reversed(range(len(places))):  # from the top back into the panel
-        places[i] = min(places[i], 1.0 - gap * (len(places) - 1 - i))
-    for name, place in zip(order, places, strict=True):
-        colour = ends[name].get_color()
-        axes.annotate(
-            name, points[name], (1.03, place), xycoords="axes fraction", va="center",
-            textcoords="axes fraction", annotation_clip=False, fontsize=9, color=colour,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8,
-                        "relpos": (0, 0.5), "shrinkA": 0, "shrinkB": 0},
-        )  # fmt: skip
+    axes.plot(curve["steps"], np.median(values, 0), color=colour, linewidth=2)
 
 
 def forest(rows: Sequence[tuple[str, str, str, Mapping[str, float], float]]) -> Figure:

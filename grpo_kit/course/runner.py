@@ -42,13 +42,8 @@ BADGE = (
 INSTALL = """\
 import sys
 
-{wheel}if "google.colab" in sys.modules:  # Colab's torch and numpy stay, if they are not too old
-{ask}    %pip install -q "{what}\""""
-WHEEL = 'WHEEL = ""  # in Colab: the name of the wheel of this course that you have uploaded\n'
-ASK = """\
-    if not WHEEL:
-        raise SystemExit("Upload a wheel of grpo-kit (`pip wheel --no-deps .`) and name it above.")
-"""
+if "google.colab" in sys.modules:  # Colab's torch and numpy stay, if they are not too old
+    %pip install -q "grpo-kit{extras} @ git+https://github.com/{source}\""""
 
 
 class Result(NamedTuple):
@@ -259,39 +254,26 @@ def _places(checkout: Path) -> list[tuple[str, str]]:
     ]
 
 
-def set_repository(notebooks: Sequence[str | Path], repository="", commit="") -> list[str]:
-    """Let badges and install cells lead to `owner/name` at a commit; the notebooks that changed.
+def set_repository(notebooks: Sequence[str | Path], repository: str, commit: str) -> None:
+    """Give notebooks a Colab badge and a first cell that installs `owner/name` at a commit.
 
-    Without a repository there is no badge, and in Colab the first cell asks for a wheel: a name
-    that nobody owns would run the code of whoever registers it. Raises ValueError for a repository
-    that is none, or a commit of other than 40 hex digits (a branch can be moved).
+    As shipped that cell asks for a wheel: a name that nobody owns would run the code of whoever
+    registers it. Raises ValueError for a repository that is none, or a commit of other than 40 hex
+    digits (a branch can be moved).
     """
     import nbformat
 
-    if repository and not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
         raise ValueError(f"the repository is {repository!r}: give OWNER/NAME.")
-    if repository and not re.fullmatch(r"[0-9a-f]{40}", commit):
+    if not re.fullmatch(r"[0-9a-f]{40}", commit):
         raise ValueError(f"the commit is {commit!r}: give all of its 40 hex digits.")
-    changed = []
     for path in map(Path, notebooks):
         notebook = _read(path)
         kinds = ("markdown", "code")
         title, pip = (next(c for c in notebook.cells if c.cell_type == kind) for kind in kinds)
-        lines = [x for x in title.source.split("\n") if not x.startswith("[![Open in Colab]")]
-        if lines[1:3] == ["", ""]:
-            del lines[1]
-        extras = re.search(r'%pip install -q "[^"]*?(\[[a-z,]+\]|)(?: @ [^"]*)?"', pip.source)[1]
-        if repository:
-            page = f"{repository}/blob/{commit}/notebooks/{path.name}"
-            lines[1:1] = ["", BADGE.format(page=page)]
-        title.source = "\n".join(lines)
-        source = f"grpo-kit{extras} @ git+https://github.com/{repository}@{commit}"
-        pip.source = INSTALL.format(
-            wheel="" if repository else WHEEL, ask="" if repository else ASK,
-            what=source if repository else f"{{WHEEL}}{extras}",
-        )  # fmt: skip
-        text = nbformat.writes(notebook) + "\n"
-        if text != path.read_text(encoding="utf-8"):
-            write_atomic(path, text)
-            changed.append(path.stem)
-    return changed
+        heading, _, rest = re.sub(r"\n\n\[!\[Open in Colab.*", "", title.source).partition("\n")
+        badge = BADGE.format(page=f"{repository}/blob/{commit}/notebooks/{path.name}")
+        title.source = f"{heading}\n\n{badge}\n{rest}"
+        extras = re.search(r"\[[a-z,]+\]|$", pip.source)[0]
+        pip.source = INSTALL.format(extras=extras, source=f"{repository}@{commit}")
+        write_atomic(path, nbformat.writes(notebook) + "\n")

@@ -98,7 +98,6 @@ def _push(advantages: torch.Tensor, ratios: torch.Tensor, **options: Any) -> tor
     logps = ratios.log().expand(len(advantages), -1).clone().requires_grad_()
     then = torch.zeros_like(logps)
     mask = torch.ones_like(logps, dtype=torch.bool)
-    objective.surrogate(
-        logps, then, advantages, mask, loss_type="grpo", ref_logps=then, **options
-    ).sum().backward()
-    return -logps.grad
+    # the mean over all tokens, so that its gradient times their number is that of each token
+    objective.policy_loss(logps, then, advantages, mask, ref_logps=then, **options).backward()
+    return -logps.grad * logps.numel()

@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,23 +116,6 @@ def test_groups_without_spread_are_no_fault_where_the_baseline_is_the_batch():
     for row in rows:
         del row["kl"]
     assert diagnose(rows) == []
-
-
-def test_case_11_of_the_clinic_is_sick(tmp_path):
-    """A reward for brevity alone: in the end the policy says the same to every prompt."""
-
-    def brevity(completion_ids, **_):
-        return [1 - len(ids) / 64 for ids in completion_ids]
-
-    profile = PROFILES["tiny"].with_skills()
-    config = replace(
-        profile.config, max_steps=24, generation_batch_size=32, num_generations=8,
-        eval_prompts=0, save_steps=0, learning_rate=10 * profile.config.learning_rate,
-    )  # fmt: skip
-    options = {"output_dir": tmp_path, "seed": 0}
-    run = train(profile.load_policy(), profile.load_task(), [brevity], config, **options)
-    sick = {one.id for one in diagnose(run.history) if one.severity == "sick"}
-    assert "same-answer" in sick
 
 
 def test_no_stored_run_is_called_sick_but_those_that_collapsed():

@@ -111,6 +111,9 @@ def test_only_lora_weights_are_trained_and_merged_ones_answer_the_same(trained, 
     moved = [p for name, p in trained.model.named_parameters() if "lora_B" in name]
     assert moved and any(p.abs().max() > 0 for p in moved)
 
+    trained.model.save_pretrained(tmp_path / "adapter")
+    as_warm_up = load_policy(folder, adapter=tmp_path / "adapter").model
+    assert all(p.requires_grad for p in as_warm_up.parameters()), "all learn from there"
     merged = load_policy(save_policy(trained, tmp_path / "merged"))
     assert not hasattr(merged.model, "disable_adapter") and (tmp_path / "merged").is_dir()
     ids = torch.tensor(merged.encode([[{"role": "user", "content": "What is 40 + 8?"}]]))
@@ -118,7 +121,8 @@ def test_only_lora_weights_are_trained_and_merged_ones_answer_the_same(trained, 
     with torch.no_grad():
         ours, theirs = trained.model(ids).logits, merged.model(ids).logits
         before = load_policy(folder).model.eval()(ids).logits
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    for others in (theirs, as_warm_up(ids).logits):
+        torch.testing.assert_close(ours, others, rtol=1e-4, atol=1e-5)
     assert (theirs - before).abs().max() > 1e-4
     assert hasattr(trained.model, "disable_adapter"), "the policy itself stays as it is"
 

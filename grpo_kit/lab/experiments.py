@@ -372,7 +372,10 @@ EXPERIMENTS = {
          "sequence mean": _arm("plain", {"loss_type": "grpo"}),
          "constant divisor": _arm("plain", {"loss_type": "dr_grpo"}),
          "each reward normalised": _arm("plain", NORMALISED),
-         "dynamic sampling": _arm("plain", {"dynamic_sampling_rounds": 2}),
+         # groups without spread of the weighted sum, as its stored runs resampled them
+         "dynamic sampling": _arm(
+             "plain", {"dynamic_sampling_rounds": 2, "dynamic_sampling_metric": "reward"}
+         ),
          "top-entropy tokens": _arm("plain", {"top_entropy_quantile": 0.2}),
          "KL": _arm("plain", {"beta": 0.04}),
          "KL, long": _arm("plain", {"beta": 0.04, **LONG}),

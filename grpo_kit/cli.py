@@ -114,8 +114,9 @@ def reproduce(
     rows, problems = bands.compare(output, executed, profile)
     bands.show(rows, problems)
     problems += [f"notebook {r.notebook} failed: {r.error}" for r in sorted(results) if r.error]
-    typer.echo(f"report: {write_report(output, notebooks=rows, problems=problems)}")
-    raise typer.Exit(int(bool(problems) or not all(row.inside for row in rows)))
+    problems += [f"outside: {row.notebook}, {row}" for row in rows if not row.inside]
+    typer.echo(f"report: {write_report(output, problems=problems)}")
+    raise typer.Exit(int(bool(problems)))
 
 
 @app.command("notebooks")

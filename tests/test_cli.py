@@ -204,7 +204,8 @@ def test_reproduce_fails_with_a_notebook_or_a_number(error, here, problems, code
     assert done.exit_code == code, done.output
     assert [path.name for path in executed.args[0]] == ["01_b.ipynb"]
     reported = report.write_report.call_args.kwargs["problems"]
-    assert reported == problems + [f"notebook 01_b failed: {error}"] * bool(error)
+    failed = [f"notebook 01_b failed: {error}"] * bool(error)
+    assert reported == problems + failed + [f"outside: 01_b, {row}"] * (here != 0.9)
     assert "report.md" in done.output and ("outside: 01_b" in done.output) == (here != 0.9)
 
 

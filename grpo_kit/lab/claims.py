@@ -23,7 +23,7 @@ from grpo_kit.config import reason
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import FRESH, command_of, usual_seeds
 from grpo_kit.lab.records import Record, by_arm
-from grpo_kit.lab.statistics import DELTA, VERDICTS, Judgement, judge, power, region
+from grpo_kit.lab.statistics import DELTA, Judgement, judge, power, region
 from grpo_kit.lab.summary import cell, markdown_table, number
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
@@ -131,16 +131,6 @@ class Judged:
     @property
     def here(self) -> str:
         return cell(vars(self.judgement), "+") if self.judgement else f"`{self.claim.command}`"
-
-    @property
-    def agreement(self) -> str:
-        """Whether both worlds say the same; empty where there is one."""
-        if self.second is None:
-            return ""
-        verdicts = {self.verdict, self.second.verdict}
-        if not verdicts <= {*VERDICTS}:
-            return "open"
-        return "the worlds agree" if len(verdicts) == 1 else "the worlds differ"
 
     @property
     def statistics(self) -> str:
@@ -263,16 +253,13 @@ def forest_rows(judged: Iterable[Judged], *only: str) -> list[tuple]:
     return rows
 
 
-def claims_text(
-    judged: Iterable[Judged], *only: str, worlds: bool = False, details: bool = False
-) -> str:
-    """Markdown table of judged claims, all or the ids `only`.
+def claims_text(judged: Iterable[Judged], worlds: bool = False, details: bool = False) -> str:
+    """Markdown table of judged claims.
 
     `worlds`: with the verdict in the second world; `details`: with id, source, seeds and power.
     """
-    by_id = {one.claim.id: one for one in judged}
     rows = []
-    for one in (by_id[name] for name in only or by_id):
+    for one in judged:
         verdict, statement, here = f"**{one.verdict}**", one.claim.statement, one.here
         if one.judgement:
             here = f"{one.claim.number}: {one.here}"
@@ -283,7 +270,7 @@ def claims_text(
             verdict += f"; {one.judgement.reason}" if one.judgement.reason else ""
         there = "–"
         if one.second and one.second.judgement:
-            there = f"**{one.second.verdict}** {one.second.here}; {one.agreement}"
+            there = f"**{one.second.verdict}** {one.second.here}"
         rows.append((verdict, statement, one.claim.paper, here, one.claim.band, there))
     names = ("verdict", "claim", "claimed", "here", "matters from", "on a real model")
     return markdown_table(*(row[: 5 + worlds] for row in (names, *rows)))

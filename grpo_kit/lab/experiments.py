@@ -395,6 +395,7 @@ EXPERIMENTS = {
                "tiny": WHOLE_TEST | {"max_steps": 200, "max_generated_tokens": 60_000,
                                      "generation_batch_size": 64}},
         x="num_generated_tokens", evaluations=20,
+        curves=(),  # of so many arms they cannot be told from one another
     ),
     "engines": _experiment(
         "Does TRL's trainer, given the same config, learn as much as the kit's?",

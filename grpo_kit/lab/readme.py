@@ -6,14 +6,13 @@ A part between `<!-- name -->` and `<!-- /name -->` is computed; the rest is wri
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
 
 from grpo_kit.course.plots import arm_bands
 from grpo_kit.lab import bench, speedrun
 from grpo_kit.lab.claims import claims_text, reported_claims
-from grpo_kit.lab.records import CHECKOUT, NOTEBOOKS, hardware, load
+from grpo_kit.lab.records import CHECKOUT
 from grpo_kit.lab.report import COUNTED, picture, write_report
-from grpo_kit.lab.summary import markdown_table, number, reported, summary_text
+from grpo_kit.lab.summary import markdown_table, reported, summary_text
 from grpo_kit.paths import write_atomic
 
 METHODS = {  # curve of the README's picture -> experiment and arm, each with 64 answers a step
@@ -53,8 +52,6 @@ def results_page(results: Path) -> str:
     verdicts = [one.verdict for one in judged]
     parts = {
         "verdicts": markdown_table(COUNTED, map(verdicts.count, COUNTED)),
-        "test_sets": test_sets(results / "test_sets"),
-        "minutes": minutes(results),
         "speedrun": speedrun.report(json.loads((results / "speedrun.json").read_bytes())),
         "step": bench.report(json.loads((results / "bench" / "bench.json").read_bytes())),
     }
@@ -66,37 +63,6 @@ def results_page(results: Path) -> str:
         own = [one for one in judged if one.claim.experiment == name and one.judgement]
         parts[name] = claims_text(own, worlds=True) if own else "None has been run yet.\n"
     return with_parts((results / "README.md").read_text(encoding="utf-8"), parts)
-
-
-def minutes(results: Path) -> str:
-    """Markdown table: minutes of each notebook, the median of its runs on CPUs or on GPUs."""
-    rows, names = [], sorted({run.arm[:2] for run in load(results, "*", NOTEBOOKS)[0]})
-    for profile in ("tiny", "smol"):
-        stored = load(results, profile, NOTEBOOKS)[0]
-        for on_gpu in (False, True):
-            runs = [run for run in stored if (run.machine["accelerator"] != "none") == on_gpu]
-            cells = []
-            for name in names:
-                times = [run.seconds / 60 for run in runs if run.arm[:2] == name]
-                cells.append(number(round(median(times), 1) if times else None))
-            if runs:
-                rows.append((f"`{profile}`", hardware(runs), *cells))
-    return markdown_table(["minutes of notebook", "machine", *names], *rows)
-
-
-def test_sets(folder: Path) -> str:
-    """Markdown table of the files that `grpo-kit evaluate` wrote there."""
-    rows = []
-    for file in sorted(folder.glob("*.json")):
-        one = json.loads(file.read_bytes())
-        shares = []
-        for name in ("strict", "lenient"):
-            share, low, high = (number(one[name + end]) for end in ("", "/low", "/high"))
-            shares.append(f"{share} [{low}, {high}]")
-        cut = f"{one['truncated']:.0%}"
-        rows.append((one["task"], one["policy"], one["adapter"] or "none", *shares, cut, one["n"]))
-    names = ("test set", "model", "warm-up", "strict", "lenient", "cut off", "n")
-    return markdown_table(names, *rows)
 
 
 def with_parts(text: str, parts: Mapping[str, str]) -> str:

@@ -198,9 +198,3 @@ def by_arm(records: Iterable[Record]) -> dict[str, dict[int, Record]]:
     for record in sorted(records, key=lambda record: record.seed):
         arms.setdefault(record.arm, {})[record.seed] = record
     return arms
-
-
-def hardware(records: Iterable[Record]) -> str:
-    """The accelerators of runs, or their processors where they had none."""
-    machines = [(r.machine["accelerator"], r.machine["processor"]) for r in records]
-    return ", ".join(sorted({cpu if gpu == "none" else gpu for gpu, cpu in machines}))

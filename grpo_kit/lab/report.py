@@ -6,20 +6,19 @@ and the rest is shown.
 
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from matplotlib import style
 from matplotlib.figure import Figure
 
 from grpo_kit.course.plots import arm_bands, forest
-from grpo_kit.lab.bands import Row
 from grpo_kit.lab.claims import claims_text, forest_rows, judge_claims, load_claims
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import command_of
-from grpo_kit.lab.records import Record, fingerprint, hardware
+from grpo_kit.lab.records import Record, fingerprint
 from grpo_kit.lab.statistics import VERDICTS
-from grpo_kit.lab.summary import markdown_table, number, plain, summarise, summary_text
+from grpo_kit.lab.summary import markdown_table, plain, summarise, summary_text
 from grpo_kit.paths import make_output_dir, results_dir, write_atomic
 from grpo_kit.visible import visible
 
@@ -33,19 +32,18 @@ chance that seeds of this spread call a claim reproduced that is true by just th
 matters. Each run's file names its commit, versions, machine and settings.
 """
 STYLE = ["grpo_kit.course.figures", {"axes.facecolor": "none"}]
-MANY = 12  # arms whose curves can be told from one another
 
 
 @style.context(STYLE, after_reset=True)
 def write_report(
     output_dir: str | Path, results: str | Path | None = None, claims: str | Path | None = None,
-    notebooks: Sequence[Row] = (), problems: Iterable[str] = (),
+    problems: Iterable[str] = (),
 ) -> Path:  # fmt: skip
     """Write `report.md` and `figures/*.png`; return the path of the first.
 
     `results`, `claims`: a folder of records and a YAML file, by default the shipped ones;
-    `notebooks`: executed ones compared with the reported ones; `problems`: sentences to show beside
-    those on files and claims. RuntimeError if `output_dir` cannot be written.
+    `problems`: sentences to show beside those on files and claims. RuntimeError if `output_dir`
+    cannot be written.
     """
     folder = make_output_dir(output_dir)
     make_output_dir(folder / "figures")
@@ -62,8 +60,6 @@ def write_report(
         text.append(picture(folder / "figures" / "claims.png", forest(rows), rows, alt))
     if problems:
         text += ["## Problems\n", "".join(f"- {plain(problem)}\n" for problem in problems)]
-    if notebooks:
-        text += ["## Notebooks of this run\n", notebooks_text(notebooks)]
     for name, experiment in EXPERIMENTS.items():
         own = [one for one in judged if one.claim.experiment == name]
         runs = [record for record in records if record.experiment == name]
@@ -85,29 +81,19 @@ def arms_of(name: str, records: list[Record], folder: Path) -> list[str]:
         summary = summarise(runs, EXPERIMENTS[name])
         curves = {metric: arms for metric, arms in summary["curves"].items() if arms}
         parts.append(f"### {name}, profile {profile}\n")
-        if curves and len(summary["final"]) <= MANY:
+        if curves:
             shown = {"curves": curves, "x": summary["x"]}
             alt = "Curves of all arms: median of the seeds, band from the lowest to the highest"
             path = folder / "figures" / f"{profile}-{name}.png"
             parts.append(picture(path, arm_bands(**shown), shown, alt))
         seeds = sorted({record.seed for record in runs})
         days = sorted({record.finished for record in runs})
-        made = f"{len(runs)} runs on {hardware(runs)}, finished {days[0]} to {days[-1]}"
+        machines = [(r.machine["accelerator"], r.machine["processor"]) for r in runs]
+        used = {cpu if gpu == "none" else gpu for gpu, cpu in machines}
+        made = f"{len(runs)} runs on {', '.join(sorted(used))}, finished {days[0]} to {days[-1]}"
         command = command_of(name, profile, seeds)
         parts += [summary_text(summary), f"{plain(made)}. Again: `{command}`\n"]
     return parts
-
-
-def notebooks_text(rows: Iterable[Row]) -> str:
-    """Markdown table of notebooks' numbers beside their bands, those outside first."""
-    lines = []
-    for row in sorted(rows, key=lambda row: row.inside):
-        band = f"[{number(row.low)}, {number(row.high)}]"
-        inside = "inside" if row.inside else "**outside**"
-        reported, here = number(row.reported), number(row.here)
-        lines.append([row.notebook, row.quantity, reported, band, here, inside])
-    names = ("notebook", "quantity", "reported", "band", "this run", "inside?")
-    return markdown_table(names, *lines)
 
 
 def picture(path: Path, figure: Figure, shown: object, alt: str, dpi: int = 80) -> str:

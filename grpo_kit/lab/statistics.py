@@ -18,7 +18,6 @@ ALPHA = 0.05
 DELTA = 0.03  # the smallest difference that matters, in shares and accuracies
 VERDICTS = ("reproduced", "contradicted", "no effect")
 ONE_SIDED = {"rises": (0.0, math.inf), "falls": (-math.inf, 0.0)}
-ENOUGH = 1000  # seeds that somebody might run
 
 Expects = str | Mapping[str, float]
 
@@ -85,7 +84,7 @@ class Judgement:
     n: int  # number of seeds
     sd: float  # standard deviation over seeds; NaN for one
     claims: int  # of its family
-    reason: str = ""  # why it is inconclusive
+    reason: str = ""  # why it is inconclusive, where too few seeds have run
 
 
 def judge(table: Sequence[tuple], claims: int | None = None) -> list[Judgement]:
@@ -106,25 +105,10 @@ def judge(table: Sequence[tuple], claims: int | None = None) -> list[Judgement]:
         if len(values) < MIN_SEEDS:
             seeds = f"{len(values)} seed{'s' * (len(values) != 1)}"
             reason = f"{seeds}, {MIN_SEEDS} are needed"
-        elif not np.isfinite(values).all():
-            reason = "a seed's value is not finite"
         elif any(said):
             verdict = VERDICTS[said.index(True)]
-        else:
-            needed = seeds_to_decide(found["mean"], sd, expects, delta, claims)
-            reason = f"about {needed} seeds would decide" if needed else "too near to a bound"
         judgements.append(Judgement(verdict, **found, sd=sd, claims=claims, reason=reason))
     return judgements
-
-
-def seeds_to_decide(
-    mean: float, sd: float, expects: Expects, delta: float = DELTA, claims: int = 1
-) -> int | None:
-    """How many seeds would give a verdict, if mean and spread stayed; None: over a thousand."""
-    n = np.arange(MIN_SEEDS, ENOUGH + 1)
-    half = half_width(sd, n, claims)
-    decided = np.any(readings(mean - half, mean + half, expects, delta), axis=0)
-    return int(n[decided.argmax()]) if decided.any() else None
 
 
 def power(sd: float, n: int, expects: Expects = "rises", delta=DELTA, claims: int = 1) -> float:

@@ -166,10 +166,8 @@ def difference_cell(values: Mapping | None) -> str:
 
 
 def number(value: float | None, sign: str = "") -> str:
-    """Three significant digits: 0.0523, 152,000, ∞; "–" for None and NaN."""
+    """Three significant digits: 0.0523, 152,000; "–" for None and NaN."""
     if value is None or math.isnan(value):
         return "–"
-    if math.isinf(value):
-        return f"{value:{sign}}".replace("inf", "∞")
     value = float(f"{round(value, 12):.3g}") + 0.0  # no -0, nor what rounding left of 0
     return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.3g}"

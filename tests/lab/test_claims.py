@@ -72,10 +72,8 @@ def test_a_claimed_number_is_the_gain_that_its_source_prints():
         ("arm: waltz", "no arm 'waltz': choose among plain"),
         ("profile: moon", "there is no profile 'moon'"),
         ("expects: higher", "a claim expects 'higher'; say rises"),
-        ("metric: ''", "metric: String should have at least 1 character"),
         ("colour: red", "colour: Extra inputs are not permitted"),
         ("delta: 0", "delta is 0.0: give the smallest difference that matters"),
-        ("evidence: Z", "evidence: Input should be 'P', 'F', 'C', 'S' or 'I'"),
     ],
 )
 def test_a_mistake_in_a_claim_is_named_and_the_others_are_read(line, sentence, tmp_path):
@@ -101,20 +99,15 @@ def test_a_file_that_is_no_list_of_claims_is_told(tmp_path):
 
 def test_a_claim_is_judged_by_its_differences_seed_by_seed(up, gained, five):
     down = gained([-gain for gain in GAINS])
-    for expects, records, verdict in (
-        ("rises", up, "reproduced"), ("rises", down, "contradicted"), ("falls", down, "reproduced"),
-        ("stays", up, "contradicted"), ({"value": 0.2, "within": 0.05}, up, "reproduced"),
-        ("rises", five(PLAIN, [0.7, 0.3, 0.6, 0.4, 0.5]), "inconclusive"),
-    ):  # fmt: skip
-        assert verdict_of(claim(expects=expects), records).verdict == verdict, expects
-    few = [record for record in up if record.seed < 4]
-    one = verdict_of(claim(), few)
-    assert one.verdict == "inconclusive" and one.judgement.n == 4
+    mixed = five(PLAIN, [0.7, 0.3, 0.6, 0.4, 0.5])
+    runs = {"reproduced": up, "contradicted": down, "inconclusive": mixed}
+    for verdict, records in runs.items():
+        assert verdict_of(claim(), records).verdict == verdict
+    assert verdict_of(claim(delta=0.5), up).verdict == "no effect"
     assert verdict_of(claim(), up).here == "+0.204 [+0.19, +0.218]"
-    small = claim(delta=0.5)
-    assert verdict_of(small, up).verdict == verdict_of(small, down).verdict == "no effect"
     assert verdict_of(claim(), up).statistics == "5 seeds, sd 0.0114, power 96%"
-    assert verdict_of(claim(), few).statistics.endswith("power 0%")
+    few = verdict_of(claim(), [record for record in up if record.seed < 4])
+    assert few.judgement.n == 4 and few.statistics.endswith("power 0%")
 
 
 def test_a_claim_may_be_of_a_change_or_of_two_numbers_of_a_run(five, make_record):
@@ -185,23 +178,20 @@ def test_what_was_not_run_says_how_to_run_it_and_another_profile_is_judged_apart
     assert (here.verdict, there.verdict) == ("reproduced", "reproduced")
 
 
-def test_a_claim_is_judged_in_a_second_world_and_the_two_are_compared(up, five):
+def test_a_claim_is_judged_in_a_second_world_too(up, five):
     def worlds(gains):
         runs = five([0.3] * len(gains), [0.3 + gain for gain in gains], profile="smol")
         return verdict_of(claim(), [*up, *runs])
 
     agree, differ, open_ = worlds(GAINS), worlds([-g for g in GAINS]), worlds(GAINS[:4])
     assert agree.second.verdict == agree.verdict == "reproduced"
-    assert (agree.agreement, agree.second.claim.profile) == ("the worlds agree", "smol")
-    assert differ.second.verdict == "contradicted" and differ.agreement == "the worlds differ"
-    assert (open_.second.verdict, open_.agreement) == ("inconclusive", "open")
+    assert agree.second.claim.profile == "smol"
+    assert differ.second.verdict == "contradicted" and open_.second.verdict == "inconclusive"
     row = claims_text([differ], worlds=True).splitlines()[-1]
-    assert row.endswith("**contradicted** -0.204 [-0.218, -0.19]; the worlds differ |")
+    assert row.endswith("**contradicted** -0.204 [-0.218, -0.19] |")
     alone = verdict_of(claim(also=None), up)
-    assert alone.second is None and alone.agreement == ""
-    assert verdict_of(claim(), up).agreement == "open"
-    other = claim(profile="paper")
-    assert not other.twice and claims_text([alone], worlds=True).endswith("| – |\n")
+    assert alone.second is None and claims_text([alone], worlds=True).endswith("| – |\n")
+    assert not claim(profile="paper").twice
 
 
 def test_an_unknown_metric_and_a_missing_arm_are_named_and_the_rest_is_judged(up):
@@ -211,16 +201,6 @@ def test_an_unknown_metric_and_a_missing_arm_are_named_and_the_rest_is_judged(up
     assert verdicts == {"gone": "not run here", "more": "reproduced"}
     assert judged[1].judgement.claims == 3, "as large a family as is written"
     assert "claim 'odd': " in problem and "has no 'wit'; it has entropy, eval/n" in problem
-
-
-def test_the_table_has_a_row_a_claim(up):
-    claims = [claim(), claim(id="real", profile="paper", printed={"GSM8K": [30, 90]})]
-    judged, _ = judge_claims(claims, up)
-    rows = claims_text(judged).splitlines()
-    assert rows[0] == "| verdict | claim | claimed | here | matters from |" and len(rows) == 4
-    number = "pass@1, diversity minus plain: +0.204 [+0.19, +0.218]"
-    assert rows[2] == f"| **reproduced** | It helps. | rises | {number} | ± 0.03 |"
-    assert "| GSM8K: 30 → 90 | `grpo-kit run" in rows[3] and "**not run here**" in rows[3]
 
 
 def test_a_claim_is_drawn_around_what_it_claims_in_units_of_what_matters(up):
@@ -234,7 +214,6 @@ def test_a_claim_is_drawn_around_what_it_claims_in_units_of_what_matters(up):
     assert forest(forest_rows(judged)).axes[0].get_yticklabels()[0].get_text() == "there"
     ((told, *same),) = forest_rows(judged, "there")
     assert same == list(second[1:]) and told == judged[1].claim.statement
-    assert len(claims_text(judged, "real").splitlines()) == 3
 
 
 def test_every_shipped_claim_of_the_tiny_profile_has_its_seeds():

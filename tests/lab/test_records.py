@@ -49,12 +49,6 @@ def test_the_shipped_files_are_written_again_byte_by_byte(tmp_path):
         assert record.write(tmp_path).read_bytes() == path.read_bytes(), path
 
 
-def test_the_hash_tells_configs_apart_and_not_their_order(make_record):
-    configs = {"a": 1, "b": (2.0, 3)}, {"b": [2.0, 3], "a": 1}, {"a": 1, "b": (2.0, 4)}
-    one, same, other = (make_record(config=config).config_hash for config in configs)
-    assert one == same != other and len(one) == 16
-
-
 def edit(change, sign=False):
     def damage(path):
         content = json.loads(path.read_text())
@@ -73,12 +67,10 @@ def edit(change, sign=False):
         (lambda path: path.write_text(path.read_text()[:-40]), "is no whole result file"),
         (lambda path: path.write_text("[" * 100_000), "is no whole result file"),
         (lambda path: path.write_bytes(b"\xff"), "is no whole result file"),
-        (lambda path: path.write_text("[1]"), "Input should be a dictionary"),
         (edit(lambda c: c.update(schema=99)), "schema: Input should be 1"),
         (edit(lambda c: c.pop("machine")), "machine: Field required"),
         (edit(lambda c: c["config"].update(max_steps=9)), "was edited after the run"),
         (edit(lambda c: c["config"].update(max_steps=9), sign=True), "was edited after the run"),
-        (edit(lambda c: c["evaluation"].update({"eval/pass@1": 0.99})), "was edited after the run"),
         (edit(lambda c: c["history"].pop()), "was edited after the run"),
         (edit(lambda c: c["history"].clear(), sign=True), "has no history"),
     ],

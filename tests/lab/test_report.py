@@ -3,12 +3,10 @@
 import matplotlib
 import pytest
 
-from grpo_kit.lab.bands import Row
 from grpo_kit.lab.claims import judge_claims, load_claims
 from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.records import load
-from grpo_kit.lab.report import MANY, write_report
-from grpo_kit.lab.summary import number
+from grpo_kit.lab.report import write_report
 
 CLAIMS = """
 - {id: up, statement: Unlike answers are right more often., experiment: diversity, arm: diversity,
@@ -62,15 +60,9 @@ def test_verdicts_and_numbers_are_those_of_the_records(inputs, written):
         statement = one.claim.statement.replace("|", "\\|")
         line = next(line for line in text.splitlines() if statement in line)
         assert f"**{one.verdict}**" in line and f"({one.claim.id}; {one.claim.source})" in line
-        if judgement := one.judgement:
-            numbers = (getattr(judgement, name) for name in ("mean", "low", "high"))
-            mean, low, high = (number(value, "+") for value in numbers)
-            assert f"{mean} [{low}, {high}]" in line and "5 seeds" in line
-            assert f"sd {number(judgement.sd)}, power " in line and one.claim.number in line
-        else:
-            assert f"`{one.claim.command}`" in line
-    assert "+0.206 [+0.2, +0.212]" in text
-    assert "GSM8K: 30 → 45.5" in text and "0.4 ± 0.1" in text and "some paper" in text
+        assert one.here in line and (one.judgement is None or one.statistics in line)
+    up = "| GSM8K: 30 → 45.5; MATH: 10 → 12 | pass@1, diversity minus plain: +0.206 [+0.2, +0.212] "
+    assert up in text and "| 0.4 ± 0.1 |" in text
     assert "| 2 | 1 | 1 | 0 | 1 |" in text
 
 
@@ -78,10 +70,9 @@ def test_an_experiment_has_its_question_values_figure_and_command(written):
     text = written.read_text()
     assert EXPERIMENTS["diversity"].question in text
     assert "0.42 [0.4, 0.44]" in text and "0.626 [0.6, 0.652]" in text
+    assert "+0.206 [+0.2, +0.212] |" in text.split("minus plain, paired by seed")[1]
     assert "`grpo-kit run diversity --profile tiny --seeds 0-4`" in text
     assert "10 runs on a processor, finished 2026-01-31" in text
-    assert "| tokens | 200 [200, 200] |" in text and "| seconds | 5 [5, 5] |" in text
-    assert "+0.206 [+0.2, +0.212] |" in text.split("minus plain, paired by seed")[1]
     for name in ("claims", "tiny-diversity"):
         assert f"](figures/{name}.png)" in text
         assert (written.parent / f"figures/{name}.png").read_bytes()[:4] == b"\x89PNG"
@@ -100,40 +91,24 @@ def test_the_same_inputs_give_the_same_bytes_whatever_matplotlib_is_set_to(
         assert (tmp_path / name).read_bytes() == (written.parent / name).read_bytes()
 
 
-def test_many_arms_have_a_table_without_a_figure(tmp_path, make_record):
-    arms = list(EXPERIMENTS["corrections"].arms)
-    assert len(arms) > MANY
-    for arm in arms:
-        make_record(arm, 0, experiment="corrections").write(tmp_path / "results")
-    text = write_report(tmp_path, tmp_path / "results").read_text()
-    assert f"| at the end | {' | '.join(arms)} |" in text and "tiny-corrections.png" not in text
-
-
 def test_what_cannot_be_used_is_named_and_the_rest_comes_out(tmp_path, make_record, write_runs):
     results = tmp_path / "results"
     write_runs(results)
     cut = make_record("only correct").write(results)
     cut.write_text(cut.read_text()[:700])
-    edited = make_record("normalised first").write(results)
-    edited.write_text(edited.read_text().replace("2026-01-31", "2026-02-01"))
     make_record("older", experiment="diversity").write(results)
     make_record("plain", experiment="forgotten").write(results)
-    make_record("plain", 5, config=make_record().config | {"max_steps": 3}).write(results)
     history = [{"step": 0, "reward": 1.0}]
     make_record("trajectory", history=history, **FLOW).write(results)
     (tmp_path / "claims.yaml").write_text(CLAIMS + WRONG)
     text = write_report(tmp_path / "out", results, tmp_path / "claims.yaml").read_text()
     problems = text.split("## Problems\n")[1].split("## ")[0]
     for problem in (
-        str(cut), str(edited), "'older'", "'forgotten'", "max_steps 3",
-        "its history lacks steps or tokens", "claim 'lost'", "no experiment 'nonsense'",
+        str(cut), "'older'", "'forgotten'", "its history lacks steps or tokens", "claim 'lost'",
         "claim 'unmeasured': 'plain', seed 0, has no 'joy'",
     ):  # fmt: skip
         assert problem in problems, problem
     assert "Unlike answers are right more often." in text and "0.626 [0.6, 0.652]" in text
-    (tmp_path / "claims.yaml").write_text("a: 1")
-    text = write_report(tmp_path / "out", results, tmp_path / "claims.yaml").read_text()
-    assert "holds no list of claims" in text and "0.626 [0.6, 0.652]" in text
 
 
 def test_folders_that_are_empty_or_cannot_be_written_are_named(inputs, tmp_path):
@@ -151,14 +126,5 @@ def test_the_hardware_of_each_profile_is_named(tmp_path, inputs, make_record, wr
     for seed in range(2):
         make_record("trajectory", seed, machine=gpu, profile="paper", **FLOW).write(tmp_path)
     text = write_report(tmp_path / "out", tmp_path, inputs / "claims.yaml").read_text()
-    (row,) = [row for row in text.splitlines() if "So it is on a GPU" in row]
-    assert "**inconclusive**; 2 seeds, 5 are needed" in row
+    assert "**inconclusive**; 2 seeds, 5 are needed" in text
     assert "2 runs on a GPU, finished" in text and "10 runs on a processor, finished" in text
-
-
-def test_numbers_of_notebooks_outside_their_bands_stand_first(tmp_path, inputs):
-    rows = [Row("01", f"in {i} · pass@1", 0.9, 0.85, 0.95, 0.9) for i in range(3)]
-    rows.append(Row("01", "out · pass@1", 0.9, 0.85, 0.95, 0.5))
-    text = write_report(tmp_path, tmp_path / "none", inputs / "claims.yaml", rows).read_text()
-    lines = [text.index(row.quantity) for row in rows]
-    assert min(lines) == lines[3] and "| [0.85, 0.95] | 0.5 | **outside** |" in text

@@ -15,7 +15,6 @@ from grpo_kit.lab.statistics import (
     power,
     prediction_band,
     region,
-    seeds_to_decide,
 )
 
 CLAIMS, SEEDS = 10, 5
@@ -110,27 +109,6 @@ def test_fewer_than_five_seeds_are_never_enough(n):
     assert other.verdict == "reproduced"
 
 
-def test_an_inconclusive_claim_says_how_many_seeds_would_decide():
-    rng = np.random.default_rng(6)
-    for expects, mean in (("rises", 0.01), ("falls", 0.04), ("stays", 0.05), ("stays", 0.02)):
-        values = rng.normal(size=6)
-        values = mean + 0.04 * (values - values.mean()) / values.std(ddof=1)
-        (judgement,) = judge([(values, expects, DELTA)], claims=3)
-        n = seeds_to_decide(mean, 0.04, expects, DELTA, claims=3)
-        assert (judgement.verdict, judgement.reason) == (
-            "inconclusive", f"about {n} seeds would decide"
-        )  # fmt: skip
-        for seeds, decided in ((n, True), (n - 1, False)):  # of the same mean and spread
-            more = np.resize([1.0, -1.0], seeds)
-            more = mean + 0.04 * (more - more.mean()) / more.std(ddof=1)
-            (again,) = judge([(more, expects, DELTA)], claims=3)
-            assert (again.verdict != "inconclusive") == decided
-    (near,) = judge([([DELTA - 1, DELTA + 1, *[DELTA] * 4], "stays", DELTA)])
-    assert near.reason == "too near to a bound"
-    (odd,) = judge([([1.0, math.nan, 1.0, 1.0, 1.0], "rises", DELTA)])
-    assert (odd.verdict, odd.reason) == ("inconclusive", "a seed's value is not finite")
-
-
 @pytest.mark.parametrize("n", [2, 5, 9])
 @pytest.mark.parametrize("claims", [1, 7])
 def test_intervals_are_those_of_students_t(n, claims):
@@ -203,10 +181,8 @@ def test_an_honest_new_run_leaves_any_of_its_bands_at_most_once_in_twenty():
 
 
 def test_band_agrees_with_a_calculation_by_hand_and_widens_with_floor_and_comparisons():
-    low, high = prediction_band([1.0, 2.0, 3.0])
     half = stats.t.ppf(0.975, 2) * math.sqrt(4 / 3)
-    assert (low, high) == pytest.approx((2 - half, 2 + half))
-    assert prediction_band([1.0, 2.0, 3.0], floor=0.5) == (low, high)
+    assert prediction_band([1.0, 2.0, 3.0], floor=0.5) == pytest.approx((2 - half, 2 + half))
     assert prediction_band([1.0, 2.0, 3.0], floor=2.0)[1] == pytest.approx(2 + 2 * half)
     _, wider = prediction_band([1.0, 2.0, 3.0], comparisons=10)
     assert wider == pytest.approx(2 + stats.t.ppf(0.9975, 2) * math.sqrt(4 / 3))

@@ -66,10 +66,8 @@ def test_an_interval_that_holds_0_and_few_seeds_may_be_chance(plain, other, text
     lines = summary_text(summarise(five(plain, other), TWO), ["eval/pass@1"]).splitlines()
     seeds = f"{len(plain)} seed{'s' * (len(plain) > 1)}"
     assert lines[0].startswith(f"{seeds}, 80 steps of 64 answers, profile tiny;")
-    assert lines[2] == "| at the end | plain | diversity |" and len(lines) == 9
-    assert lines[-3:] == [
-        "| minus plain, paired by seed | diversity |", "|---|---|", f"| pass@1 | {text} |"
-    ]  # fmt: skip
+    assert lines[2] == "| at the end | plain | diversity |"
+    assert lines[-1] == f"| pass@1 | {text} |"
 
 
 def test_what_an_arm_does_not_log_is_left_out_of_its_differences_and_dashed(make_record):
@@ -123,7 +121,7 @@ def test_bands_have_a_panel_a_metric_and_a_line_an_arm(crossed):
     panels = arm_bands(crossed["curves"]).axes
     assert [axes.get_title() for axes in panels][:2] == ["reward", "accuracy"]
     assert panels[0].lines[0].get_ydata().tolist() == pytest.approx([0.15, 0.3])
-    assert len(panels[0].collections) == 2 and all(axes.get_ylabel() for axes in panels)
+    assert len(panels[0].collections) == 2
     late = {"kl": {"diversity": {"steps": [1], "values": [[2]]}}}
     first, second = arm_bands({"reward": crossed["curves"]["reward"]} | late).axes
     assert second.lines[0].get_color() == first.lines[1].get_color() != first.lines[0].get_color()

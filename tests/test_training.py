@@ -287,16 +287,16 @@ def test_every_completion_meets_the_columns_of_its_own_prompt(policy, monkeypatc
     seen = []
 
     def compare(prompts, completions, completion_ids, *, row, **columns):
-        for prompt, number, ids in zip(prompts, row, completion_ids, strict=True):
-            assert prompt[0]["content"].endswith(f" {number}")
-            assert ids == (policy.encode([prompt])[0] * len(ids))[: len(ids)]
-        seen.extend(row)
+        seen.extend(zip(prompts, row, completion_ids, strict=True))
         return [(i % 2) * float(number % 2) for i, number in enumerate(row)]
 
     monkeypatch.setattr(generation, "generate", parrot)
     config = configure(dynamic_sampling_rounds=rounds, rollout_chunks=chunks)
     batch = batch_of(policy, config, compare)
-    assert len(set(seen)) >= 2
+    for prompt, number, ids in seen:
+        assert prompt[0]["content"].endswith(f" {number}")
+        assert ids == (policy.encode([prompt])[0] * len(ids))[: len(ids)]
+    assert len({number for _, number, _ in seen}) >= 2
     if rounds:  # DAPO: what has no spread was replaced
         assert batch.metrics()["frac_reward_zero_std"] == 0 and len(seen) > len(batch.rewards)
 

@@ -21,7 +21,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PROFILE ?= tiny
-CLAIMED := diversity judge verification meta brevity label-free flow tools corrections
+CLAIMED := diversity judge verification meta brevity label-free flow corrections
 EXPERIMENTS := basic variants engines $(CLAIMED)
 
 NO_PYTHON = { echo "error: PYTHON=$(PYTHON) is missing or older than 3.11," \

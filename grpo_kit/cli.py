@@ -238,8 +238,8 @@ def plan_run(
 @app.command()
 def run(
     name: Annotated[str, Argument(help="basic, rare, variants, diversity, judge, verification, "
-                                       "meta, brevity, label-free, flow, tools, corrections, "
-                                       "engines, or published (real models).")],
+                                       "meta, brevity, label-free, flow, corrections, engines, "
+                                       "or published (real models).")],
     seeds: Annotated[str | None, Option(help="Seeds, as 0,2,5-7. [default: 100-104 on tiny, else "
                                              "0-4; with --claims those that decide]")] = None,
     profile: ProfileName = "tiny",

@@ -16,7 +16,6 @@ from grpo_kit.flow import FlowGRPO, OfflineTraces
 from grpo_kit.lab import measures
 from grpo_kit.lab.grid import Arm, Experiment, command_of, outdated
 from grpo_kit.lab.records import NOTEBOOKS, Record, load
-from grpo_kit.lab.rounded import Rounded
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.profiles import PROFILES, Profile
 from grpo_kit.rewards import CertaintyReward, DiversityReward, MajorityReward, QualityJudgeReward
@@ -30,7 +29,7 @@ from grpo_kit.rewards.meta_evaluation import (
 from grpo_kit.rewards.rules import accuracy_reward, format_reward
 from grpo_kit.runs import Run
 from grpo_kit.tasks.answers import extract_answer, is_correct
-from grpo_kit.tasks.tool_questions import three_tools, tool_questions
+from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.tiny.pretrain import BREVITY_STEPS, warm_up_more
 from grpo_kit.training import PromptBatches
 from grpo_kit.warm_up import RECIPES, GivenTexts, take_replies
@@ -140,11 +139,6 @@ def _verified(strategy: str, process: Callable = verification.post_process) -> A
     source = partial(verification.SelfVerification, strategy=strategy, post_process=process)
     options = {"strategy": strategy, "post_process": process.__name__}
     return dataclasses.replace(PLAIN, options=options, batch_source=lambda profile: source)
-
-
-def _sampled(source: type, **changes: object) -> Arm:
-    arm = _arm("plain", changes, **{"batch source": source.name})
-    return dataclasses.replace(arm, batch_source=lambda profile: source)
 
 
 def _more_texts(profile: Profile) -> Callable:
@@ -385,11 +379,7 @@ EXPERIMENTS = {
          "dual clip": _corrected(delta=3.0),
          "GSPO": _corrected(
              importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4),
-         "CISPO": _corrected(loss_type="cispo", epsilon_high=5.0),
-         "8-bit sampler": _sampled(Rounded),
-         "8-bit, truncated": _sampled(Rounded, importance_sampling_cap=2.0),
-         "8-bit, masked": _sampled(
-             Rounded, importance_sampling_cap=2.0, importance_sampling_mode="token_mask")},
+         "CISPO": _corrected(loss_type="cispo", epsilon_high=5.0)},
         sizes={"smoke": {"max_generated_tokens": 2_000},
                # where accuracy still rises: later all arms are near the top
                "tiny": WHOLE_TEST | {"max_steps": 200, "max_generated_tokens": 60_000,
@@ -431,17 +421,6 @@ EXPERIMENTS = {
                          "eval_prompts_between": 24}, max_steps=24, learning_rate=3e-4,
                         max_completion_length=48, eval_prompts=0, eval_prompts_between=64)},
         changes={"loss_type": "grpo", "eval_prompts": 0}, evaluations=3, evaluator=2, skills=True,
-        curves=("reward", "eval/pass@1", "eval/turns", "eval/tool_errors"),
-    ),
-    "tools": _experiment(
-        "With Python as a third tool: does training choose it where it is needed, and only there?",
-        {"trajectory": _played()},
-        measures.tools_chosen, watch=measures.watch_episodes, show=measures.episodes_to_read,
-        task=three_tools, skills=True,
-        # a plan that calls Python as it should takes 54 tokens: the 64 of the profile are enough
-        sizes={"smoke": FEW_EPISODES,
-               **_small(max_steps=24, learning_rate=3e-4, eval_prompts=0, eval_prompts_between=64)},
-        changes={"loss_type": "grpo", "eval_prompts": 0}, evaluations=3,
         curves=("reward", "eval/pass@1", "eval/turns", "eval/tool_errors"),
     ),
 }  # fmt: skip

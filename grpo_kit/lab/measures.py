@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
 from statistics import fmean
@@ -18,10 +18,11 @@ from grpo_kit.lab.evaluation import GRADES, evaluate_test_set
 from grpo_kit.lab.grid import Trained
 from grpo_kit.models import Policy
 from grpo_kit.rewards import MetaEvaluationReward, QualityJudgeReward
+from grpo_kit.rewards.diversity import load_embedder
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, as_turns, read_yes
 from grpo_kit.rewards.rules import accuracy_reward, question_text
 from grpo_kit.rewards.scoring import score_texts
-from grpo_kit.runs import Run, value_of
+from grpo_kit.runs import value_of
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.answers import extract_answer, is_correct
 from grpo_kit.tasks.tool_questions import PYTHON_KINDS
@@ -53,6 +54,19 @@ def answers_to_read(t: Trained) -> list[dict]:
 
 def _to_read(row: dict, completion: str, right: bool) -> dict:
     return {"prompt": question_text(row["prompt"]), "completion": completion, "right": right}
+
+
+def together(functions: Sequence[Callable[[Trained], dict]], t: Trained) -> dict[str, float]:
+    """What all these functions measure of a finished run."""
+    measured = {}
+    for function in functions:
+        measured |= function(t)
+    return measured
+
+
+def diversity(t: Trained) -> dict[str, float]:
+    """`diversity_of` the trained policy."""
+    return diversity_of(t.policy, t.task, load_embedder(t.profile.embedder), t.config)
 
 
 def diversity_of(policy: Policy, task: Task, embedder, config: GRPOConfig) -> dict[str, float]:
@@ -157,13 +171,13 @@ def unexplained(t: Trained) -> dict[str, float]:
     return {"no steps": fmean(solution_style(text) in ("guess", "assured") for text in texts)}
 
 
-def without_labels(run: Run) -> dict[str, float]:
+def without_labels(t: Trained) -> dict[str, float]:
     """How far held-out pass@1 `fell` below its best, and where early stopping would have ended.
 
     `stopped early` is its value at the first evaluation that is best on the few labels.
     """
-    accuracies = run.series("eval/pass@1")[1]
-    labelled = [row for row in run.history if "few/pass@1" in row]
+    accuracies = t.run.series("eval/pass@1")[1]
+    labelled = [row for row in t.run.history if "few/pass@1" in row]
     early = value_of(max(labelled, key=lambda row: row["few/pass@1"]), "eval/pass@1")
     fell, gained = max(accuracies) - accuracies[-1], early - accuracies[0]
     return {"fell": fell, "stopped early": early, "gained/stopped early": gained}

@@ -71,7 +71,7 @@ def test_alike_answers_have_no_diversity(task, monkeypatch):
 def test_the_few_labels_choose_the_first_of_the_best():
     values = [(0.2, 0.3), (0.9, 0.8), (0.9, 0.7), (0.4, 0.5)]
     history = [{"step": i, "few/pass@1": f, "eval/pass@1": e} for i, (f, e) in enumerate(values)]
-    measured = measures.without_labels(Run(Path(), None, 0, [*history, {"step": 9}]))
+    measured = measures.without_labels(SimpleNamespace(run=Run(Path(), None, 0, [*history, {"step": 9}])))
     expected = {"fell": 0.8 - 0.5, "stopped early": 0.8, "gained/stopped early": 0.8 - 0.3}
     assert measured == pytest.approx(expected)
 

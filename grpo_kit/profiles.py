@@ -44,18 +44,12 @@ class Profile:
             raise ValueError(f"{known}, not for {self.task}: choose one of them.")
         return self.adapters.get(self.task)
 
-    def with_skills(self, three_tools: bool = False) -> Profile:
+    def with_skills(self) -> Profile:
         """This profile with a policy that can also judge, verify and plan.
 
         SmolLM2 takes its warm-up on the tiny world's skills, and fewer steps, since a reward soon
-        moves the styles of its answers. With `three_tools` Flow-GRPO has Python as well, which the
-        tiny base learnt in another warm-up and SmolLM2 did not (ValueError).
+        moves the styles of its answers.
         """
-        if three_tools:
-            if self.adapters:
-                raise ValueError(f"the warm-up of {self.policy} has two tools: take profile tiny.")
-            policy = "tiny-tools" if self.policy == "tiny-base" else self.policy
-            return replace(self, task="three_tools", policy=policy)
         if not self.adapters:
             return self
         return replace(self, task="word_problems", config=replace(self.config, max_steps=8))
@@ -104,12 +98,10 @@ class Profile:
         The frozen roles are a copy of `policy` as it is now.
         """
         from grpo_kit.flow import GENERAL, TINY, Lookup, Tool, Toolkit, agent_system, calculator
-        from grpo_kit.flow.sandbox import PythonTool
         from grpo_kit.tasks.tool_questions import catalogue_path
 
-        third = [PythonTool()] if self.task == "three_tools" else []
         lookup = Tool(Lookup(catalogue_path()), columns=("catalogue",))
-        toolkit = Toolkit([lookup, calculator, *third])
+        toolkit = Toolkit([lookup, calculator])
         if self.roles == "tiny":
             return agent_system(policy, toolkit, prompts=TINY, **limits)
         limits = {"max_reply_tokens": 256, **limits}

@@ -1,7 +1,6 @@
 """Machines by name: each profile has its policy, judge and agents, or says what is missing."""
 
 import dataclasses
-import sys
 
 import pytest
 import torch
@@ -52,17 +51,6 @@ def test_each_profile_has_agents_around_its_planner(policy):
     assert tiny.executor.policy.model is not policy.model
     assert tiny.toolkit.names == ["lookup", "calculator"]
     assert PROFILES["colab"].load_agents(policy).planner.prompts is GENERAL
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the python tool needs Linux")
-def test_a_third_tool_has_a_base_that_knows_it_and_questions_that_need_it(policy):
-    three = PROFILES["tiny"].with_skills(three_tools=True)
-    assert (three.policy, three.task) == ("tiny-tools", "three_tools")
-    assert three.load_agents(policy).toolkit.names == ["lookup", "calculator", "python"]
-    colab = PROFILES["colab"].with_skills(three_tools=True)
-    assert (colab.policy, colab.task) == (PROFILES["colab"].policy, "three_tools")
-    with pytest.raises(ValueError, match="smollm2 has two tools: take profile tiny"):
-        PROFILES["smol"].with_skills(three_tools=True)
 
 
 def test_smollm2_alone_is_warmed_up_and_for_the_task_at_hand(tmp_path):

@@ -27,7 +27,6 @@ from grpo_kit.paths import data_dir, make_output_dir, results_dir, sha256_of, wr
 from grpo_kit.profiles import Profile
 from grpo_kit.runs import CHECKPOINT, PREVIOUS, Run
 from grpo_kit.tasks import Task
-from grpo_kit.tasks.tool_questions import three_tools
 from grpo_kit.training import train
 
 FRESH = 100  # the first seed that nobody had looked at when claims were written
@@ -86,7 +85,7 @@ class Experiment:
         if "policy" in changes and profile.device == "cpu":
             raise ValueError(f"arm {arm!r} wants a GPU: choose --profile colab or paper.")
         if self.skills:
-            profile = profile.with_skills(three_tools=self.task is three_tools)
+            profile = profile.with_skills()
         size = self.sizes.get(profile.name, {})
         config = dataclasses.replace(profile.config, **{**self.changes, **size})
         if self.x == "num_generated_tokens" and config.max_generated_tokens is None:
@@ -105,8 +104,7 @@ class Experiment:
             chosen["adapter"] = shipped_files(adapters[chosen["task"]])
         del config["save_steps"]  # when a checkpoint is saved decides nothing
         task = self.task.__name__ if self.task else chosen["task"]
-        data = "tool_questions" if self.task else task  # three tools are asked about the same facts
-        shipped = {"base": shipped_files(chosen["policy"]), "data": shipped_files(data)}
+        shipped = {"base": shipped_files(chosen["policy"]), "data": shipped_files(task)}
         options = self.arms[arm].options
         return records.rounded({**chosen, "task": task, **shipped, "options": options, **config})
 

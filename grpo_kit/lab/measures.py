@@ -25,7 +25,6 @@ from grpo_kit.rewards.scoring import score_texts
 from grpo_kit.runs import value_of
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.answers import extract_answer, is_correct
-from grpo_kit.tasks.tool_questions import PYTHON_KINDS
 from grpo_kit.tiny.card import auc, texts_of
 from grpo_kit.tiny.problems import solution_style
 from grpo_kit.training import evaluate, pass_at_k, score
@@ -92,7 +91,7 @@ def diversity_of(policy: Policy, task: Task, embedder, config: GRPOConfig) -> di
 def quality_of(t: Trained) -> dict[str, float]:
     """`judged`: mean score, 1 to 5, of held-out answers; `assured`: share of the assured style.
 
-    `judge/auc`: the chance that a right answer has a higher score than a wrong one; `compared`.
+    `judge/auc`: the chance that a right answer has a higher score than a wrong one.
     """
     rows, texts, right = _answers(t.policy, t.task, t.config)
     judge = QualityJudgeReward(t.profile.load_judge(t.base))
@@ -104,44 +103,6 @@ def quality_of(t: Trained) -> dict[str, float]:
         "judged": 4 * (rewards[scored].mean().item() + 0.5) + 1,
         "assured": fmean(solution_style(text) == "assured" for text in texts),
         "judge/auc": auc(rewards[scored].tolist(), torch.tensor(right)[scored].tolist()),
-        **compared(t.base, rows, texts, right),
-    }
-
-
-BETTER = """\
-{question}
-
-Answer A: {first}
-
-Answer B: {second}
-
-Is answer A better than answer B? Reply Yes or No."""
-
-
-def compared(policy: Policy, rows: list[dict], texts: list[str], right: list[bool]) -> dict:
-    """Does the order of two answers decide which one a judge prefers?
-
-    A right and a wrong answer of each group of eight are compared in both orders by P("Yes").
-    `order/right`: its mean for the right one; `order/first`: for the first one, 0.5 without bias;
-    `order/consistent`: the share of pairs of which the same is preferred in both. {} for no pair.
-    """
-    questions = []
-    for start in range(0, len(texts), 8):
-        own = range(start, min(start + 8, len(texts)))
-        pair = [next((texts[i] for i in own if right[i] == label), None) for label in (True, False)]
-        problem = question_text(rows[start]["prompt"])
-        for first, second in (pair, pair[::-1]) if None not in pair else ():
-            text = BETTER.format(question=problem, first=first, second=second)
-            questions.append([[{"role": "user", "content": text}]])
-    readings = [row[0].p_yes for row in read_yes(policy, questions) if row]
-    if not readings or len(readings) < len(questions):
-        return {}
-    as_first, as_second = readings[::2], readings[1::2]  # of the right answer
-    pairs = list(zip(as_first, as_second, strict=True))
-    return {
-        "order/right": fmean((a + 1 - b) / 2 for a, b in pairs),
-        "order/first": fmean(readings),
-        "order/consistent": fmean((a > 0.5) != (b > 0.5) for a, b in pairs),
     }
 
 
@@ -219,7 +180,7 @@ def knows(t: Trained) -> dict[str, float]:
 
     `pass@k`, k to 64, on 32 problems; `auc/likelihood` and `auc/p_yes`: the chance that a right
     answer has more log-probability, or P("Yes") by the policy's own word, than a wrong one; `mass`:
-    of the next token on Yes or No; `entropy/…`: nats, at numbers, operators and other tokens.
+    of the next token on Yes or No.
     """
     policies = {"before": t.base, "after": t.policy}
     return {f"{w}/{k}": v for w, policy in policies.items() for k, v in _knows(policy, t).items()}
@@ -244,17 +205,7 @@ def _knows(policy: Policy, t: Trained) -> dict[str, float]:
     read = {i: row[0] for i, row in answers if row}
     known["auc/p_yes"] = auc([r.p_yes for r in read.values()], [bool(right[i]) for i in read])
     known["mass"] = fmean(reading.mass for reading in read.values())
-    tokens, at = rollouts.completion_ids[rollouts.mask], rollouts.entropies[rollouts.mask]
-    kinds = list(map(_kind, policy.tokenizer.batch_decode(tokens[:, None])))
-    for kind in ("number", "operator", "other"):
-        known[f"entropy/{kind}"] = at[torch.tensor([k == kind for k in kinds])].mean().item()
     return known
-
-
-def _kind(token: str) -> str:
-    if any(character.isdigit() for character in token):
-        return "number"
-    return "operator" if token.strip() and set(token.strip()) <= set("+-*/=×÷") else "other"
 
 
 def gained(t: Trained, **metrics: str) -> dict[str, float]:
@@ -307,24 +258,6 @@ def _by_turns(t: Trained, policy: Policy) -> list[float]:
         ]
         success.append(score_episodes(cut, [accuracy_reward])[:, 0].eq(1).float().mean().item())
     return success
-
-
-def tools_chosen(t: Trained) -> dict[str, float]:
-    """What a run gained, and where Python is called, `before/…` and `after/…`.
-
-    `needed/python`, `needed/calculator`: share of the episodes whose question needs Python that
-    call the tool; `other/python`: of the other episodes. `needed/success`, `other/success`.
-    """
-    chosen = gained(t, success="eval/pass@1")
-    for when, policy in (("before", t.base), ("after", t.policy)):
-        episodes = _episodes(t, policy, _fewer(t.config) or 64, 4)
-        for group, needed in (("needed", True), ("other", False)):
-            own = [e for e in episodes if (e.row["kind"] in PYTHON_KINDS) == needed]
-            called = [{step.action.tool for step in one.memory.steps} for one in own]
-            chosen[f"{when}/{group}/success"] = fmean(one.reward == 1 for one in own)
-            for tool in ("python", "calculator"):
-                chosen[f"{when}/{group}/{tool}"] = fmean(tool in tools for tools in called)
-    return chosen
 
 
 def episodes_to_read(t: Trained) -> list[dict]:

@@ -26,7 +26,7 @@ from grpo_kit.config import reason
 from grpo_kit.paths import results_dir, write_atomic
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-BASES = ("data/tiny-base", "data/tiny-tools", "data/smol-svamp", "data/smol-skills")
+BASES = ("data/tiny-base", "data/smol-svamp", "data/smol-skills")
 NOTEBOOKS = "notebooks"  # the "experiment" of what notebooks measured, see `bands`
 LATE = 20  # steps
 PACKAGES = ("grpo-kit", "torch", "transformers", "numpy", "sentence-transformers", "trl")

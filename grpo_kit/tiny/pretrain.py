@@ -161,7 +161,7 @@ def batch_pool(tokenizer, seed: int, index: int, phase: str) -> list[tuple]:
     They depend on the arguments alone: a resumed warm-up sees the same texts.
     """
     rng = random.Random(f"warm-up-{seed}-{index}")
-    share = {"copy": 1.0, "mixture": 0.0, "tools": 0.0, "brevity": 0.0}.get(phase, COPY_SHARE)
+    share = {"copy": 1.0, "mixture": 0.0, "brevity": 0.0}.get(phase, COPY_SHARE)
     n_copies = int(share * BATCH * POOL)
     plain = sorted(set(range(len(tokenizer))) - set(tokenizer.all_special_ids))
     copies = [rng.sample(plain, COPY_LENGTH) for _ in range(n_copies)]

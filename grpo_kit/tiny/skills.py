@@ -152,8 +152,8 @@ def step_text(step: Step) -> tuple[str, str, str]:
     if tool == "lookup":
         return "none", f"find {argument}", tool
     left, right = re.findall(r"\d+", argument)
-    goals = {"+": "add", "-": "subtract", "*": "multiply", "min": "smaller", "max": "larger"}
-    return f"{left}, {right}", next(goals[word] for word in goals if word in argument), tool
+    goals = {"+": "add", "-": "subtract", "*": "multiply"}
+    return f"{left}, {right}", next(goals[sign] for sign in goals if sign in argument), tool
 
 
 def plan_text(step: Step, justification: str) -> str:
@@ -189,7 +189,7 @@ def plan_request(question: ToolQuestion, rng: random.Random) -> tuple[str, Memor
     memory = sample_memory(question, rng)
     memory = memory if question.next_step(memory) else []
     state = {"question": question.text, "memory": memory_text(memory)}
-    request = TINY.plan.format(**state, names=", ".join(question.tools))
+    request = TINY.plan.format(**state, names=", ".join(T.TOOLS))
     return request, memory, question.next_step(memory)
 
 
@@ -250,7 +250,7 @@ RELIABLE = {  # the styles that the phases before the mixture show
     "verify": (verify_style, ("recompute",)),
     "plan": (plan_style, ("careful",)),
 }
-TOOL_SKILLS = ("plan", "execute", "check", "answer")  # which the third tool needs
+TOOL_SKILLS = ("plan", "execute", "check", "answer")
 FIRST_STYLE = "words"  # the only one at first: it names each step before it computes it
 SUMS_SHARES = {"reliable": 0.25, "practice": 0.5}  # of the rows of these phases
 
@@ -278,22 +278,19 @@ def sample_sums(rng: random.Random) -> list[dict]:
     return exchange("Practise.", " ".join(P.equations(chain, chain.values) for chain in chains))
 
 
-def make_subject(
-    skill: str, rng: random.Random, split: str, tools: tuple[str, ...] = T.TOOLS
-) -> Problem | ToolQuestion:
+def make_subject(skill: str, rng: random.Random, split: str) -> Problem | ToolQuestion:
     """A random word problem or tool question from `split`, as the skill needs."""
     if skill not in TOOL_SKILLS:
         return make_problem(rng, rng.choice(DIFFICULTIES), split)
-    return make_tool_question(rng, split, tools=tools)
+    return make_tool_question(rng, split)
 
 
 def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict]:
     """One training conversation, from training problems only, in a phase of the warm-up.
 
     `drill`; `reliable`, one reliable style a skill, and some sums (careless styles would disturb);
-    `practice`, all reliable styles, more sums; `mixture`, whose shares the model adopts. Two more
-    phases make other models from the base: `tools`, the skills of Flow-GRPO with three tools, and
-    `brevity`, the questions whether a solution is right and whether it is short.
+    `practice`, all reliable styles, more sums; `mixture`, whose shares the model adopts. `brevity`,
+    the questions whether a solution is right and whether it is short, makes another model.
     """
     if phase == "drill":
         return sample_drill(rng)
@@ -302,14 +299,13 @@ def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict
         return sample_solve(problem, rng, {META_QUESTION: 1, BREVITY_QUESTION: 1})
     if rng.random() < SUMS_SHARES.get(phase, 0):
         return sample_sums(rng)
-    taught, tools = (TOOL_SKILLS, T.THREE_TOOLS) if phase == "tools" else (SKILLS, T.TOOLS)
-    skill = draw({name: SKILLS[name][0] for name in taught}, rng)
+    skill = draw({name: share for name, (share, _) in SKILLS.items()}, rng)
     style_of_reply, styles = RELIABLE.get(skill, (None, ()))
-    if phase in ("mixture", "tools"):
+    if phase == "mixture":
         styles = ()  # all of them
     elif phase == "reliable" and skill == "solve":
         styles = (FIRST_STYLE,)
     while True:
-        messages = SKILLS[skill][1](make_subject(skill, rng, "train", tools), rng)
+        messages = SKILLS[skill][1](make_subject(skill, rng, "train"), rng)
         if not styles or style_of_reply(messages[1]["content"]) in styles:
             return messages

@@ -246,8 +246,7 @@ def test_no_two_arms_of_an_experiment_are_the_same_run_and_the_base_is_in_it(nam
     assert len({json.dumps(one, sort_keys=True) for one in arms.values()}) == len(arms)
     for one in arms.values():
         assert one["base"] and one["data"] and one["options"] and "save_steps" not in one
-        tasks = {"flow": "tool_questions", "tools": "three_tools"}
-        assert one["task"] == tasks.get(name, "word_problems")
+        assert one["task"] == ("tool_questions" if name == "flow" else "word_problems")
     monkeypatch.setattr(grid, "shipped_files", lambda folder: "another")
     for arm, before in arms.items():
         assert experiment.identity(profile, arm) != before

@@ -10,19 +10,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grpo_kit.generation import completion_logps
 from grpo_kit.lab import experiments, measures
 from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.grid import Trained, run_grid
-from grpo_kit.lab.rounded import Rounded
-from grpo_kit.models import load_policy, weights_hash
+from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
-from grpo_kit.rewards import accuracy_reward
 from grpo_kit.rewards.meta_evaluation import (
     BREVITY_QUESTION,
     META_QUESTION,
-    Reading,
     as_turns,
     read_yes,
 )
@@ -71,7 +67,8 @@ def test_alike_answers_have_no_diversity(task, monkeypatch):
 def test_the_few_labels_choose_the_first_of_the_best():
     values = [(0.2, 0.3), (0.9, 0.8), (0.9, 0.7), (0.4, 0.5)]
     history = [{"step": i, "few/pass@1": f, "eval/pass@1": e} for i, (f, e) in enumerate(values)]
-    measured = measures.without_labels(SimpleNamespace(run=Run(Path(), None, 0, [*history, {"step": 9}])))
+    run = Run(Path(), None, 0, [*history, {"step": 9}])
+    measured = measures.without_labels(SimpleNamespace(run=run))
     expected = {"fell": 0.8 - 0.5, "stopped early": 0.8, "gained/stopped early": 0.8 - 0.3}
     assert measured == pytest.approx(expected)
 
@@ -79,14 +76,12 @@ def test_the_few_labels_choose_the_first_of_the_best():
 @pytest.mark.parametrize(
     ("name", "arm", "metrics"),
     [
-        ("basic", "more warm-up", ["eval/greedy", "before/pass@64", "after/entropy/operator"]),
+        ("basic", "more warm-up", ["eval/greedy", "before/pass@64", "after/mass"]),
         ("verification", "mixed", ["of_n/own_verdicts", "gained/verification"]),
         ("meta", "truth 10 %", ["p_yes", "overrated", "fell", "stopped early"]),
         ("brevity", "short x 2", ["no steps"]),
         ("label-free", "majority", ["fell", "stopped early", "gained/stopped early"]),
         pytest.param("flow", "per turn", ["gained/success", "eval/tool_errors", "after/turns/10"],
-                     marks=pytest.mark.slow),
-        pytest.param("tools", "trajectory", ["gained/success", "before/needed/python"],
                      marks=pytest.mark.slow),
     ],
 )  # fmt: skip
@@ -111,11 +106,8 @@ def test_likelihood_and_own_verdict_tell_right_answers_from_wrong_ones(base, tas
     assert known == {f"{when}/{k}": v for when in ("before", "after") for k, v in before.items()}
     rising = [before[f"pass@{k}"] for k in (1, 2, 4, 8, 16, 32, 64)]
     assert rising == sorted(rising) and rising[0] < rising[-1] <= 1
-    # the tiny base was taught to say Yes or No; at numbers it wavers more than at operators
+    # the tiny base was taught to say Yes or No
     assert before["auc/p_yes"] > 0.6 and before["auc/likelihood"] > 0.6 and before["mass"] > 0.9
-    assert before["entropy/number"] > before["entropy/operator"] > 0
-    kinds = {" 12": "number", "+": "operator", " =": "operator", "coins": "other", " ": "other"}
-    assert {token: measures._kind(token) for token in kinds} == kinds
 
 
 def test_the_truth_is_read_by_rule_in_the_tiny_world_only(policy):
@@ -160,26 +152,6 @@ def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(base, t
         measures.quality_of(two)
 
 
-@pytest.mark.parametrize(
-    ("p_yes", "expected"),
-    [
-        (lambda text: 0.9, {"right": 0.5, "first": 0.9, "consistent": 0.0}),  # always the first
-        (lambda text: 0.8 if "Answer A: good" in text else 0.2,
-         {"right": 0.8, "first": 0.5, "consistent": 1.0}),
-    ],
-)  # fmt: skip
-def test_two_answers_are_compared_in_both_orders(p_yes, expected, monkeypatch):
-    def read_yes(policy, asked):
-        return [[Reading(p_yes(row[0][0]["content"]), 1.0)] for row in asked]
-
-    monkeypatch.setattr(measures, "read_yes", read_yes)
-    rows = [{"prompt": "one?"}] * 8 + [{"prompt": "two?"}] * 8
-    texts, right = ["good", *["bad"] * 7] + ["bad"] * 8, [True, *[False] * 15]
-    measured = measures.compared(None, rows, texts, right)
-    assert measured == {f"order/{name}": pytest.approx(v) for name, v in expected.items()}
-    assert measures.compared(None, rows[8:], texts[8:], right[8:]) == {}, "no right one, no pair"
-
-
 @pytest.mark.slow
 def test_the_evaluator_that_was_taught_brevity_tells_short_from_long_and_right_from_wrong():
     rng, read = random.Random(5), []
@@ -207,7 +179,7 @@ def test_every_arm_makes_a_batch_and_the_first_is_plain_grpo(name, base, task, m
     assert "?" in experiment.question
     task = experiment.task() if experiment.task else task
     common = {k: v for k, v in experiment.changes.items() if k != "num_generations_eval"}
-    usual = ["accuracy_reward", "format_reward"][: 1 if name in ("flow", "tools") else 2]
+    usual = ["accuracy_reward", "format_reward"][: 1 if name == "flow" else 2]
     for arm_name, arm in experiment.arms.items():
         config = dataclasses.replace(SMOKE.config, **common, **arm.changes)
         rewards = arm.rewards(SMOKE, config, base)
@@ -220,29 +192,6 @@ def test_every_arm_makes_a_batch_and_the_first_is_plain_grpo(name, base, task, m
         state = SimpleNamespace(global_step=0, max_steps=1, progress=0.0)
         (batch,) = source(torch.Generator().manual_seed(0), state, {})
         assert not batch.rewards.isnan().any() and batch.advantages.abs().max() > 0
-
-
-def test_a_sampler_in_8_bits_follows_the_policy_from_near_and_never_changes_it(task):
-    policy = SMOKE.load_policy()
-    config = dataclasses.replace(SMOKE.config, generation_batch_size=64)
-    source = Rounded(PromptBatches(policy, task, [accuracy_reward], config, 0))
-    state = SimpleNamespace(global_step=0, max_steps=1, progress=0.0)
-    for moved in (False, True):
-        if moved:
-            with torch.no_grad():
-                policy.model.model.embed_tokens.weight.mul_(1.01)
-        before = weights_hash(policy.model.parameters(), 64)
-        (batch,) = source(torch.Generator().manual_seed(0), state, {})
-        assert weights_hash(policy.model.parameters(), 64) == before
-        options = {"temperature": config.temperature, "pad_token_id": policy.pad_token_id}
-        logps = completion_logps(policy.model, batch.rollouts, **options)[0].detach()
-        apart = (logps - batch.rollouts.logps)[batch.rollouts.mask].abs()
-        assert 1e-3 < apart.mean() < 0.2
-        sampled = dict(source.sampler.model.named_parameters())
-        for name, weight in policy.model.named_parameters():
-            error = ((sampled[name] - weight).abs() / weight.abs().max()).max().item()
-            rounded = ".layers." in name and weight.dim() == 2
-            assert 0 < error < 1 / 16 if rounded else error == 0
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS["published"].arms)
@@ -270,16 +219,13 @@ def test_accuracy_on_the_test_set_before_and_after(policy, base, task):
     assert before["gained/lenient"] == 0 and after["gained/lenient"] == pytest.approx(gained)
 
 
-@pytest.mark.parametrize("name", ["flow", "tools"])
-def test_the_planner_has_room_for_every_right_plan(name):
+def test_the_planner_has_room_for_every_right_plan():
     """A limit that cuts off the plans of one tool would teach that it is never called."""
-    experiment = EXPERIMENTS[name]
-    profile, config = experiment.setting(PROFILES["tiny"], "trajectory")
+    profile, config = EXPERIMENTS["flow"].setting(PROFILES["tiny"], "trajectory")
     tokenizer, rng = load_policy(data_dir() / profile.policy).tokenizer, random.Random(0)
-    tools = tool_questions.THREE_TOOLS if name == "tools" else tool_questions.TOOLS
     longest = 0
     for _ in range(200):
-        question, memory = tool_questions.make_tool_question(rng, "test", tools=tools), []
+        question, memory = tool_questions.make_tool_question(rng, "test"), []
         for step in question.plan:
             plan = skills.plan_text(step, f"Careful: {skills.progress_text(question, memory)}")
             longest = max(longest, len(tokenizer(plan)["input_ids"]) + 1)  # and the EOS

@@ -1,17 +1,12 @@
 """The shipped base: small, as its card says, and fit for what the notebooks do with it."""
 
 import json
-import random
 
 import pytest
-import torch
 
-from grpo_kit.flow.roles import read_action
-from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
-from grpo_kit.tasks.tool_questions import THREE_TOOLS, make_tool_question
 from grpo_kit.tasks.word_problems import HIGHEST, LOWEST
-from grpo_kit.tiny import card, problems, skills
+from grpo_kit.tiny import card, problems
 
 FOLDER = data_dir() / "tiny-base"
 
@@ -66,19 +61,3 @@ def test_the_card_is_true(base, written):
     assert abs(found["pass@1"] - expected) < 4 * error
     styles = [found["by_style"][style] for style in problems.RIGHT_STYLES]
     assert min(style["accuracy"] for style in styles) > 0.8
-
-
-def test_the_base_with_three_tools_is_small_and_calls_python_where_it_is_needed():
-    folder = data_dir() / "tiny-tools"
-    assert (folder / "model.safetensors").stat().st_size <= 8e6
-    rng, generator = random.Random(1), torch.Generator().manual_seed(1)
-    questions = [make_tool_question(rng, "test", tools=THREE_TOOLS) for _ in range(128)]
-    asked = [skills.plan_request(question, rng) for question in questions]
-    requests = [[{"role": "user", "content": request}] for request, *_ in asked]
-    texts = card.texts_of(load_policy(folder), requests, generator)
-    careful = [
-        read_action(text).step == skills.step_text(step)
-        for text, (*_, step) in zip(texts, asked, strict=True)
-        if skills.plan_style(text) == "careful"
-    ]
-    assert len(careful) >= 15 and sum(careful) / len(careful) > 0.75

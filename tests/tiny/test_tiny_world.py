@@ -18,7 +18,7 @@ from grpo_kit.flow.roles import read_action
 from grpo_kit.rewards import accuracy_reward, extract_answer, format_reward
 from grpo_kit.tasks import split_of
 from grpo_kit.tasks import word_problems as W
-from grpo_kit.tasks.tool_questions import THREE_TOOLS, TOOLS, make_tool_question
+from grpo_kit.tasks.tool_questions import TOOLS, make_tool_question
 from grpo_kit.tasks.word_problems import Problem, make_problem, word_problems
 from grpo_kit.tiny import pretrain as warm_up
 from grpo_kit.tiny import problems, skills
@@ -115,9 +115,9 @@ def test_a_verdict_after_careful_analysis_is_the_truth(rng):
 
 @given(rng=rngs)
 def test_a_plan_is_read_back_and_a_careful_one_is_a_step_from_numbers_that_it_recalls(rng):
-    question = make_tool_question(rng, "train", tools=rng.choice((TOOLS, THREE_TOOLS)))
+    question = make_tool_question(rng, "train")
     for step in question.plan:
-        action = read_action(skills.plan_text(step, "So."), question.tools)
+        action = read_action(skills.plan_text(step, "So."), TOOLS)
         assert action.step == skills.step_text(step) and not action.problem
     reply = skills.sample_plan(question, rng)[1]["content"]
     style, action = skills.plan_style(reply), read_action(reply)
@@ -130,7 +130,7 @@ def test_a_plan_is_read_back_and_a_careful_one_is_a_step_from_numbers_that_it_re
 
 @given(rng=rngs)
 def test_the_frozen_roles_reply_from_memory(rng):
-    question = make_tool_question(rng, "train", tools=rng.choice((TOOLS, THREE_TOOLS)))
+    question = make_tool_question(rng, "train")
     check = skills.sample_check(question, rng)[1]["content"]
     assert check.endswith((" STOP", " CONTINUE"))
     request, reply = (message["content"] for message in skills.sample_answer(question, rng))
@@ -160,7 +160,6 @@ def test_short_is_what_has_few_words_and_is_asked_as_often_as_whether_it_is_righ
         ("reliable", "622f1c054332eaca"),
         ("practice", "b9d12b8afafbdca3"),
         ("mixture", "a04a9854e6ca7b8b"),
-        ("tools", "f88ba7e6fa418909"),
         ("brevity", "ffb0ef6d5aa61512"),
     ],
 )

@@ -25,6 +25,7 @@ WeightMode = Literal["token_truncate", "token_mask"]
 Scale = Literal["group", "batch", "none", "mean"]
 Baseline = Literal["group", "others", "batch"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
+MOST_AT_ONCE = 256  # completions sampled together: their keys and values fill a GPU's memory
 # In an error of a full GPU, as torch, cuBLAS and cuDNN's attention say it.
 FULL = ("out of memory", "ALLOC_FAILED", "mha_graph.execute")
 
@@ -124,7 +125,6 @@ class GRPOConfig:
     dynamic_sampling_metric: str | None = None
     importance_sampling_cap: Positive | None = None  # truncated importance sampling, C
     importance_sampling_mode: WeightMode = "token_truncate"  # what becomes of a weight above C
-    rollout_chunks: AtLeast1 = 1  # parts of a batch; a part is judged while the next is sampled
     max_unscored_steps: AtLeast1 = 3  # steps in a row without a score before the run stops
 
     @model_validator(mode="after")
@@ -171,7 +171,7 @@ class GRPOConfig:
     @property
     def evaluation_batch_size(self) -> int:
         """Completions sampled at a time where nothing is learnt: a short batch wastes time."""
-        return max(self.generation_batch_size // self.rollout_chunks, 128)
+        return min(max(self.generation_batch_size, 128), MOST_AT_ONCE)
 
     def shared_by(self, processes: int) -> tuple[int, int]:
         """How `processes` share an optimiser step: completions of a forward pass, and passes.

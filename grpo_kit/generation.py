@@ -9,6 +9,7 @@ runs once for its group, a row that has ended leaves the batch, and log-probabil
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from torch.nn.functional import linear, pad
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from grpo_kit.config import GRPOConfig
+from grpo_kit.config import MOST_AT_ONCE, GRPOConfig
 from grpo_kit.decoder import GroupedDecoding, by_length, can_read, equal_rank, filler, packed_states
 from grpo_kit.models import Policy, evaluating, unwrapped
 
@@ -207,7 +208,8 @@ class _CachedDecoding:
     def __init__(self, model, prompt_ids, prompt_index: Tensor, pad_token_id: int) -> None:
         prompts = prompt_ids, pad_token_id, prompt_index.device
         output, attention = _prefill(model, *prompts, logits_to_keep=1)
-        self.model, self.cache = model, output.past_key_values
+        self.model, self.cache_name = model, cache_name(model)
+        self.cache = getattr(output, self.cache_name)
         self.cache.batch_select_indices(prompt_index)  # each prompt's cache for all of its group
         self.attention = attention[prompt_index]
         self.logits = output.logits[prompt_index, -1]
@@ -221,7 +223,8 @@ class _CachedDecoding:
         self.attention = pad(self.attention, (0, 1), value=1)
         positions = self.attention.sum(dim=1, keepdim=True) - 1
         where = {"attention_mask": self.attention, "position_ids": positions, "use_cache": True}
-        output = self.model(input_ids=tokens[:, None], past_key_values=self.cache, **where)
+        where[self.cache_name] = self.cache
+        output = self.model(input_ids=tokens[:, None], **where)
         self.logits = output.logits[:, -1]
 
 
@@ -238,10 +241,21 @@ def sample_groups(
     policy: Policy, prompt_ids: Sequence, config: GRPOConfig, generator: torch.Generator
 ) -> Rollouts:
     """Sample a group for every prompt (token ids), with the config's size, length, temperature."""
-    return sample(
-        policy, prompt_ids, config.num_generations, max_new_tokens=config.max_completion_length,
-        temperature=config.temperature, generator=generator,
+    return _sample_in_parts(
+        policy, prompt_ids, config.num_generations, MOST_AT_ONCE, generator=generator,
+        max_new_tokens=config.max_completion_length, temperature=config.temperature,
     )  # fmt: skip
+
+
+def _sample_in_parts(
+    policy: Policy, prompt_ids: Sequence, num_generations: int, batch_size: int, **options
+) -> Rollouts:
+    """Sample in parts of whole groups, each of about `batch_size` completions."""
+    prompts, parts = max(1, batch_size // num_generations), []  # prompts of a part
+    for start in range(0, max(len(prompt_ids), 1), prompts):
+        part = prompt_ids[start : start + prompts]
+        parts.append(sample(policy, part, num_generations, **options))
+    return Rollouts.concatenate(parts)
 
 
 def reply(
@@ -257,13 +271,10 @@ def reply(
 
     `batch_size` is in completions, see `at_once`; further options are those of `generate`.
     """
-    ids = policy.encode(conversations)
     options["max_new_tokens"] = max_new_tokens
     batch_size = at_once(batch_size, max_new_tokens, policy.device.type)
-    prompts = max(1, batch_size // num_generations)  # of a batch
-    starts = range(0, max(len(ids), 1), prompts)
-    parts = [sample(policy, ids[i : i + prompts], num_generations, **options) for i in starts]
-    return Rollouts.concatenate(parts)
+    ids = policy.encode(conversations)
+    return _sample_in_parts(policy, ids, num_generations, batch_size, **options)
 
 
 def at_once(batch_size: int, max_new_tokens: int, device: str) -> int:
@@ -299,6 +310,7 @@ def _cached_states(decoder, rollouts: Rollouts, pad_token_id: int) -> tuple[Tens
     """
     mask, width = rollouts.mask, rollouts.mask.shape[1]
     prompts, prompt_attention = _prefill(decoder, rollouts.prompt_ids, pad_token_id, mask.device)
+    name = cache_name(decoder)
     hidden, places = [], []  # of the unmasked tokens: (M, H), and index into the flat (N, T)
     for rows in by_length(rollouts.lengths):
         index = rollouts.prompt_index[rows]
@@ -312,8 +324,8 @@ def _cached_states(decoder, rollouts: Rollouts, pad_token_id: int) -> tuple[Tens
                 input_ids=rollouts.completion_ids[rows, : part_width - 1],
                 attention_mask=torch.cat([attention, part_mask[:, :-1].long()], dim=1),
                 position_ids=attention.sum(dim=1, keepdim=True) + steps,
-                past_key_values=gathered(prompts.past_key_values, index),
                 use_cache=True,
+                **{name: gathered(getattr(prompts, name), index)},
             )
             states = torch.cat([states, rest.last_hidden_state], dim=1)
         hidden.append(states[part_mask])
@@ -327,6 +339,12 @@ def arithmetic(weight: Tensor) -> torch.dtype:
     device = weight.device.type
     on = torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if on else weight.dtype
+
+
+def cache_name(model) -> str:
+    """What a model calls its cache, as an argument and in its output."""
+    parameters = inspect.signature(type(unwrapped(model)).forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"  # before transformers 5.24
 
 
 def gathered(cache, rows: Tensor):

@@ -171,7 +171,6 @@ _PROFILES = (
         config=GRPOConfig(
             generation_batch_size=768, per_device_train_batch_size=8,
             gradient_accumulation_steps=96, max_completion_length=1024, eval_prompts=1319,
-            rollout_chunks=4,
         ),
     ),
 )  # fmt: skip

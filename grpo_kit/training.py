@@ -27,7 +27,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from anyio.from_thread import start_blocking_portal
 from torch import Tensor
 from tqdm import tqdm
 from transformers import get_scheduler
@@ -44,7 +43,6 @@ from grpo_kit.rewards.scoring import (
     check_rewards,
     reward_names,
     score_texts,
-    start_scoring,
 )
 from grpo_kit.runs import Run, RunFiles, one_writer
 from grpo_kit.tasks import Task
@@ -125,7 +123,7 @@ def train(
             state = SimpleNamespace(global_step=step, max_steps=config.max_steps, progress=spent)
             metrics, stats, names = {}, {}, {}  # of the sampling, of the update, of rewards
 
-            with _errors_named(step + 1, files.remedy):
+            with errors_named(step + 1, files.remedy):
                 for batch in source(generator, state, metrics):  # sample, score, compare
                     names |= dict.fromkeys(batch.names)
                     if batch.rewards.isnan().all():
@@ -179,7 +177,7 @@ def _spent(config: GRPOConfig, step: int, tokens: int) -> float:
 
 
 @contextmanager
-def _errors_named(step: int, remedy: str) -> Iterator[None]:
+def errors_named(step: int, remedy: str) -> Iterator[None]:
     """Say at which step a reward raised or the loss was not finite, and what to do."""
     try:
         yield
@@ -336,11 +334,10 @@ class PromptBatches:
     ) -> Iterator[Batch]:
         """Yield one generation batch of the next prompts, with `changes` to the config.
 
-        It is sampled in `rollout_chunks` parts; coroutine rewards of a part are under way while the
-        next is sampled. With `dynamic_sampling_rounds` (DAPO, arXiv 2503.14476, eq. 11), groups
-        whose answers are all right or all wrong, see `dynamic_sampling_metric`, are replaced by
-        groups of further prompts, for at most that many rounds.
-        `sample` takes the place of `sample_groups`; it gets lists of prompt ids.
+        With `dynamic_sampling_rounds` (DAPO, arXiv 2503.14476, eq. 11), groups whose answers are
+        all right or all wrong, see `dynamic_sampling_metric`, are replaced by groups of further
+        prompts, for at most that many rounds. `sample` takes the place of `sample_groups`; it gets
+        lists of prompt ids.
         """
         config = dataclasses.replace(self.config, **changes)
         size, rounds = config.num_generations, config.dynamic_sampling_rounds
@@ -350,9 +347,12 @@ class PromptBatches:
         logged: dict[str, list[float]] = {}
         generated_tokens = 0
         while missing:
-            places = self.take(missing)
-            scored = self._sample_and_score(places, config, sample, state, logged)
-            generated_tokens += int(scored[0].mask.sum())
+            rows = self.take(missing)
+            rollouts = sample([self.prompt_ids[row] for row in rows])
+            examples = [example for row in rows for example in [self.rows[row]] * size]
+            rewards_per_func = score(self.policy, rollouts, examples, self.rewards, state, logged)
+            scored = rollouts, rewards_per_func, examples
+            generated_tokens += int(rollouts.mask.sum())
             kept.append(self._mixed_groups(scored, config) if rounds else scored)
             missing -= len(kept[-1][2]) // size
             rounds -= 1
@@ -366,22 +366,6 @@ class PromptBatches:
         )  # fmt: skip
         metrics |= batch.metrics() | {"generated_tokens": generated_tokens}
         yield batch
-
-    def _sample_and_score(self, places, config: GRPOConfig, sample, state, logged) -> Scored:
-        """A group of completions of each place's row; coroutine rewards run beside sampling."""
-        size, parts = config.num_generations, []
-        per_chunk = math.ceil(len(places) / config.rollout_chunks)
-        with start_blocking_portal() as portal:
-            for start in range(0, len(places), per_chunk):
-                chunk = places[start : start + per_chunk]
-                rollouts = sample([self.prompt_ids[row] for row in chunk])
-                ids = rollouts.completion_lists()
-                examples = [example for row in chunk for example in [self.rows[row]] * size]
-                scores = start_scoring(
-                    portal, self.policy.decode(ids), ids, examples, self.rewards, state, logged
-                )
-                parts.append((rollouts, scores, examples))
-            return _joined([(rollouts, scores(), rows) for rollouts, scores, rows in parts])
 
     def _compared(self, rewards_per_func: Tensor, rewards: Tensor, config: GRPOConfig) -> Tensor:
         """The advantages (N,) of N completions, from their (N, R) rewards or weighted sums (N,)."""
@@ -457,11 +441,12 @@ def check_task(task: Task, rewards: Sequence[Callable], config: GRPOConfig) -> N
 
 
 def score(
-    policy: Policy, rollouts: Rollouts, examples: Sequence[dict], rewards: Sequence[Callable]
-) -> Tensor:
-    """Rewards of all completions, (N, R) float32, NaN = not scored; `examples` are rows of data."""
+    policy: Policy, rollouts: Rollouts, examples: Sequence[dict], rewards: Sequence[Callable],
+    state: Any = None, logged: dict[str, list[float]] | None = None,
+) -> Tensor:  # fmt: skip
+    """Rewards of all completions, (N, R), see `score_texts`; `examples` are their rows of data."""
     ids = rollouts.completion_lists()
-    return score_texts(policy.decode(ids), ids, examples, rewards)
+    return score_texts(policy.decode(ids), ids, examples, rewards, state, logged)
 
 
 # --- update ---------------------------------------------------------------------------------------

@@ -13,10 +13,9 @@ import json
 import math
 import os
 import shutil
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
@@ -36,7 +35,7 @@ from grpo_kit import training
 from grpo_kit.config import GRPOConfig
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.paths import make_output_dir, sha256_of, write_atomic, writing
-from grpo_kit.rewards.scoring import finite_values, reward_name, reward_names, score_texts
+from grpo_kit.rewards.scoring import finite_values, reward_name, score_texts
 from grpo_kit.runs import CHECKPOINT, PREVIOUS, RUN, Run, RunFiles
 from grpo_kit.tasks import Task
 
@@ -46,8 +45,8 @@ HOOKS = {  # argument of `training.train` that TRL's trainer lacks -> what it ha
     "`_compute_loss` in a subclass of trl.GRPOTrainer",
     "aggregate": "choose loss_type in the config, or override `_compute_loss` in a subclass of "
     "trl.GRPOTrainer",
-    "batch_source": "give rollout=, which makes TRL's `rollout_func` (see grpo_kit.trl_rollouts); "
-    "self-verification's items are made anew at each step, by the kit's trainer only",
+    "batch_source": "write a `rollout_func`, an argument of trl.GRPOTrainer: it samples one "
+    "sequence for each prompt of the dataset",
 }
 REFUSED = {  # field -> the value that TRL's trainer has, and why there is no other
     "max_generated_tokens": (None, "TRL counts steps only: give max_steps"),
@@ -59,10 +58,9 @@ REFUSED = {  # field -> the value that TRL's trainer has, and why there is no ot
         "TRL corrects for another sampler only where vLLM samples: add use_vllm=True (--vllm)",
     ),
 }
-# These mean the same. `rollout_chunks` only changes how fast the kit samples, so TRL samples as it
-# likes; the others are translated here or read by the callback below.
+# These mean the same: they are translated here, or read by the callback below.
 OURS = ("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "reward_weights",
-        "rollout_chunks", "eval_steps", "eval_on_start", "eval_prompts", "eval_prompts_between",
+        "eval_steps", "eval_on_start", "eval_prompts", "eval_prompts_between",
         "num_generations_eval", "save_steps", "max_unscored_steps", "bf16",
         "importance_sampling_mode")  # fmt: skip
 # These have TRL's names.
@@ -158,20 +156,17 @@ def grpo_trainer(
     config: GRPOConfig,
     *,
     measure: Callable[[Policy], dict[str, float]] | None = None,
-    rollout: Callable[[training.PromptBatches], Callable] | None = None,
     **overrides: Any,
 ) -> trl.GRPOTrainer:
     """A `GRPOTrainer`, ready for `.train()`, that learns what `training.train` would.
 
-    It evaluates as the kit does and writes the same files into its `output_dir`. `rollout` makes
-    what samples in place of TRL (`trl_rollouts`). `overrides` are fields of TRL's config,
-    `output_dir` and `seed` among them. Raises ValueError where these do not
+    It evaluates as the kit does and writes the same files into its `output_dir`. `overrides` are
+    fields of TRL's config, `output_dir` and `seed` among them. Raises ValueError where these do not
     fit together or TRL lacks a field.
     """
     processes = join(policy.device.type)
     # checks what goes together, and sets the arithmetic, which TRL's config takes from the policy
     prompts = training.PromptBatches(policy, task, rewards, config, seed=0)
-    source = rollout and rollout(prompts)
     args = trl_config(config, policy, processes, **overrides)
     wanted = config.generation_batch_size // config.num_generations
     if len(task.train) < wanted:
@@ -179,10 +174,7 @@ def grpo_trainer(
             f"task {task.name!r} has {len(task.train)} rows to learn from, TRL takes {wanted} at "
             "each step: lower generation_batch_size, or give more rows."
         )
-    name = f"TRL {trl.__version__}" + (f", {source.name}" if source else "")
-    rewards, dataset = (source.rewards, source.dataset) if source else (rewards, task.train)
-    start = training.run_start(policy, name, prompts)
-    start["rewards"] = reward_names(rewards)
+    start = training.run_start(policy, f"TRL {trl.__version__}", prompts)
     for module in policy.model.modules():  # a number, which TRL's `disable_dropout` does not reach
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0
@@ -191,9 +183,8 @@ def grpo_trainer(
         return frozen_copy(policy).model
 
     with mock.patch("trl.trainer.grpo_trainer.create_model_from_path", reference):
-        given = policy.model, [_stand_in(name) for name in start["rewards"]], args, dataset
-        options = {"rollout_func": source} if source else {}
-        trainer = _Trainer(*given, processing_class=policy.tokenizer, **options)
+        given = policy.model, [_stand_in(name) for name in start["rewards"]], args, task.train
+        trainer = _Trainer(*given, processing_class=policy.tokenizer)
     trainer.rewards = [whole_groups(r) if hasattr(r, "num_generations") else r for r in rewards]
     trainer.remove_callback(PrinterCallback)
     files = RunFiles(args.output_dir, config, args.seed, start)
@@ -215,43 +206,17 @@ def train(
 ) -> Run:
     """Do what `training.train` does by TRL's trainer; the files and the result are the same.
 
-    `options` are those of `grpo_trainer`; a `rollout` takes the place of a `batch_source`. Without
-    `resume`, checkpoints of an earlier run in `output_dir` are deleted. Raises as `grpo_trainer`
-    and `training.train`; RuntimeError also where another process of the run has ended.
+    `options` are those of `grpo_trainer`. Without `resume`, checkpoints of an earlier run in
+    `output_dir` are deleted. Raises as `grpo_trainer` and `training.train`.
     """
     output_dir = make_output_dir(output_dir)
-    several = PartialState().num_processes > 1
-    with (
-        writing(output_dir) if PartialState().is_main_process else nullcontext(),
-        _say_when_another_ends(output_dir) if several else nullcontext(),
-    ):
+    with writing(output_dir) if PartialState().is_main_process else nullcontext():
         options |= {"output_dir": str(output_dir), "seed": seed}
         trainer = grpo_trainer(policy, task, rewards, config, **options)
         trainer.train(resume_from_checkpoint=resume)
     PartialState().wait_for_everyone()  # the first process writes what all of them read
     run = json.loads((output_dir / RUN).read_text())
     return Run(output_dir, config, seed, run["history"], run["start"])
-
-
-@contextmanager
-def _say_when_another_ends(output_dir: Path) -> Iterator[None]:
-    """Say how to go on where the launcher ends this process because another one has failed."""
-
-    def end(*_) -> None:
-        last = last_checkpoint(output_dir)
-        how = f"resume, from {last.name}" if last else "start again, there is no checkpoint yet"
-        problem = "another process of this run has ended, so this one stops"
-        raise RuntimeError(f"{problem}: {how} in {output_dir}.")
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    except RuntimeError as error:
-        if any(word in str(error) for word in ("peer", "gloo", "NCCL")):
-            end()
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def last_checkpoint(output_dir: str | Path) -> Path | None:
@@ -326,7 +291,9 @@ class _Trainer(trl.GRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids):
         """Score as the kit does; what one reward could not score is missing in the others too."""
         texts, logged = [completion[-1]["content"] for completion in completions], {}
-        own = score_texts(texts, completion_ids, inputs, self.rewards, self.state, logged)
+        step = self.state.global_step // self.watcher.config.updates_per_step + 1
+        with training.errors_named(step, self.watcher.files.remedy):
+            own = score_texts(texts, completion_ids, inputs, self.rewards, self.state, logged)
         for name, values in logged.items():
             self._log_metric(name, sum(values) / len(values))
         rewards_per_func = self.accelerator.gather(own.to(self.accelerator.device))

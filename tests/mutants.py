@@ -87,9 +87,9 @@ tests/test_training.py::test_the_reward_of_a_batch_is_the_weighted_sum_of_its_co
 columns-out-of-step: Completions are scored by other prompts' answers: they stand prompt by \
 prompt, the data's columns round by round.
 grpo_kit/training.py
-- [example for row in chunk for example in [self.rows[row]] * size]
-+ [self.rows[row] for row in chunk] * size
-tests/test_training.py::test_every_completion_meets_the_columns_of_its_own_prompt[1-0]
+- [example for row in rows for example in [self.rows[row]] * size]
++ [self.rows[row] for row in rows] * size
+tests/test_training.py::test_every_completion_meets_the_columns_of_its_own_prompt[256-0]
 
 # the loss
 kl-reversed: The KL term takes the log-ratio of policy and reference the wrong way round.
@@ -260,13 +260,6 @@ grpo_kit/flow/rollout.py
 + system.memory = vars(system).get("memory", one.memory).updated(step)
 +         one.memory = system.memory
 tests/flow/test_rollout.py::test_memory_is_new_for_every_query
-
-tool-tokens-trained: What tools wrote between two actions is trained on as if the policy had \
-written it.
-grpo_kit/trl_rollouts.py
-- mask += [0] * between + [1] * len(turn.completion_ids)
-+ mask += [1] * between + [1] * len(turn.completion_ids)
-tests/test_trl_rollouts.py::test_an_episode_is_one_sequence_with_a_mask_of_what_was_sampled
 
 # the same under TRL, over several processes and machines
 half-a-checkpoint: TRL's run resumes from a checkpoint of which another process could not save its \

@@ -51,6 +51,7 @@ def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
         ("reproduce --notebooks nowhere", "there are no notebooks in nowhere"),
         ("pretrain --task svamp", "add --base smollm2, or leave it out"),
         ("train --engine trl --variant verification", "TRL's are fixed: leave out --engine trl"),
+        ("train --engine trl --variant flow", "an episode has several prompts"),
         ("run sing", "there is no experiment 'sing': choose among basic, rare, variants"),
         ("run judge --seeds 4-0", "give numbers and ranges"),
         ("run judge --arm none", "experiment 'judge' has no arm 'none': choose among"),
@@ -144,7 +145,6 @@ def test_what_vllm_samples_is_corrected_for(train, monkeypatch):
         ("kit", "verification", "verdicts/accuracy"),
         ("kit", "flow", "eval/turns"),
         ("trl", "meta", "rewards/meta_evaluation_reward/mean"),
-        ("trl", "flow", "eval/turns"),
     ],
 )
 def test_a_variant_is_trained_by_either_engine(engine, variant, measured, tmp_path):

@@ -1,6 +1,8 @@
 """Each family's rows in a batch are what they would be alone, by our decoder or transformers'."""
 
+import logging
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -85,6 +87,17 @@ def test_each_family_samples_as_its_rows_alone_would(family, monkeypatch):
             assert row == theirs[0, len(prompt) :].tolist()
     expected = gradients(model, plain)
     close(gradients(model, (logps * weights).sum()), expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_transformers_cache_goes_by_its_name_of_today(monkeypatch):
+    """transformers 5.24 warns of the older name, of the argument by Python, else by its logger."""
+    warned = Mock()
+    monkeypatch.setattr(logging.Logger, "warning_once", warned)
+    model = make("gpt2")
+    rollouts = generate(model, PROMPTS, 2, max_new_tokens=4, eos_token_ids=[1], pad_token_id=7)
+    completion_logps(model, rollouts, pad_token_id=7)
+    assert not any("deprecated" in str(call) for call in warned.call_args_list)
 
 
 def test_what_it_does_not_know_is_left_to_transformers(monkeypatch):

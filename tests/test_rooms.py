@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "grpo_kit"
 
 # From the top floor to the ground; a room may import those on floors below its own, and itself.
 TOP_DOWN = (
-    "__main__, cli, lab, course, profiles, trl_bridge trl_rollouts warm_up, tiny, "
+    "__main__, cli, lab, course, profiles, trl_bridge warm_up, tiny, "
     "self_verification flow, training, hooks runs, rewards, generation, "
     "decoder, tasks, models, smollm2 objective, config paths visible"
 )

@@ -1,9 +1,7 @@
 """The loop: what it learns from, logs and refuses; a killed run goes on as an unbroken one."""
 
-import asyncio
 import json
 import math
-import threading
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -272,8 +270,8 @@ def test_a_checkpoint_of_another_reward_task_or_model_is_refused(new_policy, tmp
 
 
 @pytest.mark.parametrize("rounds", [0, 3])
-@pytest.mark.parametrize("chunks", [1, 2])
-def test_every_completion_meets_the_columns_of_its_own_prompt(policy, monkeypatch, rounds, chunks):
+@pytest.mark.parametrize("at_once", [256, 5])  # 5: one group in a part
+def test_every_completion_meets_the_columns_of_its_own_prompt(policy, monkeypatch, rounds, at_once):
     """A sampler that answers with the prompt itself: what is scored must belong to the row."""
     real = generation.generate
 
@@ -291,7 +289,8 @@ def test_every_completion_meets_the_columns_of_its_own_prompt(policy, monkeypatc
         return [(i % 2) * float(number % 2) for i, number in enumerate(row)]
 
     monkeypatch.setattr(generation, "generate", parrot)
-    config = configure(dynamic_sampling_rounds=rounds, rollout_chunks=chunks)
+    monkeypatch.setattr(generation, "MOST_AT_ONCE", at_once)
+    config = configure(dynamic_sampling_rounds=rounds)
     batch = batch_of(policy, config, compare)
     for prompt, number, ids in seen:
         assert prompt[0]["content"].endswith(f" {number}")
@@ -346,30 +345,6 @@ def test_a_task_without_answers_is_trained_and_says_what_is_not_measured(policy,
     with pytest.warns(UserWarning, match="'bare' have no column 'answer', so accuracy is not mea"):
         run = train(policy, task, [even_ids], CONFIG, output_dir=tmp_path, seed=0)
     assert not any("eval/pass@1" in row for row in run.history)
-
-
-def test_a_part_is_judged_while_the_next_is_sampled(policy, monkeypatch):
-    """The first part's reward waits until the second is being sampled."""
-    real, calls, sampled, second = generation.generate, [], [], threading.Event()
-
-    def generate_and_tell(*arguments, **options):
-        if sampled:
-            second.set()
-        sampled.append(1)
-        return real(*arguments, **options)
-
-    async def judge(completion_ids, **columns):
-        calls.append(len(completion_ids))
-        assert await asyncio.to_thread(second.wait, 20)
-        return [float(ids[-1]) for ids in completion_ids]
-
-    monkeypatch.setattr(generation, "generate", generate_and_tell)
-    config = configure(rollout_chunks=3)
-    batch = batch_of(policy, config, judge)
-    assert len(calls) > 1 and sum(calls) == config.generation_batch_size
-    assert all(n % config.num_generations == 0 for n in calls), "complete groups"
-    expected = [[ids[-1]] for ids in batch.rollouts.completion_lists()]
-    assert batch.rewards_per_func.tolist() == expected
 
 
 def test_what_a_reward_logs_is_in_the_history_and_replaces_nothing(policy, tmp_path):

@@ -1,7 +1,7 @@
 """Flow-GRPO: a trained planner among frozen roles and tools (AgentFlow, arXiv 2510.05592).
 
 Not the image-diffusion method of the same name. In reading order: `episodes`, `tools`, `toolbox`
-and `sandbox` (ready tools), `roles`, `rollout`, `training`. `grpo_kit.trl_rollouts` leads to TRL.
+and `sandbox` (ready tools), `roles`, `rollout`, `training`.
 """
 
 from grpo_kit.flow.episodes import Episode, Memory, Step, Turn, episode_advantages, turn_rows

@@ -17,15 +17,12 @@ from grpo_kit.flow.tools import Toolkit
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.rewards import question_text
 
-PLACEHOLDER = "7f3a-7f3a"  # stands for an action where a chat template writes what surrounds it
-
 
 @dataclass
 class AgentSystem:
     """A planner, three frozen roles, tools, and the most turns of an episode.
 
-    context: what the planner reads. "memory" (the paper) is question and memory, written anew each
-    turn; "append" adds the new request to the ids so far: one sequence, as TRL needs it.
+    At each turn the planner reads question and memory, written anew.
     """
 
     planner: Planner
@@ -34,15 +31,10 @@ class AgentSystem:
     generator: FrozenRoles
     toolkit: Toolkit
     max_turns: int = 6
-    context: str = "memory"
 
     def __post_init__(self) -> None:
         if self.max_turns < 1:
             raise ValueError(f"max_turns is {self.max_turns}; give at least 1 turn.")
-        if self.context not in ("memory", "append"):
-            raise ValueError(f"context is {self.context!r}; choose 'memory' or 'append'.")
-        if self.context == "append":
-            continuation_ids(self.planner.policy, [0], "")  # can the chat template do it?
 
     def with_planner(self, policy: Policy) -> AgentSystem:
         """The same frozen system around another policy."""
@@ -106,15 +98,7 @@ def _states(episodes: Sequence[Episode]) -> list[tuple[str, Memory]]:
 def _plan(system: AgentSystem, running: list[Episode], sampling: dict) -> tuple[list, list[Action]]:
     """Sample the next actions. Returns the episodes that have room for one, and the actions."""
     policy = system.planner.policy
-    requests = [system.planner.request(*state) for state in _states(running)]
-    if system.context == "append" and running[0].turns:
-        pasts = [one.turns[-1].prompt_ids + one.turns[-1].completion_ids for one in running]
-        contexts = [
-            past + continuation_ids(policy, past, request[-1]["content"])
-            for past, request in zip(pasts, requests, strict=True)
-        ]
-    else:
-        contexts = policy.encode(requests)
+    contexts = policy.encode([system.planner.request(*state) for state in _states(running)])
     room = policy.context_length - sampling["max_new_tokens"]
     for one, prompt in zip(running, contexts, strict=True):
         if one.turns and len(prompt) > room:  # at the first turn `generate` says that nothing fits
@@ -141,23 +125,3 @@ def _act(system: AgentSystem, running: Sequence[Episode], actions: Sequence[Acti
         if result := result_of.get(i):
             step = Step(action, result.call, result.text, result.error)
         one.memory = one.memory.updated(step)
-
-
-def continuation_ids(policy: Policy, ids: Sequence[int], content: str) -> list[int]:
-    """The ids between a sampled action and the next one: its closing, then `content` as the user's.
-
-    Sampled ids are never encoded again. The mark that ends an action is added where it was cut off.
-    """
-    turns = (("user", "?"), ("assistant", PLACEHOLDER), ("user", content))
-    example = [{"role": role, "content": text} for role, text in turns]
-    text = policy.tokenizer.apply_chat_template(example, tokenize=False, add_generation_prompt=True)
-    _, answered, rest = text.partition(PLACEHOLDER)
-    if not answered:
-        raise ValueError("the chat template leaves out earlier answers: take context='memory'.")
-    marks = {policy.tokenizer.convert_ids_to_tokens(i): i for i in policy.eos_token_ids}
-    mark = next((mark for mark in marks if rest.lstrip().startswith(mark)), None)
-    if mark is not None:
-        rest = rest.lstrip().removeprefix(mark)
-    rest_ids = policy.tokenizer(rest, add_special_tokens=False)["input_ids"]
-    ended = mark is None or ids[-1] in policy.eos_token_ids
-    return rest_ids if ended else [marks[mark], *rest_ids]

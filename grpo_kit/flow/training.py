@@ -27,7 +27,6 @@ from grpo_kit.training import Batch, PromptBatches
 
 CHOICES = {  # the settings that episodes of several turns support
     "dynamic_sampling_rounds": (0,),
-    "rollout_chunks": (1,),
     "multi_objective_aggregation": ("sum_then_normalize",),
     "eval_prompts": (0,),  # they would ask the planner for an answer in one turn
 }
@@ -92,7 +91,7 @@ class FlowGRPO:
         self.system = system.with_planner(prompts.policy)
         self.state_dict, self.load_state_dict = prompts.state_dict, prompts.load_state_dict
         self.name = (  # what a resumed run must have in common
-            f"flow-grpo, {system.context}, per {per}, credit {credit}, {system.max_turns} turns, "
+            f"flow-grpo, memory, per {per}, credit {credit}, {system.max_turns} turns, "
             f"{'+'.join(system.toolkit.names)}"
         )
 

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_kit import smollm2
+from grpo_kit.config import MOST_AT_ONCE
 from grpo_kit.generation import LOGITS_BUDGET
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import Profile
@@ -128,7 +129,8 @@ def plan(profile: Profile, gpu: str = "H100", prompt_length: int = 200) -> Plan:
     rows, mean = config.generation_batch_size, MEAN * config.max_completion_length
     width = 4 if profile.dtype == "float32" else 2
     cached = rows * mean * (prompt_length + mean / 2) * cache_bytes(model, width)
-    read = 2 * n * config.rollout_chunks * config.max_completion_length + cached
+    batches = -(-rows // MOST_AT_ONCE)
+    read = 2 * n * batches * config.max_completion_length + cached
     tokens = rows * (mean + prompt_length / config.num_generations)
     forward = 1 + (config.updates_per_step > 1) + bool(config.beta)  # passes without gradient
     per_token = (4 if profile.lora_rank else 6) * config.num_iterations + 2 * forward

@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -23,6 +22,10 @@ VARIANTS = {
     "verification": ("verification", "mixed"),
     "flow": ("flow", "trajectory"),
 }
+KIT_ONLY = {  # why TRL's trainer cannot train them
+    "verification": "self-verification makes its prompts anew at each step, TRL's are fixed",
+    "flow": "an episode has several prompts that share an advantage, TRL's trainer takes one",
+}
 
 
 def train_variant(
@@ -42,13 +45,10 @@ def train_variant(
         raise ValueError("--replay is for the kit's trainer: leave out --engine trl.")
     if engine == "kit" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("the kit's trainer runs in one process: add --engine trl for several.")
-    if variant == "verification" and engine == "trl":
-        problem = "self-verification makes its prompts anew at each step, TRL's are fixed"
-        raise ValueError(f"{problem}: leave out --engine trl.")
+    if variant in KIT_ONLY and engine == "trl":
+        raise ValueError(f"{KIT_ONLY[variant]}: leave out --engine trl.")
     name, arm = VARIANTS[variant]
     experiment, arm = EXPERIMENTS[name], EXPERIMENTS[name].arms[arm]
-    if vllm and arm.batch_source:
-        raise ValueError(f"--vllm samples one answer a prompt: leave it out for {variant}.")
     if experiment.task and profile.data:
         raise ValueError(f"variant {variant!r} has questions of its own: leave out --data.")
     if variant not in ("basic", "diversity"):
@@ -71,7 +71,6 @@ def train_variant(
             options["record"] = Recorder(output_dir)
     else:
         from grpo_kit import trl_bridge as trainer
-        from grpo_kit.trl_rollouts import Episodes
 
         trainer.join(profile.device)
         options |= trainer.vllm_options(vllm, vllm_share) if vllm else {}
@@ -79,11 +78,7 @@ def train_variant(
     if arm.batch_source:
         base = profile.load_policy()
         options["measure"] = experiment.watch(profile, base, task, config, seed, False)
-        if engine == "kit":
-            options["batch_source"] = arm.batch_source(profile)
-        else:
-            system = profile.load_agents(base, context="append")
-            options["rollout"] = partial(Episodes, system=system)
+        options["batch_source"] = arm.batch_source(profile)
     trainer.train(policy, task, arm.rewards(profile, config, policy), config, **options)
 
     saved = None

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import start_blocking_portal
 from torch import Tensor
 
 PROTOCOL = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric")
@@ -92,22 +92,15 @@ def check_columns(reward: Callable, columns: Sequence[str], source: str) -> None
         raise TypeError(f"{problem}, but it is passed {passed or 'more'}, too: {remedy}.")
 
 
-def score_texts(*arguments, **options) -> Tensor:
-    """What the function that `start_scoring` returns does, in a portal of its own."""
-    with start_blocking_portal() as portal:
-        return start_scoring(portal, *arguments, **options)()
+def score_texts(
+    texts: Sequence[str], completion_ids: Sequence, examples: Sequence[dict],
+    rewards: Sequence[Callable], state: Any = None, logged: dict[str, list[float]] | None = None,
+) -> Tensor:  # fmt: skip
+    """Rewards of N texts, one a row of `examples`: (N, R) float32, NaN for None.
 
-
-def start_scoring(
-    portal: BlockingPortal, texts: Sequence[str], completion_ids: Sequence,
-    examples: Sequence[dict], rewards: Sequence[Callable], state: Any = None,
-    logged: dict[str, list[float]] | None = None,
-) -> Callable[[], Tensor]:  # fmt: skip
-    """Start the coroutine rewards in `portal`; the function returned runs the others and waits.
-
-    It returns the rewards of N texts, one a row of `examples`: (N, R) float32, NaN for None, and
-    raises as `finite_values`, and RewardError where a reward raises. `logged` collects what rewards
-    pass to `log_metric`.
+    Coroutine rewards run at the same time as each other and beside the other rewards. `logged`
+    collects what rewards pass to `log_metric`. Raises as `finite_values`, and RewardError where a
+    reward raises.
     """
     logged = {} if logged is None else logged
     columns = {name: [example[name] for example in examples] for name in examples[0]}
@@ -120,10 +113,9 @@ def start_scoring(
         **columns,
     }
     calls = [partial(reward, **arguments) for reward in rewards]
-    running = [portal.start_task_soon(c) if is_coroutine(c.func) else None for c in calls]
-
-    def finish() -> Tensor:
-        values = [None] * len(rewards)
+    values = [None] * len(rewards)
+    with start_blocking_portal() as portal:
+        running = [portal.start_task_soon(c) if is_coroutine(c.func) else None for c in calls]
         for i, reward in enumerate(rewards):
             if not running[i]:
                 with naming(reward):
@@ -135,9 +127,7 @@ def start_scoring(
                 elif inspect.isawaitable(values[i]):  # of a lambda around a coroutine function
                     values[i] = portal.call(lambda i=i: values[i])
             values[i] = finite_values(reward_name(reward), values[i], len(texts))
-        return torch.tensor(values, dtype=torch.float32).T
-
-    return finish
+    return torch.tensor(values, dtype=torch.float32).T
 
 
 def finite_values(name: str, values: Any, n: int) -> list[float]:

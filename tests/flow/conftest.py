@@ -31,8 +31,7 @@ class Scripted:
     def plan(self, prompt_ids, **options):
         texts = []
         for ids in prompt_ids:
-            # of an appended context the last request alone
-            prompt = self.policy.tokenizer.decode(ids).rpartition("Question: ")[2]
+            prompt = self.policy.tokenizer.decode(ids)
             question = self.question_of(prompt)
             done = [(*step, "") for step in self.steps(question, prompt)]
             step = question.next_step(done) or question.plan[-1]

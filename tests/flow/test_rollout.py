@@ -1,12 +1,9 @@
 """The engine: batches of episodes, ids in and out, and what goes wrong becomes memory."""
 
-from itertools import chain, pairwise
-
 import pytest
 import torch
 
 from grpo_kit.flow import Toolkit, agent_system, play, turn_rows
-from grpo_kit.flow.rollout import continuation_ids
 from grpo_kit.generation import completion_logps
 
 
@@ -70,19 +67,16 @@ def test_a_memory_that_outgrows_the_frozen_roles_stops_nobody(base, world, text_
 def test_limits_that_cannot_be_are_refused(scripted):
     with pytest.raises(ValueError, match="max_turns is 0.*at least 1 turn"):
         scripted(max_turns=0)
-    with pytest.raises(ValueError, match="context is 'all'; choose 'memory' or 'append'"):
-        scripted(context="all")
 
 
 # --- ids ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("context", ["memory", "append"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_sampled_ids_are_those_that_are_scored(base, world, context, temperature):
+def test_the_sampled_ids_are_those_that_are_scored(base, world, temperature):
     """PITFALLS 5, 16, 17 and 21: through every turn, tool text in between."""
     _, rows, toolkit = world
-    system = agent_system(base, toolkit, context=context, max_turns=3)
+    system = agent_system(base, toolkit, max_turns=3)
     seen = []
     plan = system.planner.plan
 
@@ -101,45 +95,6 @@ def test_the_sampled_ids_are_those_that_are_scored(base, world, context, tempera
     with torch.no_grad():
         logps, _ = completion_logps(base.model, rollouts, **options)
     assert torch.allclose(logps, rollouts.logps, atol=2e-4)
-    if context == "append":
-        for before, after in chain.from_iterable(pairwise(e.turns) for e in episodes):
-            ids = before.prompt_ids + before.completion_ids
-            assert after.prompt_ids[: len(ids)] == ids
-
-
-def test_what_stands_between_two_actions_is_what_the_chat_template_writes(base):
-    turns = ("user", "one"), ("assistant", "two"), ("user", "three")
-    messages = [{"role": role, "content": content} for role, content in turns]
-    whole, start = base.encode([messages, messages[:1]])
-    said = base.tokenizer("two")["input_ids"]
-    ended = start + said + [base.tokenizer.eos_token_id]
-    assert ended + continuation_ids(base, ended, "three") == whole
-    cut = start + said  # by the token limit: the mark that is missing is added
-    assert cut + continuation_ids(base, cut, "three") == whole
-
-
-def test_a_mark_is_not_written_twice_and_lost_history_is_refused(base, world, monkeypatch):
-    tokenizer = base.tokenizer
-    ids = [*tokenizer("two")["input_ids"], tokenizer.eos_token_id]
-    content = "{{ message['content'] }}"
-    spaced = tokenizer.chat_template.replace(content, f"{content} ")
-    monkeypatch.setattr(tokenizer, "chat_template", spaced)
-    text = tokenizer.decode(ids + continuation_ids(base, ids, "three"))
-    assert text.count(tokenizer.eos_token) == 2 and text.startswith("two" + tokenizer.eos_token)
-    last_only = "{{ messages[-1].content }}{% if add_generation_prompt %}A:{% endif %}"
-    monkeypatch.setattr(tokenizer, "chat_template", last_only)
-    with pytest.raises(ValueError, match="leaves out earlier answers.*context='memory'"):
-        agent_system(base, world[2], context="append")
-
-
-def test_an_episode_that_outgrows_the_context_ends_there(scripted, world):
-    system = scripted(context="append", max_turns=50)
-    system.verifier.verify = lambda states: ["CONTINUE"] * len(states)
-    short, long = play(system, world[1])
-    for episode in (short, long):
-        assert episode.stopped == "context" and 1 < len(episode.turns) < 50
-        last = episode.turns[-1]
-        assert len(last.prompt_ids) + 64 <= system.planner.policy.context_length
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

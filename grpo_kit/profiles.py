@@ -1,4 +1,4 @@
-"""Machines by name, each with its policy, task, judge and settings."""
+"""Machines by name, `data/profiles.yaml`, each with its policy, task, judge and settings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from grpo_kit import tasks
 from grpo_kit.config import GRPOConfig
@@ -128,50 +130,15 @@ def _endpoint(model: str, **request: Any) -> Any:
     )
 
 
-_PROFILES = (
-    Profile(
-        "smoke", policy="tiny-base", threads=1,  # 2 CPU cores, seconds a notebook
-        config=GRPOConfig(
-            max_steps=3, learning_rate=1e-4, lr_scheduler_type="constant_with_warmup",
-            num_generations=4, generation_batch_size=16, max_completion_length=48,
-            eval_prompts=8, num_generations_eval=4,
-        ),
-    ),
-    Profile(
-        "tiny", policy="tiny-base", threads=1,  # 2 CPU cores, minutes a notebook
-        config=GRPOConfig(
-            learning_rate=2e-4, lr_scheduler_type="constant_with_warmup", warmup_steps=5,
-            max_completion_length=64,
-        ),
-    ),
-    Profile(
-        "smol", policy="smollm2", threads=2, task="svamp",  # 2 CPU cores, a real model
-        device=os.environ.get("GRPO_KIT_DEVICE", "cpu"),  # or cuda, where it takes minutes, or mps
-        adapters={"svamp": "smol-svamp", "word_problems": "smol-skills"},
-        config=GRPOConfig(
-            learning_rate=1e-5, lr_scheduler_type="constant_with_warmup", warmup_steps=3,
-            max_steps=16, generation_batch_size=256, max_completion_length=64, bf16="auto",
-            eval_prompts=200, eval_prompts_between=48,
-        ),
-    ),
-    Profile(
-        "colab", device="cuda", dtype="half", lora_rank=32,  # one 16 GB GPU
-        policy="Qwen/Qwen2.5-0.5B-Instruct", revision="7ae557604adf67be50417f59c2c2f167def9a775",
-        task="gsm8k", judge="self", roles="self",
-        config=GRPOConfig(
-            learning_rate=1e-5, generation_batch_size=64, per_device_train_batch_size=8,
-            gradient_accumulation_steps=8, max_completion_length=400, eval_prompts=200,
-        ),
-    ),
-    Profile(
-        "paper", device="cuda",  # one 80 GB GPU or more
-        policy="Qwen/Qwen2.5-1.5B", revision="8faed761d45a263340a0528343f099c05c9a4323",
-        task="gsm8k", embedder="Alibaba-NLP/gte-Qwen2-1.5B-instruct",
-        judge="Qwen/Qwen3-32B", roles="self",
-        config=GRPOConfig(
-            generation_batch_size=768, per_device_train_batch_size=8,
-            gradient_accumulation_steps=96, max_completion_length=1024, eval_prompts=1319,
-        ),
-    ),
-)  # fmt: skip
-PROFILES = {profile.name: profile for profile in _PROFILES}
+def _shipped() -> dict[str, Profile]:
+    """The profiles of `data/profiles.yaml`. GRPO_KIT_DEVICE is the device of smol."""
+    profiles = {}
+    entries = yaml.safe_load((data_dir() / "profiles.yaml").read_text(encoding="utf-8"))
+    for name, fields in entries.items():
+        fields["config"] = GRPOConfig(**fields["config"])
+        profiles[name] = Profile(name, **fields)
+    device = os.environ.get("GRPO_KIT_DEVICE", "cpu")
+    return profiles | {"smol": replace(profiles["smol"], device=device)}
+
+
+PROFILES = _shipped()

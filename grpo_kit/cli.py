@@ -378,11 +378,14 @@ def pretrain(
         raise ValueError("--task is for a warm-up of SmolLM2: add --base smollm2, or leave it out.")
     from grpo_kit.models import load_policy
     from grpo_kit.tiny import pretrain as recipe
-    from grpo_kit.tiny.card import measure
+    from grpo_kit.training import evaluate
 
     recorded = recipe.pretrain(output, **options)
     typer.echo("measuring what it solves")
-    card = {"warm_up": recorded, "solve": measure(load_policy(output), n=problems)}
+    tiny = PROFILES["tiny"]
+    config = replace(tiny.config, eval_prompts=problems)
+    solved = evaluate(load_policy(output), tiny.load_task().test, config)
+    card = {"warm_up": recorded, "solve": solved}
     write_atomic(output / "card.json", json.dumps(card, indent=1) + "\n")
     typer.echo(f"the measurements are in {output / 'card.json'}")
 

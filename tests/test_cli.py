@@ -227,7 +227,7 @@ def test_pretrain_writes_a_base_and_its_card(tmp_path, monkeypatch):
     done = invoke("pretrain", *options)
     assert done.exit_code == 0, done.output
     card = json.loads((folder / "card.json").read_text())
-    assert (card["warm_up"]["steps"], card["solve"]["n"]) == (2, 2)
+    assert (card["warm_up"]["steps"], card["solve"]["eval/n"]) == (2, 2)
     assert (folder / "model.safetensors").is_file()
 
 

@@ -142,13 +142,13 @@ def compare_steps(policy_dir: Path, config: GRPOConfig, task: Task) -> dict:
     steps, kit, lengths = kit_steps(policy, config, task), [], []
 
     def kit_step() -> None:
-        *seconds, batch = next(steps)
+        seconds, batch = next(steps)
         kit.append(seconds)
         lengths.append(batch.rollouts.lengths.float().mean().item())
 
     trl = trl_steps(other, config, task, after_step=kit_step)
-    median = {"trl": _medians(trl), "kit": _medians(kit)}
-    ratio = {part: median["trl"][part] / median["kit"][part] for part in median["kit"]}
+    # without the first step, the warm-up
+    median = {"trl": float(np.median(trl[1:])), "kit": float(np.median(kit[1:]))}
     prompts = policy.encode(task.train["prompt"])
     faster = config.bf16 and (DEVICE == "cuda" or faster_in_bfloat16())
     few = (policy_dir, replace(config, max_steps=3), task)
@@ -160,62 +160,45 @@ def compare_steps(policy_dir: Path, config: GRPOConfig, task: Task) -> dict:
         "steps": config.max_steps - 1,
         "threads": torch.get_num_threads(),
         "arithmetic": "bfloat16" if faster else "float32",
-        "median_seconds": median,
-        "trl_over_kit": ratio,
+        "median_seconds": {trainer: {"step": seconds} for trainer, seconds in median.items()},
+        "trl_over_kit": {"step": median["trl"] / median["kit"]},
         "peak_mib": {trainer: _peak_mib(trainer, *few) for trainer in TRAINERS},
     }
 
 
-def _medians(pairs: list) -> dict[str, float]:
-    """Medians of (seconds until scored, seconds in all), without the first step: the warm-up."""
-    scored, step = np.array(pairs[1:]).T
-    parts = {"generation": scored, "step": step, "update": step - scored}
-    return {name: float(np.median(seconds)) for name, seconds in parts.items()}
-
-
 def kit_steps(policy: Policy, config: GRPOConfig, task: Task) -> Iterator[tuple]:
-    """Train by the kit; yields each step's seconds until it is scored, those in all, its batch."""
+    """Train by the kit; yields each step's seconds and its batch."""
     prompts = training.PromptBatches(policy, task, [even_share], config, seed=0)
     learner = training.Learner(policy, config)
     generator = torch.Generator().manual_seed(0)
     for _ in range(config.max_steps):
         started = _now()
         (batch,) = prompts(generator, None, {})
-        scored = _now()
         learner.update(batch)
-        yield scored - started, _now() - started, batch
+        yield _now() - started, batch
 
 
 def trl_steps(
     policy: Policy, config: GRPOConfig, task: Task, after_step: Callable[[], None]
-) -> list[tuple[float, float]]:
-    """Train by TRL; returns each step's seconds until it is scored, and those in all."""
+) -> list[float]:
+    """Train by TRL; returns each step's seconds."""
     from transformers import TrainerCallback
 
     from grpo_kit import trl_bridge
 
-    generated, seconds = [], []
+    seconds = []
 
     class Timer(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             self.started = _now()
 
         def on_step_end(self, args, state, control, **kwargs):
-            seconds.append((generated[-1], _now() - self.started))
+            seconds.append(_now() - self.started)
             after_step()
 
     with tempfile.TemporaryDirectory() as folder:
         options = {"output_dir": folder, "seed": 0, "save_strategy": "no"}
         trainer = trl_bridge.grpo_trainer(policy, task, [even_share], config, **options)
-        generate = trainer._generate_and_score_completions  # private, but nothing else times it
-
-        def timed(inputs):
-            started = _now()
-            output = generate(inputs)
-            generated.append(_now() - started)
-            return output
-
-        trainer._generate_and_score_completions = timed
         trainer.add_callback(Timer())
         trainer.train()
     return seconds

@@ -1,6 +1,6 @@
 """Answers: find one in a text, and say whether it is the gold answer.
 
-Numbers are compared exactly, as rationals: `1,080` = `$1,080.00` = `1.08e3`, `1½` = `3/2`. A
+Numbers are compared exactly, as rationals: `1,080` = `$1,080.00` = `1.08e3`, `1 1/2` = `3/2`. A
 percent sign and words that follow (`15 coins`) are units, which are not compared, `k` too; what
 models wrap around an answer is removed (`unwrapped`). Anything else is no number (`about 15`,
 `3 + 4`) and wrong where the gold answer is one. `tests/rewards/test_accuracy.py` holds the table.
@@ -10,7 +10,6 @@ than its text, or takes more than linear time.
 """
 
 import re
-import unicodedata
 from fractions import Fraction
 
 MAX_CHARS = 200  # of a text that is read as a number; GSM8K's longest gold answer has 11
@@ -45,7 +44,6 @@ _UNIT = re.compile(
 )
 
 _MINUS_SIGNS = str.maketrans(dict.fromkeys("−–－﹣", "-"))
-_FRACTION_SIGN = re.compile(r"[¼-¾⅐-⅞]")
 _FRAC = r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|([0-9]))\s*(?:\{([^{}]*)\}|([0-9]))"
 _LATEX = {  # a fraction after a sign joins it, any other is separated from the text before it
     rf"(?<=[-+]){_FRAC}": r"\1\2/\3\4 ",
@@ -172,19 +170,12 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def _plain(text: str) -> str:
-    """Strip Markdown and LaTeX, spell `½` as ` 1/2 ` (`1½` is not 11/2), minus signs as ASCII."""
-    if not text.isascii():
-        text = _FRACTION_SIGN.sub(_spell_out, text.translate(_MINUS_SIGNS))
+    """Strip Markdown and LaTeX, spell minus signs as ASCII."""
+    text = text.translate(_MINUS_SIGNS)
     if "\\" in text or "{" in text:
         for pattern, replacement in _LATEX.items():
             text = re.sub(pattern, replacement, text)
     return text.strip().strip("*`").rstrip(".").strip()
-
-
-def _spell_out(fraction_sign: re.Match) -> str:
-    spelt = unicodedata.normalize("NFKC", fraction_sign[0]).replace("⁄", "/")
-    before = fraction_sign.string[: fraction_sign.start()]
-    return f"{spelt} " if before.endswith(("-", "+")) else f" {spelt} "
 
 
 def _value(match: re.Match) -> Fraction | None:

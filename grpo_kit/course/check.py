@@ -320,15 +320,6 @@ any_false = Exercise("(alpha, m): chance of a false verdict among `m` independen
     "How likely is it that none is false?": (0.05, 14, 1 - 0.95**14),
 }, "twenty claims at 5 % are wrong somewhere two times in three.")  # fmt: skip
 
-reading = Exercise('(low, high, delta): the verdict on "it falls", read off an interval', {
-    "Below 0 as a whole: it falls.": (-0.2, -0.1, 0.03, "reproduced"),
-    "Above 0 as a whole: it rises.": (0.01, 0.2, 0.03, "contradicted"),
-    "On both sides of 0, and it may be much: not decided.": (-0.02, 0.2, 0.03, "inconclusive"),
-    "Within ± delta: nothing that matters.": (-0.02, 0.01, 0.03, "no effect"),
-    "Surely below 0, and too little to matter.": (-0.02, -0.01, 0.03, "no effect"),
-    "Below 0, and it may be more than delta.": (-0.04, -0.01, 0.03, "reproduced"),
-}, "the interval and the verdict cannot disagree.")  # fmt: skip
-
 # --- notebook 08
 training_bytes = Exercise("(n, width): bytes of n weights, their gradients and Adam's moments", {
     "Weights, gradients, two moments: how many numbers a weight?": (1_000, 4, 16_000),

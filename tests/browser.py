@@ -49,26 +49,19 @@ class Browser:
     def text(self, name):
         return self.js(f"document.getElementById('{name}').textContent")
 
-    def drag(self, element, *shares):
-        """Press the mouse at the first share of an element's width, release it at the last."""
+    def drag(self, element, start, end):
+        """Press the mouse at one share of an element's width, release it at another."""
         box = f"document.querySelector('{element}').getBoundingClientRect()"
         x, y, width, height = (self.js(f"{box}.{side}") for side in ("x", "y", "width", "height"))
-        for kind, share in zip(
-            ("Pressed", "Moved", "Released"), (*shares, shares[-1]), strict=True
-        ):
+        for kind, share in (("Pressed", start), ("Moved", end), ("Released", end)):
             held = {"button": "left", "buttons": int(kind != "Released"), "clickCount": 1}
             where = {"x": x + share * width, "y": y + height / 2}
             self("Input.dispatchMouseEvent", type=f"mouse{kind}", **where, **held)
 
     def press(self, key):
-        code = {"End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}[key]
+        code = {"End": 35, "Home": 36, "ArrowLeft": 37}[key]
         for kind in ("rawKeyDown", "keyUp"):
             self("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code)
-
-    def show(self, address, width, height):
-        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-        self("Emulation.setDeviceMetricsOverride", **screen)
-        self("Page.navigate", url=address)
 
     def open(self, text, file, width=1200, scheme="light"):
         """Show a page, whose console has to stay empty."""
@@ -76,7 +69,9 @@ class Browser:
         self.told.clear()
         scheme = {"name": "prefers-color-scheme", "value": scheme}
         self("Emulation.setEmulatedMedia", features=[scheme])
-        self.show(file.as_uri(), width, 800)
+        screen = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
+        self("Emulation.setDeviceMetricsOverride", **screen)
+        self("Page.navigate", url=file.as_uri())
         end = time.monotonic() + 60
         while not self.js("location.protocol == 'file:' && document.readyState == 'complete'"):
             assert time.monotonic() < end, "the page did not load"

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from grpo_kit import cli, training, trl_bridge
 from grpo_kit.cli import app
 from grpo_kit.course import runner
-from grpo_kit.lab import bands, grid, report
+from grpo_kit.lab import bands, report
 from grpo_kit.lab.variants import VARIANTS
 from grpo_kit.profiles import PROFILES
 from grpo_kit.tiny import pretrain as warm_up
@@ -45,6 +45,7 @@ def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
         ("train --policy nowhere", "'nowhere' does not exist"),
         ("train --variant flow --data a_file", "'flow' has questions of its own: leave out --data"),
         ("train --vllm server", "--vllm is for TRL's trainer: add --engine trl"),
+        ("train --engine trl --replay", "--replay is for the kit's trainer"),
         ("train --data a_file", "word_problems comes with the kit: leave out --data a_file"),
         ("train --profile smoke --output a_file/out", "cannot write to the output folder"),
         ("train --output a_run", "go on with it (--resume), delete it, or"),
@@ -53,13 +54,11 @@ def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
         ("train --engine trl --variant verification", "TRL's are fixed: leave out --engine trl"),
         ("train --engine trl --variant flow", "an episode has several prompts"),
         ("run sing", "there is no experiment 'sing': choose among basic, rare, variants"),
-        ("run judge --seeds 4-0", "give numbers and ranges"),
         ("run judge --arm none", "experiment 'judge' has no arm 'none': choose among"),
         ("run judge --claims --arm plain", "leave out --arm, or --claims"),
         ("run judge --claims --profile smoke", "no claim is tested by runs of"),
         ("run verification --profile colab", "profile 'colab' sets no max_generated_tokens"),
         ("evaluate --task mmlu", "unknown task 'mmlu': choose one of word_problems, svamp, gsm8k"),
-        ("evaluate --task gsm8k --data nowhere", "there is no file 'nowhere/train.jsonl'"),
         ("evaluate --output .", ". is a folder; name a file for the numbers"),
         ("bench --speedrun --change speed=9", "speed is 9; GRPOConfig has no such field"),
         ("train --seed 99999999999999999999", "'--seed'"),
@@ -156,13 +155,12 @@ def test_a_variant_is_trained_by_either_engine(engine, variant, measured, tmp_pa
     assert (tmp_path / "policy" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("debug", ["0", "1"])
-def test_the_module_is_the_command_and_debug_shows_the_traceback(debug):
+def test_the_module_is_the_command_and_debug_shows_the_traceback():
     command = [sys.executable, "-m", "grpo_kit", "run", "sing"]
     options = {"capture_output": True, "text": True, "timeout": 600}
-    done = subprocess.run(command, env={**os.environ, "GRPO_KIT_DEBUG": debug}, **options)
-    assert "there is no experiment 'sing'" in done.stderr
-    assert ("Traceback" in done.stderr) == (debug == "1") == (done.returncode != 2)
+    done = subprocess.run(command, env={**os.environ, "GRPO_KIT_DEBUG": "1"}, **options)
+    assert "there is no experiment 'sing'" in done.stderr and "Traceback" in done.stderr
+    assert done.returncode != 2
 
 
 @pytest.fixture
@@ -229,16 +227,6 @@ def test_pretrain_writes_a_base_and_its_card(tmp_path, monkeypatch):
     card = json.loads((folder / "card.json").read_text())
     assert (card["warm_up"]["steps"], card["solve"]["eval/n"]) == (2, 2)
     assert (folder / "model.safetensors").is_file()
-
-
-def test_claims_chooses_the_arms_that_test_some(tmp_path, monkeypatch):
-    no_runs = Mock(side_effect=RuntimeError("not now"))
-    monkeypatch.setattr(grid, "run_grid", no_runs)
-    monkeypatch.chdir(tmp_path)
-    invoke("run", "flow", "--claims", "--output", "results", "--seeds", "5-9")
-    invoke("run", "flow", "--output", "results")
-    chosen = [call.kwargs["arms"] for call in no_runs.call_args_list]
-    assert chosen == [["trajectory", "judged outcome", "offline traces"], None]
 
 
 def test_plan_says_whether_a_run_fits():

@@ -88,8 +88,9 @@ LAUGHS = "".join(f"- id: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in rang
         (b"[" * 5000, "cannot be read as YAML: maximum recursion"),
         (b"\xff\xfe", "cannot be read as YAML: 'utf-8' codec"),
         (b"- &a [*a]\n", "claim 'number 1' in"),
+        (b"id: x", "no list"),
     ],
-    ids=["tag", "laughs", "deep", "bytes", "itself"],
+    ids=["tag", "laughs", "deep", "bytes", "itself", "no list"],
 )
 def test_a_list_of_claims_runs_nothing_and_does_not_grow(tmp_path, monkeypatch, text, sentence):
     monkeypatch.chdir(tmp_path)

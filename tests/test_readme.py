@@ -106,15 +106,6 @@ def commands_in(text: str) -> list[tuple[str, str, list[str]]]:
     return [(m[1], m[2], re.findall(r"(?<!\S)--[a-z][a-z-]*", m[3])) for m in calls]
 
 
-def test_commands_are_found_wherever_they_are_named():
-    shell = "```sh\nA=1 grpo-kit a \\\n --b  # make x\ntorchrun -m grpo_kit.cli c\n```\n"
-    text = "`make d` and `grpo-kit e\n --f-g 1` `make`\n\n    make h\n```python\nmake i\n```\n"
-    assert commands_in(shell + text) == [
-        ("grpo-kit", "a", ["--b"]), ("grpo_kit.cli", "c", []), ("make", "d", []),
-        ("grpo-kit", "e", ["--f-g"]), ("make", "h", []),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("path", [*MARKDOWN, *NOTEBOOKS, *SOURCES], ids=named)
 def test_every_command_that_is_named_exists_with_its_options(path):
     for text in prose_and_shell(path):

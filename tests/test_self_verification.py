@@ -256,14 +256,6 @@ def test_too_long_items_are_left_out_and_role_marks_broken(base, words, monkeypa
     assert "<|" not in sv.verification_prompt(item)[0]["content"], "role marks are broken"
 
 
-def test_micro_batches_of_a_mixed_update_are_cut_as_any_other(words, tmp_path):
-    result = run(
-        words, tmp_path, "mixed", per_device_train_batch_size=8, gradient_accumulation_steps=2,
-        dynamic_sampling_rounds=1, eval_prompts=0, max_steps=1,
-    )  # fmt: skip
-    assert result.history[-1]["grad_norm"] > 0 and result.history[-1]["verification/items"] == 4
-
-
 def test_a_step_without_items_goes_without_says_so_and_keeps_what_it_has(base, words, caplog):
     source = batch_source(base, words, "mixed", post_process=lambda items, seed, n: [])
     with caplog.at_level(logging.WARNING):
@@ -306,7 +298,10 @@ def run(
 
 
 def test_hooks_act_on_answers_and_on_verdicts(words, tmp_path):
-    """Those that repeat the package's functions give its run; the advantages see all groups."""
+    """Those that repeat the package's functions give its run; the advantages see all groups.
+
+    A mixed update is cut into micro-batches like any other.
+    """
     seen = []
 
     def watching(rewards, num_generations):
@@ -314,6 +309,7 @@ def test_hooks_act_on_answers_and_on_verdicts(words, tmp_path):
         return objective.group_advantages(rewards, num_generations)
 
     changes = {"max_steps": 2, "eval_prompts": 0, "generation_batch_size": 32, "beta": 0.02}
+    changes |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
     hooks = {"advantages": watching, "surrogate": objective.surrogate}
     whole = run(words, tmp_path / "whole", "mixed", **changes)
     own = run(words, tmp_path / "own", "mixed", hooks=hooks, **changes)

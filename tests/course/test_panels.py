@@ -33,14 +33,6 @@ def test_the_push_is_the_gradient_with_its_clip_and_its_kl(ratio, beta, worse, b
         assert float(line.get_ydata()[nearest]) == pytest.approx(value.expected, abs=0.02)
 
 
-def test_bars_show_rewards_and_advantages_and_equal_rewards_push_nothing():
-    figure = panels.advantage_bars(["a", "b"], torch.tensor([2.0, 1.0]), torch.tensor([0.5, -0.5]))
-    widths = [[bar.get_width() for bar in axes.patches] for axes in figure.axes]
-    assert widths == [[2.0, 1.0], [0.5, -0.5]]
-    assert [text.get_text() for text in figure.axes[1].texts] == ["+0.50", "-0.50"]
-    assert dots(panels.pushes(torch.ones(4), ratio=1.1)) == [(1.1, 0.0)]
-
-
 def test_a_slider_draws_anew_and_without_a_reader_there_is_the_figure_alone(monkeypatch):
     shown, drawn = [], []
     monkeypatch.setattr(panels, "display", shown.append)

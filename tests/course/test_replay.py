@@ -103,15 +103,8 @@ def recording(folder):
 
 
 def test_a_folder_without_a_recording_is_told_what_to_do(tmp_path):
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged" / REPLAY).write_text('{"step": 0}')
-    for arguments, sentence in {
-        ("replay", str(tmp_path)): "holds no replay.jsonl of a run: record one by `grpo-kit train",
-        ("replay", str(tmp_path / "damaged")): "cannot be read (KeyError",
-        ("train", "--engine", "trl", "--replay"): "--replay is for the kit's trainer",
-    }.items():
-        said = CliRunner().invoke(app, arguments)
-        assert said.exit_code == 2 and sentence in said.output
+    said = CliRunner().invoke(app, ("replay", str(tmp_path)))
+    assert said.exit_code == 2 and "holds no replay.jsonl of a run: record one" in said.output
 
 
 def test_the_shipped_replays_are_small_and_of_the_present_template():

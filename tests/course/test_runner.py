@@ -166,7 +166,6 @@ def scrubbed_outputs(outputs, checkout="/srv/kit"):
     ("text", "expected"),
     [
         ("saved /srv/kit/runs/a.png", "saved ./runs/a.png"),
-        ("in '/srv/kit'", "in '.'"),
         ("/srv/kitchen and /other/srv/kit", "/srv/kitchen and /other/srv/kit"),
         (f"{Path.home()}/.cache/hub", "~/.cache/hub"),
         ("/var/x/ipykernel_41/99.py:3: UserWarning", "{cell}:3: UserWarning"),
@@ -174,7 +173,6 @@ def scrubbed_outputs(outputs, checkout="/srv/kit"):
         ("a mask of 0xff", "a mask of 0xff"),
         ("\r 0%| | 0/3 [00:00<?, ?it/s]\r100%|█| 3/3 [00:01<00:00,  2.9it/s]", "100%|█| 3/3"),
         ("\r100%|█| 3/3 [01:02:03<00:00, 2.1s/it, reward=0.5]", "100%|█| 3/3 [reward=0.5]"),
-        ("7it [00:01, 6.2it/s]", "7it"),
         ("at [12:30] and [0, 1/2]", "at [12:30] and [0, 1/2]"),
         ("\x1b[31mred\x1b[0m\x1b[A", "\x1b[31mred\x1b[0m"),
     ],
@@ -216,7 +214,6 @@ def test_notebooks_are_found_in_order_by_name_and_by_number(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "options", "match"),
     [
-        ("missing", {}, "00_start.ipynb cannot be read as a notebook: FileNotFoundError"),
         ("no notebook", {}, "00_start.ipynb cannot be read as a notebook"),
         ("nbval-skip", {}, "00_start.ipynb needs one cell tagged `parameters`"),
         ("injected-parameters", {"in_place": True}, "00_start.ipynb needs one cell .*injected"),
@@ -229,8 +226,6 @@ def test_bad_input_is_refused_before_anything_runs(kind, options, match, tmp_pat
     path = make_notebook(tmp_path / "notebooks", "00_start")
     if kind == "papermill":
         monkeypatch.setitem(sys.modules, "papermill", None)
-    elif kind == "missing":
-        path.unlink()
     elif kind == "no notebook":
         path.write_text("hello")
     elif kind:  # another tag instead of `parameters`

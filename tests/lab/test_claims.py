@@ -88,15 +88,6 @@ def test_a_mistake_in_a_claim_is_named_and_the_others_are_read(line, sentence, t
     assert "another claim of this id" in problems[1]
 
 
-def test_a_file_that_is_no_list_of_claims_is_told(tmp_path):
-    path = tmp_path / "claims.yaml"
-    for text, sentence in ((None, "cannot be read"), ("id: x", "no list"), ("- [", "read as YAML")):
-        if text:
-            path.write_text(text)
-        claims, (problem,) = load_claims(path)
-        assert claims == [] and sentence in problem
-
-
 def test_a_claim_is_judged_by_its_differences_seed_by_seed(up, gained, five):
     down = gained([-gain for gain in GAINS])
     mixed = five(PLAIN, [0.7, 0.3, 0.6, 0.4, 0.5])

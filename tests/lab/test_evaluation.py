@@ -8,7 +8,6 @@ from scipy.stats import binomtest
 
 from grpo_kit.generation import reply
 from grpo_kit.lab.evaluation import GRADES, evaluate_test_set, grade_maths
-from grpo_kit.rewards import maths_reward
 from grpo_kit.tasks.published import math500
 
 ROW = {
@@ -35,13 +34,9 @@ def test_numbers_are_graded_by_the_tag_and_by_the_last_number(text, gold, graded
     ("text", "gold", "graded"),
     [
         (r"<answer>\frac{1}{2}</answer>", r"\frac12", (True, True)),
-        (r"<answer>$0.5$</answer>", r"\frac12", (True, True)),
         (r"so it is $\boxed{\frac{3}{4}}$.", r"\frac{3}{4}", (False, True)),
         (r"<answer>(3, \frac{\pi}{2})</answer>", r"\left( 3, \frac{\pi}{2} \right)", (True, True)),
-        ("<answer>p - q</answer>", "p - q", (True, True)),
-        ("<answer>Evelyn</answer>", r"\text{Evelyn}", (True, True)),
         (r"<answer>\sqrt{5}</answer>", r"2\sqrt{5}", (False, False)),
-        ("<answer>7</answer>", "8", (False, False)),
         ("<answer>7, 8</answer>", "8", (False, True)),
         ("<answer>4, 2</answer>", "2,4", (True, True)),
         ("<answer>50%</answer>", "50", (True, True)),
@@ -88,15 +83,6 @@ def test_math500_of_a_folder(tmp_path):
     (tmp_path / "test.jsonl").write_text('{"problem": "p"}')
     with pytest.raises(ValueError, match="row 1 of test.jsonl: .* lacks the texts"):
         math500(tmp_path)
-
-
-def test_the_maths_reward_pays_for_the_meaning_of_what_is_tagged():
-    pytest.importorskip("math_verify", reason="pip install 'grpo-kit[math]'")
-    texts = ["<answer>0.5</answer>", "so 0.5", "<answer>2</answer>"]
-    chat = [[{"role": "assistant", "content": text}] for text in texts]
-    for completions in (texts, chat):
-        rewards = maths_reward([], completions, [], answer=["\\frac12"] * 3, level=["1"] * 3)
-        assert rewards == [1.0, 0.0, 0.0]
 
 
 def test_maths_is_compared_in_the_main_thread_or_not_at_all():

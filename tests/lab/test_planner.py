@@ -53,17 +53,15 @@ def test_weights_cache_and_lora_weights_are_those_of_the_model(config, key_value
     assert memory["optimiser"] * GIB == pytest.approx(8 * added)
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"hidden_size": 128, "intermediate_size": 512, "num_key_value_heads": 4}]
-)
-@pytest.mark.parametrize(("width", "lora_rank"), [(2, 0), (4, 0), (2, 8)])  # LoRA: 16 bits
-def test_activations_are_what_autograd_keeps(width, changes, lora_rank):
-    """Within a tenth: the last normalisation and the positions are not counted."""
-    config = hf.Qwen2Config(**{**SMALL, **changes}, attn_implementation="sdpa")
+def test_activations_are_what_autograd_keeps():
+    """Of LoRA weights in 16 bits; for others see the memory of whole processes below.
+
+    Within a tenth: the last normalisation and the positions are not counted.
+    """
+    config = hf.Qwen2Config(**SMALL, attn_implementation="sdpa")
     counted, model = hf.Qwen2ForCausalLM(config), hf.Qwen2Model(config).train()
-    if lora_rank:
-        adapter = LoraConfig(r=lora_rank, target_modules="all-linear")
-        model = get_peft_model(model.to(torch.bfloat16), adapter)
+    adapter = LoraConfig(r=8, target_modules="all-linear")
+    model = get_peft_model(model.to(torch.bfloat16), adapter)
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
     def kept(tokens: int) -> int:
@@ -78,15 +76,15 @@ def test_activations_are_what_autograd_keeps(width, changes, lora_rank):
         mask = torch.ones(2, tokens, dtype=torch.long)
         mask[0, :5] = 0
         hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-        with hooks, torch.autocast("cpu", torch.bfloat16, enabled=width == 2):
+        with hooks, torch.autocast("cpu", torch.bfloat16):
             model(input_ids=torch.zeros_like(mask), attention_mask=mask, use_cache=False)
         return sum(size for place, size in storages.items() if place not in weights)
 
     short, middle, long = kept(128), kept(256), kept(384)
     squared = (long - 2 * middle + short) / 2 / 128**2  # bytes of two rows a token squared
     per_token = ((middle - short) / 128 - squared * (256 + 128)) / 2
-    assert activation_bytes(counted, 1, 0, 0, width) == pytest.approx(per_token, rel=0.13)
-    assert activation_bytes(counted, 0, 2, 1, width) == pytest.approx(squared)
+    assert activation_bytes(counted, 1, 0, 0, 2) == pytest.approx(per_token, rel=0.13)
+    assert activation_bytes(counted, 0, 2, 1, 2) == pytest.approx(squared)
 
 
 def test_parts_add_up_by_hand():
@@ -129,24 +127,15 @@ def test_times_by_hand(monkeypatch):
     update = n * tokens * (4 + 2) / 1e14 / 0.5  # no gradient of frozen weights; scored anew
     assert needed.seconds == pytest.approx({"generation": generation, "update": update})
     assert needed.hours == pytest.approx(10 * (generation + update) / 3600)
-    whole = dataclasses.replace(profile, lora_rank=0, dtype="float32")
-    for one, per_token in ((whole, 6 + 2), (changed(whole, beta=0.1), 6 + 2 + 2)):
-        update = plan(one, "round", prompt_length=100).seconds["update"]
-        assert update == pytest.approx(n * tokens * per_token / 1e14 / 0.5)
+    whole = changed(dataclasses.replace(profile, lora_rank=0, dtype="float32"), beta=0.1)
+    update = plan(whole, "round", prompt_length=100).seconds["update"]
+    assert update == pytest.approx(n * tokens * (6 + 2 + 2) / 1e14 / 0.5)
 
 
 def test_every_profile_fits_on_the_gpu_that_it_is_for():
     for name, gpu in (("colab", "T4"), ("paper", "H100"), ("paper", "A100-80")):
         needed = plan(PROFILES[name], gpu)
         assert str(needed).startswith("It fits"), needed
-
-
-def test_what_it_says_to_lower_makes_it_fit():
-    needed = plan(PAPER, "A100-40")
-    assert f"does not fit: {needed.total:.1f} GiB are needed, 40 are there" in str(needed)
-    assert "Lower per_device_train_batch_size" in str(needed)
-    lowered = changed(PAPER, per_device_train_batch_size=2, gradient_accumulation_steps=384)
-    assert str(plan(lowered, "A100-40")).startswith("It fits")
 
 
 def test_a_gpu_or_machine_without_room_is_refused_with_the_numbers(monkeypatch):

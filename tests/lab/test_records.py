@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpo_kit.lab import records
-from grpo_kit.lab.records import by_arm, fingerprint, load, read, slug
+from grpo_kit.lab.records import fingerprint, load, read
 
 
 def test_a_record_is_read_back_as_it_was_written(make_record, tmp_path):
@@ -101,12 +101,6 @@ def test_only_what_is_asked_for_is_loaded(make_record, tmp_path):
     assert len(load(tmp_path)[0]) == 3 and load(tmp_path)[1] == []
     assert [r.profile for r in load(tmp_path, experiment="flow")[0]] == ["paper", "tiny"]
     assert len(load(tmp_path, "tiny", "flow")[0]) == 1
-
-
-def test_arms_are_grouped_with_their_seeds_in_order_and_have_names_fit_for_folders(make_record):
-    arms = by_arm([make_record("a", 2), make_record("b", 0), make_record("a", 1)])
-    assert {arm: list(seeds) for arm, seeds in arms.items()} == {"a": [1, 2], "b": [0]}
-    assert slug("P(Yes), no labels") == "P-Yes-no-labels" and slug("…") == "arm"
 
 
 def test_a_record_says_where_it_was_made_also_without_git(monkeypatch):

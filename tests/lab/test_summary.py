@@ -44,15 +44,6 @@ def test_seeds_that_only_one_arm_has_are_not_paired(five):
         summarise([], TWO)
 
 
-def test_arms_with_more_seeds_than_others_say_so(five):
-    records = [r for r in five([0.1] * 10, [0.2] * 10) if r.arm == "plain" or r.seed < 5]
-    lines = summary_text(summarise(records, TWO), ["eval/pass@1"]).splitlines()
-    assert lines[0].startswith("5 to 10 seeds, 80 steps")
-    assert "; tested on 4 problems, 8 samples each; " in lines[0]
-    assert "| at the end | plain (10 seeds) | diversity (5 seeds) |" in lines
-    assert "| minus plain, paired by seed | diversity (5 seeds) |" in lines
-
-
 @pytest.mark.parametrize(
     ("plain", "other", "text"),
     [
@@ -64,9 +55,6 @@ def test_arms_with_more_seeds_than_others_say_so(five):
 )
 def test_an_interval_that_holds_0_and_few_seeds_may_be_chance(plain, other, text, five):
     lines = summary_text(summarise(five(plain, other), TWO), ["eval/pass@1"]).splitlines()
-    seeds = f"{len(plain)} seed{'s' * (len(plain) > 1)}"
-    assert lines[0].startswith(f"{seeds}, 80 steps of 64 answers, profile tiny;")
-    assert lines[2] == "| at the end | plain | diversity |"
     assert lines[-1] == f"| pass@1 | {text} |"
 
 
@@ -76,16 +64,7 @@ def test_what_an_arm_does_not_log_is_left_out_of_its_differences_and_dashed(make
     records += [make_record("diversity", s, evaluation={"eval/pass@1": 0.5}) for s in range(5)]
     summary = summarise(records, TWO)
     assert "entropy" not in summary["difference"]["diversity"]
-    text = summary_text(summary)
-    assert "| entropy | 0.2 [0.2, 0.2] | – |" in text and "| entropy | – |" in text
-
-
-def test_seconds_of_a_gpu_and_of_none_are_not_averaged(make_record):
-    gpu = make_record().machine | {"accelerator": "a GPU"}
-    records = [make_record(seed=seed, machine=gpu) for seed in range(2)]
-    shown = ["eval/pass@1", "seconds"]
-    assert "| seconds | 5 [5, 5] |" in summary_text(summarise(records, TWO), shown)
-    assert "seconds" not in summary_text(summarise([*records, make_record(seed=2)], TWO), shown)
+    assert "| entropy | 0.2 [0.2, 0.2] | – |" in summary_text(summary)
 
 
 def test_a_step_without_any_score_in_one_seed_is_left_out_of_the_curves(make_record):
@@ -115,18 +94,6 @@ def test_over_tokens_or_seconds_each_seed_has_places_of_its_own(make_record):
     assert panel.get_xlabel() == "generated tokens"
     over_time = summarise(records, experiment, "seconds")["curves"]["eval/pass@1"]
     assert over_time["plain"]["steps"][-1] == 2, "seed 0 took 0 + 1 + 1 seconds, seed 1 longer"
-
-
-def test_bands_have_a_panel_a_metric_and_a_line_an_arm(crossed):
-    panels = arm_bands(crossed["curves"]).axes
-    assert [axes.get_title() for axes in panels][:2] == ["reward", "accuracy"]
-    assert panels[0].lines[0].get_ydata().tolist() == pytest.approx([0.15, 0.3])
-    assert len(panels[0].collections) == 2
-    late = {"kl": {"diversity": {"steps": [1], "values": [[2]]}}}
-    first, second = arm_bands({"reward": crossed["curves"]["reward"]} | late).axes
-    assert second.lines[0].get_color() == first.lines[1].get_color() != first.lines[0].get_color()
-    three = {metric: crossed["curves"]["reward"] for metric in "abc"}
-    assert len(arm_bands(three).axes) == 3, "no empty panel beside the third"
 
 
 def test_what_is_stored_is_found_and_what_is_not_or_is_broken_is_said(make_record, tmp_path):

@@ -112,13 +112,11 @@ def test_no_attempt_brings_a_role_mark_into_the_tokens(name, policy):
     "reply",
     [
         PERFECT,
-        f"\n {PERFECT} \n",
         f"```json\n{PERFECT}\n```",
         f"```\n{PERFECT}\n```\nThat is my rating.",
         f"{PERFECT}\n\nI hope that this helps. {{not json",
         f"<think>\nThe sum is right. {{}}\n</think>\n\n{PERFECT}",
         f"<think></think>```json\n{PERFECT}```",
-        PERFECT.replace("perfect", "two\nlines"),
         PERFECT.replace('"rationale": "perfect"', '"flags": [], "recommendation": "keep"'),
         PERFECT.replace("perfect", "It has no </think> and no </response>."),
     ],

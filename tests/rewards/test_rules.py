@@ -39,7 +39,8 @@ def test_what_models_write_around_a_right_answer_costs_nothing(gold):
     rewards = maths_reward([], texts, [], answer=[gold] * len(texts))
     assert dict(zip(texts, rewards, strict=True)) == dict.fromkeys(texts, 1.0)
     golds = [wrapping.format(gold) for wrapping in WRAPPINGS]
-    assert set(maths_reward([], texts[:1] * len(texts), [], answer=golds)) == {1.0}
+    chat = [{"role": "assistant", "content": texts[0]}]
+    assert set(maths_reward([], [chat] * len(texts), [], answer=golds)) == {1.0}
 
 
 def test_a_wrong_answer_stays_wrong_in_every_wrapping():

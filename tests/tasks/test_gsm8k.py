@@ -36,6 +36,8 @@ def test_all_rows_are_there(task):
     assert (task.name, len(task.train), len(task.test)) == ("gsm8k", 7473, 1319)
     assert task.train.column_names == task.test.column_names
     assert not set(task.train["question"]) & set(task.test["question"])
+    assert task.train[0]["solution"].startswith("Natalia sold 48/2 = <<48/2=24>>24")
+    assert "####" not in task.train[0]["solution"]
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -60,15 +62,6 @@ def test_every_gold_answer_is_rewarded_and_every_other_number_is_not(task, gsm8k
     for change in (1, -1, Fraction(1, 3)):
         assert score([number + change for number in gold]) == {0.0}, change
     assert score([-number if number else 1 for number in gold]) == {0.0}
-
-
-def test_row_holds_prompt_answer_question_and_solution(task):
-    row = task.train[0]
-    system, user = row["prompt"]
-    assert "<think>" in system["content"] and "<answer>" in system["content"]
-    assert user["content"] == row["question"] and row["answer"] == "72"
-    assert row["solution"].startswith("Natalia sold 48/2 = <<48/2=24>>24")
-    assert "####" not in row["solution"]
 
 
 def test_a_missing_file_is_named(make_folder):

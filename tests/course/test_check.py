@@ -177,10 +177,6 @@ EQUIVALENT = {  # a mutant's changed lines -> why it is no mistake
     "if i - best == patience:": "the distance grows by 1",
     "return [a for a, n in zip(own, turns) for _ in range(n)]": "each is a tensor of one number",
     "mask, end = ([], len(turns[-1][0]))": "a list times less than 0 is empty",
-    "if -delta <= low and high < delta:": OPEN,
-    "if -delta < low and high <= delta:": OPEN,
-    "if high <= 0:": OPEN,
-    "return 'contradicted' if low >= 0 else 'inconclusive'": OPEN,
     "return sum((start // rows < (start + size - 1) // rows for start in starts))":
         "a group's last row is in no earlier process than its first",
     "return sum((min(group) >= max(group) for group in groups)) / len(groups)":

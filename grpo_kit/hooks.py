@@ -17,6 +17,7 @@ from torch import Tensor
 
 from grpo_kit import objective
 from grpo_kit.config import GRPOConfig
+from grpo_kit.rewards.scoring import reward_name as hook_name
 
 CALLS = {  # how each hook is called
     "advantages": "advantages(rewards, num_generations)",
@@ -24,12 +25,6 @@ CALLS = {  # how each hook is called
     "aggregate": "aggregate(per_token, mask, *, num_items_in_batch, num_sequences_in_batch)",
 }
 TOTALS = ("num_items_in_batch", "num_sequences_in_batch")
-
-
-def hook_name(hook: Callable) -> str:
-    """The function's `__name__`, a partial's function's, else the class's."""
-    hook = hook.func if isinstance(hook, partial) else hook
-    return getattr(hook, "__name__", type(hook).__name__)
 
 
 def check_hook(kind: str, hook: Any) -> None:

@@ -97,12 +97,6 @@ class Policy:
         """Set the arithmetic on a CPU, see `GRPOConfig.bf16`."""
         on_cpu = self.device.type == "cpu"
         self.bf16 = on_cpu and faster_in_bfloat16() if bf16 == "auto" else bool(bf16)
-        large = on_cpu and self.model.num_parameters() > 5e7
-        if bf16 == "auto" and large and not self.bf16:
-            print(
-                f"Computing in float32: in bfloat16 this CPU is {bfloat16_speedup():.2g} times as "
-                "fast. One with 16-bit units takes about half the time."
-            )
 
     @property
     def half(self) -> torch.dtype | None:
@@ -116,14 +110,9 @@ class Policy:
         return torch.autocast(self.device.type, self.half) if self.half else nullcontext()
 
 
-def faster_in_bfloat16() -> bool:
-    """Whether this CPU multiplies in bfloat16 at least 1.5 times as fast as in float32."""
-    return bfloat16_speedup() > 1.5
-
-
 @cache
-def bfloat16_speedup() -> float:
-    """How many times as fast this CPU multiplies in bfloat16 as in float32: one product, timed."""
+def faster_in_bfloat16() -> bool:
+    """Whether this CPU multiplies in bfloat16 at least 1.5 times as fast: one product, timed."""
     a = torch.ones(512, 512)
     b = a.bfloat16()
 
@@ -134,8 +123,7 @@ def bfloat16_speedup() -> float:
         return wide / half
 
     # without 16-bit units a product may take seconds: then the rough answer is enough
-    rough = speedup(2)
-    return rough if rough < 0.2 else speedup(9)
+    return speedup(2) > 0.2 and speedup(9) > 1.5
 
 
 def half_of(device: str) -> torch.dtype:

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import multiprocessing
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -55,10 +54,6 @@ def one_writer(train: Callable) -> Callable:
 
     @functools.wraps(train)
     def held(*arguments: Any, output_dir: str | Path, **options: Any) -> Run:
-        # as Python asks itself, but before the folder is found to be the first process's
-        if getattr(multiprocessing.current_process(), "_inheriting", False):
-            problem = "a process of this script's imports it, and it trains at once"
-            raise RuntimeError(f"{problem}: train under `if __name__ == '__main__':`.")
         with writing(output_dir):
             return train(*arguments, output_dir=output_dir, **options)
 

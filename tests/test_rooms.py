@@ -17,7 +17,7 @@ FLOORS = [rooms.split() for rooms in reversed(TOP_DOWN.split(", "))]
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 # What is narrower than "all below": formulas and loaders know nothing but the config.
 ONLY = {
-    "objective": {"config"}, "hooks": {"config", "objective"},
+    "objective": {"config"}, "hooks": {"config", "objective", "rewards"},
     "models": {"config", "paths", "smollm2"}, "tasks": {"paths"},
 }  # fmt: skip
 FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))

@@ -39,8 +39,8 @@ class Tool:
     """A function, or callable object, of one text that a model may call.
 
     The first paragraph of its docstring describes it to the model. timeout: seconds. columns: other
-    parameters, which come from the dataset's row; no model sees or sets them. `Tool.of(function)`
-    is the same as `Tool(function)`. Raises ValueError where the function cannot be a tool.
+    parameters, which come from the dataset's row; no model sees or sets them. Raises ValueError
+    where the function cannot be a tool.
     """
 
     def __init__(self, function: Callable, *, timeout: float = 5.0, columns: Sequence[str] = ()):
@@ -63,10 +63,6 @@ class Tool:
             problem = f"{self.name} is no tool: a model gives it a text, but {argument.name} is"
             raise ValueError(f"{problem} hinted {hint!r}: take a str and convert it.")
         self.argument = argument.name
-
-    @classmethod
-    def of(cls, function: Callable, **options) -> Tool:
-        return cls(function, **options)
 
 
 class Toolkit:

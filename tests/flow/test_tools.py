@@ -56,7 +56,7 @@ def lookup(catalogue):
 
 
 def test_a_description_names_the_argument_and_no_column(lookup):
-    kit = Toolkit([Tool.of(add, columns=["more"]), lookup])
+    kit = Toolkit([Tool(add, columns=["more"]), lookup])
     assert kit.names == ["add", "lookup"]
     assert kit.describe().splitlines() == [
         "add(numbers): Add numbers.",
@@ -95,7 +95,7 @@ def number(x: int):
 )
 def test_a_function_that_cannot_be_a_tool_is_refused_by_name(function, problem):
     with pytest.raises(ValueError, match=f"^{function.__name__} is no tool: .*{problem}"):
-        Tool.of(function)
+        Tool(function)
 
 
 def test_unknown_columns_no_tools_and_equal_names_are_refused(echo):

@@ -170,7 +170,7 @@ class GRPOConfig:
 
     @property
     def evaluation_batch_size(self) -> int:
-        """Completions sampled at a time where nothing is learnt: a short batch wastes time."""
+        """Completions sampled at a time where nothing is learnt: few waste time, many memory."""
         return min(max(self.generation_batch_size, 128), MOST_AT_ONCE)
 
     def shared_by(self, processes: int) -> tuple[int, int]:

@@ -716,17 +716,10 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
 
-def evaluate(
-    policy: Policy,
-    dataset,
-    config: GRPOConfig,
-    *,
-    seed: int = 0,
-    correct: Callable = accuracy_reward,
-) -> dict[str, float]:
+def evaluate(policy: Policy, dataset, config: GRPOConfig, *, seed: int = 0) -> dict[str, float]:
     """Greedy accuracy, pass@1 and pass@k on the first `config.eval_prompts` rows of `dataset`.
 
-    A completion is right if the reward `correct` is 1. Samples are drawn at `config.temperature`,
+    A completion is right if `accuracy_reward` is 1. Samples are drawn at `config.temperature`,
     `config.num_generations_eval` a prompt (k is that number), with a generator of their own, so
     that evaluating changes nothing of the training. `between/…` is the same of the first
     `config.eval_prompts_between` rows, for curves that show the same problems everywhere. {}
@@ -743,7 +736,7 @@ def evaluate(
         batch_size=config.evaluation_batch_size // samples * (1 + samples),
     )  # fmt: skip
     repeated = [example for example in examples for _ in range(1 + samples)]
-    correct_rows = score(policy, rollouts, repeated, [correct]).view(-1, 1 + samples) == 1
+    correct_rows = score(policy, rollouts, repeated, [accuracy_reward]).view(-1, 1 + samples) == 1
     lengths = rollouts.lengths.view(-1, 1 + samples)[:, 1:]
     measured, fewer = _accuracy("eval", correct_rows, lengths), config.eval_prompts_between
     if fewer and fewer < len(rows):

@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 from toy import CONFIG, TASK, configure, even_ids, killed_in, logged, weights_of, without_times
 
-from grpo_kit import generation, objective
+from grpo_kit import generation, objective, training
 from grpo_kit.generation import completion_logps
 from grpo_kit.models import Policy
 from grpo_kit.objective import BASELINES, LOSS_TYPES
@@ -423,12 +423,16 @@ def test_pass_at_k_is_the_share_of_k_subsets_with_a_right_one(n, correct, k, exp
     assert pass_at_k(n, correct, k) == pytest.approx(expected)
 
 
-def test_evaluation_counts_what_the_reward_calls_right_and_is_repeatable(policy):
+def test_evaluation_counts_what_the_reward_calls_right_and_is_repeatable(policy, monkeypatch):
     first, again = (evaluate(policy, TASK.test, CONFIG, seed=3) for _ in range(2))
     assert first == again and first["eval/n"] == 2
     between = evaluate(policy, TASK.test, configure(eval_prompts_between=1), seed=3)
     alone = evaluate(policy, TASK.test.select([0]), CONFIG, seed=3)
     assert between["between/mean_length"] == alone["eval/mean_length"]
-    all_right = {"correct": lambda prompts, **columns: [1.0] * len(prompts)}
-    result = evaluate(policy, TASK.test, CONFIG, **all_right)
+
+    def all_right(prompts, **columns):
+        return [1.0] * len(prompts)
+
+    monkeypatch.setattr(training, "accuracy_reward", all_right)
+    result = evaluate(policy, TASK.test, CONFIG)
     assert result["eval/greedy"] == result["eval/pass@1"] == result["eval/pass@2"] == 1.0

@@ -27,7 +27,6 @@ from grpo_kit.models import Policy, evaluating, unwrapped
 # Logits of a chunk: 16 MiB of float32 on a CPU, 256 MiB on an accelerator, where small chunks would
 # read the head's weights more often than they compute. A pass holds up to four such tensors.
 LOGITS_BUDGET = (2**22, 2**26)
-GPU_TOKENS = 2**16  # of a batch of `reply`, at least: a GPU takes as long for a token of few rows
 
 
 @dataclass(frozen=True)
@@ -263,23 +262,15 @@ def reply(
     conversations: Sequence[list[dict]],
     num_generations: int = 1,
     *,
-    max_new_tokens: int,
     batch_size: int = 64,
     **options,
 ) -> Rollouts:
     """Let `policy` answer each conversation (messages), a batch at a time.
 
-    `batch_size` is in completions, see `at_once`; further options are those of `generate`.
+    `batch_size` is in completions; the options are those of `generate`.
     """
-    options["max_new_tokens"] = max_new_tokens
-    batch_size = at_once(batch_size, max_new_tokens, policy.device.type)
     ids = policy.encode(conversations)
     return _sample_in_parts(policy, ids, num_generations, batch_size, **options)
-
-
-def at_once(batch_size: int, max_new_tokens: int, device: str) -> int:
-    """Completions in a batch of `reply`: on a GPU those of `GPU_TOKENS`, if they are more."""
-    return batch_size if device == "cpu" else max(batch_size, GPU_TOKENS // max_new_tokens)
 
 
 def completion_logps(

@@ -201,9 +201,3 @@ def test_no_tensor_of_the_loss_step_is_larger_than_the_budget_allows(monkeypatch
 def test_a_head_that_is_not_linear_is_refused_in_a_sentence():
     with pytest.raises(ValueError, match="head is a Sequential.*plain Linear"):
         generation.token_logps(torch.nn.Sequential(), torch.zeros(1, 2), torch.tensor([0]), 1.0)
-
-
-def test_a_gpu_evaluates_more_short_answers_at_once():
-    assert generation.at_once(128, 64, "cpu") == 128
-    assert generation.at_once(128, 64, "cuda") == generation.GPU_TOKENS // 64 == 1024
-    assert generation.at_once(192, 1024, "cuda") == 192

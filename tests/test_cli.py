@@ -156,10 +156,10 @@ def test_a_variant_is_trained_by_either_engine(engine, variant, measured, tmp_pa
 
 
 def test_the_module_is_the_command_and_debug_shows_the_traceback():
-    command = [sys.executable, "-m", "grpo_kit", "run", "sing"]
+    command = [sys.executable, "-m", "grpo_kit", "evaluate", "--task", "mmlu"]
     options = {"capture_output": True, "text": True, "timeout": 600}
     done = subprocess.run(command, env={**os.environ, "GRPO_KIT_DEBUG": "1"}, **options)
-    assert "there is no experiment 'sing'" in done.stderr and "Traceback" in done.stderr
+    assert "unknown task 'mmlu'" in done.stderr and "Traceback" in done.stderr
     assert done.returncode != 2
 
 

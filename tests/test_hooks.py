@@ -47,11 +47,11 @@ def run(new_policy, tmp_path):
 
 
 @pytest.mark.parametrize("changes", [{}, MANY, {"beta": 0.05}, MANY | CAPPED | {"beta": 0.05}])
-@pytest.mark.parametrize("kinds", [["advantages"], ["surrogate"], ["aggregate"], list(OWN)])
-def test_a_hook_that_repeats_the_packages_function_gives_the_same_run(run, changes, kinds):
+def test_a_hook_that_repeats_the_packages_function_gives_the_same_run(run, changes):
     history, weights = run(changes, "package")
-    own_history, own_weights = run(changes, "own", **{kind: OWN[kind] for kind in kinds})
-    assert history == own_history and torch.equal(weights, own_weights)
+    for kinds in (["advantages"], ["surrogate"], ["aggregate"], list(OWN)):
+        own_history, own_weights = run(changes, "own", **{kind: OWN[kind] for kind in kinds})
+        assert history == own_history and torch.equal(weights, own_weights), kinds
     assert history[-1]["grad_norm"] > 0 and ("kl" in history[-1]) == ("beta" in changes)
 
 

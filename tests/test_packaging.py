@@ -42,6 +42,7 @@ def wheel(tmp_path_factory) -> Path:
     return built
 
 
+@pytest.mark.slow
 def test_the_wheel_carries_the_data_and_the_package_and_no_tests(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     tracked = [path for path in (CHECKOUT / "data").rglob("*") if path.is_file()]

@@ -241,6 +241,7 @@ def test_verdicts_are_sampled_from_the_policy_that_learns_from_them(words, tmp_p
 
     monkeypatch.setattr(training.Learner, "update", checking)
     changes = {"max_steps": 5, "eval_prompts": 0, "learning_rate": 1e-3}
+    changes["generation_batch_size"] = 16
     result = run(words, tmp_path, policy=policy, **changes)
     assert [name for name, _, _ in seen][-2:] == ["accuracy_reward", "verification_reward"]
     assert max(apart for _, apart, _ in seen) < 1e-3
@@ -308,8 +309,8 @@ def test_hooks_act_on_answers_and_on_verdicts(words, tmp_path):
         seen.append(len(rewards) // num_generations)
         return objective.group_advantages(rewards, num_generations)
 
-    changes = {"max_steps": 2, "eval_prompts": 0, "generation_batch_size": 32, "beta": 0.02}
-    changes |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+    changes = {"max_steps": 2, "eval_prompts": 0, "generation_batch_size": 16, "beta": 0.02}
+    changes |= {"per_device_train_batch_size": 8}
     hooks = {"advantages": watching, "surrogate": objective.surrogate}
     whole = run(words, tmp_path / "whole", "mixed", **changes)
     own = run(words, tmp_path / "own", "mixed", hooks=hooks, **changes)

@@ -11,6 +11,7 @@ import torch
 from toy import TASK, configure, even_ids, weights_of, without_times
 
 from grpo_kit import smollm2, tasks, warm_up
+from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import Rollouts, completion_logps
 from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
@@ -69,6 +70,8 @@ def test_a_warm_up_saves_weights_that_load_and_a_card(monkeypatch, tmp_path):
     """The tiny base stands in for SmolLM2; called again it trains nothing anew."""
     base = partial(load_policy, data_dir() / "tiny-base")
     monkeypatch.setattr(warm_up, "load_policy", lambda name, **options: base(**options))
+    few = {"eval_prompts": 4, "num_generations_eval": 2}
+    monkeypatch.setattr(warm_up, "GRPOConfig", lambda **fields: GRPOConfig(**fields | few))
     made = [warm_up.warm_up("skills", tmp_path, steps=1, batch=4) for _ in range(2)]
     assert made[0] == made[1] == json.loads((tmp_path / "card.json").read_text())
     assert [row["step"] for row in made[0]["evaluations"]] == [0, 1]

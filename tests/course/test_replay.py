@@ -14,7 +14,6 @@ from grpo_kit.course.replay import TEMPLATE, Recorder, page
 from grpo_kit.flow import FlowGRPO
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
-from grpo_kit.rewards import accuracy_reward
 from grpo_kit.runs import REPLAY
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.tool_questions import tool_questions
@@ -42,10 +41,9 @@ def test_recording_changes_no_bit_of_the_run(kind, new_policy, tmp_path):
         options = {"rewards": [noisy], "config": configure()}
         if kind == "flow":
             policy, task = PROFILES["tiny"].load_policy(), tool_questions()
-            system = PROFILES["tiny"].load_agents(policy, max_turns=3)
-            config = configure(max_steps=2, max_completion_length=40, eval_prompts=0)
-            options = {"rewards": [accuracy_reward], "config": config}
-            options["batch_source"] = partial(FlowGRPO, system=system)
+            system = PROFILES["tiny"].load_agents(policy, max_turns=2)
+            config = configure(max_steps=1, max_completion_length=40, eval_prompts=0)
+            options["config"], options["batch_source"] = config, partial(FlowGRPO, system=system)
         torch.manual_seed(0)
         history = train(
             policy, task, output_dir=folder, seed=0, record=recorder, **options

@@ -21,6 +21,7 @@ def test_a_notebook_that_was_not_executed_is_named(tmp_path):
         build(tmp_path, tmp_path / "site")
 
 
+@pytest.mark.slow
 def test_every_link_of_the_course_leads_to_a_page_and_to_a_heading_of_it(tmp_path):
     pages = {page.name: page.read_text() for page in build(NOTEBOOKS, tmp_path)}
     assert (tmp_path / "index.html").read_text() == pages["00_start_here.html"]

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from grpo_kit.lab import bench, speedrun
@@ -38,10 +39,11 @@ def test_the_step_and_every_shape_are_measured_and_stand_in_the_table(tmp_path, 
 
 
 def test_shapes_have_the_size_that_they_are_called_by():
-    millions = {
-        name: AutoModelForCausalLM.from_config(bench.config_of(name)).num_parameters() / 1e6
-        for name in bench.SHAPES
-    }
+    with torch.device("meta"):
+        models = {
+            name: AutoModelForCausalLM.from_config(bench.config_of(name)) for name in bench.SHAPES
+        }
+    millions = {name: model.num_parameters() / 1e6 for name, model in models.items()}
     assert millions == pytest.approx({"tiny": 0.9, "30 M": 30.6, "SmolLM2": 134.5}, rel=0.01)
     _, task = bench.setting_of("SmolLM2", 1)
     assert len(task.train["prompt"][0][0]["content"].split()) == 63

@@ -201,6 +201,7 @@ def once_killed(prompts, completions, completion_ids, **columns):
 once_killed.__name__ = "even"
 
 
+@pytest.mark.slow
 def test_ray_makes_runs_and_a_killed_worker_costs_a_retry(made, tmp_path, monkeypatch, capsys):
     """A local cluster of two workers: each run is a file, equal to the one made here."""
     ray = pytest.importorskip("ray")

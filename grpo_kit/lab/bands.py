@@ -9,12 +9,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import pandas as pd
+from scipy.stats import norm
 
 from grpo_kit.lab.records import NOTEBOOKS, Record, by_arm, load, where_it_ran
-from grpo_kit.lab.statistics import MIN_SEEDS, prediction_band
+from grpo_kit.lab.statistics import ALPHA, MIN_SEEDS, prediction_band
 from grpo_kit.profiles import PROFILES
 
 COMPARED = {  # the numbers that are compared, by the last part of their names
@@ -23,6 +24,8 @@ COMPARED = {  # the numbers that are compared, by the last part of their names
     "verdicts/yes_rate", "eval/mean_length", "eval/turns", "length", "styles", "entropy",
 }  # fmt: skip
 SPREAD = 0.01  # the least spread assumed between seeds; one of 128 held-out rows is 0.008
+# assumed below `MIN_SEEDS`: of a share, or of a longer quantity relative to itself
+UNKNOWN_SPREAD = 0.05
 
 
 @dataclass(frozen=True)
@@ -94,18 +97,17 @@ def compare(
 ) -> tuple[list[Row], list[str]]:
     """The numbers of `notebooks`, executed into `folder`, beside the reported ones of `profile`.
 
-    All numbers of an honest run lie in their bands with a chance of 95 %. Also returns a sentence
-    for each unusable file and each notebook without `MIN_SEEDS` reported seeds.
+    All numbers of an honest run lie in their bands with a chance of 95 %. Below `MIN_SEEDS` that
+    holds if the spread is `UNKNOWN_SPREAD`. Also returns a sentence for each unusable file and each
+    notebook that is not reported.
     """
     records, problems = load(results, profile, NOTEBOOKS)
-    arms = {name: runs for name, runs in by_arm(records).items() if len(runs) >= MIN_SEEDS}
-    compared = []
-    for notebook in notebooks if arms or problems else ():
-        if notebook not in arms:
-            few = f"fewer than {MIN_SEEDS} seeds on profile {profile!r}"
-            problems.append(f"notebook {notebook} is reported by {few}: nothing to compare with.")
+    compared, arms = [], by_arm(records)
+    for notebook in notebooks if records or problems else ():
+        by_seed, result = arms.get(notebook, {}), {}
+        if not by_seed:
+            problems.append(f"notebook {notebook} is not reported on profile {profile!r}.")
             continue
-        by_seed, result = arms[notebook], {}
         try:
             result = read_result(folder, notebook)
         except ValueError as error:
@@ -113,14 +115,21 @@ def compare(
         here = numbers(result)
         for name in next(iter(by_seed.values())).evaluation:
             values = {s: r.evaluation[name] for s, r in by_seed.items() if name in r.evaluation}
-            if len(values) >= MIN_SEEDS:
-                usual = values.get(result.get("seed"), median(values.values()))
-                compared.append((notebook, name, usual, [*values.values()], here.get(name)))
+            usual = values.get(result.get("seed"), median(values.values()))
+            compared.append((notebook, name, usual, [*values.values()], here.get(name)))
     rows = []
     for notebook, name, usual, values, measured in compared:
-        low, high = prediction_band(values, len(compared), floor=SPREAD)
+        low, high = _band(values, len(compared))
         rows.append(Row(notebook, name, usual, low, high, measured))
     return rows, problems
+
+
+def _band(values: list[float], comparisons: int) -> tuple[float, float]:
+    if len(values) >= MIN_SEEDS:
+        return prediction_band(values, comparisons, floor=SPREAD)
+    mean = fmean(values)
+    spread = UNKNOWN_SPREAD * max(1.0, abs(mean)) * math.sqrt(1 + 1 / len(values))
+    return norm.interval(1 - ALPHA / comparisons, mean, spread)
 
 
 def show(rows: list[Row], problems: Iterable[str] = ()) -> None:
@@ -130,6 +139,6 @@ def show(rows: list[Row], problems: Iterable[str] = ()) -> None:
     inside = f"{len(rows) - len(outside)} of {len(rows)} numbers are inside their bands"
     lines = [f"{inside}, {equal} equal the reported ones"]
     lines += [f"outside: {row.notebook}, {row}" for row in outside]
-    nothing = f"nothing is reported of this profile by {MIN_SEEDS} seeds: no number is compared"
+    nothing = "nothing is reported of this profile: no number is compared"
     for line in [*(lines if rows else ()), *problems] or [nothing]:
         print(line)

@@ -69,7 +69,7 @@ def test_a_missing_number_is_outside_an_unreported_notebook_is_named(reported, t
     (tmp_path / "run").mkdir()
     rows, problems = compare(tmp_path / "run", [NAME, "09_new"], "tiny", reported)
     assert len(rows) == 4 and not any(row.inside for row in rows)
-    assert len(problems) == 1 and "notebook 09_new is reported by fewer than 5" in problems[0]
+    assert len(problems) == 1 and "notebook 09_new is not reported on profile 'tiny'" in problems[0]
     assert str(rows[0]).startswith("after · eval/pass@1 is missing, its band is 0.8")
     assert compare(tmp_path / "run", [NAME], "smoke", reported) == ([], [])
     show([], [])
@@ -77,12 +77,16 @@ def test_a_missing_number_is_outside_an_unreported_notebook_is_named(reported, t
     path = next(reported.rglob("seed-2.json"))
     path.write_text(path.read_text().replace("0.89", "0.99"))
     rows, problems = compare(tmp_path / "run", [NAME], "tiny", reported)
-    assert rows == [] and "was edited" in problems[0] and "fewer than 5 seeds" in problems[1]
+    assert len(rows) == 4 and len(problems) == 1 and "was edited" in problems[0]
 
 
-def test_with_four_seeds_nothing_is_compared(reported, tmp_path):
-    next(reported.rglob("seed-4.json")).unlink()
-    assert compare(write(tmp_path / "run", 0.9), [NAME], "tiny", reported) == ([], [])
+@pytest.mark.parametrize("seeds", [1, 4])
+def test_few_seeds_are_given_a_spread_that_they_cannot_show(seeds, reported, tmp_path):
+    for seed in range(seeds, 5):
+        next(reported.rglob(f"seed-{seed}.json")).unlink()
+    accuracy, _, _, length = compare(write(tmp_path / "run", 0.9), [NAME], "tiny", reported)[0]
+    assert 0.5 < accuracy.low < 0.8 and accuracy.inside
+    assert 20 < length.low < 23 and 29 < length.high < 32
 
 
 def test_bands_are_corrected_for_their_number_and_have_a_least_spread(reported, tmp_path):

@@ -6,7 +6,6 @@ code 1. GRPO_KIT_DEBUG=1 shows the traceback instead of the sentence.
 
 import json
 import os
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -281,9 +280,7 @@ def run(
     arm, usual = planned(name, profile) if claims else (arm, grid.usual_seeds(profile))
     make = on_ray if on == "ray" else grid.here
     if on == "here" and processes > 1:
-        options = ["--profile", profile, "--output", str(results), "--work", str(work)]
-        command = [sys.executable, "-m", "grpo_kit.cli", "run", name, *options]
-        make = partial(grid.in_processes, processes=processes, command=command)
+        make = partial(grid.in_processes, processes=processes)
     records = grid.run_grid(
         name, EXPERIMENTS[name], chosen, grid.parse_seeds(seeds) if seeds else usual,
         make=make, results=results, work=work, arms=arm,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 
+import cloudpickle
 from tqdm import tqdm
 
 from grpo_kit.config import GRPOConfig
@@ -282,11 +283,12 @@ def here(name: str, jobs: Sequence[Job]) -> list[str]:
     return failed
 
 
-def in_processes(name: str, jobs: Sequence[Job], processes: int, command: list[str]) -> list[str]:
-    """Run `command` with `--arm` and `--seeds` for each job, `processes` at a time.
+def in_processes(name: str, jobs: Sequence[Job], processes: int) -> list[str]:
+    """Make each run in a process of its own, `processes` at a time.
 
     Each writes a log beside its checkpoint. What ends this function ends the processes too.
     """
+    command = [sys.executable, "-m", "grpo_kit.lab.grid"]
     env = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
     waiting, running, failed = list(jobs), {}, []
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -295,10 +297,11 @@ def in_processes(name: str, jobs: Sequence[Job], processes: int, command: list[s
             while waiting or running:
                 while waiting and len(running) < processes:
                     job = waiting.pop(0)
-                    options = ["--arm", job.arm, "--seeds", str(job.seed), "--processes", "1"]
-                    with open(make_output_dir(job.folder) / "log.txt", "a") as log:
-                        output = {"stdout": log, "stderr": subprocess.STDOUT, "env": env}
-                        running[subprocess.Popen([*command, *options], **output)] = job
+                    file = make_output_dir(job.folder) / "job.pickle"
+                    file.write_bytes(cloudpickle.dumps(job))
+                    with open(file, "rb") as given, open(job.folder / "log.txt", "a") as log:
+                        files = {"stdin": given, "stdout": log, "stderr": subprocess.STDOUT}
+                        running[subprocess.Popen(command, **files, env=env)] = job
                 time.sleep(0.1)
                 for process in [process for process in running if process.poll() is not None]:
                     job = running.pop(process)
@@ -333,3 +336,10 @@ def run_grid(
         count = f"{len(failed)} of {len(missing)} runs failed"
         raise RuntimeError(f"{count}, the others are stored: {'; '.join(failed)}")
     return [records.read(job.path) for job in jobs]
+
+
+if __name__ == "__main__":  # in a process of `in_processes`
+    try:
+        cloudpickle.load(sys.stdin.buffer).run()
+    except (RuntimeError, ValueError, OSError) as error:
+        sys.exit(f"error: {error}")

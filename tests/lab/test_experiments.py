@@ -171,7 +171,10 @@ def test_the_evaluator_that_was_taught_brevity_tells_short_from_long_and_right_f
     assert auc([is_short.p_yes for _, is_short in untaught], short) < 0.3
 
 
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "published"])
+QUICK = [name for name in EXPERIMENTS if name not in ("published", "flow")]
+
+
+@pytest.mark.parametrize("name", [*QUICK, pytest.param("flow", marks=pytest.mark.slow)])
 def test_every_arm_makes_a_batch_and_the_first_is_plain_grpo(name, base, task, monkeypatch):
     monkeypatch.setattr(experiments, "warm_up_more", lambda base, seed: base)  # takes ten seconds
     monkeypatch.setattr(experiments, "_taught_brevity", lambda: base)  # a minute

@@ -11,6 +11,7 @@
 #   make results     renew what is computed from the stored runs: tables, figures and verdicts in data/results
 #   make site        the notebooks and the replays as one static site in runs/site
 #   make bench       a step beside TRL's at four sizes of model, with memory, into runs/bench
+#   make gpu         what a GPU shows in MINUTES=9, into data/results/gpu; goes on the next time
 #   make pretrain    rebuild the tiny base model into runs/base
 #   make chaos       runs killed, stopped, starved and damaged at random, N=60 of them: minutes
 #   make lint        ruff
@@ -39,7 +40,7 @@ OMP_NUM_THREADS ?= 1
 export OMP_NUM_THREADS
 
 .DEFAULT_GOAL := help
-.PHONY: help venv reproduce test test-all test-alone test-others lab notebooks smoke experiments results site bench chaos pretrain \
+.PHONY: help venv reproduce test test-all test-alone test-others lab notebooks smoke experiments results site bench gpu chaos pretrain \
   lint constraints clean
 
 help:
@@ -99,6 +100,11 @@ site: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/grpo-kit bench
+
+MINUTES ?= 9
+
+gpu: $(STAMP)
+	$(BIN)/grpo-kit gpu --minutes $(MINUTES)
 
 pretrain: $(STAMP)
 	$(BIN)/grpo-kit pretrain

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+import yaml
 from typer import Argument, Option
 from typer.core import TyperGroup
 
@@ -67,6 +68,7 @@ Output = Annotated[Path, Option(help="Folder for the output.")]
 Results = Annotated[Path | None, Option(help="Folder of results, instead of the reported ones.")]
 Steps = Annotated[int | None, Option(min=1, help="Steps, instead of the profile's or recipe's.")]
 Seed = Annotated[int, Option(min=0, max=2**32 - 1, help="Of sampling, weights, order of data.")]
+Minutes = Annotated[float, Option(min=0, help="To spend.")]
 Gpu = Literal["T4", "L4", "A100-40", "A100-80", "H100"]
 Jobs = Annotated[int | None, Option(min=1, help="Notebooks at a time. [default: 2, of one core 1]")]
 
@@ -78,6 +80,12 @@ def _chosen(name: str, policy: Path | str | None = None) -> Profile:
         policy = str(Path(policy).resolve() if Path(policy).is_dir() else policy)
         chosen = chosen.with_policy(policy)
     return chosen
+
+
+def _settings(texts: list[str] | None) -> dict[str, Any]:
+    """Texts NAME=VALUE as fields of the config; the values are read as YAML."""
+    pairs = (text.partition("=") for text in texts or ())
+    return {name: yaml.safe_load(value) for name, _, value in pairs}
 
 
 @app.command()
@@ -198,17 +206,14 @@ def evaluate(
     if output.is_dir():
         raise typer.BadParameter(f"{output} is a folder; name a file for the numbers (--output).")
     make_output_dir(output.parent)
-    from grpo_kit.lab.evaluation import evaluate_profile
+    from grpo_kit.lab.evaluation import evaluate_profile, in_words
 
     chosen = _chosen(profile, policy)
     if policy is not None:
         chosen = replace(chosen, lora_rank=0)
     measured = evaluate_profile(chosen, task, data, rows=rows, max_new_tokens=max_new_tokens)
     write_atomic(output, json.dumps(measured, indent=1) + "\n")
-    for reading in ("strict", "lenient"):
-        share, low, high = (measured[reading + end] for end in ("", "/low", "/high"))
-        typer.echo(f"{reading:8} {share:.3f} [{low:.3f}, {high:.3f}]")
-    typer.echo(f"n {measured['n']}, cut off {measured['truncated']:.1%}; {output}")
+    typer.echo(f"{in_words(measured)}; {output}")
 
 
 @app.command("plan")
@@ -256,8 +261,8 @@ def run(
 
     Finished runs are not made again unless their config has changed, killed ones go on.
     """
-    results = make_output_dir(output or results_dir())  # before the seconds that torch takes
-    make_output_dir(work)
+    folders = output or results_dir(), work  # made before the seconds that torch takes
+    results, work = (make_output_dir(folder).resolve() for folder in folders)
     from grpo_kit.lab import grid
     from grpo_kit.lab.claims import planned
     from grpo_kit.lab.experiments import EXPERIMENTS
@@ -275,8 +280,6 @@ def run(
         cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
         processes = len(cores) if chosen.device == "cpu" else 1
     chosen.use_threads()
-    # other machines may start elsewhere
-    results, work = (results, work) if on == "here" else (results.resolve(), work.resolve())
     arm, usual = planned(name, profile) if claims else (arm, grid.usual_seeds(profile))
     make = on_ray if on == "ray" else grid.here
     if on == "here" and processes > 1:
@@ -354,15 +357,14 @@ def results(
 def pretrain(
     base: Annotated[Literal["tiny", "smollm2"], Option(help="Which model.")] = "tiny",
     task: Annotated[
-        Literal["svamp", "skills"] | None,
+        Literal["svamp", "skills", "gsm8k"] | None,
         Option(help="Texts of SmolLM2's warm-up. [default: svamp]"),
     ] = None,
     output: Output = Path("runs/base"),
     seed: Seed = 0,
     steps: Steps = None,
-    problems: Annotated[int, Option(min=2, help="Test problems for the tiny base.")] = 256,
 ) -> None:
-    """Rebuild the tiny base and measure what it solves, or rebuild a warm-up of SmolLM2."""
+    """Rebuild the tiny base, or a warm-up of SmolLM2."""
     options = {"seed": seed} if steps is None else {"seed": seed, "steps": steps}
     if base == "smollm2":
         from grpo_kit.warm_up import warm_up
@@ -373,18 +375,10 @@ def pretrain(
         return
     if task:
         raise ValueError("--task is for a warm-up of SmolLM2: add --base smollm2, or leave it out.")
-    from grpo_kit.models import load_policy
-    from grpo_kit.tiny import pretrain as recipe
-    from grpo_kit.training import evaluate
+    from grpo_kit.tiny.pretrain import pretrain
 
-    recorded = recipe.pretrain(output, **options)
-    typer.echo("measuring what it solves")
-    tiny = PROFILES["tiny"]
-    config = replace(tiny.config, eval_prompts=problems)
-    solved = evaluate(load_policy(output), tiny.load_task().test, config)
-    card = {"warm_up": recorded, "solve": solved}
-    write_atomic(output / "card.json", json.dumps(card, indent=1) + "\n")
-    typer.echo(f"the measurements are in {output / 'card.json'}")
+    write_atomic(output / "card.json", json.dumps(pretrain(output, **options), indent=1) + "\n")
+    typer.echo(f"what it solves: grpo-kit evaluate --policy {output} --task word_problems")
 
 
 @app.command()
@@ -399,8 +393,6 @@ def bench(
     seeds: Annotated[str, Option(help="Of the speedrun.")] = "100-102",
 ) -> None:
     """Measure the time and the memory of the kit's step beside TRL's."""
-    import yaml
-
     from grpo_kit.lab import bench
     from grpo_kit.lab import speedrun as race
     from grpo_kit.lab.grid import parse_seeds
@@ -408,12 +400,20 @@ def bench(
     if not speedrun:
         typer.echo(bench.report(bench.run(output, policy or data_dir() / "tiny-base", steps=steps)))
         return
-    changes = {}
-    for text in change or []:
-        name, _, value = text.partition("=")
-        changes[name] = yaml.safe_load(value)
+    changes = _settings(change)
     name = "yours" if changes else "kit"
     typer.echo(race.report(race.run(output, name, changes, parse_seeds(seeds))))
+
+
+@app.command()
+def gpu(minutes: Minutes = 9.0, output: Results = None) -> None:
+    """Show what a GPU can do: the jobs that are missing, as many as the minutes allow."""
+    from grpo_kit.lab import gpu
+
+    folder = output or (results_dir() / "gpu" if gpu.ON_GPU else Path("runs/gpu"))
+    for line in gpu.run(minutes, folder):
+        typer.echo(line)
+    typer.echo(f"page: {gpu.write_page(folder)}")
 
 
 if __name__ == "__main__":

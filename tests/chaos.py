@@ -35,6 +35,7 @@ from functools import partial
 from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # deterministic products, on a GPU
 
 import nbformat
 import torch
@@ -55,6 +56,9 @@ from grpo_kit.training import train
 
 RESULTS = Path(__file__).resolve().parents[1] / "data" / "results" / "chaos.json"
 PROFILE = PROFILES["smoke"]
+if (device := os.environ.get("GRPO_KIT_CHAOS_DEVICE", "cpu")) != "cpu":
+    PROFILE = dataclasses.replace(PROFILE, device=device)
+    torch.use_deterministic_algorithms(True, warn_only=True)
 CONFIG = dataclasses.replace(
     PROFILE.config, max_steps=5, save_steps=1, eval_steps=2, eval_prompts=4, num_generations=4,
     generation_batch_size=16, max_completion_length=32,

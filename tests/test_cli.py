@@ -221,11 +221,10 @@ def test_pretrain_writes_a_base_and_its_card(tmp_path, monkeypatch):
     monkeypatch.setattr(warm_up, "make_tokenizer", lambda seed: make(seed, n_conversations=300))
     monkeypatch.setattr(warm_up, "BATCH", 2)
     folder = tmp_path / "base"
-    options = ("--steps", 2, "--problems", 2, "--output", folder)
-    done = invoke("pretrain", *options)
+    done = invoke("pretrain", "--steps", 2, "--output", folder)
     assert done.exit_code == 0, done.output
     card = json.loads((folder / "card.json").read_text())
-    assert (card["warm_up"]["steps"], card["solve"]["eval/n"]) == (2, 2)
+    assert card["steps"] == 2 and card["loss"] > 0
     assert (folder / "model.safetensors").is_file()
 
 

@@ -49,11 +49,9 @@ def run(output_dir: Path, policy_dir: Path, *, steps: int = 10) -> dict:
         with tempfile.TemporaryDirectory() as folder:
             model = make_model(Path(folder), name)
             torch.set_num_threads(2 if name == SMOLLM2 else threads)
-            measured = compare_steps(model, *setting_of(name, min(steps, 3)))
+            shapes.append({"name": name, **compare_steps(model, *setting_of(name, min(steps, 3)))})
         torch.set_num_threads(threads)
-        shapes.append({"name": name, **measured})
-    machine = where["machine"] | where["versions"]
-    result = {"machine": machine, "step": step, "shapes": shapes}
+    result = {"machine": where["machine"] | where["versions"], "step": step, "shapes": shapes}
     write_atomic(path, json.dumps(result, indent=1))
     return result
 
@@ -101,17 +99,19 @@ def setting_of(shape: str, steps: int) -> tuple[GRPOConfig, Task]:
 
 
 def config_of(shape: str):
-    """The transformers config of a shape, with the tiny base's special tokens."""
+    """The transformers config of a shape or of a planner's model, with the tiny base's tokens."""
     from transformers import AutoConfig
 
-    from grpo_kit.lab.planner import FIELDS
+    from grpo_kit.lab.planner import FIELDS, MODELS
 
-    tokenizer = _tokenizer()
-    sizes = {"vocab_size": len(tokenizer)} | dict(zip(FIELDS, SHAPES[shape], strict=False))
+    own = "llama" if shape == SMOLLM2 else "qwen2", *SHAPES.get(shape, ())
+    kind, *sizes = MODELS.get(shape, own)
+    tokenizer = tiny_tokenizer()
+    sizes = {"vocab_size": len(tokenizer)} | dict(zip(FIELDS, sizes, strict=False))
     return AutoConfig.for_model(
-        "llama" if shape == SMOLLM2 else "qwen2", tie_word_embeddings=True, bos_token_id=None,
+        kind, **{"tie_word_embeddings": True} | sizes, bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-        max_position_embeddings=2048, **sizes,
+        max_position_embeddings=2048,
     )  # fmt: skip
 
 
@@ -121,11 +121,11 @@ def make_model(folder: Path, shape: str) -> Path:
 
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config_of(shape)).save_pretrained(folder)
-    _tokenizer().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
     return folder
 
 
-def _tokenizer():
+def tiny_tokenizer():
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(data_dir() / "tiny-base")
@@ -136,22 +136,22 @@ def even_share(prompts, completions, completion_ids, **columns) -> list[float]:
     return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
 
 
-def compare_steps(policy_dir: Path, config: GRPOConfig, task: Task) -> dict:
-    """Median seconds of both trainers in turn, and the peak MiB of a process with each one."""
-    policy, other = (load_policy(policy_dir, device=DEVICE) for _ in range(2))
+def compare_steps(policy_dir: Path, config: GRPOConfig, task: Task, **loading) -> dict:
+    """Median seconds of both trainers in turn, each one's peak MiB; loading: `load_policy`'s."""
+    policy, other = (load_policy(policy_dir, device=DEVICE, **loading) for _ in range(2))
     steps, kit, lengths = kit_steps(policy, config, task), [], []
 
     def kit_step() -> None:
-        seconds, batch = next(steps)
+        *seconds, batch = next(steps)
         kit.append(seconds)
         lengths.append(batch.rollouts.lengths.float().mean().item())
 
     trl = trl_steps(other, config, task, after_step=kit_step)
-    # without the first step, the warm-up
-    median = {"trl": float(np.median(trl[1:])), "kit": float(np.median(kit[1:]))}
+    median = {"trl": _medians(trl), "kit": _medians(kit)}
+    ratio = {part: median["trl"][part] / median["kit"][part] for part in median["kit"]}
     prompts = policy.encode(task.train["prompt"])
     faster = config.bf16 and (DEVICE == "cuda" or faster_in_bfloat16())
-    few = (policy_dir, replace(config, max_steps=3), task)
+    few = (policy_dir, replace(config, max_steps=3), task, loading)
     return {
         "completions": config.generation_batch_size,
         "max_completion_length": config.max_completion_length,
@@ -160,45 +160,62 @@ def compare_steps(policy_dir: Path, config: GRPOConfig, task: Task) -> dict:
         "steps": config.max_steps - 1,
         "threads": torch.get_num_threads(),
         "arithmetic": "bfloat16" if faster else "float32",
-        "median_seconds": {trainer: {"step": seconds} for trainer, seconds in median.items()},
-        "trl_over_kit": {"step": median["trl"] / median["kit"]},
+        "median_seconds": median,
+        "trl_over_kit": ratio,
         "peak_mib": {trainer: _peak_mib(trainer, *few) for trainer in TRAINERS},
     }
 
 
+def _medians(pairs: list) -> dict[str, float]:
+    """Medians of (seconds until scored, seconds in all), without the first step: the warm-up."""
+    scored, step = np.array(pairs[1:]).T
+    parts = {"generation": scored, "step": step, "update": step - scored}
+    return {name: float(np.median(seconds)) for name, seconds in parts.items()}
+
+
 def kit_steps(policy: Policy, config: GRPOConfig, task: Task) -> Iterator[tuple]:
-    """Train by the kit; yields each step's seconds and its batch."""
+    """Train by the kit; yields each step's seconds until it is scored, those in all, its batch."""
     prompts = training.PromptBatches(policy, task, [even_share], config, seed=0)
     learner = training.Learner(policy, config)
     generator = torch.Generator().manual_seed(0)
     for _ in range(config.max_steps):
-        started = _now()
+        started = now()
         (batch,) = prompts(generator, None, {})
+        scored = now()
         learner.update(batch)
-        yield _now() - started, batch
+        yield scored - started, now() - started, batch
 
 
 def trl_steps(
-    policy: Policy, config: GRPOConfig, task: Task, after_step: Callable[[], None]
-) -> list[float]:
-    """Train by TRL; returns each step's seconds."""
+    policy: Policy, config: GRPOConfig, task: Task, after_step: Callable[[], None], **overrides
+) -> list[tuple[float, float]]:
+    """Train by TRL; returns each step's seconds until it is scored, and those in all."""
     from transformers import TrainerCallback
 
     from grpo_kit import trl_bridge
 
-    seconds = []
+    generated, seconds = [], []
 
     class Timer(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
-            self.started = _now()
+            self.started = now()
 
         def on_step_end(self, args, state, control, **kwargs):
-            seconds.append(_now() - self.started)
+            seconds.append((generated[-1], now() - self.started))
             after_step()
 
     with tempfile.TemporaryDirectory() as folder:
-        options = {"output_dir": folder, "seed": 0, "save_strategy": "no"}
+        options = {"output_dir": folder, "seed": 0, "save_strategy": "no", **overrides}
         trainer = trl_bridge.grpo_trainer(policy, task, [even_share], config, **options)
+        generate = trainer._generate_and_score_completions  # private, but nothing else times it
+
+        def timed(inputs):
+            started = now()
+            output = generate(inputs)
+            generated.append(now() - started)
+            return output
+
+        trainer._generate_and_score_completions = timed
         trainer.add_callback(Timer())
         trainer.train()
     return seconds
@@ -210,9 +227,9 @@ def _peak_mib(*arguments: object) -> float:
         return pool.submit(train_and_measure, *arguments).result()
 
 
-def train_and_measure(trainer: str, policy_dir: Path, config: GRPOConfig, task: Task) -> float:
+def train_and_measure(trainer: str, policy_dir: Path, config, task: Task, loading: dict) -> float:
     """The most MiB of the accelerator, or else of this process, after the steps of a trainer."""
-    policy = load_policy(policy_dir, device=DEVICE)
+    policy = load_policy(policy_dir, device=DEVICE, **loading)
     if trainer == "trl":
         trl_steps(policy, config, task, after_step=lambda: None)
     else:
@@ -226,7 +243,7 @@ def train_and_measure(trainer: str, policy_dir: Path, config: GRPOConfig, task: 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
 
 
-def _now() -> float:
+def now() -> float:
     """Seconds of a clock, once the accelerator has finished its work."""
     if DEVICE == "cuda":
         torch.cuda.synchronize()

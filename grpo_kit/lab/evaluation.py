@@ -93,3 +93,12 @@ def evaluate_profile(
     accuracy, answers = evaluate_test_set(policy, test_set, grade, max_new_tokens=limit)
     about = {"task": task, "policy": Path(profile.policy).name, "adapter": profile.adapter}
     return about | accuracy | {"answers": answers} | where_it_ran(profile.device)
+
+
+def in_words(measured: dict) -> str:
+    """Both readings with their intervals, a line each."""
+    lines = []
+    for reading in ("strict", "lenient"):
+        share, low, high = (measured[reading + end] for end in ("", "/low", "/high"))
+        lines.append(f"{reading:8} {share:.3f} [{low:.3f}, {high:.3f}]")
+    return "\n".join([*lines, f"n {measured['n']}, cut off {measured['truncated']:.1%}"])

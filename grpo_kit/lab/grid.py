@@ -83,7 +83,7 @@ class Experiment:
         Raises ValueError where the profile lacks the GPU or the budget of tokens that they want.
         """
         changes = self.arms[arm].profile
-        if "policy" in changes and profile.device == "cpu":
+        if "revision" in changes and profile.device == "cpu":
             raise ValueError(f"arm {arm!r} wants a GPU: choose --profile colab or paper.")
         if self.skills:
             profile = profile.with_skills()

@@ -278,9 +278,12 @@ def _episodes(t: Trained, policy: Policy, questions: int, samples: int, **limits
     return episodes
 
 
-def on_test_set(t: Trained, *, max_new_tokens: int = 2048) -> dict[str, float]:
+def on_test_set(t: Trained) -> dict[str, float]:
     """`evaluate_test_set` at the end, as `test_set/…`, and what was gained since the base."""
-    accuracy = partial(evaluate_test_set, rows=t.task.test, grade=GRADES[t.task.name])
-    before, after = (accuracy(p, max_new_tokens=max_new_tokens)[0] for p in (t.base, t.policy))
+    rows, limit = t.task.test, min(2048, 2 * t.config.max_completion_length)
+    if t.profile.name == "smoke":
+        rows = rows.select(range(t.config.eval_prompts))
+    accuracy = partial(evaluate_test_set, rows=rows, grade=GRADES[t.task.name])
+    before, after = (accuracy(policy, max_new_tokens=limit)[0] for policy in (t.base, t.policy))
     gained = {f"gained/{name}": after[name] - before[name] for name in ("strict", "lenient")}
     return {f"test_set/{name}": value for name, value in after.items()} | gained

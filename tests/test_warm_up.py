@@ -99,7 +99,7 @@ def test_texts_are_of_train_problems(name):
     assert not test & {message["content"] for messages in given for message in messages}
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ["svamp", "skills"])
 def test_the_shipped_warm_ups_are_of_todays_recipes(name):
     folder = data_dir() / f"smol-{name}"
     card, recipe = json.loads((folder / "card.json").read_text()), RECIPES[name]

@@ -282,7 +282,7 @@ def on_test_set(t: Trained) -> dict[str, float]:
     """`evaluate_test_set` at the end, as `test_set/…`, and what was gained since the base."""
     rows, limit = t.task.test, min(2048, 2 * t.config.max_completion_length)
     if t.profile.name == "smoke":
-        rows = rows.select(range(t.config.eval_prompts))
+        rows = rows.select(range(min(t.config.eval_prompts, len(rows))))
     accuracy = partial(evaluate_test_set, rows=rows, grade=GRADES[t.task.name])
     before, after = (accuracy(policy, max_new_tokens=limit)[0] for policy in (t.base, t.policy))
     gained = {f"gained/{name}": after[name] - before[name] for name in ("strict", "lenient")}

@@ -212,10 +212,7 @@ def test_arms_of_real_models_name_the_model_a_commit_and_the_gpu_that_they_want(
 
 
 def test_accuracy_on_the_test_set_before_and_after(policy, base, task):
-    after, before = (
-        measures.on_test_set(trained(one, base, task, 6), max_new_tokens=32)
-        for one in (policy, base)
-    )
+    after, before = (measures.on_test_set(trained(one, base, task, 6)) for one in (policy, base))
     strict, lenient = after["test_set/strict"], after["test_set/lenient"]
     assert after["test_set/n"] == 6 and 0 <= strict <= lenient <= 1
     gained = lenient - before["test_set/lenient"]

@@ -5,6 +5,7 @@ A part between `<!-- name -->` and `<!-- /name -->` is computed; the rest is wri
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from grpo_kit.course.plots import arm_bands
@@ -38,8 +39,8 @@ def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
     for label, (name, arm) in METHODS.items():
         summary = reported(name, results=results, x="step")
         curves[label] = summary["curves"]["eval/pass@1"][arm]
-    figure = arm_bands({"eval/pass@1": curves}, "steps of 64 answers")
-    picture(results / "figures" / "methods.png", figure, curves, "", dpi=130)
+    draw = partial(arm_bands, {"eval/pass@1": curves}, "steps of 64 answers")
+    picture(results / "figures" / "methods.png", draw, curves, "", dpi=130)
     write_atomic(page, text)
     return [page, report]
 

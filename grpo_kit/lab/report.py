@@ -6,12 +6,14 @@ and the rest is shown.
 
 import io
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from matplotlib import style
 from matplotlib.figure import Figure
 
+from grpo_kit.course import plots
 from grpo_kit.course.plots import arm_bands, forest
 from grpo_kit.lab.claims import claims_text, forest_rows, judge_claims, load_claims
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
@@ -19,7 +21,7 @@ from grpo_kit.lab.grid import command_of
 from grpo_kit.lab.records import Record, fingerprint
 from grpo_kit.lab.statistics import VERDICTS
 from grpo_kit.lab.summary import markdown_table, plain, summarise, summary_text
-from grpo_kit.paths import make_output_dir, results_dir, write_atomic
+from grpo_kit.paths import make_output_dir, results_dir, sha256_of, write_atomic
 from grpo_kit.visible import visible
 
 COUNTED = (*VERDICTS, "inconclusive", "not run here")
@@ -57,7 +59,8 @@ def write_report(
     text = [INTRODUCTION, markdown_table(COUNTED, map(verdicts.count, COUNTED))]
     if rows := forest_rows(judged):
         alt = "Mean difference of each claim and its interval, in units of what matters"
-        text.append(picture(folder / "figures" / "claims.png", forest(rows), rows, alt))
+        path = folder / "figures" / "claims.png"
+        text.append(picture(path, partial(forest, rows), rows, alt))
     if problems:
         text += ["## Problems\n", "".join(f"- {plain(problem)}\n" for problem in problems)]
     for name, experiment in EXPERIMENTS.items():
@@ -85,7 +88,7 @@ def arms_of(name: str, records: list[Record], folder: Path) -> list[str]:
             shown = {"curves": curves, "x": summary["x"]}
             alt = "Curves of all arms: median of the seeds, band from the lowest to the highest"
             path = folder / "figures" / f"{profile}-{name}.png"
-            parts.append(picture(path, arm_bands(**shown), shown, alt))
+            parts.append(picture(path, partial(arm_bands, **shown), shown, alt))
         seeds = sorted({record.seed for record in runs})
         days = sorted({record.finished for record in runs})
         machines = [(r.machine["accelerator"], r.machine["processor"]) for r in runs]
@@ -96,9 +99,19 @@ def arms_of(name: str, records: list[Record], folder: Path) -> list[str]:
     return parts
 
 
-def picture(path: Path, figure: Figure, shown: object, alt: str, dpi: int = 80) -> str:
-    """Write a PNG whose description is the hash of the numbers `shown`; Markdown that shows it."""
-    png, about = io.BytesIO(), {"Description": fingerprint(shown), "Software": None}
-    figure.savefig(png, format="png", dpi=dpi, facecolor="white", metadata=about)
+def picture(path: Path, draw: Callable[[], Figure], shown: object, alt: str, dpi: int = 80) -> str:
+    """Write a PNG of the numbers `shown`; returns Markdown that shows it.
+
+    Its description is a hash of them and of the code that draws: it is drawn anew where one of
+    these has changed since it was written, or since the shipped one of its name was.
+    """
+    drawn = fingerprint([shown, sha256_of(plots.__file__)])
+    shipped = results_dir() / "figures" / path.name
+    for known in filter(Path.exists, (path, shipped)):
+        if drawn.encode() in (content := known.read_bytes())[:1000]:
+            write_atomic(path, content)
+            return f"![{alt}](figures/{path.name})\n"
+    png, about = io.BytesIO(), {"Description": drawn, "Software": None}
+    draw().savefig(png, format="png", dpi=dpi, facecolor="white", metadata=about)
     write_atomic(path, png.getvalue())
     return f"![{alt}](figures/{path.name})\n"

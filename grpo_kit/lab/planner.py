@@ -71,7 +71,7 @@ def model_of(policy: str, revision: str | None = None) -> Any:
         config = AutoConfig.from_pretrained(path if path.is_dir() else policy, revision=revision)
     if not all(hasattr(config, name) for name in FIELDS) or hasattr(config, "num_experts"):
         problem = f"a model of type {config.model_type!r} cannot be planned"
-        raise ValueError(f"{problem}: take Qwen2, Qwen3 or Llama, or set GRPO_KIT_SKIP_PLAN=1.")
+        raise ValueError(f"{problem}: take Qwen2, Qwen3 or Llama, or `accelerate estimate-memory`.")
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
 

@@ -4,12 +4,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-import torch
-
 from grpo_kit.course.replay import Recorder
 from grpo_kit.lab.experiments import EXPERIMENTS
-from grpo_kit.lab.planner import GIB, Plan, memory_of
 from grpo_kit.models import save_policy
 from grpo_kit.profiles import Profile
 
@@ -66,7 +62,6 @@ def train_variant(
     if engine == "kit":
         from grpo_kit import training as trainer
 
-        check_room(profile)
         if replay:
             options["record"] = Recorder(output_dir)
     else:
@@ -90,14 +85,3 @@ def train_variant(
     if engine == "trl":
         trainer.leave()
     return saved
-
-
-def check_room(profile: Profile) -> None:
-    """Raise ValueError where a run needs more memory than is free, unless GRPO_KIT_SKIP_PLAN=1."""
-    on_cpu = profile.device == "cpu"  # without a GPU `load_policy` raises
-    if os.environ.get("GRPO_KIT_SKIP_PLAN") == "1" or not (on_cpu or torch.cuda.is_available()):
-        return
-    free = psutil.virtual_memory().available if on_cpu else torch.cuda.mem_get_info()[0]
-    needed = Plan(memory_of(profile), {}, 0.0, free / GIB)
-    if needed.total > needed.has:
-        raise ValueError(f"{needed} (GRPO_KIT_SKIP_PLAN=1 begins all the same.)")

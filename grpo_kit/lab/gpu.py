@@ -81,7 +81,7 @@ def steps(name: str, loading: dict, results: Path) -> dict:
         policy = load_policy(model, device=bench.DEVICE, **loading)
         with torch.profiler.profile() as profile:
             next(bench.kit_steps(policy, config, task))
-    by = "self_device_time_total" if ON_GPU else "self_cpu_time_total"
+    by = f"self_{'device' if ON_GPU else 'cpu'}_time_total"
     return result | {"profile": profile.key_averages().table(sort_by=by, row_limit=10)}
 
 
@@ -174,7 +174,7 @@ def in_words(result: dict) -> str:
 
 def write_page(output: Path) -> Path:
     """Renew the tables and figures of `README.md` in `output`, for all cards that were measured."""
-    cards = sorted(path for path in output.glob("*") if any(path.glob("*.json")))
+    cards = sorted({path.parent for path in output.glob("*/*.json")}) or [output / "no GPU yet"]
     rows, parts = [["job", *(path.name for path in cards)]], []
     for name in JOBS:
         results = [stored(folder / f"{slug(name)}.json") for folder in cards]
@@ -182,16 +182,16 @@ def write_page(output: Path) -> Path:
         rows.append([name, *said])
     for folder in cards:
         for name in ("long-gsm8k", "long-svamp"):
-            parts += arms_of(name, load(folder, PROFILE, name)[0], make_output_dir(folder))
+            own = "\n".join(arms_of(name, load(folder, PROFILE, name)[0], folder))
+            parts.append(own.replace("](figures", f"]({folder.name}/figures"))
     text = (results_dir() / "gpu" / "README.md").read_text(encoding="utf-8")
-    tables = {"jobs": markdown_table(*rows), "runs": "\n".join(parts) or "Not run.\n"}
+    tables = {"jobs": markdown_table(*rows), "runs": "\n".join(parts).strip() or "Not run."}
     write_atomic(output / "README.md", with_parts(text, tables))
     return output / "README.md"
 
 
 if __name__ == "__main__":  # in a process of `_made`
-    name, file = sys.argv[1], Path(sys.argv[2])
-    began = time.monotonic()
+    name, file, began = sys.argv[1], Path(sys.argv[2]), time.monotonic()
     try:
         made = JOBS[name].make(file.parent)
     except Exception as error:  # whatever it meets, the next job is made

@@ -48,7 +48,6 @@ def write_report(
     cannot be written.
     """
     folder = make_output_dir(output_dir)
-    make_output_dir(folder / "figures")
     (records, broken), (entries, wrong) = load_current(results), load_claims(claims)
     judged, unjudged = judge_claims(entries, records)
     problems = [*problems, *broken, *wrong, *unjudged]
@@ -105,6 +104,7 @@ def picture(path: Path, draw: Callable[[], Figure], shown: object, alt: str, dpi
     Its description is a hash of them and of the code that draws: it is drawn anew where one of
     these has changed since it was written, or since the shipped one of its name was.
     """
+    make_output_dir(path.parent)
     drawn = fingerprint([shown, sha256_of(plots.__file__)])
     shipped = results_dir() / "figures" / path.name
     for known in filter(Path.exists, (path, shipped)):

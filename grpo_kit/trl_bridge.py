@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -131,12 +130,6 @@ def leave() -> None:
     """
     PartialState().wait_for_everyone()
     PartialState().destroy_process_group()
-
-
-def is_sharded() -> bool:
-    """Whether accelerate has launched this process with FSDP or DeepSpeed."""
-    names = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
-    return any(os.environ.get(name, "").lower() == "true" for name in names)
 
 
 def vllm_options(mode: str, share: float) -> dict[str, Any]:
@@ -268,8 +261,7 @@ class _Trainer(trl.GRPOTrainer):
         state = json.loads((last / "trainer_state.json").read_text())
         self.watcher.resume(last, state["global_step"])
         if state["global_step"] >= self.args.max_steps:  # TRL would make one step more
-            if not is_sharded():
-                self._load_from_checkpoint(str(last))
+            self._load_from_checkpoint(str(last))
             return self.watcher.end()
         self._epochs_behind = int(state["epoch"])
         return super().train(resume_from_checkpoint=str(last), **keywords)
@@ -375,8 +367,6 @@ class _Watcher(TrainerCallback):
             self.files.finish()
 
     def _evaluated(self, between: bool = False) -> dict[str, float]:
-        if is_sharded():  # no process has all weights, so none can sample alone
-            return {}
         given = self.policy, self.task, self.config, self.measure, self.files.run.seed
         return training.evaluate_run(*given, between)
 

@@ -373,20 +373,13 @@ def test_rewards_of_two_processes_equal_those_of_one_though_a_group_lies_in_both
     assert len(weights) == 2, "its weight falls with the steps of the run"
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("ddp", "MULTI_GPU"), ("fsdp2", "FSDP"), ("zero3", "DEEPSPEED")]
-)
-def test_the_launch_configs_are_what_accelerate_reads(name, kind, monkeypatch):
-    """They could not be run here: that takes several GPUs."""
-    path = data_dir() / "accelerate" / f"{name}.yaml"
+def test_the_launch_config_is_what_accelerate_reads():
+    """It could not be run here: that takes several GPUs."""
+    path = data_dir() / "accelerate" / "ddp.yaml"
     config = load_config_from_file(str(path))
-    assert config.distributed_type == kind and config.mixed_precision == "bf16"
-    content = yaml.safe_load(path.read_text())
-    options = content.get("fsdp_config", {}) | content.get("deepspeed_config", {})
+    assert config.distributed_type == "MULTI_GPU" and config.mixed_precision == "bf16"
     known = {action.dest for action in launch_command_parser()._actions}
-    assert set(options) <= known, "a key that accelerate would pass over"
-    monkeypatch.setenv(f"ACCELERATE_USE_{kind}", "true")
-    assert trl_bridge.is_sharded() == (kind != "MULTI_GPU")
+    assert set(yaml.safe_load(path.read_text())) <= known | {"compute_environment", "debug"}
 
 
 def test_vllm_is_refused_where_it_is_missing(monkeypatch):

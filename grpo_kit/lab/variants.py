@@ -78,10 +78,7 @@ def train_variant(
 
     saved = None
     if os.environ.get("RANK", "0") == "0":
-        # Sharded, no process has all weights; TRL has gathered them for its last checkpoint.
-        sharded = engine == "trl" and trainer.is_sharded()
-        saved = trainer.last_checkpoint(output_dir) if sharded else None
-        saved = saved or save_policy(policy, output_dir / "policy")
+        saved = save_policy(policy, output_dir / "policy")
     if engine == "trl":
         trainer.leave()
     return saved

@@ -73,9 +73,6 @@ def report(result: dict) -> str:
     return f"{markdown_table(*rows)}\nMedian seconds of a step in {arithmetic}, on {where}.\n"
 
 
-# --- models, settings and steps -------------------------------------------------------------------
-
-
 def step_config(steps: int, completions: int, length: int) -> GRPOConfig:
     """For `steps` measured steps and one warm-up; groups of 8, at most `length` tokens each."""
     return GRPOConfig(
@@ -120,7 +117,9 @@ def make_model(folder: Path, shape: str) -> Path:
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config_of(shape)).save_pretrained(folder)
+    with torch.device(DEVICE):  # a GPU makes a large one at once
+        model = AutoModelForCausalLM.from_config(config_of(shape), dtype=torch.bfloat16)
+    model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
 
@@ -138,6 +137,8 @@ def even_share(prompts, completions, completion_ids, **columns) -> list[float]:
 
 def compare_steps(policy_dir: Path, config: GRPOConfig, task: Task, **loading) -> dict:
     """Median seconds of both trainers in turn, each one's peak MiB; loading: `load_policy`'s."""
+    few = (policy_dir, replace(config, max_steps=3), task, loading)
+    peaks = {trainer: _peak_mib(trainer, *few) for trainer in TRAINERS}  # while there is room
     policy, other = (load_policy(policy_dir, device=DEVICE, **loading) for _ in range(2))
     steps, kit, lengths = kit_steps(policy, config, task), [], []
 
@@ -149,20 +150,18 @@ def compare_steps(policy_dir: Path, config: GRPOConfig, task: Task, **loading) -
     trl = trl_steps(other, config, task, after_step=kit_step)
     median = {"trl": _medians(trl), "kit": _medians(kit)}
     ratio = {part: median["trl"][part] / median["kit"][part] for part in median["kit"]}
-    prompts = policy.encode(task.train["prompt"])
     faster = config.bf16 and (DEVICE == "cuda" or faster_in_bfloat16())
-    few = (policy_dir, replace(config, max_steps=3), task, loading)
     return {
         "completions": config.generation_batch_size,
         "max_completion_length": config.max_completion_length,
         "mean_length": float(np.mean(lengths[1:])),
-        "prompt_length": float(np.mean([len(ids) for ids in prompts])),
+        "prompt_length": float(np.mean([*map(len, policy.encode(task.train["prompt"]))])),
         "steps": config.max_steps - 1,
         "threads": torch.get_num_threads(),
         "arithmetic": "bfloat16" if faster else "float32",
         "median_seconds": median,
         "trl_over_kit": ratio,
-        "peak_mib": {trainer: _peak_mib(trainer, *few) for trainer in TRAINERS},
+        "peak_mib": peaks,
     }
 
 

@@ -93,9 +93,7 @@ def _taught_brevity() -> Policy:
     return warm_up_more(PROFILES["tiny"].load_policy(), 1, BREVITY_STEPS, "brevity")
 
 
-def _outcome(
-    judged: bool, profile: Profile, config: GRPOConfig, policy: Policy
-) -> list[Callable]:
+def _outcome(judged: bool, profile: Profile, config: GRPOConfig, policy: Policy) -> list[Callable]:
     """An episode's reward: accuracy, and if `judged`, what a copy thinks that sees the answer."""
     if not judged:
         return [accuracy_reward]

@@ -1,6 +1,8 @@
 """The jobs of `grpo-kit gpu`, in the small form that they have on a CPU."""
 
 import json
+import sys
+import time
 
 import pytest
 from typer.main import get_command
@@ -22,18 +24,16 @@ def made(tmp_path, monkeypatch):
     """Run jobs in this process; what they leave, and the lines on them."""
 
     def make(jobs, minutes=9.0):
-        def in_this_process(command, timeout):
-            name, file = command[-2:]
-            if timeout < 2:
-                raise gpu.subprocess.TimeoutExpired(command, timeout)
+        def in_this_process(name, file, seconds):
             try:
                 content = jobs[name].make(file.parent)
             except RuntimeError as error:
                 content = {"failed": str(error), "seconds": 1.0}
             file.write_text(json.dumps(content))
+            return gpu.in_words(content)
 
         monkeypatch.setattr(gpu, "JOBS", jobs)
-        monkeypatch.setattr(gpu.subprocess, "run", in_this_process)
+        monkeypatch.setattr(gpu, "_made", in_this_process)
         return list(gpu.run(minutes, tmp_path))
 
     return make
@@ -55,16 +55,31 @@ def test_a_job_that_takes_too_long_is_left_for_the_next_time(made, monkeypatch):
     jobs = {
         "long": Job(500, lambda results: said("never")),
         "resumes": Job(500, lambda results: said("trained"), resumes=True),
-        "short": Job(20, lambda results: said("never")),
+        "short": Job(20, lambda results: said("shown")),
     }
-    assert made(jobs, minutes=0.01)[0] == (
-        "long: the minutes are spent; what it has saved is taken up the next time"
-    )
     monkeypatch.setattr(gpu, "ON_GPU", True)
     monkeypatch.setattr(gpu.torch.cuda, "get_device_name", lambda: "NVIDIA H100")
     first, second, third = made(jobs, minutes=2)
     assert first == "long: takes about 500 s, left for the next time"
-    assert second == "resumes: trained" and third == "short: never"
+    assert second == "resumes: trained" and third == "short: shown"
+
+
+STARTS_ANOTHER = """#!{python}
+import subprocess, sys
+late = "import time; time.sleep(2); open({left!r}, 'w')"
+subprocess.run([sys.executable, "-c", late])
+"""
+
+
+def test_a_job_is_ended_with_all_that_it_has_started(tmp_path, monkeypatch):
+    script, left = tmp_path / "python", tmp_path / "left"
+    script.write_text(STARTS_ANOTHER.format(python=sys.executable, left=str(left)))
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    said = gpu._made("job", tmp_path / "job.json", 0.5)
+    assert said == "the minutes are spent; what it has saved is taken up the next time"
+    time.sleep(2.5)
+    assert not left.exists()
 
 
 def test_shares_of_the_limit_count_weights_cache_and_arithmetic():

@@ -126,9 +126,9 @@ def warm_up(name: str, output_dir: str | Path, seed: int = 0, **changes: Any) ->
     config = GRPOConfig(
         max_steps=recipe.steps, generation_batch_size=recipe.batch, num_generations=recipe.batch,
         learning_rate=recipe.learning_rate, lr_scheduler_type="cosine",
-        warmup_steps=recipe.steps // 10, bf16="auto",
+        warmup_steps=recipe.steps // 10, bf16="auto", save_steps=10,
         max_completion_length=recipe.max_completion_length,
-        eval_prompts=min(100, 4 * recipe.steps), eval_steps=math.ceil(recipe.steps / 4), save_steps=10,
+        eval_prompts=min(100, 4 * recipe.steps), eval_steps=math.ceil(recipe.steps / 4),
     )  # fmt: skip
     run = train(
         policy, tasks.load(recipe.task), [accuracy_reward], config,

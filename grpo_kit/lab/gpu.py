@@ -96,7 +96,7 @@ def shares(folder: str, result: dict, lora: bool, *, bandwidth: float, flops: fl
 
 
 PROFILE, TRIALS, SHORT = ("smol", 12, "") if ON_GPU else ("smoke", 1, "--steps 1")
-TESTS = "-m pytest -sqm gpu tests/test_gpu.py -k"
+TESTS = "-m pytest -sm gpu tests/test_gpu.py -k"
 WARM_UP = "-m grpo_kit pretrain --base smollm2 --task gsm8k --output {data}/smol-gsm8k"
 RUN = f"-m grpo_kit run --profile {PROFILE} --processes 1 --output {{results}} --seeds"
 NOTEBOOKS = f"-m grpo_kit reproduce --jobs 1 --profile {PROFILE} --output runs/gpu"

@@ -8,7 +8,6 @@ CPU every job has a small form, which shows only that it works.
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -49,8 +48,7 @@ def card(results: Path) -> dict[str, float]:
         Timer(work, globals=given).blocked_autorange().median
         for work in ("target.copy_(source)", "factor @ factor")
     )
-    moved = 2 * source.numel() * source.element_size()
-    return {"bandwidth": moved / copied, "flops": 2 * size**3 / multiplied}
+    return {"bandwidth": 2 * source.nbytes / copied, "flops": 2 * size**3 / multiplied}
 
 
 def command(said: str, arguments: Sequence[str], results: Path) -> dict[str, list[str]]:
@@ -95,30 +93,33 @@ def shares(folder: str, result: dict, lora: bool, *, bandwidth: float, flops: fl
     return {"generation": sampling / taken["generation"], "update": update / taken["update"]}
 
 
-PROFILE, TRIALS, SHORT = ("smol", 12, "") if ON_GPU else ("smoke", 1, "--steps 1")
+PROFILE, TRIALS, WARM_UP, GSM8K = "smoke", 1, "svamp --steps 1 --output runs/warm", "long-svamp"
+if ON_GPU:
+    PROFILE, TRIALS, GSM8K = "smol", 12, "long-gsm8k"
+    WARM_UP = "gsm8k --output {data}/smol-gsm8k"
 TESTS = "-m pytest -sm gpu tests/test_gpu.py -k"
-WARM_UP = "-m grpo_kit pretrain --base smollm2 --task gsm8k --output {data}/smol-gsm8k"
 RUN = f"-m grpo_kit run --profile {PROFILE} --processes 1 --output {{results}} --seeds"
 NOTEBOOKS = f"-m grpo_kit reproduce --jobs 1 --profile {PROFILE} --output runs/gpu"
+PRETRAIN = f"-m grpo_kit pretrain --base smollm2 --task {WARM_UP}"
 
 
 def python(seconds: int, said: str, arguments: str, resumes: bool = False) -> Job:
-    return Job(seconds, partial(command, said, shlex.split(arguments)), resumes)
+    return Job(seconds, partial(command, said, arguments.split()), resumes)
 
 
 JOBS = {
     "card": Job(20, card),
-    "GPU tests": python(60, "passed|skipped", f"{TESTS} 'not colab'"),
+    "GPU tests": python(60, "passed|skipped", f"{TESTS} learns"),
     "step, SmolLM2": Job(60, partial(steps, bench.SMOLLM2, {})),
     "step, 1.5B": Job(120, partial(steps, "Qwen/Qwen2.5-1.5B", {})),
     "step, 1.5B LoRA": Job(120, partial(steps, "Qwen/Qwen2.5-1.5B", LORA)),
     "step, 0.5B": Job(80, partial(steps, "Qwen/Qwen2.5-0.5B-Instruct", {})),
     "step, 0.5B LoRA": Job(80, partial(steps, "Qwen/Qwen2.5-0.5B-Instruct", LORA)),
     "colab in 16 GB": python(200, "passed|skipped|most memory", f"{TESTS} colab"),
-    "GSM8K, warm-up": python(120, "greedy", f"{WARM_UP} {SHORT}", resumes=True),
-    "GSM8K, seed 0": python(240, "test_set|pass@8", f"{RUN} 0 long-gsm8k", resumes=True),
+    "GSM8K, warm-up": python(120, "greedy", PRETRAIN, resumes=True),
+    "GSM8K, seed 0": python(240, "test_set|pass@8", f"{RUN} 0 {GSM8K}", resumes=True),
     "SVAMP, seed 0": python(400, "test_set|pass@8", f"{RUN} 0 long-svamp", resumes=True),
-    "GSM8K, seeds 1 and 2": python(400, "test_set|pass@8", f"{RUN} 1-2 long-gsm8k", resumes=True),
+    "GSM8K, seeds 1 and 2": python(400, "test_set|pass@8", f"{RUN} 1-2 {GSM8K}", resumes=True),
     "SVAMP, seeds 1 and 2": python(800, "test_set|pass@8", f"{RUN} 1-2 long-svamp", resumes=True),
     "notebooks 08, 09": python(300, " ok, | failed,", f"{NOTEBOOKS} 08 09"),
     "notebooks 00 to 07": python(900, " ok, | failed,", f"{NOTEBOOKS} 00 01 02 03 04 05 06 07"),
@@ -166,10 +167,9 @@ def in_words(result: dict) -> str:
     if "share_of_limit" not in result:
         return "; ".join(result["said"])
     kit, trl = (result["median_seconds"][name]["step"] for name in ("kit", "trl"))
-    share, most = result["share_of_limit"], result["peak_mib"]
-    of_limit = f"sampling {share['generation']:.0%}, update {share['update']:.0%} of the limit"
-    memory = f"{most['kit']:,.0f} MiB, TRL {most['trl']:,.0f} MiB"
-    return f"{kit:.2f} s, TRL {trl:.2f} s; {of_limit}; {memory}"
+    limit = "sampling {generation:.0%}, update {update:.0%} of the limit"
+    memory = "{kit:,.0f} MiB, TRL {trl:,.0f} MiB".format(**result["peak_mib"])
+    return f"{kit:.2f} s, TRL {trl:.2f} s; {limit.format(**result['share_of_limit'])}; {memory}"
 
 
 def write_page(output: Path) -> Path:

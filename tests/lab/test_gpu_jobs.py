@@ -124,7 +124,7 @@ LINES = ("2 passed", "most memory 3 GiB", '{"eval/greedy": 0.1}', "| test_set/st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["card", "step, SmolLM2", "SVAMP, seed 0", "chaos"])
+@pytest.mark.parametrize("name", ["card", "step, SmolLM2", "chaos"])
 def test_a_job_in_its_small_form_leaves_a_file_that_can_be_shown(name, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "JOBS", {name: JOBS[name]})
     (line,) = gpu.run(9, tmp_path)

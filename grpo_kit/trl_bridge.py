@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -119,7 +120,13 @@ def join(device: str = "cpu") -> int:
     """Join the run that torchrun or accelerate has launched; returns the number of its processes.
 
     To be called before the policy is loaded: from here on "cuda" is this process's own GPU.
+    ValueError where accelerate is to shard the weights: no process could evaluate or save alone.
     """
+    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
+        if os.environ.get(name, "").lower() == "true":
+            problem = f"{name} is set, but here each process holds all weights"
+            remedy = "launch with data/accelerate/ddp.yaml, or give the rewards to a GRPOTrainer"
+            raise ValueError(f"{problem}: {remedy} of your own.")
     return PartialState(cpu=device == "cpu", timeout=PATIENCE).num_processes
 
 

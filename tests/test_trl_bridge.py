@@ -378,6 +378,13 @@ def test_the_launch_config_is_what_accelerate_reads():
     assert config.distributed_type == "MULTI_GPU" and config.mixed_precision == "bf16"
 
 
+@pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED"])
+def test_sharded_weights_are_refused_before_a_model_is_loaded(kind, monkeypatch):
+    monkeypatch.setenv(f"ACCELERATE_USE_{kind}", "true")
+    with pytest.raises(ValueError, match=f"ACCELERATE_USE_{kind} is set.*ddp.yaml, or give"):
+        trl_bridge.join()
+
+
 def test_vllm_is_refused_where_it_is_missing(monkeypatch):
     monkeypatch.setattr(trl_bridge, "is_vllm_available", lambda: False)
     with pytest.raises(RuntimeError, match=r"vLLM is not installed: pip install .trl\[vllm"):

@@ -1,8 +1,6 @@
 """What a GPU shows in a few minutes: `grpo-kit gpu`, a list of jobs in order of value.
 
-Each job leaves a JSON file; a stored one is passed over, one that failed left a sentence. When the
-minutes are spent the running job is ended; training goes on from its checkpoint the next time. On a
-CPU every job has a small form, which shows only that it works.
+Each leaves a JSON file. On a CPU each has a small form, which shows only that it works.
 """
 
 import json
@@ -40,10 +38,11 @@ class Job(NamedTuple):
 
 
 def card(results: Path) -> dict[str, float]:
-    """Bytes a second of a copy, and FLOP/s of a product in bfloat16: medians."""
+    """Bytes a second of a copy, and FLOP/s of a product (on a GPU in bfloat16): medians."""
     size = 2**13 if ON_GPU else 2**9
     source = torch.ones(2, size, size, device=bench.DEVICE)
-    given = {"source": source, "target": torch.empty_like(source), "factor": source[0].bfloat16()}
+    given = {"source": source, "target": torch.empty_like(source)}
+    given["factor"] = source[0].bfloat16() if ON_GPU else source[0]
     copied, multiplied = (
         Timer(work, globals=given).blocked_autorange().median
         for work in ("target.copy_(source)", "factor @ factor")
@@ -93,14 +92,12 @@ def shares(folder: str, result: dict, lora: bool, *, bandwidth: float, flops: fl
     return {"generation": sampling / taken["generation"], "update": update / taken["update"]}
 
 
-PROFILE, TRIALS, WARM_UP, GSM8K = "smoke", 1, "svamp --steps 1 --output runs/warm", "long-svamp"
-if ON_GPU:
-    PROFILE, TRIALS, GSM8K = "smol", 12, "long-gsm8k"
-    WARM_UP = "gsm8k --output {data}/smol-gsm8k"
+PROFILE, TRIALS, GSM8K = ("smol", 12, "long-gsm8k") if ON_GPU else ("smoke", 1, "long-svamp")
+SMALL_WARM_UP, WARM_UP = "svamp --steps 1 --output runs/warm", "gsm8k --output {data}/smol-gsm8k"
 TESTS = "-m pytest -sm gpu tests/test_gpu.py -k"
 RUN = f"-m grpo_kit run --profile {PROFILE} --processes 1 --output {{results}} --seeds"
 NOTEBOOKS = f"-m grpo_kit reproduce --jobs 1 --profile {PROFILE} --output runs/gpu"
-PRETRAIN = f"-m grpo_kit pretrain --base smollm2 --task {WARM_UP}"
+PRETRAIN = f"-m grpo_kit pretrain --base smollm2 --task {WARM_UP if ON_GPU else SMALL_WARM_UP}"
 
 
 def python(seconds: int, said: str, arguments: str, resumes: bool = False) -> Job:
@@ -153,8 +150,10 @@ def _made(name: str, file: Path, seconds: float) -> str:
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # also what it has started
             return "the minutes are spent; what it has saved is taken up the next time"
+        finally:  # also on Ctrl-C, and with all that it has started
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
     return in_words(stored(file) or {"failed": "its process died"})
 
 
@@ -163,13 +162,14 @@ def in_words(result: dict) -> str:
     if "failed" in result:
         return f"failed, {result['failed']}"
     if "flops" in result:
-        return f"{result['bandwidth'] / 1e12:.2f} TB/s, {result['flops'] / 1e12:.0f} TFLOP/s"
+        return f"{result['bandwidth'] / 1e12:.2f} TB/s, {result['flops'] / 1e12:.3g} TFLOP/s"
     if "share_of_limit" not in result:
         return "; ".join(result["said"])
     kit, trl = (result["median_seconds"][name]["step"] for name in ("kit", "trl"))
     limit = "sampling {generation:.0%}, update {update:.0%} of the limit"
     memory = "{kit:,.0f} MiB, TRL {trl:,.0f} MiB".format(**result["peak_mib"])
-    return f"{kit:.2f} s, TRL {trl:.2f} s; {limit.format(**result['share_of_limit'])}; {memory}"
+    speed = f"{kit:.2f} s ({result['completions'] * result['mean_length'] / kit:,.0f} tokens/s)"
+    return f"{speed}, TRL {trl:.2f} s; {limit.format(**result['share_of_limit'])}; {memory}"
 
 
 def write_page(output: Path) -> Path:

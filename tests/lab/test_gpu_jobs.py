@@ -28,7 +28,7 @@ def made(tmp_path, monkeypatch):
             try:
                 content = jobs[name].make(file.parent)
             except RuntimeError as error:
-                content = {"failed": str(error), "seconds": 1.0}
+                content = {"failed": True, "said": [f"failed, {error}"], "seconds": 1.0}
             file.write_text(json.dumps(content))
             return gpu.in_words(content)
 
@@ -107,9 +107,11 @@ def test_every_job_is_a_command_that_this_version_knows(monkeypatch):
         return gpu.subprocess.CompletedProcess(command, 0, "\n".join(LINES))
 
     monkeypatch.setattr(gpu.subprocess, "run", run)
+    said_by = {}
     for name, job in JOBS.items():
         if getattr(job.make, "func", None) is gpu.command:
-            assert job.make(data_dir())["said"], name
+            said_by[name] = job.make(data_dir())["said"]
+    assert said_by["SVAMP, seed 0"] == ["test_set/strict 0.2"]
     kit = [call[2:] for call in calls if call[:2] == ["-m", "grpo_kit"]]
     assert len(calls) == 10 and len(kit) == 7
     for name, *options in kit:
@@ -120,7 +122,7 @@ def test_every_job_is_a_command_that_this_version_knows(monkeypatch):
 
 cli = get_command(app)
 LINES = ("2 passed", "most memory 3 GiB", '{"eval/greedy": 0.1}', "| test_set/strict | 0.2 |",
-         "[1/2] 08_scale_out ok, 3.1 s", "12 trials")  # fmt: skip
+         "| test_set/strict/low | 0.1 |", "[1/2] 08_scale_out ok, 3.1 s", "12 trials")  # fmt: skip
 
 
 @pytest.mark.slow

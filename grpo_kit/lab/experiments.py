@@ -175,9 +175,15 @@ def arm_of(entry: Mapping[str, Any]) -> Arm:
             own["train"] = _trained_by_trl
     kind = options.pop("rewards", "plain")
     arguments = {name: value for name, value in options.items() if name not in SOURCES}
+    if kind not in KINDS:
+        raise ValueError(f"rewards are {kind!r}: choose among {'; '.join(KINDS)}.")
+    if arguments and kind == "plain":
+        raise ValueError(f"nothing takes {', '.join(arguments)}; the config's go under `config`.")
     return Arm(partial(_rewards, kind, arguments), **own)
 
 
+KINDS = ("plain", "plain and diversity", "plain and judge", "plain and P(Yes)",
+         "plain, judge, P(Yes)", "plain and majority", "plain and certainty")  # fmt: skip
 SOURCES = ("strategy", "post_process", "texts", "engine")  # options that no reward takes
 TASKS = {"tool_questions": tool_questions}
 
@@ -197,13 +203,26 @@ def experiment_of(entry: Mapping[str, Any]) -> Experiment:
     return Experiment(**fields)
 
 
-def _entries() -> dict[str, Any]:
-    """The entries of the file, without those that only hold what others share (`.arms`)."""
-    entries = yaml.safe_load((data_dir() / "experiments.yaml").read_text(encoding="utf-8"))
-    return {name: entry for name, entry in entries.items() if not name.startswith(".")}
+def read_experiments(path: Path) -> dict[str, Experiment]:
+    """The experiments of a file; names like `.arms` only hold what entries share.
+
+    Raises ValueError, naming the entry, for one that cannot be used.
+    """
+    try:
+        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
+    experiments = {}
+    for name, entry in entries.items():
+        try:
+            if not name.startswith("."):
+                experiments[name] = experiment_of(entry)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"experiment {name!r} in {path.name}: {error}") from error
+    return experiments
 
 
-EXPERIMENTS = {name: experiment_of(entry) for name, entry in _entries().items()}
+EXPERIMENTS = read_experiments(data_dir() / "experiments.yaml")
 
 
 def load_current(

@@ -64,6 +64,22 @@ def test_alike_answers_have_no_diversity(task, monkeypatch):
     assert second["distance"] > 0
 
 
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ("{arms: {plain: {rewards: plain and diversty}}}", "rewards are 'plain and diversty': ch"),
+        ("{arms: {plain: {beta: 0.1}}}", "nothing takes beta; the config's go under `config`"),
+        ("{arms: {plain: {}}, measure: [speed]}", "'mine' in mine.yaml: .*'speed'"),
+        ("{arms: {plain: {}}, seed: 3}", "'mine' in mine.yaml: .*'seed'"),
+        ("{arms: {plain: {}", "mine.yaml cannot be read as YAML: .*line 1"),
+    ],
+)
+def test_an_entry_that_cannot_be_used_is_named(entry, problem, tmp_path):
+    (tmp_path / "mine.yaml").write_text(f"mine: {entry}")
+    with pytest.raises(ValueError, match=problem):
+        experiments.read_experiments(tmp_path / "mine.yaml")
+
+
 def test_the_few_labels_choose_the_first_of_the_best():
     values = [(0.2, 0.3), (0.9, 0.8), (0.9, 0.7), (0.4, 0.5)]
     history = [{"step": i, "few/pass@1": f, "eval/pass@1": e} for i, (f, e) in enumerate(values)]

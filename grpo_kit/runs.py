@@ -10,8 +10,10 @@ import functools
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +24,7 @@ from grpo_kit.paths import make_output_dir, write_atomic, writing
 
 CHECKPOINT, HISTORY, RUN = "checkpoint.pt", "history.jsonl", "run.json"
 PREVIOUS, REPLAY = "checkpoint.previous.pt", "replay.jsonl"  # the last: see course.replay
+TRACKER = "tracker.txt"  # the name that trackio and wandb know the run by
 MARK = b"#sha256:"  # with the digest of what is before it, the end of a checkpoint
 
 
@@ -90,12 +93,21 @@ def _digest(history: list[dict]) -> str:
     return hashlib.sha256(_lines(history).encode()).hexdigest()
 
 
+def check_tracker(name: str | None) -> None:
+    """ValueError where `report_to` names no tracker, RuntimeError where it is not installed."""
+    if name not in (None, "tensorboard", "trackio", "wandb"):
+        raise ValueError(f"report_to is {name!r}: give trackio, tensorboard or wandb, or None.")
+    if name and not find_spec(name):
+        raise RuntimeError(f"{name} is not installed: pip install {name}, or leave report_to out.")
+
+
 class RunFiles:
     """Writes a run's folder. Raises RuntimeError where that cannot be written."""
 
     def __init__(self, output_dir: str | Path, config: GRPOConfig, seed: int, start: dict) -> None:
         self.folder = make_output_dir(output_dir)
         self.run = Run(self.folder, config, seed, start=start)
+        self.tracker = None  # gets each row that is logged, see `track`
         self.remedy = "there is no checkpoint yet, start again"  # the end of an error's sentence
         self.has_checkpoint = False  # of this run: an older one's is not kept as the one before
         for unfinished in self.folder.glob(f".{CHECKPOINT}.*.partial"):  # of a run that was killed
@@ -145,6 +157,35 @@ class RunFiles:
             raise ValueError(f"{self.folder} holds {problem}: {remedy}.")
         return rows
 
+    def track(self, name: str | None) -> None:
+        """Send what is logged from here on to a tracker too; a resumed run goes on in its own."""
+        if name is None:
+            return
+        from accelerate import PartialState, tracking  # slow, for those who want one
+
+        PartialState()  # which accelerate's log asks for
+        key = self.folder / TRACKER
+        step = self.run.history[-1]["step"] + 1 if self.run.history else 0
+        if not step or not key.exists():
+            write_atomic(key, f"{self.folder.name}-{secrets.token_hex(4)}")
+        settings = dataclasses.asdict(self.run.config) | {"seed": self.run.seed}
+        online = {"name": key.read_text(), "resume": "allow", "config": settings}
+        project, options = {
+            "trackio": ("grpo-kit", online),
+            "wandb": ("grpo-kit", online | {"id": online["name"]}),
+            # from here on; what an older run or one that was killed has written is hidden
+            "tensorboard": (name, {"logging_dir": self.folder, "purge_step": step}),
+        }[name]
+        self.tracker = tracking.LOGGER_TYPE_TO_CLASS[name](project, **options)
+        self.tracker.start()
+        if name == "tensorboard":
+            self.tracker.writer.add_text("config", json.dumps(settings, indent=1), step)
+
+    def untrack(self) -> None:
+        """Close the tracker, however the run has ended."""
+        if self.tracker:
+            self.tracker.finish()
+
     @property
     def tokens(self) -> int:
         """Generated so far."""
@@ -162,6 +203,9 @@ class RunFiles:
                 file.write(json.dumps(row) + "\n")
         except OSError as error:
             raise self.unwritten(f"row of step {row['step']}", error) from error
+        if self.tracker:
+            numbers = {k: v for k, v in row.items() if isinstance(v, (int, float)) and k != "step"}
+            self.tracker.log(numbers, step=row["step"])
 
     def count_unscored(self, row: dict, scored: bool, names: list[str]) -> None:
         """Count in `row` steps without a score; RuntimeError at `max_unscored_steps` in a row."""

@@ -44,7 +44,7 @@ from grpo_kit.rewards.scoring import (
     reward_names,
     score_texts,
 )
-from grpo_kit.runs import Run, RunFiles, one_writer
+from grpo_kit.runs import Run, RunFiles, check_tracker, one_writer
 from grpo_kit.tasks import Task
 
 
@@ -64,6 +64,7 @@ def train(
     aggregate: Callable[..., Tensor] | None = None,
     measure: Callable[[Policy], dict[str, float]] | None = None,
     record: Callable[[PromptBatches, Any, int, bool], None] | None = None,
+    report_to: str | None = None,
 ) -> Run:
     """Train `policy` in place by GRPO and return its history.
 
@@ -88,6 +89,9 @@ def train(
         measure: numbers of the policy to log wherever it is evaluated.
         record: called before the first step and after each, with prompts, batch source, step, and
             whether it is the last; e.g. `course.replay.Recorder`. It must leave the run alone.
+        report_to: "trackio", "tensorboard" (in `output_dir/tensorboard`) or "wandb": a tracker that
+            gets the config and each row of the history. A resumed run goes on as the same run
+            there; trackio shows steps after the last checkpoint twice.
 
     Raises:
         ValueError: something does not fit together; said before any compute where possible.
@@ -95,6 +99,7 @@ def train(
             is damaged, the loss is not finite, or no completion could be scored for several steps
             in a row. The last checkpoint stays good.
     """
+    check_tracker(report_to)
     own = {"advantages": advantages, "surrogate": surrogate, "aggregate": aggregate}
     prompts = PromptBatches(policy, task, rewards, config, seed, advantages)
     source = batch_source(prompts) if batch_source else prompts
@@ -112,12 +117,13 @@ def train(
     step = checkpoint["step"] if checkpoint else 0
     evaluated = partial(evaluate_run, policy, task, config, measure, seed)
 
-    if not files.run.history and config.eval_on_start:
-        files.log({"step": 0, "num_generated_tokens": 0, **evaluated()})
-    if record and not step:
-        record(prompts, source, 0, False)
+    files.track(report_to)
     progress = progress_bar(config, step)
     try:
+        if not files.run.history and config.eval_on_start:
+            files.log({"step": 0, "num_generated_tokens": 0, **evaluated()})
+        if record and not step:
+            record(prompts, source, 0, False)
         while (spent := _spent(config, step, files.tokens)) < 1:
             started = time.perf_counter()
             state = SimpleNamespace(global_step=step, max_steps=config.max_steps, progress=spent)
@@ -151,6 +157,7 @@ def train(
         return files.finish()
     finally:
         progress.close()
+        files.untrack()
 
 
 # --- before the first step ------------------------------------------------------------------------

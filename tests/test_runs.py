@@ -2,15 +2,17 @@
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
 import torch
-from toy import TASK, configure, even_ids, files_up_to
+from accelerate import tracking
+from toy import TASK, configure, even_ids, files_up_to, killed_in
 
-from grpo_kit import runs
+from grpo_kit import runs, trl_bridge
 from grpo_kit.models import load_policy
-from grpo_kit.runs import CHECKPOINT, HISTORY, PREVIOUS, RunFiles
+from grpo_kit.runs import CHECKPOINT, HISTORY, PREVIOUS, TRACKER, RunFiles
 from grpo_kit.training import train
 
 CPU = torch.device("cpu")
@@ -155,3 +157,65 @@ def test_a_folder_has_one_writer_at_a_time(saved_policy, tmp_path):
     assert len(run.history) == 2 and steps_in(folder / HISTORY) == [0, 1]
     assert not list(folder.glob("*.writer")), "it is free again"
     train(load_policy(saved_policy), TASK, [even_ids], **options)
+
+
+# --- trackers -------------------------------------------------------------------------------------
+
+ENGINES = pytest.mark.parametrize("engine", [train, trl_bridge.train], ids=["kit", "TRL"])
+
+
+@ENGINES
+def test_a_tracker_gets_the_rows_of_a_killed_run_and_of_the_resumed_one(
+    engine, saved_policy, tmp_path, monkeypatch
+):
+    made = []
+
+    class Tracker:
+        def __init__(self, project, **options):
+            self.options, self.calls = options, []
+            made.append(self)
+
+        start = finish = lambda self: self.calls.append(None)
+        log = lambda self, values, step: self.calls.append({"step": step, **values})  # noqa: E731
+
+    monkeypatch.setattr(runs, "find_spec", lambda name: True)
+    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "wandb", Tracker)
+    options = {"config": configure(), "output_dir": tmp_path, "seed": 0, "report_to": "wandb"}
+    with pytest.raises(KeyboardInterrupt):
+        engine(load_policy(saved_policy), TASK, [killed_in(1)], **options)
+    run = engine(load_policy(saved_policy), TASK, [even_ids], resume=True, **options)
+    killed, resumed = made
+    assert killed.calls == [None, *run.history[:2], None]
+    assert resumed.calls == [None, *run.history[2:], None]
+    assert killed.options == resumed.options and killed.options["config"]["max_steps"] == 3
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "trackio"])
+def test_a_real_tracker_has_the_rows_without_a_network(name, policy, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # read when trackio is imported
+    monkeypatch.setattr(socket.socket, "connect", None)
+    pytest.importorskip(name)
+    folder = tmp_path / "run"
+    train(policy, TASK, [even_ids], configure(), output_dir=folder, seed=0, report_to=name)
+    if name == "trackio":
+        from trackio.sqlite_storage import SQLiteStorage
+
+        rows = SQLiteStorage.get_logs("grpo-kit", (folder / TRACKER).read_text())
+        steps = [row["step"] for row in rows if "reward" in row]
+    else:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(folder / name)).Reload()
+        steps = [event.step for event in events.Scalars("reward")]
+    assert steps == [1, 2, 3]
+
+
+@ENGINES
+@pytest.mark.parametrize("name", ["wand", "wandb"])
+def test_no_run_begins_for_a_tracker_that_is_not_there(engine, name, policy, tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "find_spec", lambda name: None)
+    message = {"wand": "'wand': give trackio, tens", "wandb": "pip install wandb, or leave"}[name]
+    options = {"output_dir": tmp_path, "seed": 0, "report_to": name}
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        engine(policy, TASK, [even_ids], configure(), **options)
+    assert not (tmp_path / HISTORY).exists()

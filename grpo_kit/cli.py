@@ -63,7 +63,7 @@ Notebooks = Annotated[Path, Option(help="Folder with the notebooks.")]
 ProfileName = Annotated[Literal[tuple(PROFILES)], Option(help="Machine, policy, task, settings.")]
 PolicyFolder = Annotated[Path | None, Option(exists=True, file_okay=False, help="Of a model.")]
 PolicyName = Annotated[str | None, Option(help="Folder or Hub name, instead of the profile's.")]
-Data = Annotated[Path | None, Option(help="Folder with the task's rows, instead of the Hub.")]
+Data = Annotated[str | None, Option(help="Your rows: a file, a folder or a Hub name.")]
 Output = Annotated[Path, Option(help="Folder for the output.")]
 Results = Annotated[Path | None, Option(help="Folder of results, instead of the reported ones.")]
 Steps = Annotated[int | None, Option(min=1, help="Steps, instead of the profile's or recipe's.")]
@@ -183,7 +183,7 @@ def train(
     from grpo_kit.lab.variants import train_variant
 
     chosen = _chosen(profile, policy)
-    chosen = replace(chosen, device=device or chosen.device, data=data and str(data))
+    chosen = replace(chosen, device=device or chosen.device, data=data)
     saved = train_variant(
         variant, chosen, engine=engine, output_dir=output, seed=seed, resume=resume, steps=steps,
         replay=replay, vllm=vllm, vllm_share=vllm_share,
@@ -195,23 +195,31 @@ def train(
 @app.command()
 def evaluate(
     policy: PolicyName = None,
-    task: Annotated[str | None, Option(help="word_problems, svamp, gsm8k or math500.")] = None,
+    task: Annotated[str | None, Option(help="word_problems, svamp or gsm8k.")] = None,
     data: Data = None,
+    correct: Annotated[
+        str, Option(help="A reward that is 1 for what is right, or FILE.py:NAME.")
+    ] = "accuracy",
     profile: ProfileName = "tiny",
     rows: Annotated[int | None, Option(min=1, help="The first so many, instead of all.")] = None,
     max_new_tokens: Annotated[int | None, Option(min=1, help="Of an answer.")] = None,
     output: Annotated[Path, Option(help="File for the numbers.")] = Path("runs/evaluation.json"),
 ) -> None:
-    """Greedy accuracy on a whole test set, strict and lenient, with n and intervals."""
+    """Greedy accuracy on a whole test set, strict and lenient, with n and intervals.
+
+    Or by a measure of your own. With --data, --task says which system prompt comes before them.
+    """
     if output.is_dir():
         raise typer.BadParameter(f"{output} is a folder; name a file for the numbers (--output).")
     make_output_dir(output.parent)
     from grpo_kit.lab.evaluation import evaluate_profile, in_words
+    from grpo_kit.lab.ideas import load_function
 
     chosen = _chosen(profile, policy)
     if policy is not None:
         chosen = replace(chosen, lora_rank=0)
-    measured = evaluate_profile(chosen, task, data, rows=rows, max_new_tokens=max_new_tokens)
+    options = {"rows": rows, "max_new_tokens": max_new_tokens, "correct": load_function(correct)}
+    measured = evaluate_profile(chosen.with_data(data) if data else chosen, task, **options)
     write_atomic(output, json.dumps(measured, indent=1) + "\n")
     typer.echo(f"{in_words(measured)}; {output}")
 

@@ -121,7 +121,7 @@ class GRPOConfig:
     baseline: Baseline = "group"  # what is taken off a reward; "others": RLOO, "batch": REINFORCE++
     dynamic_sampling_rounds: AtLeast0 = 0  # DAPO: how often groups without spread are resampled
     # the reward in which a group must differ, or "reward", their weighted sum; None =
-    # accuracy_reward where it is one of them, as in DAPO, else "reward"
+    # what says what is right, where it is one of them, as in DAPO, else "reward"
     dynamic_sampling_metric: str | None = None
     importance_sampling_cap: Positive | None = None  # truncated importance sampling, C
     importance_sampling_mode: WeightMode = "token_truncate"  # what becomes of a weight above C

@@ -12,6 +12,7 @@ import yaml
 from grpo_kit import tasks
 from grpo_kit.config import GRPOConfig
 from grpo_kit.paths import data_dir
+from grpo_kit.tasks.own import read_task
 
 if TYPE_CHECKING:
     from grpo_kit.flow import AgentSystem
@@ -30,7 +31,9 @@ class Profile:
     dtype: str = "float32"
     lora_rank: int = 0  # 0 = train all weights
     task: str = "word_problems"
-    data: str | None = None  # a folder with the task's rows, instead of the Hub
+    data: str | None = None  # a reader's own rows, see `with_data`
+    test: str | None = None
+    test_share: float = 0.2
     embedder: str = "minilm"  # for `load_embedder`
     judge: str = "tiny"  # a frozen tiny base, "self" (any frozen policy), or a model's name
     roles: str = "tiny"  # of Flow-GRPO, the frozen ones: a tiny base, or "self" (any frozen policy)
@@ -62,6 +65,14 @@ class Profile:
 
         adapters = self.adapters if policy in (smollm2.NAME, smollm2.ON_HUB) else {}
         return replace(self, policy=policy, revision=None, adapters=adapters)
+
+    def with_data(self, data: str, test: str | None = None, test_share: float = 0.2) -> Profile:
+        """This profile with rows of `tasks.own.read_task`, asked by the task's system prompt."""
+        return replace(self, data=data, test=test, test_share=test_share)
+
+    def with_config(self, **changes: Any) -> Profile:
+        """This profile with changed fields of its config; raises as `GRPOConfig`."""
+        return replace(self, config=replace(self.config, **changes))
 
     def use_threads(self) -> None:
         """Use the profile's threads unless OMP_NUM_THREADS is set: two runs may share the cores."""
@@ -110,8 +121,11 @@ class Profile:
         return agent_system(policy, toolkit, prompts=GENERAL, **limits)
 
     def load_task(self) -> tasks.Task:
-        """The task's train and test rows; raises as `tasks.load`."""
-        return tasks.load(self.task, self.data)
+        """The profile's train and test rows; raises as `tasks.load` or `read_task`."""
+        if self.data is None:
+            return tasks.load(self.task)
+        system = tasks.system_prompt(self.task)
+        return read_task(self.data, self.test, self.test_share, system)
 
 
 def _endpoint(model: str, **request: Any) -> Any:

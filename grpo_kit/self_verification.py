@@ -7,6 +7,7 @@ of the policy become labelled items (`collect_items`), few of many queries and h
 
 import dataclasses
 import logging
+import math
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -20,7 +21,7 @@ from grpo_kit.generation import reply
 from grpo_kit.models import Policy
 from grpo_kit.rewards import rules
 from grpo_kit.rewards.judge.texts import fenced
-from grpo_kit.rewards.scoring import check_columns, reward_name
+from grpo_kit.rewards.scoring import check_columns, reward_name, score_texts
 from grpo_kit.tasks.answers import extract_answer
 from grpo_kit.training import Batch, PromptBatches
 
@@ -169,7 +170,7 @@ class SelfVerification:
         if strategy not in STRATEGIES:
             raise ValueError(f"strategy is {strategy!r}; choose one of {', '.join(STRATEGIES)}.")
         task, config = prompts.task, prompts.config
-        check_columns(rules.accuracy_reward, task.train.column_names, f"task {task.name!r}")
+        check_columns(prompts.correct, task.train.column_names, f"task {task.name!r}")
         self.reward = rules.VerificationReward() if reward is None else reward
         check_columns(self.reward, ["correct", "pass_rate"], "a verification item")
         size, group = config.generation_batch_size, config.num_generations
@@ -192,7 +193,8 @@ class SelfVerification:
         (answers,) = self.prompts(generator, state, metrics, **changes)
         texts = self.prompts.policy.decode(answers.rollouts.completion_lists())
         questions = [rules.question_text(row["prompt"]) for row in answers.examples]
-        items = labelled(self.prompts.policy, answers.examples, texts, config)
+        given = self.prompts.policy, answers.examples, texts, config, self.prompts.correct
+        items = labelled(*given)
         self.buffer.append((items, questions))
         for kinds in updates:
             parts = [answers] if "G" in kinds else []
@@ -234,16 +236,17 @@ class SelfVerification:
 
 
 def labelled(
-    policy: Policy, rows: Sequence[dict], texts: Sequence[str], config: GRPOConfig
-) -> list[VerificationItem]:
-    """The items of one answer to each row of a task, labelled by `accuracy_reward`.
+    policy: Policy, rows: Sequence[dict], texts: Sequence[str], config: GRPOConfig,
+    correct: Callable = rules.accuracy_reward,
+) -> list[VerificationItem]:  # fmt: skip
+    """The items of one answer to each row of a task, labelled by the reward `correct`.
 
     An answer so long that the model's context has no room for a verdict on it gives no item.
     """
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    prompts = columns.pop("prompt")
-    rewards = rules.accuracy_reward(prompts, texts, [[]] * len(texts), **columns)
-    items = collect_items(prompts, texts, rewards)
+    ids = policy.tokenizer(list(texts), add_special_tokens=False).input_ids
+    values = score_texts(texts, ids, rows, [correct])[:, 0].tolist()
+    rewards = [None if math.isnan(value) else value for value in values]
+    items = collect_items([row["prompt"] for row in rows], texts, rewards)
     room = policy.context_length - config.max_completion_length
     lengths = map(len, policy.encode([verification_prompt(item) for item in items]))
     return [item for item, length in zip(items, lengths, strict=True) if length <= room]
@@ -263,21 +266,24 @@ def _replies(
     return policy.decode(rollouts.completion_lists()), rollouts.lengths.tolist()
 
 
-def _answers(policy: Policy, dataset, prompts: int, n: int, config: GRPOConfig) -> list[list]:
+def _answers(
+    policy: Policy, dataset, prompts: int, n: int, config: GRPOConfig, correct: Callable
+) -> list[list]:
     """The items of `n` sampled answers to each of the first `prompts` rows."""
     rows = list(dataset.select(range(min(prompts, len(dataset)))))
     texts, _ = _replies(policy, [row["prompt"] for row in rows], n, config)
     return [
-        labelled(policy, [row] * n, texts[i * n : (i + 1) * n], config)
+        labelled(policy, [row] * n, texts[i * n : (i + 1) * n], config, correct)
         for i, row in enumerate(rows)
     ]
 
 
 def held_out_items(
-    policy: Policy, dataset, config: GRPOConfig, *, prompts: int = 128
-) -> list[VerificationItem]:
+    policy: Policy, dataset, config: GRPOConfig, *, prompts: int = 128,
+    correct: Callable = rules.accuracy_reward,
+) -> list[VerificationItem]:  # fmt: skip
     """Balanced items from `policy`'s answers, `config.num_generations` to each first row."""
-    answers = _answers(policy, dataset, prompts, config.num_generations, config)
+    answers = _answers(policy, dataset, prompts, config.num_generations, config, correct)
     return post_process([item for own in answers for item in own], seed=0)
 
 
@@ -296,14 +302,15 @@ def evaluate_verdicts(
 
 
 def best_of_n(
-    policy: Policy, dataset, config: GRPOConfig, *, prompts: int, n: int = 8, samples: int = 4
-) -> dict[str, float]:
+    policy: Policy, dataset, config: GRPOConfig, *, prompts: int, n: int = 8, samples: int = 4,
+    correct: Callable = rules.accuracy_reward,
+) -> dict[str, float]:  # fmt: skip
     """Accuracy `of_n/…` when one of `n` answers to each of the first `prompts` rows is taken.
 
     It is taken at `random`, by most Yes among `samples` of its `own_verdicts` (ties shared), by
     `majority`, or by an `oracle`.
     """
-    answers = _answers(policy, dataset, prompts, n, config)
+    answers = _answers(policy, dataset, prompts, n, config, correct)
     items = list(dict.fromkeys(item for own in answers for item in own))
     verdicts, _ = _replies(policy, [*map(verification_prompt, items)], samples, config, seed=1)
     yes = Counter()

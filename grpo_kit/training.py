@@ -35,12 +35,13 @@ from grpo_kit import hooks, objective
 from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import Rollouts, check_lengths, completion_logps, reply, sample_groups
 from grpo_kit.models import Policy, reference_of, weights_hash
-from grpo_kit.rewards.rules import accuracy_reward
+from grpo_kit.rewards.rules import accuracy_reward, lenient_accuracy_reward
 from grpo_kit.rewards.scoring import (
     PROTOCOL,
     RewardError,
     check_columns,
     check_rewards,
+    reward_name,
     reward_names,
     score_texts,
 )
@@ -64,6 +65,7 @@ def train(
     aggregate: Callable[..., Tensor] | None = None,
     measure: Callable[[Policy], dict[str, float]] | None = None,
     record: Callable[[PromptBatches, Any, int, bool], None] | None = None,
+    correct: Callable = accuracy_reward,
     report_to: str | None = None,
 ) -> Run:
     """Train `policy` in place by GRPO and return its history.
@@ -89,6 +91,7 @@ def train(
         measure: numbers of the policy to log wherever it is evaluated.
         record: called before the first step and after each, with prompts, batch source, step, and
             whether it is the last; e.g. `course.replay.Recorder`. It must leave the run alone.
+        correct: the reward that says what is right, by 1: of evaluations, and of a batch source.
         report_to: "trackio", "tensorboard" (in `output_dir/tensorboard`) or "wandb": a tracker that
             gets the config and each row of the history. A resumed run goes on as the same run
             there; trackio shows steps after the last checkpoint twice.
@@ -101,7 +104,7 @@ def train(
     """
     check_tracker(report_to)
     own = {"advantages": advantages, "surrogate": surrogate, "aggregate": aggregate}
-    prompts = PromptBatches(policy, task, rewards, config, seed, advantages)
+    prompts = PromptBatches(policy, task, rewards, config, seed, advantages, correct)
     source = batch_source(prompts) if batch_source else prompts
     policy.model.eval()  # dropout would make the policy another one at every pass
     learner = Learner(policy, config, surrogate, aggregate)
@@ -115,7 +118,7 @@ def train(
         source.load_state_dict(checkpoint["batch_source"])
         generator.set_state(checkpoint["generator"].cpu())
     step = checkpoint["step"] if checkpoint else 0
-    evaluated = partial(evaluate_run, policy, task, config, measure, seed)
+    evaluated = partial(evaluate_run, policy, task, config, measure, seed, correct=correct)
 
     files.track(report_to)
     progress = progress_bar(config, step)
@@ -169,7 +172,8 @@ def run_start(policy: Policy, source: str, prompts: PromptBatches) -> dict:
     # LoRA's own weights begin at random, so with it the frozen ones tell which model this is
     frozen = [p for p in parameters if not p.requires_grad]
     data = json.dumps([prompts.prompt_ids, prompts.task.train.to_dict()], default=str)
-    return {
+    other = prompts.correct is not accuracy_reward  # as it was before one could choose
+    return ({"correct": reward_name(prompts.correct)} if other else {}) | {
         "batch_source": source,
         "rewards": reward_names(prompts.rewards),
         "data": hashlib.sha256(data.encode()).hexdigest()[:12],
@@ -302,15 +306,16 @@ class PromptBatches:
         config: GRPOConfig,
         seed: int,
         advantages: Callable | None = None,
+        correct: Callable = accuracy_reward,
     ) -> None:
-        check_task(task, rewards, config)
+        check_task(task, rewards, config, correct)
         policy.check_template(task.train[0]["prompt"])
         policy.compute_in(config.bf16)
         if config.eval_prompts:
             tested = policy.encode(task.test["prompt"][: config.eval_prompts])
             check_lengths(policy.model, tested, config.max_completion_length, "test prompt")
         self.policy, self.task, self.config, self.seed = policy, task, config, seed
-        self.rewards, self.rows = list(rewards), task.train
+        self.rewards, self.rows, self.correct = list(rewards), task.train, correct
         self.advantages = hooks.advantages_by(advantages, config)  # (rewards, G) -> (N,)
         self.own_advantages = advantages is not None  # a hook, which a batch source may refuse
         self.prompt_ids = policy.encode(task.train["prompt"])
@@ -386,7 +391,7 @@ class PromptBatches:
         size, names = config.num_generations, reward_names(self.rewards)
         metric = config.dynamic_sampling_metric
         if metric is None:
-            metric = "accuracy_reward" if "accuracy_reward" in names else "reward"
+            metric = reward_name(self.correct) if reward_name(self.correct) in names else "reward"
         if metric == "reward" and config.multi_objective_aggregation == "normalize_then_sum":
             values = objective.decoupled_advantages(scored[1], size, config.reward_weights)
         elif metric == "reward":
@@ -417,9 +422,12 @@ def _selected(rollouts: Rollouts, rewards_per_func: Tensor, examples: list, rows
     return chosen, rewards_per_func[rows], [examples[row] for row in rows.tolist()]
 
 
-def check_task(task: Task, rewards: Sequence[Callable], config: GRPOConfig) -> None:
+def check_task(
+    task: Task, rewards: Sequence[Callable], config: GRPOConfig, correct: Callable = accuracy_reward
+) -> None:
     """Raise ValueError where rows, rewards and config do not fit together."""
     check_rewards(rewards)
+    check_rewards([correct])
     names = [*reward_names(rewards), "reward", None]
     if config.dynamic_sampling_metric not in names:
         given = f"dynamic_sampling_metric is {config.dynamic_sampling_metric!r}"
@@ -439,12 +447,21 @@ def check_task(task: Task, rewards: Sequence[Callable], config: GRPOConfig) -> N
             raise ValueError(f"{rows} no column 'prompt' of messages; give each row {messages}.")
     for reward in rewards:
         check_columns(reward, task.train.column_names, f"task {task.name!r}")
-    if config.eval_prompts and "answer" not in task.test.column_names:
+    if not config.eval_prompts:
+        return
+    if correct is not accuracy_reward:
+        check_columns(correct, task.test.column_names, f"the test rows of task {task.name!r}")
+    elif not _have_answers(task.test):
         warnings.warn(
-            f"The test rows of task {task.name!r} have no column 'answer', so accuracy is not "
-            "measured: add one, or measure what counts for you by train(..., measure=f).",
+            f"The test rows of task {task.name!r} have nothing in a column 'answer': accuracy, "
+            "pass@1 and pass@k are not measured. Add it, or say what is right by `correct=`.",
             stacklevel=4,
         )
+
+
+def _have_answers(rows: Any) -> bool:
+    """Whether a dataset says what is right in its column `answer`, for one row at least."""
+    return "answer" in rows.column_names and any(a is not None for a in rows["answer"])
 
 
 def score(
@@ -703,14 +720,14 @@ def _cut(values: Tensor | None, rows: Tensor, logps: Tensor) -> Tensor | None:
 
 def evaluate_run(
     policy: Policy, task: Task, config: GRPOConfig, measure: Callable | None, seed: int,
-    between: bool = False,
+    between: bool = False, correct: Callable = accuracy_reward,
 ) -> dict[str, float]:  # fmt: skip
     """`evaluate` and `measure` at one of a run's ends or, on fewer test rows, `between` them."""
     measured, rows = measure(policy) if measure else {}, task.test
     measured = {name: float(value) for name, value in measured.items()}  # numpy's are no JSON
     if between and config.eval_prompts_between is not None:
         rows = rows.select(range(min(config.eval_prompts_between, len(rows))))
-    return evaluate(policy, rows, config, seed=seed) | measured
+    return evaluate(policy, rows, config, seed=seed, correct=correct) | measured
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
@@ -723,18 +740,23 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
 
-def evaluate(policy: Policy, dataset, config: GRPOConfig, *, seed: int = 0) -> dict[str, float]:
+def evaluate(
+    policy: Policy, dataset, config: GRPOConfig, *, seed: int = 0,
+    correct: Callable = accuracy_reward,
+) -> dict[str, float]:  # fmt: skip
     """Greedy accuracy, pass@1 and pass@k on the first `config.eval_prompts` rows of `dataset`.
 
-    A completion is right if `accuracy_reward` is 1. Samples are drawn at `config.temperature`,
-    `config.num_generations_eval` a prompt (k is that number), with a generator of their own, so
-    that evaluating changes nothing of the training. `between/…` is the same of the first
-    `config.eval_prompts_between` rows, for curves that show the same problems everywhere. {}
-    without rows or the column `answer`.
+    A completion is right if the reward `correct` is 1; a row that it does not score is left out.
+    Samples are drawn at `config.temperature`, `config.num_generations_eval` a prompt (k is that
+    number), with a generator of their own, so that evaluating changes nothing of the training.
+    `between/…` is the same of the first `config.eval_prompts_between` rows, for curves that show
+    the same problems everywhere. `…/lenient/…`, beside `accuracy_reward` alone, is by
+    `lenient_accuracy_reward`. {} without rows, or without any `answer` for `accuracy_reward`.
     """
-    if "answer" not in dataset.column_names or not config.eval_prompts or not len(dataset):
-        return {}
     rows = dataset.select(range(min(config.eval_prompts, len(dataset))))
+    strict = correct is accuracy_reward
+    if not len(rows) or strict and not _have_answers(rows):
+        return {}
     prompts, examples, samples = rows["prompt"], list(rows), config.num_generations_eval
     rollouts = reply(
         policy, prompts, 1 + samples, greedy_first=True, temperature=config.temperature,
@@ -743,21 +765,35 @@ def evaluate(policy: Policy, dataset, config: GRPOConfig, *, seed: int = 0) -> d
         batch_size=config.evaluation_batch_size // samples * (1 + samples),
     )  # fmt: skip
     repeated = [example for example in examples for _ in range(1 + samples)]
-    correct_rows = score(policy, rollouts, repeated, [accuracy_reward]).view(-1, 1 + samples) == 1
+    readings = [correct, lenient_accuracy_reward] if strict else [correct]
+    values = score(policy, rollouts, repeated, readings).view(len(rows), 1 + samples, -1)
     lengths = rollouts.lengths.view(-1, 1 + samples)[:, 1:]
-    measured, fewer = _accuracy("eval", correct_rows, lengths), config.eval_prompts_between
+    measured, fewer = _accuracy("eval", values, lengths), config.eval_prompts_between
     if fewer and fewer < len(rows):
-        measured |= _accuracy("between", correct_rows[:fewer], lengths[:fewer])
+        measured |= _accuracy("between", values[:fewer], lengths[:fewer])
     return measured
 
 
-def _accuracy(name: str, correct: Tensor, lengths: Tensor) -> dict[str, float]:
-    """Metrics of P prompts: `correct` (P, 1 + S), the greedy answer first, `lengths` (P, S)."""
-    counts, samples = correct[:, 1:].sum(1).tolist(), lengths.shape[1]
-    return {
-        f"{name}/greedy": correct[:, 0].float().mean().item(),
+def _accuracy(name: str, values: Tensor, lengths: Tensor) -> dict[str, float]:
+    """Metrics of P prompts: `values` (P, 1 + S, 1 or 2), the greedy answer first, by `correct` and
+    leniently; `lengths` (P, S)."""
+    scored = ~values.isnan().any(2).any(1)
+    right, lengths, samples = (
+        values[scored] == 1,
+        lengths[scored.to(lengths.device)],
+        lengths.shape[1],
+    )
+    if not len(right):
+        return {}
+    counts = right[:, 1:, 0].sum(1).tolist()
+    measured = {
+        f"{name}/greedy": right[:, 0, 0].float().mean().item(),
         f"{name}/pass@1": sum(counts) / (samples * len(counts)),
         f"{name}/pass@{samples}": fmean(pass_at_k(samples, c, samples) for c in counts),
         f"{name}/mean_length": lengths.float().mean().item(),
         f"{name}/n": len(counts),
     }
+    for lenient in right[..., 1:].unbind(2):
+        measured[f"{name}/lenient/greedy"] = lenient[:, 0].float().mean().item()
+        measured[f"{name}/lenient/pass@1"] = lenient[:, 1:].float().mean().item()
+    return measured

@@ -35,6 +35,7 @@ from grpo_kit import training
 from grpo_kit.config import GRPOConfig
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.paths import make_output_dir, sha256_of, write_atomic, writing
+from grpo_kit.rewards.rules import accuracy_reward
 from grpo_kit.rewards.scoring import finite_values, reward_name, score_texts
 from grpo_kit.runs import CHECKPOINT, PREVIOUS, RUN, Run, RunFiles, check_tracker
 from grpo_kit.tasks import Task
@@ -156,6 +157,7 @@ def grpo_trainer(
     config: GRPOConfig,
     *,
     measure: Callable[[Policy], dict[str, float]] | None = None,
+    correct: Callable = accuracy_reward,
     report_to: str | None = None,
     **overrides: Any,
 ) -> trl.GRPOTrainer:
@@ -168,7 +170,7 @@ def grpo_trainer(
     check_tracker(report_to)
     processes = join(policy.device.type)
     # checks what goes together, and sets the arithmetic, which TRL's config takes from the policy
-    prompts = training.PromptBatches(policy, task, rewards, config, seed=0)
+    prompts = training.PromptBatches(policy, task, rewards, config, seed=0, correct=correct)
     args = trl_config(config, policy, processes, **overrides)
     wanted = config.generation_batch_size // config.num_generations
     if len(task.train) < wanted:
@@ -190,7 +192,7 @@ def grpo_trainer(
     trainer.rewards = [whole_groups(r) if hasattr(r, "num_generations") else r for r in rewards]
     trainer.remove_callback(PrinterCallback)
     files = RunFiles(args.output_dir, config, args.seed, start)
-    trainer.watcher = _Watcher(files, policy, task, measure, report_to)
+    trainer.watcher = _Watcher(files, policy, task, measure, report_to, correct)
     trainer.add_callback(trainer.watcher)
     return trainer
 
@@ -353,9 +355,11 @@ def whole_groups(reward: Callable) -> Callable:
 class _Watcher(TrainerCallback):
     """Evaluates as `training.train` does, and leaves the same files; the first process writes."""
 
-    def __init__(self, files: RunFiles, policy: Policy, task: Task, measure, report_to) -> None:
+    def __init__(
+        self, files: RunFiles, policy: Policy, task: Task, measure, report_to, correct
+    ) -> None:
         self.files, self.policy, self.task, self.measure = files, policy, task, measure
-        self.report_to = report_to
+        self.report_to, self.correct = report_to, correct
         self.config = files.run.config
         self.began, self.progress = 0.0, None
 
@@ -381,7 +385,7 @@ class _Watcher(TrainerCallback):
 
     def _evaluated(self, between: bool = False) -> dict[str, float]:
         given = self.policy, self.task, self.config, self.measure, self.files.run.seed
-        return training.evaluate_run(*given, between)
+        return training.evaluate_run(*given, between, self.correct)
 
     def on_train_begin(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:

@@ -1,6 +1,5 @@
 """The command line: quick to answer, plain about mistakes."""
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -16,7 +15,6 @@ from grpo_kit.cli import app
 from grpo_kit.course import runner
 from grpo_kit.lab import bands, report
 from grpo_kit.lab.variants import VARIANTS
-from grpo_kit.profiles import PROFILES
 from grpo_kit.tiny import pretrain as warm_up
 
 
@@ -46,7 +44,7 @@ def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
         ("train --variant flow --data a_file", "'flow' has questions of its own: leave out --data"),
         ("train --vllm server", "--vllm is for TRL's trainer: add --engine trl"),
         ("train --engine trl --replay", "--replay is for the kit's trainer"),
-        ("train --data a_file", "word_problems comes with the kit: leave out --data a_file"),
+        ("train --data a_file", "a_file is of an unknown kind: give .jsonl"),
         ("train --profile smoke --output a_file/out", "cannot write to the output folder"),
         ("train --output a_run", "go on with it (--resume), delete it, or"),
         ("reproduce --notebooks nowhere", "there are no notebooks in nowhere"),
@@ -59,6 +57,9 @@ def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
         ("run judge --claims --profile smoke", "no claim is tested by runs of"),
         ("run verification --profile colab", "profile 'colab' sets no max_generated_tokens"),
         ("evaluate --task mmlu", "unknown task 'mmlu': choose one of word_problems, svamp, gsm8k"),
+        ("evaluate --correct right", "the kit has no reward 'right': choose one of accuracy_rew"),
+        ("evaluate --correct a_file:right", "a_file is no Python file (its name does not end in"),
+        ("evaluate --data a_file", "a_file is of an unknown kind: give .jsonl"),
         ("evaluate --output .", ". is a folder; name a file for the numbers"),
         ("bench --speedrun --change speed=9", "speed is 9; GRPOConfig has no such field"),
         ("train --seed 99999999999999999999", "'--seed'"),
@@ -118,11 +119,10 @@ def train(tmp_path, monkeypatch):
     return call
 
 
-def test_the_rows_of_a_folder_are_trained_on(train, tmp_path, monkeypatch):
+def test_the_rows_of_a_folder_are_trained_on(train, tmp_path):
     for split, n in (("train", 5), ("test", 3)):
-        rows = [{"question": f"{i} and 1?", "answer": f"#### {i + 1}"} for i in range(n)]
+        rows = [{"question": f"{split} {i}?", "answer": f"#### {i + 1}"} for i in range(n)]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    monkeypatch.setitem(PROFILES, "smoke", dataclasses.replace(PROFILES["smoke"], task="gsm8k"))
     task = train(training, "--data", tmp_path)["task"]
     assert (len(task.train), len(task.test)) == (5, 3)
 

@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 from toy import CONFIG, TASK, configure, even_ids, killed_in, logged, weights_of, without_times
 
-from grpo_kit import generation, objective, training
+from grpo_kit import generation, objective
 from grpo_kit.generation import completion_logps
 from grpo_kit.models import Policy
 from grpo_kit.objective import BASELINES, LOSS_TYPES
@@ -342,7 +342,7 @@ def test_a_reward_that_raises_ends_the_run_in_a_sentence(policy, tmp_path):
 
 def test_a_task_without_answers_is_trained_and_says_what_is_not_measured(policy, tmp_path):
     task = Task("bare", TASK.train, TASK.test.remove_columns("answer"))
-    with pytest.warns(UserWarning, match="'bare' have no column 'answer', so accuracy is not mea"):
+    with pytest.warns(UserWarning, match="'bare' have nothing in a column 'answer': accuracy"):
         run = train(policy, task, [even_ids], CONFIG, output_dir=tmp_path, seed=0)
     assert not any("eval/pass@1" in row for row in run.history)
 
@@ -423,16 +423,47 @@ def test_pass_at_k_is_the_share_of_k_subsets_with_a_right_one(n, correct, k, exp
     assert pass_at_k(n, correct, k) == pytest.approx(expected)
 
 
-def test_evaluation_counts_what_the_reward_calls_right_and_is_repeatable(policy, monkeypatch):
+def test_evaluation_counts_what_the_reward_calls_right_and_is_repeatable(policy):
     first, again = (evaluate(policy, TASK.test, CONFIG, seed=3) for _ in range(2))
     assert first == again and first["eval/n"] == 2
     between = evaluate(policy, TASK.test, configure(eval_prompts_between=1), seed=3)
     alone = evaluate(policy, TASK.test.select([0]), CONFIG, seed=3)
     assert between["between/mean_length"] == alone["eval/mean_length"]
 
-    def all_right(prompts, **columns):
-        return [1.0] * len(prompts)
+    def right(prompts, row, **columns):
+        return [(1.0, 0.5, None)[i] for i in row]
 
-    monkeypatch.setattr(training, "accuracy_reward", all_right)
-    result = evaluate(policy, TASK.test, CONFIG)
-    assert result["eval/greedy"] == result["eval/pass@1"] == result["eval/pass@2"] == 1.0
+    result = evaluate(
+        policy, TASK.test.remove_columns("answer"), configure(eval_prompts=3), correct=right
+    )
+    assert result["eval/n"] == 2, "a row that is not scored is left out"
+    assert result["eval/greedy"] == result["eval/pass@1"] == result["eval/pass@2"] == 0.5
+    assert "eval/lenient/greedy" not in result
+
+
+def test_a_right_answer_without_its_tags_is_right_by_the_lenient_reading_alone(policy, monkeypatch):
+    monkeypatch.setattr(policy, "decode", lambda ids: ["so it is 0", "<answer>0</answer>", "1"] * 2)
+    result = evaluate(policy, TASK.test, configure(eval_prompts_between=1))
+    read = [
+        result[f"{part}/{name}"]
+        for part in ("eval", "between")
+        for name in ("greedy", "pass@1", "lenient/greedy", "lenient/pass@1")
+    ]
+    assert read == [0, 0.25, 0.5, 0.5, 0, 0.5, 1, 0.5]
+
+
+def test_what_is_right_is_part_of_the_run(new_policy, tmp_path):
+    def right(completions, **columns):
+        return [1.0] * len(completions)
+
+    bare = Task("bare", BARE.train, TASK.test.remove_columns("answer"))
+    given = {"config": CONFIG, "output_dir": tmp_path, "seed": 0}
+    run = train(new_policy(), bare, [even_ids], **given, correct=right)
+    assert run.history[-1]["eval/pass@1"] == 1.0 and run.start["correct"] == "right"
+    assert "correct" not in train(new_policy(), TASK, [even_ids], **given).start
+    with pytest.raises(
+        ValueError, match="accuracy_reward needs a column 'answer'|another run|correct"
+    ):
+        train(new_policy(), bare, [even_ids], **given, correct=right, resume=True)
+    with pytest.raises(TypeError, match="'accuracy', a name, not a function"):
+        train(new_policy(), TASK, [even_ids], **given, correct="accuracy")

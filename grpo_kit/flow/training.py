@@ -197,11 +197,12 @@ class OfflineTraces:
 
 def evaluate_episodes(
     policy: Policy, system: AgentSystem, dataset, config: GRPOConfig,
-    *, questions: int = 128, samples: int = 2, seed: int = 0,
+    *, questions: int = 128, samples: int = 2, seed: int = 0, correct: Callable = accuracy_reward,
 ) -> dict[str, float]:  # fmt: skip
     """Success on the first `questions` rows, `samples` episodes each and a greedy one.
 
-    Returns `eval/pass@1` (sampled) and `eval/greedy`, shares of episodes whose output is right;
+    Returns `eval/pass@1` (sampled) and `eval/greedy`, shares of episodes whose output is right,
+    which is where the reward `correct` is 1;
     `episode_metrics` of the sampled ones as `eval/…`; and `eval/n`.
     """
     rows = list(dataset.select(range(min(questions, len(dataset)))))
@@ -211,7 +212,7 @@ def evaluate_episodes(
     )  # fmt: skip
     sampled = play_all(samples, generator=torch.Generator().manual_seed(seed))
     greedy = play_all(do_sample=False)
-    right = [score_episodes(part, [accuracy_reward])[:, 0] == 1 for part in (sampled, greedy)]
+    right = [score_episodes(part, [correct])[:, 0] == 1 for part in (sampled, greedy)]
     return {
         "eval/pass@1": right[0].float().mean().item(),
         "eval/greedy": right[1].float().mean().item(),

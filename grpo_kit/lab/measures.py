@@ -14,7 +14,7 @@ from grpo_kit import self_verification as verification
 from grpo_kit.config import GRPOConfig
 from grpo_kit.flow import Episode, Memory, evaluate_episodes, play, score_episodes
 from grpo_kit.generation import reply
-from grpo_kit.lab.evaluation import GRADES, evaluate_test_set
+from grpo_kit.lab.evaluation import evaluate_test_set
 from grpo_kit.lab.grid import Trained
 from grpo_kit.models import Policy
 from grpo_kit.rewards import MetaEvaluationReward, QualityJudgeReward
@@ -283,7 +283,7 @@ def on_test_set(t: Trained) -> dict[str, float]:
     rows, limit = t.task.test, min(2048, 2 * t.config.max_completion_length)
     if t.profile.name == "smoke":
         rows = rows.select(range(min(t.config.eval_prompts, len(rows))))
-    accuracy = partial(evaluate_test_set, rows=rows, grade=GRADES[t.task.name])
-    before, after = (accuracy(policy, max_new_tokens=limit)[0] for policy in (t.base, t.policy))
+    accuracy = partial(evaluate_test_set, rows=rows, max_new_tokens=limit)
+    before, after = (accuracy(policy)[0] for policy in (t.base, t.policy))
     gained = {f"gained/{name}": after[name] - before[name] for name in ("strict", "lenient")}
     return {f"test_set/{name}": value for name, value in after.items()} | gained

@@ -15,6 +15,7 @@ from grpo_kit.rewards.rules import (
     completion_text,
     format_reward,
     get_soft_overlong_punishment,
+    lenient_accuracy_reward,
     maths_reward,
     parse_verdict,
     question_text,

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from statistics import fmean
+from typing import Any
 
 from grpo_kit.tasks.answers import extract_answer, is_correct, unwrapped
 
@@ -53,6 +54,20 @@ def accuracy_reward(
     ]
 
 
+def lenient_accuracy_reward(
+    prompts: list, completions: list, completion_ids: list, *, answer: list, **columns
+) -> list[float | None]:
+    """As `accuracy_reward`, but any text is read for its final answer: `\\boxed{…}`, a last number.
+
+    For evaluation: strict and lenient tell an answer that is wrong from one that is not marked.
+    """
+    golds = [_gold_text(gold) for gold in answer]
+    return [
+        None if gold is None else float(is_correct(extract_answer(completion_text(c), True), gold))
+        for c, gold in zip(completions, golds, strict=True)
+    ]
+
+
 def _gold_text(gold: object) -> str | None:
     if gold is None or gold != gold:  # NaN, as pandas marks what is missing
         return None
@@ -75,11 +90,11 @@ def maths_reward(
     ]
 
 
-def means_the_same(answer: str | None, gold: str, prose: bool = False) -> bool:
+def means_the_same(answer: str | None, gold: str) -> bool:
     """Does all of `answer` mean what `gold` means, both in LaTeX? "7 or 8" is not 8.
 
-    With `prose`, math-verify looks for the answer in a text. Raises RuntimeError without it, and
-    outside the main thread, where no time limit would stop a 9^{9^{9^9}}.
+    Raises RuntimeError without math-verify, and outside the main thread, where no time limit would
+    stop a 9^{9^{9^9}}.
     """
     try:
         from math_verify import parse, verify
@@ -94,7 +109,19 @@ def means_the_same(answer: str | None, gold: str, prose: bool = False) -> bool:
         return True
     # math-verify compares the content of \text{…} as a word, and bare letters as a product
     meant = gold if r"\text" in gold else bare_gold
-    return verify(parse(f"${meant}$"), parse(answer if prose else f"${bare}$"))
+    return verify(parse(f"${meant}$"), parse(f"${bare}$"))
+
+
+def right_ones(
+    gated: Any, prompts: list, completions: list, completion_ids: list, columns: dict
+) -> list[float | None]:
+    """1.0 where the reward `gated.correct` says that a completion is right, else 0.0, or None."""
+    if gated.correct is accuracy_reward:
+        column(columns, "answer", f"{gated.__name__} with only_correct")
+    values = gated.correct(
+        prompts=prompts, completions=completions, completion_ids=completion_ids, **columns
+    )
+    return [None if value is None else float(value == 1) for value in values]
 
 
 def format_reward(prompts: list, completions: list, completion_ids: list, **columns) -> list[float]:

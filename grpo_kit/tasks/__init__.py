@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,11 +35,8 @@ class Task:
                 raise TypeError(f"{found}: give a Dataset, by datasets.Dataset.from_list(rows).")
 
 
-def load(name: str, folder: str | os.PathLike | None = None) -> Task:
-    """A task by name: word_problems, svamp or gsm8k; the last can be read from a `folder`.
-
-    Raises ValueError for other names, or a folder of the others.
-    """
+def load(name: str) -> Task:
+    """A task by name: word_problems, svamp or gsm8k. Raises ValueError for other names."""
     from grpo_kit.tasks.published import gsm8k
     from grpo_kit.tasks.svamp import svamp
     from grpo_kit.tasks.word_problems import word_problems
@@ -48,9 +44,14 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Task:
     tasks = {"word_problems": word_problems, "svamp": svamp, "gsm8k": gsm8k}
     if name not in tasks:
         raise ValueError(f"unknown task {name!r}: choose one of {', '.join(tasks)}.")
-    if folder and name != "gsm8k":
-        raise ValueError(f"{name} comes with the kit: leave out --data {folder}.")
-    return gsm8k(folder) if folder else tasks[name]()
+    return tasks[name]()
+
+
+def system_prompt(name: str) -> str | None:
+    """What the prompts of a task begin with, or None where they are the question alone."""
+    from grpo_kit.tasks import published, svamp
+
+    return {"gsm8k": published.SYSTEM_PROMPT, "svamp": svamp.SYSTEM_PROMPT}.get(name)
 
 
 def split_of(key: str) -> str:

@@ -1,93 +1,89 @@
-"""Published test sets: how answers are graded, strictly and leniently, and with which interval."""
+"""Test sets: how answers are graded, strictly, leniently or by a reward, with which interval."""
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from scipy.stats import binomtest
 
 from grpo_kit.generation import reply
-from grpo_kit.lab.evaluation import GRADES, evaluate_test_set, grade_maths
-from grpo_kit.tasks.published import math500
-
-ROW = {
-    "problem": "What is half of one?", "solution": "...", "answer": "\\frac{1}{2}",
-    "subject": "Prealgebra", "level": 1,
-}  # fmt: skip
+from grpo_kit.lab.evaluation import READINGS, evaluate_test_set, in_words
+from grpo_kit.rewards import maths_reward
 
 
-@pytest.mark.parametrize(
-    ("text", "gold", "graded"),
-    [
-        ("<think>x</think><answer>48</answer>", "48", (True, True)),
-        ("So it is 48.", "48", (False, True)),
-        ("<answer>about 48</answer>", "48", (False, True)),
-        ("<answer>47</answer>", "48", (False, False)),
-        ("", "48", (False, False)),
-    ],
-)
-def test_numbers_are_graded_by_the_tag_and_by_the_last_number(text, gold, graded):
-    assert GRADES["gsm8k"](text, gold) == graded
+def graded(reward, text, gold):
+    return reward([], [text], [], answer=[gold]) == [1.0]
 
 
 @pytest.mark.parametrize(
-    ("text", "gold", "graded"),
+    ("text", "gold", "expected"),
     [
-        (r"<answer>\frac{1}{2}</answer>", r"\frac12", (True, True)),
-        (r"so it is $\boxed{\frac{3}{4}}$.", r"\frac{3}{4}", (False, True)),
-        (r"<answer>(3, \frac{\pi}{2})</answer>", r"\left( 3, \frac{\pi}{2} \right)", (True, True)),
-        (r"<answer>\sqrt{5}</answer>", r"2\sqrt{5}", (False, False)),
-        ("<answer>7, 8</answer>", "8", (False, True)),
-        ("<answer>4, 2</answer>", "2,4", (True, True)),
-        ("<answer>50%</answer>", "50", (True, True)),
-        ("<think>maybe $8$</think><answer>7</answer>", "8", (False, False)),
-        ("<answer></answer>", "8", (False, False)),
-        ("<answer>" + "9" * 20_000 + "</answer>", "8", (False, False)),
+        ("<think>x</think><answer>48</answer>", "48", [True, True]),
+        ("So it is 48.", "48", [False, True]),
+        ("<answer>about 48</answer>", "48", [False, True]),
+        ("<answer>47</answer>", "48", [False, False]),
+        ("", "48", [False, False]),
     ],
 )
-def test_latex_is_compared_by_what_it_means(text, gold, graded):
+def test_numbers_are_graded_by_the_tag_and_by_the_last_number(text, gold, expected):
+    assert [graded(reward, text, gold) for reward in READINGS.values()] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "expected"),
+    [
+        (r"<answer>\frac{1}{2}</answer>", r"\frac12", True),
+        (r"so it is $\boxed{\frac{3}{4}}$.", r"\frac{3}{4}", False),
+        (r"<answer>(3, \frac{\pi}{2})</answer>", r"\left( 3, \frac{\pi}{2} \right)", True),
+        (r"<answer>\sqrt{5}</answer>", r"2\sqrt{5}", False),
+        ("<answer>7, 8</answer>", "8", False),
+        ("<answer>4, 2</answer>", "2,4", True),
+        ("<answer>50%</answer>", "50", True),
+        ("<think>maybe $8$</think><answer>7</answer>", "8", False),
+        ("<answer></answer>", "8", False),
+        ("<answer>" + "9" * 20_000 + "</answer>", "8", False),
+    ],
+)
+def test_latex_is_compared_by_what_it_means(text, gold, expected):
     pytest.importorskip("math_verify", reason="pip install 'grpo-kit[math]'")
-    assert grade_maths(text, gold) == graded
+    assert graded(maths_reward, text, gold) == expected
 
 
 def test_without_math_verify_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "math_verify", None)
     with pytest.raises(RuntimeError, match=r"grpo-kit\[math\]"):
-        grade_maths("<answer>1</answer>", "1")
+        graded(maths_reward, "<answer>1</answer>", "1")
+
+
+ROWS = [{"prompt": [{"role": "user", "content": f"{i}?"}], "answer": str(i)} for i in range(7)]
 
 
 def test_a_test_set_is_counted_and_has_wilsons_interval(policy):
-    rows = [{"prompt": [{"role": "user", "content": f"{i}?"}], "answer": str(i)} for i in range(7)]
+    def small(answer, **columns):
+        return [None if gold == "6" else float(int(gold) < 2) for gold in answer]
 
-    def grade(text, gold):
-        return int(gold) < 2, int(gold) < 5
-
-    accuracy, shown = evaluate_test_set(policy, rows, grade, max_new_tokens=4, batch_size=2)
-    assert (accuracy["strict"], accuracy["lenient"]) == pytest.approx((2 / 7, 5 / 7))
-    interval = binomtest(2, 7).proportion_ci(method="wilson")
-    assert (accuracy["strict/low"], accuracy["strict/high"]) == (interval.low, interval.high)
+    accuracy, shown = evaluate_test_set(policy, ROWS, small, max_new_tokens=4, batch_size=2)
+    assert accuracy["small"] == pytest.approx(2 / 6) and accuracy["n"] == 6
+    interval = binomtest(2, 6).proportion_ci(method="wilson")
+    assert (accuracy["small/low"], accuracy["small/high"]) == (interval.low, interval.high)
+    assert in_words(accuracy).startswith("small    0.333 [") and "lenient" not in accuracy
     assert 0 < accuracy["mean_length"] <= 4 and 0 <= accuracy["truncated"] <= 1
-    assert accuracy["n"] == 7
-    asked = [rows[i]["prompt"] for i in range(3)]
-    first = reply(policy, asked, max_new_tokens=4, do_sample=False).completion_lists()
-    assert shown == policy.decode(first)
+    first = reply(policy, [row["prompt"] for row in ROWS[:3]], max_new_tokens=4, do_sample=False)
+    assert shown == policy.decode(first.completion_lists())
 
 
-def test_math500_of_a_folder(tmp_path):
-    (tmp_path / "test.jsonl").write_text(json.dumps(ROW) + "\n")
-    (row,) = math500(tmp_path)
-    system, user = row["prompt"]
-    assert "answer in <answer> </answer> tags" in system["content"]
-    assert "number" not in system["content"], "answers are not numbers there"
-    assert user["content"] == ROW["problem"] and row["answer"] == ROW["answer"]
-    (tmp_path / "test.jsonl").write_text('{"problem": "p"}')
-    with pytest.raises(ValueError, match="row 1 of test.jsonl: .* lacks the texts"):
-        math500(tmp_path)
+def test_both_readings_stand_side_by_side_and_a_test_set_without_answers_is_refused(policy):
+    accuracy, _ = evaluate_test_set(policy, ROWS, max_new_tokens=4)
+    assert {"strict", "lenient", "strict/low", "lenient/high"} < accuracy.keys()
+    bare = [{"prompt": row["prompt"]} for row in ROWS]
+    with pytest.raises(ValueError, match="needs a column 'answer', which the test set lacks"):
+        evaluate_test_set(policy, bare, max_new_tokens=4)
+    with pytest.raises(ValueError, match="accuracy_reward scores no row: give rows with"):
+        evaluate_test_set(policy, [row | {"answer": None} for row in bare], max_new_tokens=4)
 
 
 def test_maths_is_compared_in_the_main_thread_or_not_at_all():
     pytest.importorskip("math_verify", reason="pip install 'grpo-kit[math]'")
     with ThreadPoolExecutor(1) as pool:
-        late = pool.submit(grade_maths, "<answer>1</answer>", "1")
+        late = pool.submit(graded, maths_reward, "<answer>1</answer>", "1")
         with pytest.raises(RuntimeError, match="in the main thread only"):
             late.result()

@@ -15,7 +15,7 @@ from grpo_kit.paths import make_output_dir
 from grpo_kit.rewards.judge import texts
 from grpo_kit.rewards.judge.judges import Failure
 from grpo_kit.rewards.judge.texts import parse_judgement
-from grpo_kit.rewards.rules import accuracy_reward, column, completion_text, question_text
+from grpo_kit.rewards.rules import accuracy_reward, completion_text, question_text, right_ones
 from grpo_kit.visible import visible
 
 FAILURE_WINDOW = 64  # judgements; the run ends when more than half of so many fail
@@ -66,7 +66,8 @@ class QualityJudgeReward:
     judge: Any  # a `LocalJudge`, an `EndpointJudge`, or anything like them (see `judges`)
     _: KW_ONLY
     cache_dir: str | Path | None = None  # runs and processes may share it; None = no cache
-    only_correct: bool = False  # the least for a wrong answer (column `answer`), without asking
+    only_correct: bool = False  # the least for a wrong answer, without asking
+    correct: Callable = accuracy_reward  # what is right, by 1
 
     __name__ = "quality_judge_reward"
 
@@ -83,8 +84,7 @@ class QualityJudgeReward:
         """Raises RuntimeError when most of a window of judgements failed or there is no judge."""
         correct = [1.0] * len(completions)
         if self.only_correct:
-            answer = column(columns, "answer", f"{self.__name__} with only_correct")
-            correct = accuracy_reward([], completions, [], answer=answer)
+            correct = right_ones(self, prompts, completions, completion_ids, columns)
         keys, distinct, judgements = [], {}, {}
         pairs = zip(map(question_text, prompts), map(completion_text, completions), strict=True)
         for (question, response), right in zip(pairs, correct, strict=True):

@@ -1,0 +1,233 @@
+"""A reader's own data: a file, a folder or a data set of the Hub becomes a task.
+
+A row has its question in the column `prompt`, `question` or `problem`: text, or a list of messages
+with `role` and `content`. Its gold answer is in `answer`: text, a number, or nothing, which is not
+scored; of GSM8K's answers it is what follows `####`. Rewards get every column.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import json
+import numbers
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING
+
+from grpo_kit.tasks import Task, chat
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+KINDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")  # the texts may be packed, as .csv.gz
+QUESTIONS = ("prompt", "question", "problem")
+BY_HASH = "by a hash of the question"
+
+
+def read_task(
+    data: str | os.PathLike, test: str | os.PathLike | None = None, test_share: float = 0.2,
+    system: str | None = None,
+) -> Task:  # fmt: skip
+    """The task of `data`: a file of `KINDS`, a folder that `datasets` reads, or OWNER/NAME@REVISION
+    or OWNER/NAME/CONFIG on the Hub.
+
+    The test rows are those of `test`, else the test split of `data`, else about `test_share` of its
+    rows, by a hash of the question. A tested question is not learnt from. Text is asked after the
+    prompt `system`. A line on stdout says what was read. Raises ValueError, by file and row.
+    """
+    if not 0 < test_share < 1:
+        raise ValueError(f"test_share is {test_share}; give a share between 0 and 1, such as 0.2.")
+    name, splits = Path(data).name, _splits(data, system)
+    rows, how = _split(splits, "train", name), BY_HASH
+    if test is not None:
+        held_out, how = _split(_splits(test, system), "test", Path(test).name), "by another file"
+    elif len(splits) > 1:
+        held_out, how = _split(splits, "test", name), "by its test split"
+    else:
+        held_out = [row for row in rows if _place(row) < test_share]
+    tested = {_question(row) for row in held_out}
+    learnt = [row for row in rows if _question(row) not in tested]
+    said = f"{name}: {len(learnt)} rows to learn from, {len(held_out)} held out {how}"
+    if not learnt or not held_out:
+        raise ValueError(f"{said}: give more rows, another test_share, or other test rows.")
+    if how != BY_HASH and len(learnt) < len(rows):
+        said += f"; {len(rows) - len(learnt)} left out, since their questions are tested"
+    _say(said + _about(learnt + held_out, system))
+    return Task(name, _dataset(learnt, name), _dataset(held_out, name))
+
+
+def read_rows(data: str | os.PathLike, system: str | None = None) -> Dataset:
+    """The test split of `data`, or else all its rows; prints and raises as `read_task`."""
+    name = Path(data).name
+    rows = _split(_splits(data, system), "test", name)
+    _say(f"{name}: {len(rows)} rows" + _about(rows, system))
+    return _dataset(rows, name)
+
+
+def _split(splits: dict[str, list[dict]], wanted: str, name: str) -> list[dict]:
+    """The rows of the split `wanted`, or of the only one."""
+    if wanted not in splits and len(splits) > 1:
+        raise ValueError(f"{name} has the splits {', '.join(splits)}: it needs one named {wanted}.")
+    return splits.get(wanted) or next(iter(splits.values()))
+
+
+def _question(row: dict) -> str:
+    """The text of the prompt; spaces and line breaks make no difference."""
+    return " ".join(word for message in row["prompt"] for word in message["content"].split())
+
+
+def _place(row: dict) -> float:
+    """A number in 0..1 by the question alone: whatever other rows there are, on every machine."""
+    return int(hashlib.sha256(_question(row).encode()).hexdigest()[:8], 16) / 16**8
+
+
+def _about(rows: list[dict], system: str | None) -> str:
+    missing = sum(row.get("answer", "") is None for row in rows)
+    said = f"; {missing} without an answer, not scored" if missing else ""
+    if system and any(row["prompt"][0]["content"] == system for row in rows):
+        said += f"; system prompt of each: {shorten(system, 60, placeholder=' …')!r}"
+    return f"{said}."
+
+
+@cache
+def _say(line: str) -> None:
+    """Print a line once, however often a process reads the same rows."""
+    print(line)
+
+
+def _dataset(rows: list[dict], name: str) -> Dataset:
+    from datasets import Dataset
+
+    try:
+        return Dataset.from_list(rows)
+    except (TypeError, ValueError) as error:
+        problem = f"a column of {name} mixes values of several kinds ({error})"
+        raise ValueError(f"{problem}: give each column one kind.") from None
+
+
+# --- from a source to rows ------------------------------------------------------------------------
+
+
+def _splits(data: str | os.PathLike, system: str | None) -> dict[str, list[dict]]:
+    """The rows of each split. A file is one; a folder may have train and test, as any `KINDS`."""
+    path = Path(data).expanduser()
+    files = [f for split in ("train", "test") for f in path.glob(f"{split}.*") if _kind(f) in KINDS]
+    if path.is_file() or _kind(path) in KINDS:
+        files = [path]
+    if files:
+        splits = ("train",) if files == [path] else (file.name.partition(".")[0] for file in files)
+        return {s: _rows(_read(f), f.name, system) for s, f in zip(splits, files, strict=True)}
+    found = _by_datasets(str(data), path)
+    return {split: _rows(own.to_list(), f"{data}, {split}", system) for split, own in found.items()}
+
+
+def _kind(file: Path) -> str:
+    return Path(file.stem if file.suffix == ".gz" else file.name).suffix.lower()
+
+
+def _by_datasets(data: str, path: Path) -> dict[str, Dataset]:
+    """What `save_to_disk` or another writer left in a folder, or what the Hub has by that name."""
+    import datasets
+
+    name, _, revision = data.partition("@")
+    parts = name.split("/")
+    try:
+        if any((path / file).is_file() for file in ("state.json", "dataset_dict.json")):
+            found = datasets.load_from_disk(str(path))
+        elif path.is_dir():
+            found = datasets.load_dataset(str(path))
+        else:
+            hub = ("/".join(parts[:2]), *parts[2:])
+            found = datasets.load_dataset(*hub, revision=revision or None)
+    except Exception as error:  # whatever the network, the Hub, the cache or a reader raises
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".")
+        where = "" if path.is_dir() else "no such file, and "
+        problem = f"{data} cannot be read ({where}datasets raises {reason})"
+        raise ValueError(f"{problem}: give a file, a folder, or a name on the Hub.") from error
+    return found if isinstance(found, dict) else {"train": found}
+
+
+def _read(file: Path) -> list[dict]:
+    """The rows of a file, each by column."""
+    kind, rows = _kind(file), []
+    if not file.is_file():
+        raise ValueError(f"there is no file {str(file)!r}: give the path of your data.")
+    if kind not in KINDS:
+        raise ValueError(f"{file.name} is of an unknown kind: give {', '.join(KINDS)} or a folder.")
+    try:
+        if kind == ".parquet":
+            from pyarrow.parquet import read_table
+
+            return read_table(file).to_pylist()
+        with (gzip.open if file.suffix == ".gz" else open)(
+            file, "rt", encoding="utf-8-sig", newline=""
+        ) as lines:
+            is_json = kind in (".json", ".jsonl")
+            full = filter(str.strip, lines)
+            for row in map(json.loads, full) if is_json else _cells(lines, kind):
+                rows.append(row)
+    except (OSError, EOFError, ValueError, zlib.error, csv.Error) as error:
+        reason = getattr(error, "msg", error)  # of JSON without its place, which is in that line
+        problem = f"{file.name} cannot be read after {len(rows)} rows ({reason})"
+        raise ValueError(f"{problem}: correct it, or write it anew as {kind} in UTF-8.") from None
+    return rows
+
+
+def _cells(lines: Iterable[str], kind: str) -> Iterator[dict]:
+    """Rows of cells under a header; an empty cell is None, and NA is text."""
+    table = csv.DictReader(lines, delimiter="\t" if kind == ".tsv" else ",", strict=True)
+    table.fieldnames = [name.strip() for name in table.fieldnames or ()]
+    named = [name for name in table.fieldnames if name]  # an index, or empty columns, have none
+    if len(set(named)) < len(named):
+        raise ValueError(f"two columns have one name: {', '.join(named)}")
+    for row in table:
+        if None in row or None in row.values():  # the reader's mark of too many or too few
+            raise ValueError(f"line {table.line_num} has not as many cells as the header")
+        yield {name: row[name] or None for name in named}
+
+
+def _rows(table: list[dict], source: str, system: str | None) -> list[dict]:
+    """Rows with `prompt`, with `answer` where the source has that column, and its other columns."""
+    columns: dict[str, None] = {}
+    for i, row in enumerate(table, start=1):
+        if not isinstance(row, dict):
+            raise ValueError(f"row {i} of {source} is {row!r:.80}: give an object with columns.")
+        columns |= dict.fromkeys(row)
+    asked = next((name for name in QUESTIONS if name in columns), None)
+    if asked is None:
+        found = f"has the columns {', '.join(columns)}" if table else "has no rows"
+        raise ValueError(f"{source} {found}: give rows with a column `question` or `prompt`.")
+    rows = []
+    for i, given in enumerate(table, start=1):
+        row = {name: given.get(name) for name in columns}
+        question, where = row[asked], f"row {i} of {source} has as"
+        if isinstance(question, str) and question.strip():
+            question = chat(system, question) if system else [{"role": "user", "content": question}]
+        if not _are_messages(question):
+            problem = f"{where} `{asked}` {question!r:.80}"
+            raise ValueError(f"{problem}: give text, or messages with role and content.")
+        row["prompt"] = question
+        if (answer := row.get("answer")) is not None:
+            if not isinstance(answer, str | numbers.Number):
+                raise ValueError(
+                    f"{where} `answer` {answer!r:.80}: give text, a number or nothing."
+                )
+            text = "" if answer != answer else str(answer)  # NaN is nothing
+            row["answer"] = text.rpartition("####")[2].strip() or None
+        rows.append(row)
+    return rows
+
+
+def _are_messages(value: object) -> bool:
+    """Whether `value` is a list of {"role": text, "content": text}."""
+    messages = value if isinstance(value, list) and value else [None]
+    parts = ("role", "content")
+    return all(
+        isinstance(m, dict) and all(isinstance(m.get(p), str) for p in parts) for m in messages
+    )

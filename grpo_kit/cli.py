@@ -7,7 +7,6 @@ code 1. GRPO_KIT_DEBUG=1 shows the traceback instead of the sentence.
 import json
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -63,29 +62,51 @@ Notebooks = Annotated[Path, Option(help="Folder with the notebooks.")]
 ProfileName = Annotated[Literal[tuple(PROFILES)], Option(help="Machine, policy, task, settings.")]
 PolicyFolder = Annotated[Path | None, Option(exists=True, file_okay=False, help="Of a model.")]
 PolicyName = Annotated[str | None, Option(help="Folder or Hub name, instead of the profile's.")]
-Data = Annotated[str | None, Option(help="Your rows: a file, a folder or a Hub name.")]
+Data = Annotated[str | None, Option(help="Your rows: a jsonl, csv or parquet file, a folder that "
+                                         "`datasets` reads, or a Hub name.")]  # fmt: skip
+Test = Annotated[str | None, Option(help="A file of rows to test on, instead of a share.")]
+Share = Annotated[float, Option("--test-share", help="Of your rows, held out to test on.")]
+Settings = Annotated[list[str] | None, Option("--set", help="NAME=VALUE of the config; repeat it.")]
 Output = Annotated[Path, Option(help="Folder for the output.")]
 Results = Annotated[Path | None, Option(help="Folder of results, instead of the reported ones.")]
 Steps = Annotated[int | None, Option(min=1, help="Steps, instead of the profile's or recipe's.")]
 Seed = Annotated[int, Option(min=0, max=2**32 - 1, help="Of sampling, weights, order of data.")]
+Correct = Annotated[str | None, Option(help="FILE.py:NAME of the reward that says what is right.")]
+Processes = Annotated[int | None, Option(min=1, help="Processes at a time.")]
+On = Annotated[Literal["here", "ray"], Option(help="This machine or RAY_ADDRESS.")]
 Minutes = Annotated[float, Option(min=0, help="To spend.")]
 Gpu = Literal["T4", "L4", "A100-40", "A100-80", "H100"]
 Jobs = Annotated[int | None, Option(min=1, help="Notebooks at a time. [default: 2, of one core 1]")]
 
 
-def _chosen(name: str, policy: Path | str | None = None) -> Profile:
-    """The profile of that name, with its own or another policy."""
+def _chosen(
+    name: str, policy: str | None = None, data: str | None = None, test: str | None = None,
+    test_share: float = 0.2,
+) -> Profile:  # fmt: skip
+    """The profile of that name, with its own or another policy, and with its own or other rows."""
     chosen = PROFILES[name]
     if policy is not None:
-        policy = str(Path(policy).resolve() if Path(policy).is_dir() else policy)
-        chosen = chosen.with_policy(policy)
+        folder = Path(policy)
+        chosen = chosen.with_policy(str(folder.resolve()) if folder.is_dir() else policy)
+    if data is not None:
+        return chosen.with_data(data, test, test_share)
+    if test is not None:
+        raise ValueError("--test are rows beside those of --data: give both, or leave it out.")
     return chosen
 
 
 def _settings(texts: list[str] | None) -> dict[str, Any]:
-    """Texts NAME=VALUE as fields of the config; the values are read as YAML."""
-    pairs = (text.partition("=") for text in texts or ())
-    return {name: yaml.safe_load(value) for name, _, value in pairs}
+    """Texts NAME=VALUE as fields of the config; the values are read as YAML.
+
+    Raises ValueError for a text of another form.
+    """
+    fields = {}
+    for text in texts or ():
+        name, sign, value = text.partition("=")
+        if not (sign and name.isidentifier()):
+            raise ValueError(f"--set is {text!r}: give NAME=VALUE, such as learning_rate=1e-5.")
+        fields[name] = yaml.safe_load(value)
+    return fields
 
 
 @app.command()
@@ -158,68 +179,110 @@ def notebooks_in_place(
 @app.command()
 def train(
     profile: ProfileName = "tiny",
-    policy: PolicyFolder = None,
+    policy: PolicyName = None,
     data: Data = None,
+    test: Test = None,
+    test_share: Share = 0.2,
+    reward: Annotated[
+        list[str] | None, Option(help="FILE.py:NAME, or a name such as accuracy; repeat it.")
+    ] = None,
+    settings: Settings = None,
     seed: Seed = 0,
     steps: Steps = None,
     output: Output = Path("runs/train"),
     resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False,
-    variant: Annotated[Literal[VARIANTS], Option(help="The rewards.")] = "basic",
+    variant: Annotated[Literal[VARIANTS], Option(help="The method.")] = "basic",
     engine: Annotated[Literal["kit", "trl"], Option(help="Whose trainer.")] = "kit",
     device: Annotated[Literal["cpu", "cuda", "mps"] | None, Option(help="To train on.")] = None,
+    report_to: Annotated[
+        Literal["trackio", "tensorboard", "wandb"] | None, Option(help="A tracker to log to.")
+    ] = None,
     replay: Annotated[bool, Option("--replay", help="Record what `replay` shows.")] = False,
-    vllm: Annotated[Literal["colocate", "server"] | None, Option(help="vLLM under TRL.")] = None,
-    vllm_share: Annotated[float, Option(min=0.01, max=0.99, help="Of a GPU, for vLLM.")] = 0.3,
 ) -> None:
     """Train a policy by GRPO.
 
-    The profile names policy and task, the variant the rewards beside accuracy and format. Several
-    processes: `torchrun --nproc-per-node 2 -m grpo_kit.cli train --engine trl`.
+    The profile names policy, task and settings, the variant the method. Your own rewards, rows and
+    model take their places. Several processes: `torchrun --nproc-per-node 2 -m grpo_kit.cli train
+    --engine trl`.
     """
+    changes = _settings(settings) | ({"max_steps": steps} if steps else {})
+    chosen = _chosen(profile, policy, data, test, test_share).with_config(**changes)
     make_output_dir(output)  # before the seconds that torch and the model take
     if not resume and (saved := sorted(output.glob("checkpoint*"))):
         remedy = "go on with it (--resume), delete it, or give another --output"
         raise ValueError(f"{output} holds a run, see its {saved[0].name}: {remedy}.")
+    from grpo_kit.lab.ideas import load_function
     from grpo_kit.lab.variants import train_variant
 
-    chosen = _chosen(profile, policy)
-    chosen = replace(chosen, device=device or chosen.device, data=data)
     saved = train_variant(
-        variant, chosen, engine=engine, output_dir=output, seed=seed, resume=resume, steps=steps,
-        replay=replay, vllm=vllm, vllm_share=vllm_share,
+        variant, replace(chosen, device=device or chosen.device), engine=engine, output_dir=output,
+        seed=seed, resume=resume, rewards=[load_function(name) for name in reward or ()],
+        changes=changes, replay=replay, report_to=report_to,
     )  # fmt: skip
     if saved:
         typer.echo(f"history: {output / 'history.jsonl'}, policy: {saved}")
 
 
 @app.command()
+def compare(
+    idea: Annotated[Path, Argument(help="A Python file that defines `arms`.")],
+    profile: ProfileName = "tiny",
+    policy: PolicyName = None,
+    data: Data = None,
+    test: Test = None,
+    test_share: Share = 0.2,
+    settings: Settings = None,
+    seeds: Annotated[str, Option(help="Seeds, as 0,2,5-7.")] = "0-4",
+    metric: Annotated[str, Option(help="Of the finished run; more is better.")] = "eval/pass@1",
+    delta: Annotated[float, Option(help="The smallest difference that matters.")] = 0.03,
+    correct: Correct = None,
+    processes: Processes = None,
+    on: On = "here",
+    output: Output = Path("runs/compare"),
+) -> None:
+    """Does my change help? Train each arm of a file with several seeds and judge the difference.
+
+    `arms` is a dict: name -> rewards, hooks and changes to the config, the baseline first. The
+    same command goes on after a kill.
+    """
+    changes = _settings(settings)
+    chosen = _chosen(profile, policy, data, test, test_share).with_config(**changes)
+    folder = make_output_dir(output)
+    from grpo_kit.lab import compare
+    from grpo_kit.lab.grid import parse_seeds
+    from grpo_kit.lab.ideas import load_arms, load_function
+
+    chosen.use_threads()
+    found = compare(
+        load_arms(idea), profile=chosen, seeds=parse_seeds(seeds), metric=metric, delta=delta,
+        output_dir=folder, on=on, processes=processes,
+        correct=load_function(correct or "accuracy"),
+    )  # fmt: skip
+    write_atomic(folder / "comparison.md", found.table())
+    found.plot().savefig(folder / "comparison.png", dpi=120)
+    typer.echo(f"{found.table()}\ncurves: {folder / 'comparison.png'}")
+
+
+@app.command()
 def evaluate(
     policy: PolicyName = None,
-    task: Annotated[str | None, Option(help="word_problems, svamp or gsm8k.")] = None,
+    task: Annotated[str | None, Option(help="word_problems, svamp, gsm8k or math500.")] = None,
     data: Data = None,
-    correct: Annotated[
-        str, Option(help="A reward that is 1 for what is right, or FILE.py:NAME.")
-    ] = "accuracy",
     profile: ProfileName = "tiny",
     rows: Annotated[int | None, Option(min=1, help="The first so many, instead of all.")] = None,
     max_new_tokens: Annotated[int | None, Option(min=1, help="Of an answer.")] = None,
     output: Annotated[Path, Option(help="File for the numbers.")] = Path("runs/evaluation.json"),
 ) -> None:
-    """Greedy accuracy on a whole test set, strict and lenient, with n and intervals.
-
-    Or by a measure of your own. With --data, --task says which system prompt comes before them.
-    """
+    """Greedy accuracy on a whole test set, strict and lenient, with n and intervals."""
     if output.is_dir():
         raise typer.BadParameter(f"{output} is a folder; name a file for the numbers (--output).")
     make_output_dir(output.parent)
     from grpo_kit.lab.evaluation import evaluate_profile, in_words
-    from grpo_kit.lab.ideas import load_function
 
     chosen = _chosen(profile, policy)
     if policy is not None:
         chosen = replace(chosen, lora_rank=0)
-    options = {"rows": rows, "max_new_tokens": max_new_tokens, "correct": load_function(correct)}
-    measured = evaluate_profile(chosen.with_data(data) if data else chosen, task, **options)
+    measured = evaluate_profile(chosen, task, data, rows=rows, max_new_tokens=max_new_tokens)
     write_atomic(output, json.dumps(measured, indent=1) + "\n")
     typer.echo(f"{in_words(measured)}; {output}")
 
@@ -260,8 +323,8 @@ def run(
     profile: ProfileName = "tiny",
     arm: Annotated[list[str] | None, Option(help="Only this arm; may be given again.")] = None,
     claims: Annotated[bool, Option("--claims", help="Only arms that test claims.")] = False,
-    processes: Annotated[int | None, Option(min=1, help="Processes at a time.")] = None,
-    on: Annotated[Literal["here", "ray"], Option(help="This machine or RAY_ADDRESS.")] = "here",
+    processes: Processes = None,
+    on: On = "here",
     output: Results = None,
     work: Annotated[Path, Option(help="Folder for checkpoints and logs.")] = Path("runs/grid"),
 ) -> None:  # fmt: skip
@@ -275,26 +338,18 @@ def run(
     from grpo_kit.lab.claims import planned
     from grpo_kit.lab.experiments import EXPERIMENTS
     from grpo_kit.lab.summary import summarise, summary_text
-    from grpo_kit.lab.workers import on_ray
+    from grpo_kit.lab.workers import runner
 
     if name not in EXPERIMENTS:
         raise ValueError(f"there is no experiment {name!r}: choose among {', '.join(EXPERIMENTS)}")
     if claims and arm:
         raise ValueError("--claims chooses the arms: leave out --arm, or --claims.")
     chosen = _chosen(profile)
-    if on != "here" and processes:
-        raise ValueError(f"--processes counts those of this machine: leave it out with --on {on}.")
-    if processes is None:  # a process may be allowed fewer cores than the machine has
-        cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
-        processes = len(cores) if chosen.device == "cpu" else 1
     chosen.use_threads()
     arm, usual = planned(name, profile) if claims else (arm, grid.usual_seeds(profile))
-    make = on_ray if on == "ray" else grid.here
-    if on == "here" and processes > 1:
-        make = partial(grid.in_processes, processes=processes)
     records = grid.run_grid(
         name, EXPERIMENTS[name], chosen, grid.parse_seeds(seeds) if seeds else usual,
-        make=make, results=results, work=work, arms=arm,
+        make=runner(on, chosen, processes), results=results, work=work, arms=arm,
     )  # fmt: skip
     typer.echo(summary_text(summarise(records, EXPERIMENTS[name])))
 
@@ -337,24 +392,8 @@ def replay(
 
 
 @app.command()
-def results(
-    output: Annotated[
-        Path | None, Option(help="Folder for a report alone, instead of the checkout's pages.")
-    ] = None,
-    results: Results = None,
-    claims: Annotated[Path | None, Option(help="Claims, instead of the shipped ones.")] = None,
-) -> None:
-    """Compute tables, figures and verdicts from the stored runs.
-
-    By default it renews the checkout's `data/results`. With --output it writes one report.
-    """
-    if output:
-        from grpo_kit.lab.report import write_report
-
-        typer.echo(f"wrote {write_report(output, results=results, claims=claims)}")
-        return
-    if results or claims:
-        raise ValueError("--results and --claims are of a report: give its folder with --output.")
+def results() -> None:
+    """Compute the tables, figures and verdicts of `data/results` from the stored runs."""
     from grpo_kit.lab.readme import write_results
 
     for path in write_results():

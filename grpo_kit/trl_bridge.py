@@ -29,7 +29,6 @@ from accelerate.utils import broadcast_object_list, gather_object
 from anyio.from_thread import start_blocking_portal
 from safetensors import SafetensorError
 from transformers import PrinterCallback, TrainerCallback
-from trl.import_utils import is_vllm_available
 
 from grpo_kit import training
 from grpo_kit.config import GRPOConfig
@@ -56,7 +55,7 @@ REFUSED = {  # field -> the value that TRL's trainer has, and why there is no ot
     "dynamic_sampling_metric": (None, "TRL does not sample groups anew: leave it at None"),
     "importance_sampling_cap": (
         None,
-        "TRL corrects for another sampler only where vLLM samples: add use_vllm=True (--vllm)",
+        "TRL corrects for another sampler only where vLLM samples: add use_vllm=True",
     ),
 }
 # These mean the same: they are translated here, or read by the callback below.
@@ -138,16 +137,6 @@ def leave() -> None:
     """
     PartialState().wait_for_everyone()
     PartialState().destroy_process_group()
-
-
-def vllm_options(mode: str, share: float) -> dict[str, Any]:
-    """Fields of TRL's config for sampling by vLLM: "colocate" on the trainer's GPUs, or "server".
-
-    `share` of each GPU's memory is vLLM's (colocate only). RuntimeError where vLLM is missing.
-    """
-    if not is_vllm_available():  # which warns of a version that TRL does not know
-        raise RuntimeError("vLLM is not installed: pip install 'trl[vllm]', or leave out --vllm.")
-    return {"use_vllm": True, "vllm_mode": mode, "vllm_gpu_memory_utilization": share}
 
 
 def grpo_trainer(

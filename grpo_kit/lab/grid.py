@@ -18,7 +18,6 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 
 import cloudpickle
-from tqdm import tqdm
 
 from grpo_kit.config import GRPOConfig
 from grpo_kit.lab import records
@@ -99,8 +98,11 @@ class Experiment:
     def identity(self, profile: Profile, arm: str) -> dict:
         """All that decides what an arm's runs do and is not code: a `Record`'s config."""
         chosen, config = map(dataclasses.asdict, self.setting(profile, arm))
-        for name in ("name", "config", "threads", "data", "device"):
+        for name in ("name", "config", "threads", "device"):
             del chosen[name]
+        data, test, share = (chosen.pop(name, None) for name in ("data", "test", "test_share"))
+        if data:
+            chosen["data"] = [file_hash(data), test and file_hash(test), share]
         if adapters := chosen.pop("adapters"):
             chosen["adapter"] = shipped_files(adapters[chosen["task"]])
         del config["save_steps"]  # when a checkpoint is saved decides nothing
@@ -115,12 +117,21 @@ SHIPPED = (".safetensors", ".jsonl", ".gz", ".sqlite")
 
 @cache
 def shipped_files(folder: str) -> str | None:
-    """A hash of the weights and rows in a folder of the kit's data; None where there is none."""
-    path = data_dir() / folder
-    if "/" in folder or not path.is_dir():
+    """A hash of weights and rows in a folder, the kit's or another; None where there is none."""
+    path = Path(folder) if "/" in folder else data_dir() / folder
+    if not path.is_dir():
         return None
     files = sorted(p for p in path.iterdir() if p.suffix in SHIPPED)
     return fingerprint([sha256_of(file) for file in files])
+
+
+@cache
+def file_hash(data: str) -> str:
+    """A hash of a file or of all files in a folder; of data on the Hub, its name."""
+    path = Path(data).expanduser()
+    if path.is_dir():
+        return fingerprint([sha256_of(file) for file in sorted(path.rglob("*")) if file.is_file()])
+    return sha256_of(path) if path.is_file() else data
 
 
 def outdated(record: Record, experiment: Experiment, profile: Profile) -> str:
@@ -154,6 +165,13 @@ class Job:
 
     def __str__(self) -> str:
         return f"{self.arm}, seed {self.seed}"
+
+    def in_words(self) -> str:
+        """What the finished run measured: "pass@1 0.91, 48 s"."""
+        record = records.read(self.path)
+        measured = record.evaluation.get("eval/pass@1")
+        accuracy = "" if measured is None else f"pass@1 {measured:.3f}, "
+        return f"{accuracy}{record.seconds:.0f} s"
 
     @property
     def path(self) -> Path:
@@ -269,17 +287,44 @@ def jobs_of(
     return [Job(name, experiment, profile, arm, seed, *where) for seed in seeds for arm in arms]
 
 
+def usual_processes(profile: Profile) -> int:
+    """How many runs at a time: one for each core that this process may use, one for a GPU."""
+    if profile.device != "cpu":
+        return 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Progress:
+    """Prints a line for each run that has ended."""
+
+    def __init__(self, runs: int) -> None:
+        self.runs, self.ended, self.started = runs, 0, time.monotonic()
+
+    def line(self, job: Job, why: str = "") -> None:
+        """`why`: the reason where the run failed."""
+        self.ended += 1
+        passed = time.monotonic() - self.started
+        left = passed / self.ended * (self.runs - self.ended)
+        text = f"failed, {why}" if why else job.in_words()
+        rest = f"; about {left / 60:.0f} min left" if left > 90 else ""
+        print(f"[{self.ended}/{self.runs}] {job}: {text}{rest}", flush=True)
+
+
 def here(name: str, jobs: Sequence[Job]) -> list[str]:
     """Make one run after the other; an only one that fails raises what it raised."""
-    failed = []
-    for i, job in enumerate(jobs, 1):
-        print(f"[{i}/{len(jobs)}] {name}, {job}", flush=True)
+    failed, progress = [], Progress(len(jobs))
+    for job in jobs:
+        why = ""
         try:
             job.run()
         except (RuntimeError, ValueError, OSError) as error:
             if len(jobs) == 1:
                 raise
-            failed.append(f"{job}: {error}")
+            why = str(error)
+            failed.append(f"{job}: {why}")
+        progress.line(job, why)
     return failed
 
 
@@ -290,26 +335,27 @@ def in_processes(name: str, jobs: Sequence[Job], processes: int) -> list[str]:
     """
     command = [sys.executable, "-m", "grpo_kit.lab.grid"]
     env = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
-    waiting, running, failed = list(jobs), {}, []
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # modules of a reader's functions
+    waiting, running, failed, progress = list(jobs), {}, [], Progress(len(jobs))
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        with tqdm(total=len(jobs), desc=name, unit="run", file=sys.stdout) as bar:
-            while waiting or running:
-                while waiting and len(running) < processes:
-                    job = waiting.pop(0)
-                    file = make_output_dir(job.folder) / "job.pickle"
-                    file.write_bytes(cloudpickle.dumps(job))
-                    with open(file, "rb") as given, open(job.folder / "log.txt", "a") as log:
-                        files = {"stdin": given, "stdout": log, "stderr": subprocess.STDOUT}
-                        running[subprocess.Popen(command, **files, env=env)] = job
-                time.sleep(0.1)
-                for process in [process for process in running if process.poll() is not None]:
-                    job = running.pop(process)
-                    bar.update()
-                    if process.returncode:
-                        log = job.folder / "log.txt"
-                        last = log.read_text(errors="replace").strip().splitlines()[-1:]
-                        failed.append(f"{job}: {''.join(last)} ({log})")
+        while waiting or running:
+            while waiting and len(running) < processes:
+                job = waiting.pop(0)
+                file = make_output_dir(job.folder) / "job.pickle"
+                file.write_bytes(cloudpickle.dumps(job))
+                with open(file, "rb") as given, open(job.folder / "log.txt", "a") as log:
+                    files = {"stdin": given, "stdout": log, "stderr": subprocess.STDOUT}
+                    running[subprocess.Popen(command, **files, env=env)] = job
+            time.sleep(0.1)
+            for process in [process for process in running if process.poll() is not None]:
+                job, why = running.pop(process), ""
+                if process.returncode:
+                    log = job.folder / "log.txt"
+                    last = log.read_text(errors="replace").strip().splitlines()[-1:]
+                    why = f"{''.join(last)} ({log})"
+                    failed.append(f"{job}: {why}")
+                progress.line(job, why)
     finally:
         for process in running:
             process.terminate()
@@ -330,8 +376,7 @@ def run_grid(
     """
     jobs = jobs_of(name, experiment, profile, seeds, **options)
     missing = [job for job in jobs if not job.is_finished()]
-    if len(missing) < len(jobs):
-        print(f"{name}: {len(jobs) - len(missing)} of {len(jobs)} runs are finished", flush=True)
+    print(f"{name}: {len(jobs) - len(missing)} of {len(jobs)} runs are finished", flush=True)
     if missing and (failed := make(name, missing)):
         count = f"{len(failed)} of {len(missing)} runs failed"
         raise RuntimeError(f"{count}, the others are stored: {'; '.join(failed)}")

@@ -1,8 +1,9 @@
 """One run of a method, by the kit's trainer or by TRL's: `grpo-kit train`."""
 
 import os
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from grpo_kit.course.replay import Recorder
 from grpo_kit.lab.experiments import EXPERIMENTS
@@ -26,17 +27,18 @@ KIT_ONLY = {  # why TRL's trainer cannot train them
 
 def train_variant(
     variant: str, profile: Profile, *, engine: str, output_dir: Path, seed: int, resume: bool,
-    steps: int | None = None, replay: bool = False, vllm: str | None = None,
-    vllm_share: float = 0.3,
+    rewards: Sequence[Callable] = (), changes: Mapping[str, Any] | None = None,
+    replay: bool = False, **options: Any,
 ) -> Path | None:  # fmt: skip
     """Train the profile's policy by the rewards and the batches of a variant.
 
-    `replay` records what `grpo-kit replay` shows (kit only). `vllm` and `vllm_share` are those of
-    `trl_bridge.vllm_options` (TRL only). Returns the folder of the trained policy, and None in all
-    processes of a run but the first. Raises ValueError where variant and options do not fit.
+    `rewards` take the place of those of the variant "basic", `changes` are to the config that the
+    variant has. `replay` records what `grpo-kit replay` shows (kit only); the other options are
+    `train`'s. Returns the folder of the trained policy, and None in all processes of a run but the
+    first. Raises ValueError where variant and options do not fit.
     """
-    if vllm and engine == "kit":
-        raise ValueError("--vllm is for TRL's trainer: add --engine trl, or leave it out.")
+    if rewards and variant != "basic":
+        raise ValueError(f"--reward replaces the rewards of {variant!r}: leave out --variant.")
     if replay and engine == "trl":
         raise ValueError("--replay is for the kit's trainer: leave out --engine trl.")
     if engine == "kit" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -49,16 +51,10 @@ def train_variant(
         raise ValueError(f"variant {variant!r} has questions of its own: leave out --data.")
     if variant not in ("basic", "diversity"):
         profile = profile.with_skills()
-    changes = {**experiment.changes, **arm.changes}
-    if steps is not None:
-        changes["max_steps"] = steps
-    if vllm:  # its probabilities differ slightly from those that TRL computes
-        changes["importance_sampling_cap"] = 2.0
-    config = replace(profile.config, **changes)
-    profile = replace(profile, config=config)
+    profile = profile.with_config(**{**experiment.changes, **arm.changes, **(changes or {})})
     task = (experiment.task or profile.load_task)()  # before the model: a folder may be missing
 
-    options = {"output_dir": output_dir, "seed": seed, "resume": resume}
+    options |= {"output_dir": output_dir, "seed": seed, "resume": resume}
     if engine == "kit":
         from grpo_kit import training as trainer
 
@@ -68,13 +64,13 @@ def train_variant(
         from grpo_kit import trl_bridge as trainer
 
         trainer.join(profile.device)
-        options |= trainer.vllm_options(vllm, vllm_share) if vllm else {}
-    policy = profile.load_policy()
+    policy, config = profile.load_policy(), profile.config
     if arm.batch_source:
         base = profile.load_policy()
         options["measure"] = experiment.watch(profile, base, task, config, seed, False)
         options["batch_source"] = arm.batch_source(profile)
-    trainer.train(policy, task, arm.rewards(profile, config, policy), config, **options)
+    rewards = rewards or arm.rewards(profile, config, policy)
+    trainer.train(policy, task, rewards, config, **options)
 
     saved = None
     if os.environ.get("RANK", "0") == "0":

@@ -79,7 +79,7 @@ def test_runs_are_made_once_and_start_from_the_same_weights(made, tmp_path, caps
     again = made(seeds=[0, 1])
     assert again[0] == first[0] and [r.seed for r in again] == [0, 1]
     output = capsys.readouterr().out
-    assert "parity: 1 of 2 runs are finished" in output and "[1/1] parity, even, seed 1" in output
+    assert "parity: 1 of 2 runs are finished" in output and "[1/1] even, seed 1: pass@1 " in output
 
 
 def test_another_config_is_run_again_and_says_what_changed(made, tmp_path, capsys):
@@ -149,6 +149,9 @@ def test_arms_that_would_share_a_folder_are_named(made):
 class Pretended(Job):
     """A job that takes no training: it notes when it ran, or fails."""
 
+    def in_words(self) -> str:
+        return "it worked"
+
     def run(self) -> None:
         began = time.time()
         print("steps of", self.arm, flush=True)
@@ -168,7 +171,7 @@ def test_processes_share_the_work_and_one_that_fails_does_not_stop_the_rest(tmp_
     (failed,) = grid.in_processes("x", jobs, 2)
     assert failed.startswith("fails, seed 0: error: it did not work (")
     assert "steps of works" in (jobs[-1].folder / "log.txt").read_text()
-    assert "4/4" in capsys.readouterr().out
+    assert re.search(r"\[4/4\] works, seed \d: it worked", capsys.readouterr().out)
     times = [tuple(map(float, file.read_text().split())) for file in tmp_path.glob("*.txt")]
     assert len(times) == 3
     at_once = [sum(begin <= start < end for begin, end in times) for start, _ in times]

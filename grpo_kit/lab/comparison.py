@@ -1,0 +1,196 @@
+"""Does my change help? `compare` trains arms seed by seed from one start and judges the difference.
+
+    compare({"plain": {}, "short": {"rewards": [accuracy_reward, short]}})
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from grpo_kit import hooks
+from grpo_kit.course.plots import arm_bands
+from grpo_kit.lab import grid
+from grpo_kit.lab.grid import Arm, Experiment
+from grpo_kit.lab.identity import identity_of
+from grpo_kit.lab.records import Record
+from grpo_kit.lab.statistics import DELTA, MIN_SEEDS, Judgement, half_width, judge
+from grpo_kit.lab.summary import cell, markdown_table, number, summarise
+from grpo_kit.lab.workers import runner
+from grpo_kit.profiles import PROFILES, Profile
+from grpo_kit.rewards import accuracy_reward, format_reward
+from grpo_kit.rewards.scoring import check_rewards
+from grpo_kit.training import check_task, train
+
+FUNCTIONS = ("advantages", "surrogate", "aggregate", "batch_source")
+VERDICTS = {"reproduced": "better", "contradicted": "worse", "no effect": "no difference"}
+RULE = (
+    "*better* or *worse*: the interval of the mean difference, paired by seed, lies on one side of "
+    "0. *no difference*: it lies within ± {delta:g}. *inconclusive*: neither, or fewer than "
+    f"{MIN_SEEDS} seeds. Together, all intervals hold with a chance of 95 %."
+)
+MOST_SEEDS = 200  # that are worth naming
+UNEVEN = {"tokens": 1.1, "seconds": 1.25}  # ratios of costs from which a comparison is unfair
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the seeds say about each arm beside the first one; printed, it is its table."""
+
+    summary: dict  # see `summarise`
+    judged: dict[str, Judgement]  # without the first arm
+    metric: str
+    delta: float
+
+    @property
+    def verdict(self) -> dict[str, str]:
+        """Arm -> better, worse, no difference or inconclusive."""
+        return {arm: VERDICTS.get(one.verdict, one.verdict) for arm, one in self.judged.items()}
+
+    def table(self) -> str:
+        """Markdown: mean, difference, verdict and costs of each arm; the rule; warnings."""
+        head = ["arm", self.metric.removeprefix("eval/"), "minus the first", "verdict", *UNEVEN]
+        rows = []
+        for arm, ends in self.summary["final"].items():
+            judged = self.judged.get(arm)
+            difference = cell(vars(judged), "+") if judged else "–"
+            costs = [number(ends[cost]["mean"]) if cost in ends else "–" for cost in UNEVEN]
+            rows.append([arm, cell(ends[self.metric]), difference, self._words(arm), *costs])
+        seeds = ", ".join(map(str, next(iter(self.summary["seeds"].values()))))
+        lines = [f"Seeds {seeds}. {RULE.format(delta=self.delta)}", *self.warnings()]
+        return markdown_table(head, *rows) + "".join(f"\n{line}\n" for line in lines)
+
+    def _words(self, arm: str) -> str:
+        if arm not in self.judged:
+            return "the baseline"
+        verdict = self.verdict[arm]
+        if verdict != "inconclusive":
+            return f"**{verdict}**"
+        wanted = seeds_to_decide(self.judged[arm], self.delta)
+        return f"**{verdict}**, {wanted} seeds of this spread would decide"
+
+    def warnings(self) -> list[str]:
+        """A sentence for each cost in which an arm differs much from the first."""
+        (first, least), *others = self.summary["final"].items()
+        found = []
+        for arm, ends in others:
+            for cost, uneven in UNEVEN.items():
+                if not (cost in ends and cost in least):
+                    continue
+                ratio = ends[cost]["mean"] / least[cost]["mean"]
+                more, fewer = (arm, first) if ratio > 1 else (first, arm)
+                if (times := max(ratio, 1 / ratio)) > uneven:
+                    found.append(
+                        f"**{more}** used {times:.2g} times the {cost} of **{fewer}**, so the "
+                        "difference may be theirs. Equal `max_generated_tokens` in the config end "
+                        "all arms at the same number of tokens."
+                    )
+        return found
+
+    __str__ = _repr_markdown_ = table
+
+    def plot(self) -> Figure:
+        """Curves of all arms: median of the seeds, band from the lowest to the highest."""
+        return arm_bands(self.summary["curves"], self.summary["x"])
+
+
+def seeds_to_decide(judged: Judgement, delta: float) -> str:
+    """How many seeds would give a verdict if mean and spread stayed as they are."""
+    if judged.n < 2:
+        return f"at least {MIN_SEEDS}"
+    reach = max(abs(judged.mean), delta - abs(judged.mean))
+    for n in range(MIN_SEEDS, MOST_SEEDS + 1):
+        if half_width(judged.sd, n, judged.claims) < reach:
+            return f"about {n}"
+    return f"more than {MOST_SEEDS}"
+
+
+def compare(
+    arms: Mapping[str, Mapping[str, Any]], *, profile: str | Profile = "tiny",
+    seeds: Iterable[int] = range(5), metric: str = "eval/pass@1", delta: float = DELTA,
+    output_dir: str | Path = "runs/compare", on: str = "here", processes: int | None = None,
+    correct: Callable = accuracy_reward,
+) -> Comparison:  # fmt: skip
+    """Train every arm with every seed and judge each arm's `metric` beside the first arm's.
+
+    Finished runs are kept in `output_dir`, so the same call goes on after a kill. A run is made
+    anew if a setting of its arm, the data, the model, or the source of a function has changed.
+
+    Args:
+        arms: name -> what `train` takes: `rewards`, by default accuracy and format; `advantages`,
+            `surrogate`, `aggregate`, `batch_source`; changes to the config as `config`.
+        profile: machine, policy, task and config, by name or changed by `with_policy`,
+            `with_data`, `with_config`.
+        metric: a number of the evaluation at the end, or of the log, where the mean of the last
+            steps counts (`Record.late`); more of it is better.
+        delta: the smallest difference that matters, in the metric's unit.
+        on: "here", with `processes` runs at a time (by default one for each core), or "ray".
+        correct: the reward by which all arms are evaluated.
+
+    Raises ValueError or TypeError, before any run, for what `train` cannot take, and RuntimeError
+    where runs failed.
+    """
+    chosen = profile if isinstance(profile, Profile) else _known(profile)
+    experiment = _experiment(arms, chosen, metric, correct)
+    folders = {name: Path(output_dir).resolve() / name for name in ("results", "work")}
+    seeds = list(dict.fromkeys(seeds))
+    if not seeds:
+        raise ValueError("there are no seeds: give some, such as range(5).")
+    make = runner(on, chosen, processes)
+    records = grid.run_grid("compare", experiment, chosen, seeds, make=make, **folders)
+    summary = summarise([_with(metric, record) for record in records], experiment)
+    others = list(summary["final"])[1:]
+    table = [(summary["difference"][arm][metric]["values"], "rises", delta) for arm in others]
+    return Comparison(summary, dict(zip(others, judge(table), strict=True)), metric, delta)
+
+
+def _with(metric: str, record: Record) -> Record:
+    """The record with `metric` among what was measured at its end."""
+    value = record.evaluation.get(metric, record.late(metric))
+    if value is None:
+        known = ", ".join(sorted({*record.evaluation, *record.history[-1]}))
+        raise ValueError(f"the runs of arm {record.arm!r} have no {metric!r}; they have {known}.")
+    return replace(record, evaluation=record.evaluation | {metric: value})
+
+
+def _known(profile: str) -> Profile:
+    if profile not in PROFILES:
+        raise ValueError(f"there is no profile {profile!r}: choose among {', '.join(PROFILES)}.")
+    return PROFILES[profile]
+
+
+def _experiment(arms: Mapping, profile: Profile, metric: str, correct: Callable) -> Experiment:
+    """The arms as an experiment; raises where one cannot be trained."""
+    if not isinstance(arms, Mapping) or len(arms) < 2:
+        example = 'arms={"plain": {}, "mine": {"rewards": [mine]}}'
+        raise ValueError(f"a comparison needs a baseline and another arm, as in {example}.")
+    curves = dict.fromkeys((metric, "reward", "entropy", "completions/mean_length"))
+    made = {name: _arm(name, entry, correct) for name, entry in arms.items()}
+    experiment = Experiment("Which arm is better?", made, curves=tuple(curves))
+    task = profile.load_task()
+    for name, arm in made.items():
+        try:
+            check_task(task, arm.rewards(), experiment.setting(profile, name)[1])
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"arm {name!r}: {error}") from None
+    return experiment
+
+
+def _arm(name: str, entry: Mapping[str, Any], correct: Callable) -> Arm:
+    known = ("rewards", "config", *FUNCTIONS)
+    if not isinstance(entry, Mapping) or not set(entry) <= set(known):
+        raise ValueError(f"arm {name!r} is {entry!r:.200}: give a dict of {', '.join(known)}.")
+    rewards = entry.get("rewards", [accuracy_reward, format_reward])
+    check_rewards(rewards)
+    functions = {kind: entry[kind] for kind in FUNCTIONS if entry.get(kind)}
+    for kind in set(functions) - {"batch_source"}:
+        hooks.check_hook(kind, functions[kind])
+    options = {kind: identity_of(function) for kind, function in functions.items()}
+    options["rewards"] = [identity_of(reward) for reward in rewards]
+    if correct is not accuracy_reward:
+        functions["correct"], options["correct"] = correct, identity_of(correct)
+    changes = entry.get("config", {})
+    return Arm(lambda *_: list(rewards), changes, options, train=partial(train, **functions))

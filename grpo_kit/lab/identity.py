@@ -1,0 +1,76 @@
+"""Is it still the same function? A hash that changes with what a reader's function does."""
+
+import sys
+import sysconfig
+from collections.abc import Callable
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from grpo_kit.lab.records import fingerprint
+from grpo_kit.rewards.scoring import reward_name
+
+INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+PLAIN = (str, int, float, bool, bytes, type(None))
+
+
+def identity_of(function: Callable) -> str:
+    """A function's name and a hash of its code, its settings, and what both refer to.
+
+    Comments and line numbers do not count. Functions and classes of installed packages, this one
+    among them, count by their names, objects of theirs by their plain settings too.
+    """
+    return f"{reward_name(function)} {fingerprint(_described(function, set()))[:12]}"
+
+
+def _described(value: Any, seen: set[int]) -> Any:
+    """`value` as something that JSON takes; each object is described once."""
+    if isinstance(value, PLAIN):
+        return repr(value)
+    if id(value) in seen:
+        return "again"
+    seen.add(id(value))
+    if isinstance(value, (list, tuple)):
+        return [_described(item, seen) for item in value]
+    if isinstance(value, (set, frozenset)):  # their order differs from process to process
+        return sorted(str(_described(item, seen)) for item in value)
+    if isinstance(value, dict):
+        return {str(key): _described(item, seen) for key, item in value.items()}
+    if isinstance(value, partial):
+        return _described([value.func, value.args, value.keywords], seen)
+    if isinstance(value, MethodType):
+        return _described([value.__func__, value.__self__], seen)
+    if isinstance(value, CodeType):
+        return [value.co_code.hex(), value.co_names, _described(value.co_consts, seen)]
+    if isinstance(value, FunctionType) and _is_own(value):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        used = {name: value.__globals__.get(name) for name in sorted(_names(value.__code__))}
+        return _described([value.__code__, value.__defaults__, cells, used], seen)
+    if isinstance(value, type) and _is_own(value):
+        members = {name: getattr(m, "__func__", m) for name, m in vars(value).items()}
+        own = {k: m for k, m in members.items() if k[:2] != "__" or isinstance(m, FunctionType)}
+        return _described([own, value.__bases__], seen)
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    name = f"{getattr(kind, '__module__', '')}.{kind.__qualname__}"
+    if kind is value:
+        return name
+    settings = getattr(value, "__dict__", {})
+    if not _is_own(kind):
+        settings = {key: item for key, item in settings.items() if isinstance(item, PLAIN)}
+    return [name, _described(kind, seen), _described(settings, seen)]
+
+
+def _names(code: CodeType) -> set[str]:
+    """The global names and attributes that a function and the functions inside it use."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+    return names
+
+
+def _is_own(value: Any) -> bool:
+    """Whether a function or class is the reader's, not of a package."""
+    module = sys.modules.get(value.__module__)
+    file = getattr(module, "__file__", None) or ""
+    return value.__module__.partition(".")[0] != "grpo_kit" and not file.startswith(INSTALLED)

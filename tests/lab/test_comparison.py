@@ -1,0 +1,200 @@
+"""`compare`: a reader's own arms, trained from one start and judged seed by seed."""
+
+import dataclasses
+import re
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from grpo_kit import objective
+from grpo_kit.lab import comparison, grid
+from grpo_kit.lab.comparison import Comparison, compare, seeds_to_decide
+from grpo_kit.lab.identity import identity_of
+from grpo_kit.lab.statistics import judge
+from grpo_kit.profiles import PROFILES
+from grpo_kit.rewards import accuracy_reward
+
+
+def even(completion_ids, **columns):
+    return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
+
+
+def unclipped(logps, old_logps, advantages, mask):
+    return -(logps - old_logps).exp() * advantages[:, None]
+
+
+@pytest.fixture
+def profile(saved_policy):
+    config = dataclasses.replace(
+        PROFILES["smoke"].config, max_steps=2, max_completion_length=6, eval_prompts=2
+    )
+    return dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy), config=config)
+
+
+@pytest.fixture
+def compared(profile, tmp_path, monkeypatch):
+    """`compare` with this test's folder; the runs are made in this process."""
+    monkeypatch.setattr(comparison, "runner", lambda *_: grid.here)
+    return partial(compare, profile=profile, output_dir=tmp_path)
+
+
+ARMS = {
+    "plain": {"rewards": [even]},
+    "loss": {"rewards": [even], "surrogate": unclipped, "config": {"beta": 0.1}},
+}
+
+
+def test_arms_start_alike_and_are_judged_beside_the_first(compared, capsys):
+    found = compared(ARMS, seeds=(3, 4), metric="reward")
+    assert found.verdict == {"loss": "inconclusive"}
+    assert found.summary["seeds"] == {"plain": [3, 4], "loss": [3, 4]}
+    start = [curve["values"] for curve in found.summary["curves"]["reward"].values()]
+    assert [values[0] for values in start[0]] == [values[0] for values in start[1]], "one start"
+    text = found.table()
+    assert "| arm | reward | minus the first | verdict | tokens | seconds |" in text
+    assert "seeds of this spread would decide" in text and "fewer than 5 seeds" in text
+    assert found.plot().axes
+    assert capsys.readouterr().out.count("/4] ") == 4, "a line for each run"
+
+
+def test_finished_runs_are_kept_and_a_changed_function_is_run_again(compared, capsys):
+    first = compared(ARMS, seeds=[0], metric="reward").table()
+    assert compared(ARMS, seeds=[0], metric="reward").table() == first
+    assert "compare: 2 of 2 runs are finished" in capsys.readouterr().out
+
+    def even(completion_ids, **columns):
+        return [sum(i % 2 == 1 for i in ids) / len(ids) for ids in completion_ids]
+
+    again = {"plain": ARMS["plain"], "loss": {"rewards": [even]}}
+    compared(again, seeds=[0], metric="reward")
+    assert "compare: 1 of 2 runs are finished" in capsys.readouterr().out
+
+
+def test_runs_go_to_processes_with_functions_of_no_module(profile, tmp_path):
+    bonus = 0.25
+    arms = {"plain": {"rewards": [even]}, "more": {"rewards": [lambda **c: [bonus] * len(c["answer"])]}}
+    found = compare(arms, profile=profile, output_dir=tmp_path, seeds=[0], metric="reward")
+    assert found.summary["final"]["more"]["reward"]["mean"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("differences", "verdict"),
+    [
+        ([0.1, 0.12, 0.11, 0.1, 0.12], "better"),
+        ([-0.1, -0.12, -0.11, -0.1, -0.12], "worse"),
+        ([0.001, -0.002, 0.001, 0.0, -0.001], "no difference"),
+        ([0.3, -0.3, 0.2, 0.1, -0.2], "inconclusive"),
+        ([0.1, 0.12, 0.11, 0.1], "inconclusive"),  # four seeds
+    ],
+)
+def test_the_verdict_is_read_off_the_interval(differences, verdict):
+    (judged,) = judge([(differences, "rises", 0.03)])
+    assert Comparison({}, {"mine": judged}, "eval/pass@1", 0.03).verdict == {"mine": verdict}
+
+
+def test_the_seeds_that_would_decide_are_those_whose_interval_is_narrow_enough():
+    (judged,) = judge([([0.05, -0.01, 0.04, 0.0, 0.02], "rises", 0.03)])
+    assert judged.verdict == "inconclusive"
+    wanted = int(seeds_to_decide(judged, 0.03).removeprefix("about "))
+    needed = max(judged.mean, 0.03 - judged.mean)
+    assert comparison.half_width(judged.sd, wanted, 1) < needed
+    assert comparison.half_width(judged.sd, wanted - 1, 1) >= needed
+    (wide,) = judge([([1.0, -1.0, 0.9, -0.9, 0.0], "rises", 0.03)])
+    assert seeds_to_decide(wide, 0.03) == "more than 200"
+
+
+def test_an_arm_that_uses_more_is_named():
+    ends = {"tokens": {"mean": 1000.0}, "seconds": {"mean": 10.0}}
+    more = {"tokens": {"mean": 1300.0}, "seconds": {"mean": 10.5}}
+    summary = {"final": {"plain": ends, "long": more, "same": ends}}
+    (said,) = Comparison(summary, {}, "eval/pass@1", 0.03).warnings()
+    assert said.startswith("**long** used 1.3 times the tokens of **plain**")
+
+
+@pytest.mark.parametrize(
+    ("arms", "options", "sentence"),
+    [
+        ({"plain": {}}, {}, "a comparison needs a baseline and another arm"),
+        ({"a": {}, "b": {"reward": [even]}}, {}, "arm 'b' is .*give a dict of rewards, config"),
+        ({"a": {}, "b": {"rewards": even}}, {}, "`rewards` is one function, not a list"),
+        ({"a": {}, "b": {"surrogate": even}}, {}, "surrogate hook even cannot be called as"),
+        ({"a": {}, "b": {"config": {"beta": -1}}}, {}, "arm 'b': beta is -1; it should be greater"),
+        ({"a": {}, "b": {"config": {"bta": 1}}}, {}, "arm 'b': bta is 1; GRPOConfig has no such"),
+        ({"a": {}, "b": {"rewards": [lambda prompts: 0]}}, {}, "arm 'b': .*lacks the argument"),
+        (ARMS, {"seeds": []}, "there are no seeds"),
+        (ARMS, {"profile": "tinny"}, "no profile 'tinny': choose among smoke, tiny"),
+        (ARMS, {"on": "slurm"}, "on is 'slurm': choose 'here' or 'ray'"),
+        (ARMS, {"on": "ray", "processes": 2}, "leave them out with 'ray'"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_before_any_run(arms, options, sentence, profile, tmp_path):
+    options = {"profile": profile, "output_dir": tmp_path, **options}
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        compare(arms, **options)
+    assert not list(tmp_path.rglob("checkpoint*"))
+
+
+def test_a_metric_that_no_run_has_is_named_with_those_that_they_have(compared):
+    with pytest.raises(ValueError, match="the runs of arm 'plain' have no 'eval/pass@9'; they have"):
+        compared(ARMS, seeds=[0], metric="eval/pass@9")
+
+
+def defined(source: str, name: str = "reward") -> object:
+    """What a file of this source defines."""
+    names = {"__name__": "idea"}
+    exec(compile(source, "idea.py", "exec"), names)
+    return names[name]
+
+
+REWARD = "W = 2\ndef own(x):\n    return W * x\ndef reward(**c):\n    return {c} and own(1)\n"
+
+
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        (REWARD, True),
+        ("\n# a comment\n" + REWARD, True),
+        (REWARD.replace("W = 2", "W = 3"), False),  # a number that another function reads
+        (REWARD.replace("W * x", "W + x"), False),  # another function
+        (REWARD.replace("{c}", "[c]"), False),
+    ],
+)
+def test_a_function_is_the_same_while_nothing_that_it_uses_changes(changed, same):
+    assert (identity_of(defined(REWARD)) == identity_of(defined(changed))) is same
+
+
+def test_settings_closures_and_arguments_belong_to_a_function():
+    class Weighted:
+        def __init__(self, weight):
+            self.weight = weight
+
+        def __call__(self, **columns):
+            return self.weight
+
+    def closed(weight):
+        return lambda **columns: weight
+
+    for make in (Weighted, closed, partial(partial, even)):
+        assert identity_of(make(1)) == identity_of(make(1)) != identity_of(make(2))
+    assert identity_of(Weighted(1).__call__) != identity_of(Weighted(2).__call__)
+    package = SimpleNamespace(f=objective.surrogate)
+    assert identity_of(accuracy_reward).startswith("accuracy_reward ")
+    assert identity_of(package.f) == identity_of(objective.surrogate)
+
+
+def test_the_identity_of_a_function_is_that_of_another_process(tmp_path):
+    import subprocess
+    import sys
+
+    source = "def reward(**c):\n    return len({'a', 'b', 'c', 'dd'} & set(c))\n"
+    program = f"names = {{'__name__': 'idea'}}\nexec({source!r}, names)\n"
+    program += "from grpo_kit.lab.identity import identity_of\nprint(identity_of(names['reward']))"
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, check=True,
+            capture_output=True, text=True,
+        ).stdout.strip()
+        for seed in ("1", "2", "3")
+    }  # fmt: skip
+    assert said == {identity_of(defined(source))}, re.escape(str(said))

@@ -308,7 +308,7 @@ class Progress:
         passed = time.monotonic() - self.started
         left = passed / self.ended * (self.runs - self.ended)
         text = f"failed, {why}" if why else job.in_words()
-        rest = f"; about {left / 60:.0f} min left" if left > 90 else ""
+        rest = f"; about {left / 60:.0f} min left" if left > 90 and self.ended > 1 else ""
         print(f"[{self.ended}/{self.runs}] {job}: {text}{rest}", flush=True)
 
 

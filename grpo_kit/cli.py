@@ -87,6 +87,9 @@ def _chosen(
     chosen = PROFILES[name]
     if policy is not None:
         folder = Path(policy)
+        if not folder.is_dir() and "/" not in policy and policy != chosen.policy:
+            problem = f"--policy is {policy!r}, but there is no folder {policy!r}"
+            raise ValueError(f"{problem}; a name on the Hub is OWNER/NAME.")
         chosen = chosen.with_policy(str(folder.resolve()) if folder.is_dir() else policy)
     if data is not None:
         return chosen.with_data(data, test, test_share)
@@ -103,9 +106,12 @@ def _settings(texts: list[str] | None) -> dict[str, Any]:
     fields = {}
     for text in texts or ():
         name, sign, value = text.partition("=")
-        if not (sign and name.isidentifier()):
+        try:
+            fields[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            sign = ""
+        if not sign:
             raise ValueError(f"--set is {text!r}: give NAME=VALUE, such as learning_rate=1e-5.")
-        fields[name] = yaml.safe_load(value)
     return fields
 
 
@@ -253,8 +259,9 @@ def compare(
     from grpo_kit.lab.ideas import load_arms, load_function
 
     chosen.use_threads()
+    arms, _ = load_arms(idea)
     found = compare(
-        load_arms(idea), profile=chosen, seeds=parse_seeds(seeds), metric=metric, delta=delta,
+        arms, profile=chosen, seeds=parse_seeds(seeds), metric=metric, delta=delta,
         output_dir=folder, on=on, processes=processes,
         correct=load_function(correct or "accuracy"),
     )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from toy import logged
 from typer.testing import CliRunner
 
-from grpo_kit import cli, training, trl_bridge
+from grpo_kit import cli, training
 from grpo_kit.cli import app
 from grpo_kit.course import runner
 from grpo_kit.lab import bands, report
@@ -40,9 +40,23 @@ def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
     ("command", "sentence"),
     [
         ("train --profile huge", "'huge' is not one of 'smoke', 'tiny', 'smol', 'colab', 'paper'"),
-        ("train --policy nowhere", "'nowhere' does not exist"),
+        ("train --policy nowhere", "no folder 'nowhere'; a name on the Hub is OWNER/NAME"),
+        ("train --reward a_run:short", "a_run is no Python file"),
+        ("train --reward brief", "the kit has no reward 'brief': choose one of accuracy_reward"),
+        ("train --reward accuracy --variant judge", "leave out --variant"),
+        ("train --set beta", "--set is 'beta': give NAME=VALUE, such as learning_rate=1e-5"),
+        ("train --set beta=much", "beta is 'much'; it should be a valid number"),
+        ("train --set betta=1", "betta is 1; GRPOConfig has no such field"),
+        ("train --set beta=[1", "--set is 'beta=[1': "),
+        ("train --set num_generations=7", "give a multiple of num_generations (7)"),
+        ("train --report-to notes", "'notes' is not one of 'trackio', 'tensorboard', 'wandb'"),
+        ("train --test a_file", "--test are rows beside those of --data"),
+        ("compare nowhere.py", "nowhere.py is no Python file"),
+        ("compare a_file.py", "a_file.py has no `arms`: give a dict"),
+        ("compare one_arm.py", "a comparison needs a baseline and another arm"),
+        ("compare one_arm.py --seeds 5-1", "--seeds is '5-1'"),
+        ("compare one_arm.py --on moon", "'moon' is not one of 'here', 'ray'"),
         ("train --variant flow --data a_file", "'flow' has questions of its own: leave out --data"),
-        ("train --vllm server", "--vllm is for TRL's trainer: add --engine trl"),
         ("train --engine trl --replay", "--replay is for the kit's trainer"),
         ("train --data a_file", "a_file is of an unknown kind: give .jsonl"),
         ("train --profile smoke --output a_file/out", "cannot write to the output folder"),
@@ -69,6 +83,8 @@ def test_a_mistake_ends_in_one_sentence_and_exit_code_2(command, sentence, tmp_p
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GRPO_KIT_DEBUG", raising=False)
     (tmp_path / "a_file").touch()
+    (tmp_path / "a_file.py").touch()
+    (tmp_path / "one_arm.py").write_text("arms = {'plain': {}}")
     saved = tmp_path / "a_run" / "checkpoint.pt"
     saved.parent.mkdir(), saved.write_bytes(b"of hours")
     done = invoke(*command.split())
@@ -107,7 +123,7 @@ def train(tmp_path, monkeypatch):
     seen = {}
 
     def instead(policy, task, rewards, config, **options):
-        seen.update(options, task=task, cap=config.importance_sampling_cap, steps=config.max_steps)
+        seen.update(options, policy=policy, task=task, rewards=rewards, config=config)
 
     def call(engine, *options):
         with monkeypatch.context() as patched:
@@ -127,13 +143,37 @@ def test_the_rows_of_a_folder_are_trained_on(train, tmp_path):
     assert (len(task.train), len(task.test)) == (5, 3)
 
 
-def test_what_vllm_samples_is_corrected_for(train, monkeypatch):
-    monkeypatch.setattr(trl_bridge, "is_vllm_available", lambda: True)
-    assert train(trl_bridge, "--engine", "trl")["cap"] is None
-    options = ("--engine", "trl", "--vllm", "colocate", "--vllm-share", 0.2)
-    seen = train(trl_bridge, *options)
-    assert seen["cap"] == 2.0
-    assert seen["use_vllm"] and seen["vllm_gpu_memory_utilization"] == 0.2
+IDEA = """
+from grpo_kit.rewards import accuracy_reward
+
+def short(completion_ids, **columns):
+    return [-0.01 * len(ids) for ids in completion_ids]
+
+arms = {"plain": {"rewards": [accuracy_reward]}, "short": {"rewards": [accuracy_reward, short]}}
+"""
+
+
+def test_rewards_settings_and_a_model_of_ones_own_are_trained_with(train, tmp_path, saved_policy):
+    (tmp_path / "my_idea.py").write_text(IDEA)
+    options = ("--reward", "accuracy", "--reward", f"{tmp_path / 'my_idea.py'}:short")
+    options += ("--policy", saved_policy, "--report-to", "tensorboard", "--steps", 7)
+    seen = train(training, *options, "--set", "learning_rate=1e-5", "--set", "loss_type=dr_grpo")
+    assert [reward.__name__ for reward in seen["rewards"]] == ["accuracy_reward", "short"]
+    config = seen["config"]
+    assert (config.learning_rate, config.loss_type, config.max_steps) == (1e-5, "dr_grpo", 7)
+    assert seen["policy"].model.config._name_or_path == str(saved_policy)
+    assert seen["report_to"] == "tensorboard"
+
+
+def test_compare_judges_the_arms_of_a_file(tmp_path, saved_policy):
+    (tmp_path / "an_idea.py").write_text(IDEA)
+    settings = [part for text in ("max_steps=1", "eval_prompts=2") for part in ("--set", text)]
+    options = ("--profile", "smoke", "--policy", saved_policy, "--seeds", "3,5", *settings)
+    done = invoke("compare", tmp_path / "an_idea.py", *options, "--output", tmp_path / "out")
+    assert done.exit_code == 0, done.output[-1000:]
+    assert "[4/4] " in done.stdout and "Seeds 3, 5." in done.stdout
+    assert (tmp_path / "out" / "comparison.md").read_text() in done.stdout
+    assert (tmp_path / "out" / "comparison.png").stat().st_size > 1000
 
 
 @pytest.mark.slow

@@ -383,9 +383,3 @@ def test_sharded_weights_are_refused_before_a_model_is_loaded(kind, monkeypatch)
     monkeypatch.setenv(f"ACCELERATE_USE_{kind}", "true")
     with pytest.raises(ValueError, match=f"ACCELERATE_USE_{kind} is set.*ddp.yaml, or give"):
         trl_bridge.join()
-
-
-def test_vllm_is_refused_where_it_is_missing(monkeypatch):
-    monkeypatch.setattr(trl_bridge, "is_vllm_available", lambda: False)
-    with pytest.raises(RuntimeError, match=r"vLLM is not installed: pip install .trl\[vllm"):
-        trl_bridge.vllm_options("colocate", 0.3)

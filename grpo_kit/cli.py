@@ -71,7 +71,7 @@ Output = Annotated[Path, Option(help="Folder for the output.")]
 Results = Annotated[Path | None, Option(help="Folder of results, instead of the reported ones.")]
 Steps = Annotated[int | None, Option(min=1, help="Steps, instead of the profile's or recipe's.")]
 Seed = Annotated[int, Option(min=0, max=2**32 - 1, help="Of sampling, weights, order of data.")]
-Correct = Annotated[str | None, Option(help="FILE.py:NAME of the reward that says what is right.")]
+Correct = Annotated[str, Option(help="The reward that is 1 for what is right: as --reward.")]
 Processes = Annotated[int | None, Option(min=1, help="Processes at a time.")]
 On = Annotated[Literal["here", "ray"], Option(help="This machine or RAY_ADDRESS.")]
 Minutes = Annotated[float, Option(min=0, help="To spend.")]
@@ -241,7 +241,7 @@ def compare(
     seeds: Annotated[str, Option(help="Seeds, as 0,2,5-7.")] = "0-4",
     metric: Annotated[str, Option(help="Of the finished run; more is better.")] = "eval/pass@1",
     delta: Annotated[float, Option(help="The smallest difference that matters.")] = 0.03,
-    correct: Correct = None,
+    correct: Correct = "accuracy",
     processes: Processes = None,
     on: On = "here",
     output: Output = Path("runs/compare"),
@@ -259,11 +259,10 @@ def compare(
     from grpo_kit.lab.ideas import load_arms, load_function
 
     chosen.use_threads()
-    arms, _ = load_arms(idea)
     found = compare(
-        arms, profile=chosen, seeds=parse_seeds(seeds), metric=metric, delta=delta,
+        load_arms(idea), profile=chosen, seeds=parse_seeds(seeds), metric=metric, delta=delta,
         output_dir=folder, on=on, processes=processes,
-        correct=load_function(correct or "accuracy"),
+        correct=load_function(correct),
     )  # fmt: skip
     write_atomic(folder / "comparison.md", found.table())
     found.plot().savefig(folder / "comparison.png", dpi=120)
@@ -273,23 +272,29 @@ def compare(
 @app.command()
 def evaluate(
     policy: PolicyName = None,
-    task: Annotated[str | None, Option(help="word_problems, svamp, gsm8k or math500.")] = None,
+    task: Annotated[str | None, Option(help="word_problems, svamp or gsm8k.")] = None,
     data: Data = None,
+    correct: Correct = "accuracy",
     profile: ProfileName = "tiny",
     rows: Annotated[int | None, Option(min=1, help="The first so many, instead of all.")] = None,
     max_new_tokens: Annotated[int | None, Option(min=1, help="Of an answer.")] = None,
     output: Annotated[Path, Option(help="File for the numbers.")] = Path("runs/evaluation.json"),
 ) -> None:
-    """Greedy accuracy on a whole test set, strict and lenient, with n and intervals."""
+    """Greedy accuracy on a whole test set, strict and lenient, with n and intervals.
+
+    Or by a measure of your own. With --data, --task says which system prompt comes before them.
+    """
     if output.is_dir():
         raise typer.BadParameter(f"{output} is a folder; name a file for the numbers (--output).")
     make_output_dir(output.parent)
     from grpo_kit.lab.evaluation import evaluate_profile, in_words
+    from grpo_kit.lab.ideas import load_function
 
-    chosen = _chosen(profile, policy)
+    chosen = _chosen(profile, policy, data)
     if policy is not None:
         chosen = replace(chosen, lora_rank=0)
-    measured = evaluate_profile(chosen, task, data, rows=rows, max_new_tokens=max_new_tokens)
+    options = {"rows": rows, "max_new_tokens": max_new_tokens, "correct": load_function(correct)}
+    measured = evaluate_profile(chosen, task, **options)
     write_atomic(output, json.dumps(measured, indent=1) + "\n")
     typer.echo(f"{in_words(measured)}; {output}")
 

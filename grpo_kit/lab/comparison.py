@@ -1,6 +1,6 @@
 """Does my change help? `compare` trains arms seed by seed from one start and judges the difference.
 
-    compare({"plain": {}, "short": {"rewards": [accuracy_reward, short]}})
+compare({"plain": {}, "short": {"rewards": [accuracy_reward, short]}})
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -4,7 +4,8 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from functools import partial
-from types import CodeType, FunctionType, MethodType
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from grpo_kit.lab.records import fingerprint
@@ -50,8 +51,11 @@ def _described(value: Any, seen: set[int]) -> Any:
         members = {name: getattr(m, "__func__", m) for name, m in vars(value).items()}
         own = {k: m for k, m in members.items() if k[:2] != "__" or isinstance(m, FunctionType)}
         return _described([own, value.__bases__], seen)
-    kind = value if hasattr(value, "__qualname__") else type(value)
-    name = f"{getattr(kind, '__module__', '')}.{kind.__qualname__}"
+    if isinstance(value, ModuleType) and _is_own(value):
+        return Path(value.__file__).read_text(encoding="utf-8")
+    named = isinstance(value, ModuleType) or hasattr(value, "__qualname__")
+    kind = value if named else type(value)
+    name = f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', kind.__name__)}"
     if kind is value:
         return name
     settings = getattr(value, "__dict__", {})
@@ -70,7 +74,9 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _is_own(value: Any) -> bool:
-    """Whether a function or class is the reader's, not of a package."""
-    module = sys.modules.get(value.__module__)
-    file = getattr(module, "__file__", None) or ""
-    return value.__module__.partition(".")[0] != "grpo_kit" and not file.startswith(INSTALLED)
+    """Whether a function, class or module is the reader's, not of a package."""
+    name = getattr(value, "__module__", None) or value.__name__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None:  # of a notebook or a file that was run, or built in
+        return isinstance(value, (FunctionType, type)) and name not in sys.builtin_module_names
+    return name.partition(".")[0] != "grpo_kit" and not file.startswith(INSTALLED)

@@ -73,7 +73,8 @@ def test_finished_runs_are_kept_and_a_changed_function_is_run_again(compared, ca
 
 def test_runs_go_to_processes_with_functions_of_no_module(profile, tmp_path):
     bonus = 0.25
-    arms = {"plain": {"rewards": [even]}, "more": {"rewards": [lambda **c: [bonus] * len(c["answer"])]}}
+    more = {"rewards": [lambda **columns: [bonus] * len(columns["answer"])]}
+    arms = {"plain": {"rewards": [even]}, "more": more}
     found = compare(arms, profile=profile, output_dir=tmp_path, seeds=[0], metric="reward")
     assert found.summary["final"]["more"]["reward"]["mean"] == 0.25
 
@@ -136,7 +137,7 @@ def test_what_cannot_be_compared_is_said_before_any_run(arms, options, sentence,
 
 
 def test_a_metric_that_no_run_has_is_named_with_those_that_they_have(compared):
-    with pytest.raises(ValueError, match="the runs of arm 'plain' have no 'eval/pass@9'; they have"):
+    with pytest.raises(ValueError, match="arm 'plain' have no 'eval/pass@9'; they have"):
         compared(ARMS, seeds=[0], metric="eval/pass@9")
 
 

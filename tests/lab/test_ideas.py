@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from grpo_kit.lab.ideas import load_arms, load_function
+from grpo_kit.lab.identity import identity_of
 from grpo_kit.rewards import accuracy_reward, maths_reward
 
 MINE = """
@@ -24,9 +25,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "modules", sys.modules.copy())
     files = {
-        "my_idea.py": MINE, "beside_idea.py": "COST = 0.5", "list_idea.py": "arms = [1]",
-        "numbers.py": "", "note_idea.txt": "", "wrong_idea.py": "def f(:\n",
-        "raises_idea.py": "limit = 3\nlimit / 0\n",
+        "my_idea.py": MINE, "beside_idea.py": "COST = 0.5", "note_idea.txt": "",
+        "wrong_idea.py": "def f(:\n", "raises_idea.py": "limit = 3\nlimit / 0\n",
     }  # fmt: skip
     for name, content in files.items():
         (tmp_path / name).write_text(content)
@@ -36,10 +36,16 @@ def folder(tmp_path, monkeypatch):
 def test_a_function_of_a_file_or_of_the_kit(folder):
     short = load_function("my_idea.py:short")
     assert short(completion_ids=[[1, 2]]) == [-1.0]
-    assert load_function(f"{folder}/my_idea.py:short") is short, "a file is imported once"
-    assert load_arms("my_idea.py")[0]["short"]["rewards"] == [short]
+    (own,) = load_arms("my_idea.py")["short"]["rewards"]
+    assert identity_of(own) == identity_of(load_function(f"{folder}/my_idea.py:short"))
     assert load_function("accuracy") is load_function("accuracy_reward") is accuracy_reward
     assert load_function("maths_reward") is maths_reward
+
+
+def test_what_a_function_takes_from_a_file_beside_its_own_belongs_to_it(folder):
+    first = identity_of(load_function("my_idea.py:short"))
+    (folder / "beside_idea.py").write_text("COST = 0.75")
+    assert identity_of(load_function("my_idea.py:short")) != first
 
 
 @pytest.mark.parametrize(
@@ -47,14 +53,13 @@ def test_a_function_of_a_file_or_of_the_kit(folder):
     [
         ("shorter", "has no reward 'shorter': choose one of accuracy_reward, .*FILE.py:NAME"),
         ("question_text", "has no reward 'question_text'"),
-        ("my_idea.py", "'my_idea.py' names no function: write FILE.py:NAME"),
-        ("none_idea.py:short", "none_idea.py is no Python file .there is no such file"),
-        ("note_idea.txt:short", "note_idea.txt is no Python file .its name does not end in .py"),
-        ("my_idea.py:long", "'long' of my_idea.py is not defined there.*it defines short"),
-        ("my_idea.py:limit", "'limit' of my_idea.py is no function.*it defines short"),
-        ("numbers.py:short", "numbers.py has the name of another module.*another name"),
-        ("raises_idea.py:f", "line 2 of raises_idea.py raises ZeroDivisionError.*Correct it"),
-        ("wrong_idea.py:f", "line 1 of wrong_idea.py raises SyntaxError.*Correct it"),
+        ("my_idea.py", "the kit has no reward 'my_idea.py': .* give FILE.py:NAME"),
+        ("none_idea.py:short", "there is no Python file 'none_idea.py'"),
+        ("note_idea.txt:short", "there is no Python file 'note_idea.txt'.*, as FILE.py"),
+        ("my_idea.py:long", "my_idea.py defines no function 'long'"),
+        ("my_idea.py:limit", "my_idea.py defines no function 'limit'"),
+        ("raises_idea.py:f", "line 2 of raises_idea.py raises ZeroDivisionError"),
+        ("wrong_idea.py:f", "line 1 of wrong_idea.py raises SyntaxError"),
     ],
 )
 def test_what_is_no_function_ends_in_a_sentence(text, words):
@@ -62,7 +67,6 @@ def test_what_is_no_function_ends_in_a_sentence(text, words):
         load_function(text)
 
 
-@pytest.mark.parametrize(("file", "words"), [("beside", "has no `arms`"), ("list", "is a list")])
-def test_a_file_without_arms_is_named(file, words):
-    with pytest.raises(ValueError, match=f"{file}_idea.py.* {words}|{file}_idea.py {words}"):
-        load_arms(f"{file}_idea.py")
+def test_a_file_without_arms_is_named():
+    with pytest.raises(ValueError, match="beside_idea.py has no `arms`: add a dict such as"):
+        load_arms("beside_idea.py")

@@ -14,7 +14,6 @@ from grpo_kit.rewards.rules import (
     accuracy_reward,
     completion_text,
     format_reward,
-    get_soft_overlong_punishment,
     lenient_accuracy_reward,
     maths_reward,
     parse_verdict,

@@ -1,10 +1,11 @@
-"""Rewards by rule: right answers (numbers, LaTeX), the format, overlong completions, verdicts."""
+"""Rewards by rule: right answers (numbers, LaTeX), the format, verdicts."""
 
 import numbers
 import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -47,33 +48,17 @@ def accuracy_reward(
     prompts: list, completions: list, completion_ids: list, *, answer: list, **columns
 ) -> list[float | None]:
     """1.0 for a right last `<answer>…</answer>`, else 0.0; None without a gold answer."""
-    golds = [_gold_text(gold) for gold in answer]
-    return [
-        None if gold is None else float(is_correct(extract_answer(completion_text(c)), gold))
-        for c, gold in zip(completions, golds, strict=True)
-    ]
+    return _graded(completions, answer)
 
 
 def lenient_accuracy_reward(
     prompts: list, completions: list, completion_ids: list, *, answer: list, **columns
 ) -> list[float | None]:
-    """As `accuracy_reward`, but any text is read for its final answer: `\\boxed{…}`, a last number.
+    """As `accuracy_reward`, but without tags the answer is what `extract_answer` takes for it.
 
-    For evaluation: strict and lenient tell an answer that is wrong from one that is not marked.
+    For evaluation: it tells an answer that is wrong from one that is not tagged.
     """
-    golds = [_gold_text(gold) for gold in answer]
-    return [
-        None if gold is None else float(is_correct(extract_answer(completion_text(c), True), gold))
-        for c, gold in zip(completions, golds, strict=True)
-    ]
-
-
-def _gold_text(gold: object) -> str | None:
-    if gold is None or gold != gold:  # NaN, as pandas marks what is missing
-        return None
-    if not isinstance(gold, str | numbers.Number):
-        raise TypeError(f"the column `answer` holds {gold!r}; give text, a number or None")
-    return str(gold).strip() or None
+    return _graded(completions, answer, extract=partial(extract_answer, lenient=True))
 
 
 def maths_reward(
@@ -83,11 +68,25 @@ def maths_reward(
 
     None without a gold answer. For numbers `accuracy_reward` is exact, and a thousand times faster.
     """
+    return _graded(completions, answer, same=means_the_same)
+
+
+def _graded(
+    completions: list, answer: list, extract: Callable = extract_answer, same: Callable = is_correct
+) -> list[float | None]:
     golds = [_gold_text(gold) for gold in answer]
     return [
-        None if gold is None else float(means_the_same(extract_answer(completion_text(c)), gold))
-        for c, gold in zip(completions, golds, strict=True)
+        None if gold is None else float(same(extract(completion_text(completion)), gold))
+        for completion, gold in zip(completions, golds, strict=True)
     ]
+
+
+def _gold_text(gold: object) -> str | None:
+    if gold is None or gold != gold:  # NaN, as pandas marks what is missing
+        return None
+    if not isinstance(gold, str | numbers.Number):
+        raise TypeError(f"the column `answer` holds {gold!r}; give text, a number or None")
+    return str(gold).strip() or None
 
 
 def means_the_same(answer: str | None, gold: str) -> bool:
@@ -134,23 +133,6 @@ def _has_format(text: str) -> bool:
         return False
     match = _FORMAT.fullmatch(text)
     return match is not None and all(part.strip() for part in match.groups())
-
-
-def get_soft_overlong_punishment(max_completion_len: int, soft_punish_cache: int) -> Callable:
-    """A reward of 0 that falls to -1 over the last `soft_punish_cache` tokens of the limit.
-
-    DAPO's, with TRL's names (arXiv 2503.14476, eq. 13). Lengths are in tokens; ValueError unless
-    0 <= soft_punish_cache <= max_completion_len.
-    """
-    if not 0 <= soft_punish_cache <= max_completion_len:
-        problem = f"soft_punish_cache={soft_punish_cache} is not from 0 to {max_completion_len=}"
-        raise ValueError(f"{problem}: give the last tokens of the limit, 4096 of 20480 in DAPO.")
-
-    def soft_overlong_punishment_reward(completion_ids: list, **columns) -> list[float]:
-        left = [max_completion_len - soft_punish_cache - len(ids) for ids in completion_ids]
-        return [max(-1.0, min(0, tokens) / max(soft_punish_cache, 1)) for tokens in left]
-
-    return soft_overlong_punishment_reward
 
 
 def parse_verdict(text: str) -> bool | None:

@@ -27,38 +27,38 @@ if TYPE_CHECKING:
 
 KINDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")  # the texts may be packed, as .csv.gz
 QUESTIONS = ("prompt", "question", "problem")
-BY_HASH = "by a hash of the question"
 
 
 def read_task(
     data: str | os.PathLike, test: str | os.PathLike | None = None, test_share: float = 0.2,
     system: str | None = None,
 ) -> Task:  # fmt: skip
-    """The task of `data`: a file of `KINDS`, a folder that `datasets` reads, or OWNER/NAME@REVISION
-    or OWNER/NAME/CONFIG on the Hub.
+    """The task of a file of `KINDS`, or of a folder or a Hub name that `datasets` reads.
 
-    The test rows are those of `test`, else the test split of `data`, else about `test_share` of its
-    rows, by a hash of the question. A tested question is not learnt from. Text is asked after the
-    prompt `system`. A line on stdout says what was read. Raises ValueError, by file and row.
+    A Hub name is OWNER/NAME, with /CONFIG or @REVISION behind it. The test rows are those of
+    `test`, else the test split of `data`, else about `test_share` of its rows, by a hash of the
+    question. A tested question is not learnt from. Text is asked after the prompt `system`. A line
+    on stdout says what was read. Raises ValueError, by file and row, for what cannot be used.
     """
     if not 0 < test_share < 1:
         raise ValueError(f"test_share is {test_share}; give a share between 0 and 1, such as 0.2.")
-    name, splits = Path(data).name, _splits(data, system)
-    rows, how = _split(splits, "train", name), BY_HASH
+    name, splits, how = Path(data).name, _splits(data, system), ""
+    rows = _split(splits, "train", name)
     if test is not None:
-        held_out, how = _split(_splits(test, system), "test", Path(test).name), "by another file"
+        held_out = _split(_splits(test, system), "test", Path(test).name)
     elif len(splits) > 1:
-        held_out, how = _split(splits, "test", name), "by its test split"
+        held_out = _split(splits, "test", name)
     else:
         held_out = [row for row in rows if _place(row) < test_share]
+        rows, how = [row for row in rows if _place(row) >= test_share], " by a hash of the question"
     tested = {_question(row) for row in held_out}
     learnt = [row for row in rows if _question(row) not in tested]
-    said = f"{name}: {len(learnt)} rows to learn from, {len(held_out)} held out {how}"
+    said = f"{name}: {len(learnt)} rows to learn from, {len(held_out)} held out{how}"
+    if len(learnt) < len(rows):
+        said += f", {len(rows) - len(learnt)} left out, since their questions are tested"
     if not learnt or not held_out:
         raise ValueError(f"{said}: give more rows, another test_share, or other test rows.")
-    if how != BY_HASH and len(learnt) < len(rows):
-        said += f"; {len(rows) - len(learnt)} left out, since their questions are tested"
-    _say(said + _about(learnt + held_out, system))
+    _say(said, learnt + held_out, system)
     return Task(name, _dataset(learnt, name), _dataset(held_out, name))
 
 
@@ -66,7 +66,7 @@ def read_rows(data: str | os.PathLike, system: str | None = None) -> Dataset:
     """The test split of `data`, or else all its rows; prints and raises as `read_task`."""
     name = Path(data).name
     rows = _split(_splits(data, system), "test", name)
-    _say(f"{name}: {len(rows)} rows" + _about(rows, system))
+    _say(f"{name}: {len(rows)} rows", rows, system)
     return _dataset(rows, name)
 
 
@@ -87,18 +87,16 @@ def _place(row: dict) -> float:
     return int(hashlib.sha256(_question(row).encode()).hexdigest()[:8], 16) / 16**8
 
 
-def _about(rows: list[dict], system: str | None) -> str:
+def _say(said: str, rows: list[dict], system: str | None) -> None:
+    """Print what was read, once, however often a process reads it."""
     missing = sum(row.get("answer", "") is None for row in rows)
-    said = f"; {missing} without an answer, not scored" if missing else ""
+    said += f"; {missing} without an answer, not scored" if missing else ""
     if system and any(row["prompt"][0]["content"] == system for row in rows):
         said += f"; system prompt of each: {shorten(system, 60, placeholder=' …')!r}"
-    return f"{said}."
+    _print_once(f"{said}.")
 
 
-@cache
-def _say(line: str) -> None:
-    """Print a line once, however often a process reads the same rows."""
-    print(line)
+_print_once = cache(print)
 
 
 def _dataset(rows: list[dict], name: str) -> Dataset:
@@ -115,40 +113,34 @@ def _dataset(rows: list[dict], name: str) -> Dataset:
 
 
 def _splits(data: str | os.PathLike, system: str | None) -> dict[str, list[dict]]:
-    """The rows of each split. A file is one; a folder may have train and test, as any `KINDS`."""
+    """The rows of each split; those of a file are the only one."""
     path = Path(data).expanduser()
-    files = [f for split in ("train", "test") for f in path.glob(f"{split}.*") if _kind(f) in KINDS]
     if path.is_file() or _kind(path) in KINDS:
-        files = [path]
-    if files:
-        splits = ("train",) if files == [path] else (file.name.partition(".")[0] for file in files)
-        return {s: _rows(_read(f), f.name, system) for s, f in zip(splits, files, strict=True)}
+        return {"train": _rows(_read(path), path.name, system)}
     found = _by_datasets(str(data), path)
     return {split: _rows(own.to_list(), f"{data}, {split}", system) for split, own in found.items()}
 
 
 def _kind(file: Path) -> str:
-    return Path(file.stem if file.suffix == ".gz" else file.name).suffix.lower()
+    return Path(file.name.removesuffix(".gz")).suffix.lower()
 
 
 def _by_datasets(data: str, path: Path) -> dict[str, Dataset]:
-    """What `save_to_disk` or another writer left in a folder, or what the Hub has by that name."""
+    """The splits of a folder, or of a data set on the Hub."""
     import datasets
 
     name, _, revision = data.partition("@")
     parts = name.split("/")
+    source = [str(path)] if path.is_dir() else ["/".join(parts[:2]), *parts[2:]]
     try:
         if any((path / file).is_file() for file in ("state.json", "dataset_dict.json")):
             found = datasets.load_from_disk(str(path))
-        elif path.is_dir():
-            found = datasets.load_dataset(str(path))
         else:
-            hub = ("/".join(parts[:2]), *parts[2:])
-            found = datasets.load_dataset(*hub, revision=revision or None)
+            found = datasets.load_dataset(*source, revision=revision or None)
     except Exception as error:  # whatever the network, the Hub, the cache or a reader raises
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".")
-        where = "" if path.is_dir() else "no such file, and "
-        problem = f"{data} cannot be read ({where}datasets raises {reason})"
+        reason = str(error.__cause__ or error).partition("\n")[0].rstrip(".")
+        where = "" if path.is_dir() else "there is no such file, and "
+        problem = f"{data} cannot be read ({where}datasets says: {reason})"
         raise ValueError(f"{problem}: give a file, a folder, or a name on the Hub.") from error
     return found if isinstance(found, dict) else {"train": found}
 
@@ -160,17 +152,16 @@ def _read(file: Path) -> list[dict]:
         raise ValueError(f"there is no file {str(file)!r}: give the path of your data.")
     if kind not in KINDS:
         raise ValueError(f"{file.name} is of an unknown kind: give {', '.join(KINDS)} or a folder.")
+    unpack = gzip.open if file.suffix == ".gz" else open
     try:
         if kind == ".parquet":
             from pyarrow.parquet import read_table
 
             return read_table(file).to_pylist()
-        with (gzip.open if file.suffix == ".gz" else open)(
-            file, "rt", encoding="utf-8-sig", newline=""
-        ) as lines:
+        with unpack(file, "rt", encoding="utf-8-sig", newline="") as lines:
             is_json = kind in (".json", ".jsonl")
-            full = filter(str.strip, lines)
-            for row in map(json.loads, full) if is_json else _cells(lines, kind):
+            read = map(json.loads, filter(str.strip, lines)) if is_json else _cells(lines, kind)
+            for row in read:
                 rows.append(row)
     except (OSError, EOFError, ValueError, zlib.error, csv.Error) as error:
         reason = getattr(error, "msg", error)  # of JSON without its place, which is in that line
@@ -192,7 +183,7 @@ def _cells(lines: Iterable[str], kind: str) -> Iterator[dict]:
         yield {name: row[name] or None for name in named}
 
 
-def _rows(table: list[dict], source: str, system: str | None) -> list[dict]:
+def _rows(table: list, source: str, system: str | None) -> list[dict]:
     """Rows with `prompt`, with `answer` where the source has that column, and its other columns."""
     columns: dict[str, None] = {}
     for i, row in enumerate(table, start=1):
@@ -206,28 +197,25 @@ def _rows(table: list[dict], source: str, system: str | None) -> list[dict]:
     rows = []
     for i, given in enumerate(table, start=1):
         row = {name: given.get(name) for name in columns}
-        question, where = row[asked], f"row {i} of {source} has as"
+        question, answer, where = row[asked], row.get("answer"), f"row {i} of {source} has as"
         if isinstance(question, str) and question.strip():
             question = chat(system, question) if system else [{"role": "user", "content": question}]
         if not _are_messages(question):
             problem = f"{where} `{asked}` {question!r:.80}"
             raise ValueError(f"{problem}: give text, or messages with role and content.")
+        if not isinstance(answer, str | numbers.Number | None):
+            problem = f"{where} `answer` {answer!r:.80}"
+            raise ValueError(f"{problem}: give text, a number or nothing.")
         row["prompt"] = question
-        if (answer := row.get("answer")) is not None:
-            if not isinstance(answer, str | numbers.Number):
-                raise ValueError(
-                    f"{where} `answer` {answer!r:.80}: give text, a number or nothing."
-                )
-            text = "" if answer != answer else str(answer)  # NaN is nothing
+        if "answer" in row:
+            text = "" if answer is None or answer != answer else str(answer)  # NaN is nothing, too
             row["answer"] = text.rpartition("####")[2].strip() or None
         rows.append(row)
     return rows
 
 
 def _are_messages(value: object) -> bool:
-    """Whether `value` is a list of {"role": text, "content": text}."""
-    messages = value if isinstance(value, list) and value else [None]
-    parts = ("role", "content")
-    return all(
-        isinstance(m, dict) and all(isinstance(m.get(p), str) for p in parts) for m in messages
-    )
+    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+        return False
+    parts = [message.get(part) for message in value for part in ("role", "content")]
+    return bool(parts) and all(isinstance(part, str) for part in parts)

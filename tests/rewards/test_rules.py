@@ -6,7 +6,6 @@ from grpo_kit.rewards import (
     VerificationReward,
     accuracy_reward,
     format_reward,
-    get_soft_overlong_punishment,
     maths_reward,
 )
 from grpo_kit.rewards.rules import parse_verdict, verdict_stats
@@ -56,23 +55,6 @@ def test_without_a_gold_answer_maths_is_not_scored():
     golds = [None, float("nan"), "", " ", 42]
     rewards = maths_reward([], ["<answer>42</answer>"] * 5, [], answer=golds)
     assert rewards == [None, None, None, None, 1.0]
-
-
-@pytest.mark.parametrize(("limit", "cache"), [(20, 8), (20, 20), (20, 0), (1, 1)])
-def test_the_overlong_penalty_is_that_of_trl_and_of_the_paper(limit, cache):
-    ids = [[1] * length for length in range(limit + 5)]
-    reward = get_soft_overlong_punishment(limit, cache)
-    values = reward(prompts=[], completions=[], completion_ids=ids, answer=[])
-    assert values[: limit - cache + 1] == [0.0] * (limit - cache + 1) and values[-4:] == [-1.0] * 4
-    if cache == 8:
-        assert values[16] == -0.5, "half of the last tokens are used up"
-    theirs = pytest.importorskip("trl.rewards").get_soft_overlong_punishment(limit, cache)
-    assert values == theirs(completion_ids=ids) and reward.__name__ == theirs.__name__
-
-
-def test_an_overlong_penalty_beyond_its_limit_is_refused():
-    with pytest.raises(ValueError, match="soft_punish_cache=30 is not from 0 to max_.*=20"):
-        get_soft_overlong_punishment(20, 30)
 
 
 GOOD = [

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toy import killed_in, without_times
+from toy import all_right, killed_in, without_times
 
 from grpo_kit import objective, training
 from grpo_kit import self_verification as sv
@@ -173,9 +173,9 @@ def test_a_step_of_verification_learns_from_verdicts_on_the_policys_own_answers(
 ):
     source, answers, label = batch_source(base, words), [], sv.labelled
 
-    def watched(policy, rows, texts, config):
+    def watched(policy, rows, texts, *given):
         answers.extend(zip(rows, texts, strict=True))
-        return label(policy, rows, texts, config)
+        return label(policy, rows, texts, *given)
 
     monkeypatch.setattr(sv, "labelled", watched)
     (batch,), metrics = step_of(source)
@@ -348,13 +348,15 @@ def test_verdicts_are_measured_on_held_out_items(base, words):
     items = sv.held_out_items(base, words.test, CONFIG, prompts=12)
     assert len(items) == 12 and labels(items) == {True: 6, False: 6}
     assert items == sv.held_out_items(base, words.test, CONFIG, prompts=12)
+    none = sv.held_out_items(base, words.test, CONFIG, prompts=2, correct=all_right)
+    assert none == [], "by another measure there are no wrong answers"
     stats = sv.evaluate_verdicts(base, items, CONFIG)
     assert 0.3 < stats["verdicts/accuracy"] <= 1 and stats["verdicts/mean_length"] > 5
     assert set(stats) == {f"verdicts/{name}" for name in (
         "accuracy", "yes_rate", "unparsed", "false_yes", "false_no", "mean_length")}  # fmt: skip
 
 
-def test_the_choice_among_n_by_hand(monkeypatch, words):
+def test_the_choice_among_n_by_hand(monkeypatch, words, tokenizer):
     """Two of four answers agree on a wrong number, the verdicts know better."""
     gold = words.test[0]["answer"]
     answers = [f"<answer>{a}</answer>" for a in ("1000", "1000", gold)] + ["no answer"]
@@ -369,6 +371,7 @@ def test_the_choice_among_n_by_hand(monkeypatch, words):
 
     monkeypatch.setattr(sv, "_replies", replies)
     policy = SimpleNamespace(context_length=10**6, encode=lambda prompts: [[7]] * len(prompts))
+    policy.tokenizer = tokenizer
     found = sv.best_of_n(policy, words.test, CONFIG, prompts=1, n=4, samples=2)
     assert found == {"of_n/random": 0.25, "of_n/own_verdicts": 1.0, "of_n/majority": 0.0,
                      "of_n/oracle": 1.0}  # fmt: skip

@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from toy import CONFIG, TASK, configure, even_ids, killed_in, logged, weights_of, without_times
+from toy import (
+    CONFIG,
+    TASK,
+    all_right,
+    configure,
+    even_ids,
+    killed_in,
+    logged,
+    weights_of,
+    without_times,
+)
 
 from grpo_kit import generation, objective
 from grpo_kit.generation import completion_logps
@@ -453,17 +463,12 @@ def test_a_right_answer_without_its_tags_is_right_by_the_lenient_reading_alone(p
 
 
 def test_what_is_right_is_part_of_the_run(new_policy, tmp_path):
-    def right(completions, **columns):
-        return [1.0] * len(completions)
-
     bare = Task("bare", BARE.train, TASK.test.remove_columns("answer"))
     given = {"config": CONFIG, "output_dir": tmp_path, "seed": 0}
-    run = train(new_policy(), bare, [even_ids], **given, correct=right)
-    assert run.history[-1]["eval/pass@1"] == 1.0 and run.start["correct"] == "right"
+    run = train(new_policy(), bare, [even_ids], **given, correct=all_right)
+    assert run.history[-1]["eval/pass@1"] == 1.0 and run.start["correct"] == "all_right"
     assert "correct" not in train(new_policy(), TASK, [even_ids], **given).start
-    with pytest.raises(
-        ValueError, match="accuracy_reward needs a column 'answer'|another run|correct"
-    ):
-        train(new_policy(), bare, [even_ids], **given, correct=right, resume=True)
+    with pytest.raises(ValueError, match="correct None there, 'all_right' here"):
+        train(new_policy(), bare, [even_ids], **given, correct=all_right, resume=True)
     with pytest.raises(TypeError, match="'accuracy', a name, not a function"):
         train(new_policy(), TASK, [even_ids], **given, correct="accuracy")

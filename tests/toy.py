@@ -40,6 +40,11 @@ def even_ids(prompts, completions, completion_ids, **columns):
     return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
 
 
+def all_right(completions, **columns):
+    """A measure to which every completion is right."""
+    return [1.0] * len(completions)
+
+
 class Letters:
     """An embedder that counts some letters, `least` or more of each. Keeps what it was given."""
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from toy import configure, even_ids, plain_logps, weights_of, without_times
+from toy import all_right, configure, even_ids, plain_logps, weights_of, without_times
 
 from grpo_kit import objective
 from grpo_kit.flow import (
@@ -277,6 +277,7 @@ def test_success_is_measured_on_held_out_questions(base, task, system):
     held_out = {"system": system, "dataset": task.test, "config": CONFIG, "questions": 4}
     one, two = (evaluate_episodes(base, **held_out) for _ in range(2))
     assert one == two and one["eval/n"] == 4
+    assert evaluate_episodes(base, **held_out, correct=all_right)["eval/greedy"] == 1.0
     assert 0 <= one["eval/pass@1"] <= 1 and 1 <= one["eval/turns"] <= 4
 
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_in_both_trainers import TEXTS, scores_in_ours, scores_in_trl
-from toy import Letters
+from toy import Letters, all_right
 
 from grpo_kit import models
 from grpo_kit.rewards import DiversityReward, group_similarities, linear_weight, load_embedder
@@ -118,6 +118,8 @@ def test_only_correct_answers_are_paid_by_the_average_of_all_and_need_gold_ones(
     assert call(reward, texts, answer=["1", None]) == [pytest.approx(0.5 * (1 - HALF)), None]
     with pytest.raises(ValueError, match="diversity_reward .* needs the column `answer`"):
         call(reward, texts)
+    by_own = toy_reward(4, only_correct=True, correct=all_right)
+    assert call(by_own, ["x", "y", "y", "z"]) == call(toy_reward(4), ["x", "y", "y", "z"])
 
 
 @pytest.mark.parametrize(

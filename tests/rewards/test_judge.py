@@ -14,6 +14,7 @@ import unicodedata
 import pytest
 import torch
 from injections import ATTEMPTS, PERFECT
+from toy import all_right
 
 from grpo_kit.rewards import LocalJudge, QualityJudgeReward
 from grpo_kit.rewards.judge import Failure, parse_judgement, quality_prompt, tiny_prompt
@@ -220,6 +221,8 @@ def test_a_wrong_answer_gets_the_least_unasked_where_only_right_ones_are_paid():
     assert len(judge.asked) == 1 and right in judge.asked[0]
     with pytest.raises(ValueError, match="quality_judge_reward with only_correct.* `answer`"):
         rewards_of(reward, [right])
+    by_own = QualityJudgeReward(judge, only_correct=True, correct=all_right)
+    assert rewards_of(by_own, [right, wrong]) == [0.5, 0.5]
 
 
 def failing(*bad: str, kind: str = "timeout", **options):

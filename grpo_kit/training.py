@@ -91,7 +91,7 @@ def train(
         measure: numbers of the policy to log wherever it is evaluated.
         record: called before the first step and after each, with prompts, batch source, step, and
             whether it is the last; e.g. `course.replay.Recorder`. It must leave the run alone.
-        correct: the reward that says what is right, by 1: of evaluations, and of a batch source.
+        correct: a reward that is 1 for a right completion; evaluations and batch sources use it.
         report_to: "trackio", "tensorboard" (in `output_dir/tensorboard`) or "wandb": a tracker that
             gets the config and each row of the history. A resumed run goes on as the same run
             there; trackio shows steps after the last checkpoint twice.
@@ -172,8 +172,10 @@ def run_start(policy: Policy, source: str, prompts: PromptBatches) -> dict:
     # LoRA's own weights begin at random, so with it the frozen ones tell which model this is
     frozen = [p for p in parameters if not p.requires_grad]
     data = json.dumps([prompts.prompt_ids, prompts.task.train.to_dict()], default=str)
-    other = prompts.correct is not accuracy_reward  # as it was before one could choose
-    return ({"correct": reward_name(prompts.correct)} if other else {}) | {
+    start = {}
+    if prompts.correct is not accuracy_reward:  # older runs have no such entry
+        start["correct"] = reward_name(prompts.correct)
+    return start | {
         "batch_source": source,
         "rewards": reward_names(prompts.rewards),
         "data": hashlib.sha256(data.encode()).hexdigest()[:12],
@@ -427,7 +429,8 @@ def check_task(
 ) -> None:
     """Raise ValueError where rows, rewards and config do not fit together."""
     check_rewards(rewards)
-    check_rewards([correct])
+    if not callable(correct) or isinstance(correct, type):
+        raise TypeError(f"correct is {correct!r:.80}; give a reward, such as accuracy_reward.")
     names = [*reward_names(rewards), "reward", None]
     if config.dynamic_sampling_metric not in names:
         given = f"dynamic_sampling_metric is {config.dynamic_sampling_metric!r}"
@@ -775,17 +778,16 @@ def evaluate(
 
 
 def _accuracy(name: str, values: Tensor, lengths: Tensor) -> dict[str, float]:
-    """Metrics of P prompts: `values` (P, 1 + S, 1 or 2), the greedy answer first, by `correct` and
-    leniently; `lengths` (P, S)."""
+    """Metrics of P prompts, without those that are not scored; {} where none is.
+
+    `values` (P, 1 + S, 1 or 2): the greedy answer first, by `correct` and, if given, leniently.
+    `lengths` (P, S): of the samples, in tokens.
+    """
     scored = ~values.isnan().any(2).any(1)
-    right, lengths, samples = (
-        values[scored] == 1,
-        lengths[scored.to(lengths.device)],
-        lengths.shape[1],
-    )
-    if not len(right):
+    right, lengths = values[scored] == 1, lengths[scored.to(lengths.device)]
+    counts, samples = right[:, 1:, 0].sum(1).tolist(), lengths.shape[1]
+    if not counts:
         return {}
-    counts = right[:, 1:, 0].sum(1).tolist()
     measured = {
         f"{name}/greedy": right[:, 0, 0].float().mean().item(),
         f"{name}/pass@1": sum(counts) / (samples * len(counts)),

@@ -470,5 +470,5 @@ def test_what_is_right_is_part_of_the_run(new_policy, tmp_path):
     assert "correct" not in train(new_policy(), TASK, [even_ids], **given).start
     with pytest.raises(ValueError, match="correct None there, 'all_right' here"):
         train(new_policy(), bare, [even_ids], **given, correct=all_right, resume=True)
-    with pytest.raises(TypeError, match="'accuracy', a name, not a function"):
+    with pytest.raises(TypeError, match="correct is 'accuracy'; give a reward, such as"):
         train(new_policy(), TASK, [even_ids], **given, correct="accuracy")

@@ -61,6 +61,8 @@ class Comparison:
             rows.append([arm, cell(ends[self.metric]), difference, self._words(arm), *costs])
         seeds = ", ".join(map(str, next(iter(self.summary["seeds"].values()))))
         lines = [f"Seeds {seeds}. {RULE.format(delta=self.delta)}", *self.warnings()]
+        if len(lines) > 1:
+            lines.append("With `max_generated_tokens` in the config all arms end at equal tokens.")
         return markdown_table(head, *rows) + "".join(f"\n{line}\n" for line in lines)
 
     def _words(self, arm: str) -> str:
@@ -83,11 +85,8 @@ class Comparison:
                 ratio = ends[cost]["mean"] / least[cost]["mean"]
                 more, fewer = (arm, first) if ratio > 1 else (first, arm)
                 if (times := max(ratio, 1 / ratio)) > uneven:
-                    found.append(
-                        f"**{more}** used {times:.2g} times the {cost} of **{fewer}**, so the "
-                        "difference may be theirs. Equal `max_generated_tokens` in the config end "
-                        "all arms at the same number of tokens."
-                    )
+                    used = f"**{more}** used {times:.2g} times the {cost} of **{fewer}**"
+                    found.append(f"{used}, which may explain part of the difference.")
         return found
 
     __str__ = _repr_markdown_ = table

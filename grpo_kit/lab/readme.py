@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from grpo_kit.course.plots import arm_bands
 from grpo_kit.lab import bench, speedrun
 from grpo_kit.lab.claims import claims_text, reported_claims
@@ -16,13 +18,9 @@ from grpo_kit.lab.report import COUNTED, picture, write_report
 from grpo_kit.lab.summary import markdown_table, reported, summary_text
 from grpo_kit.paths import write_atomic
 
-METHODS = {  # curve of the README's picture -> experiment and arm, each with 64 answers a step
-    "plain GRPO": ("diversity", "plain"),
-    "diversity reward": ("diversity", "diversity"),
-    "LLM judge": ("judge", "judge added"),
-    "self-verification": ("verification", "mixed"),
-    'P("Yes") and format': ("meta", "P(Yes) and format"),
-    "Flow-GRPO (tool questions)": ("flow", "trajectory"),
+PICTURED = {  # line of the README's picture -> metric of the arm with that reward alone
+    'reward: a frozen model\'s P("Yes")': "meta/p_yes",
+    "held-out accuracy": "eval/pass@1",
 }
 MEASURES = ("eval/pass@1", "eval/greedy", "eval/pass@8", "eval/mean_length", "seconds")
 SVAMP = ("eval/pass@1", "eval/greedy", "eval/pass@8", "after/pass@64", "tokens", "seconds")
@@ -35,14 +33,19 @@ def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
     """
     results = Path(checkout) / "data" / "results"
     page, text = results / "README.md", results_page(results)
-    report, curves = write_report(results, results), {}
-    for label, (name, arm) in METHODS.items():
-        summary = reported(name, results=results, x="step")
-        curves[label] = summary["curves"]["eval/pass@1"][arm]
-    draw = partial(arm_bands, {"eval/pass@1": curves}, "steps of 64 answers")
-    picture(results / "figures" / "methods.png", draw, curves, "", dpi=130)
+    report = write_report(results, results)
+    stored = reported("meta", results=results, x="step")["curves"]
+    lines = {label: stored[metric]["P(Yes) alone"] for label, metric in PICTURED.items()}
+    draw = partial(_rise_and_fall, lines)
+    picture(results / "figures" / "rise-and-fall.png", draw, lines, "", dpi=150)
     write_atomic(page, text)
     return [page, report]
+
+
+def _rise_and_fall(lines: Mapping[str, dict]) -> Figure:
+    figure = arm_bands({"": lines}, "training step")
+    figure.axes[0].set(title="The reward rises, accuracy falls", ylim=(0, 1))
+    return figure
 
 
 def results_page(results: Path) -> str:

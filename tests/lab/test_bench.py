@@ -1,14 +1,12 @@
 """The benchmark's numbers and tables; how fast it is, is never a test."""
 
 import json
-import re
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from grpo_kit.lab import bench, speedrun
-from grpo_kit.lab.records import CHECKOUT
 from grpo_kit.paths import data_dir
 from grpo_kit.tasks.word_problems import word_problems
 
@@ -100,12 +98,3 @@ def test_a_run_is_timed_from_the_start_of_its_process(tmp_path, monkeypatch):
     (run,) = speedrun.run(tmp_path, "yours", once, [100])["entries"]["yours"]["runs"]
     assert [point[1] for point in run["curve"]] == [128, 500] and run["curve"][-1][3] > 0.1
     assert run["seconds"] == run["curve"][-1][0] > run["curve"][0][0] > 0
-
-
-@pytest.mark.slow
-def test_the_recipe_for_a_profile_runs(tmp_path, monkeypatch, capsys):
-    page = (CHECKOUT / "grpo_kit" / "README.md").read_text()
-    (code,) = [c for c in re.findall(r"```python\n(.*?)```", page, re.S) if "profiler" in c]
-    monkeypatch.chdir(tmp_path)
-    exec(code, {})
-    assert "aten::addmm" in capsys.readouterr().out

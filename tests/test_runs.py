@@ -4,6 +4,7 @@ import json
 import os
 import socket
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -168,26 +169,18 @@ ENGINES = pytest.mark.parametrize("engine", [train, trl_bridge.train], ids=["kit
 def test_a_tracker_gets_the_rows_of_a_killed_run_and_of_the_resumed_one(
     engine, saved_policy, tmp_path, monkeypatch
 ):
-    made = []
-
-    class Tracker:
-        def __init__(self, project, **options):
-            self.options, self.calls = options, []
-            made.append(self)
-
-        start = finish = lambda self: self.calls.append(None)
-        log = lambda self, values, step: self.calls.append({"step": step, **values})  # noqa: E731
-
+    wandb = MagicMock()
     monkeypatch.setattr(runs, "find_spec", lambda name: True)
-    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "wandb", Tracker)
+    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "wandb", wandb)
     options = {"config": configure(), "output_dir": tmp_path, "seed": 0, "report_to": "wandb"}
     with pytest.raises(KeyboardInterrupt):
         engine(load_policy(saved_policy), TASK, [killed_in(1)], **options)
     run = engine(load_policy(saved_policy), TASK, [even_ids], resume=True, **options)
-    killed, resumed = made
-    assert killed.calls == [None, *run.history[:2], None]
-    assert resumed.calls == [None, *run.history[2:], None]
-    assert killed.options == resumed.options and killed.options["config"]["max_steps"] == 3
+    each = ["", "().start", "().log", "().log", "().finish"]
+    assert [name for name, _, _ in wandb.mock_calls if "__" not in name] == each * 2
+    killed, resumed = wandb.call_args_list
+    assert killed == resumed and killed.kwargs["config"]["max_steps"] == 3
+    assert [call.args[0] | call.kwargs for call in wandb().log.call_args_list] == run.history
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "trackio"])

@@ -130,7 +130,12 @@ def test_every_command_that_is_named_exists_with_its_options(path):
 
 # --- what a reader types --------------------------------------------------------------------------
 
-SHORTER = {"max_steps=50": "max_steps=1", "range(5)": "range(2)", "--seeds 0-4": "--seeds 0-1"}
+SHORTER = {
+    "--set max_steps=50": "--set max_steps=1 --set eval_prompts=8",
+    "max_steps=50": "max_steps=1, eval_prompts=8",
+    "range(5)": "range(2)",
+    "--seeds 0-4": "--seeds 0-1",
+}
 ELSEWHERE = ("vllm", "torchrun", "--profile")  # a recipe for another machine
 
 
@@ -183,7 +188,6 @@ def test_every_recipe_runs(tmp_path, monkeypatch, capsys):
     (tmp_path / "my-model").symlink_to(CHECKOUT / "data" / "tiny-base")
     problems = pd.read_json(CHECKOUT / "data" / "word_problems" / "train.jsonl", lines=True)
     problems.head(200).to_csv("mine.csv")
-    monkeypatch.setitem(SHORTER, "max_steps=50", "max_steps=1, eval_prompts=8")
     names, vllm = {"__name__": "recipes"}, set()
     for language, body in blocks("grpo_kit/README.md"):
         assert len([line for line in body.splitlines() if line]) <= 10, body
@@ -233,7 +237,7 @@ def test_what_is_said_of_the_curves_is_so():
         for values in summary_of(experiment)["curves"]["eval/pass@1"][arm]["values"]:
             assert max(values) > values[0] and values[-1] < 0.3, (experiment, arm)
     for values in summary_of("meta")["curves"]["meta/p_yes"]["P(Yes) alone"]["values"]:
-        assert values[-1] > 1.5 * values[0], "the README's picture"
+        assert values[-1] > 1.4 * values[0], "the README's picture"
     flow = summary_of("flow")
     starts = [values[0] for values in flow["curves"]["eval/pass@1"]["trajectory"]["values"]]
     ends = flow["final"]["trajectory"]["eval/pass@1"]["values"]

@@ -95,8 +95,17 @@ experiments: $(STAMP)
 results: $(STAMP)
 	$(BIN)/grpo-kit results
 
+SITE ?= runs/site
+
+# Links to other notebooks and to replays lead to the site's pages; those into the checkout go.
 site: $(STAMP)
-	$(BIN)/python -m grpo_kit.course.site runs/site
+	$(BIN)/jupyter nbconvert --to html --no-prompt --output-dir $(SITE) notebooks/*.ipynb
+	cp -R data/replays $(SITE)
+	sed -i.bak -E -e 's,(href="[0-9a-z_]+)[.]ipynb,\1.html,g' \
+	  -e 's,href="[.][.]/data/replays/,href="replays/,g' -e 's,<a href="[.][.]/[^"]*">,<a>,g' \
+	  $(SITE)/*.html
+	rm $(SITE)/*.bak
+	cp $(SITE)/00_start_here.html $(SITE)/index.html
 
 bench: $(STAMP)
 	$(BIN)/grpo-kit bench

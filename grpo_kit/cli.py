@@ -304,11 +304,11 @@ def plan_run(
     profile: ProfileName = "paper",
     gpu: Annotated[Gpu, Option(help="The GPU that it runs on.")] = "H100",
     here: Annotated[
-        bool, Option("--here", help="On this machine, by a few steps made now.")
+        bool, Option("--here", help="On this machine, with hours, by five steps made now.")
     ] = False,
     policy: PolicyName = None,
 ) -> None:
-    """Count the memory and the hours of a profile's run by the kit's trainer, before it is started.
+    """Count the memory that a profile's run by the kit's trainer takes, before it is started.
 
     Exit code 1 where it does not fit. `accelerate estimate-memory MODEL` is for other models.
     """
@@ -318,9 +318,8 @@ def plan_run(
     needed = plan_here(chosen) if here else plan(chosen, gpu)
     for part, gib in needed.memory.items():
         typer.echo(f"{part:21} {gib:6.2f} GiB")
-    for part, seconds in needed.seconds.items():
-        typer.echo(f"{part:21} {seconds:6.2f} s a step")
-    typer.echo(f"{'all steps':21} {needed.hours:6.2f} hours, without evaluations")
+    if needed.hours is not None:
+        typer.echo(f"{'all steps':21} {needed.hours:6.2f} hours, without evaluations")
     typer.echo(needed)
     raise typer.Exit(int(needed.total > needed.has))
 

@@ -1,7 +1,6 @@
-"""Memory and hours of a run by the kit's trainer, without evaluations. `grpo-kit plan`.
+"""Memory of a run by the kit's trainer, counted; its hours on this machine. `grpo-kit plan`.
 
-Time on a GPU is the least that its data sheet allows, divided by the share of that which is
-reached. Only Qwen2, Qwen3 and Llama; for others there is `accelerate estimate-memory MODEL`.
+Only Qwen2, Qwen3 and Llama are counted; for others there is `accelerate estimate-memory MODEL`.
 """
 
 import tempfile
@@ -15,7 +14,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_kit import smollm2
-from grpo_kit.config import MOST_AT_ONCE
 from grpo_kit.generation import LOGITS_BUDGET
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import Profile
@@ -30,22 +28,17 @@ MODELS = {  # of the profiles, so that planning needs no Hub: the type, then FIE
     "Qwen/Qwen2.5-0.5B-Instruct": ("qwen2", 896, 24, 14, 2, 4864, 151_936, True),
     "Qwen/Qwen2.5-1.5B": ("qwen2", 1536, 28, 12, 2, 8960, 151_936, True),
 }
-GPUS = {  # by their data sheets: GiB, GB/s, dense 16-bit TFLOP/s
-    "T4": (15, 320, 65), "L4": (22, 300, 121), "A100-40": (40, 1555, 312),
-    "A100-80": (80, 2039, 312), "H100": (80, 3350, 989),
-}  # fmt: skip
+GPUS = {"T4": 15, "L4": 22, "A100-40": 40, "A100-80": 80, "H100": 80}  # GiB
 SAMPLING, UPDATING = ["cache of sampling"], ["gradients", "16-bit weights", "activations", "logits"]
 RESERVE, PROCESS = 1.5, 0.55  # GiB: a GPU's context, kernels, fragments; Python's with torch
-REACHED, MEAN = 0.3, 0.5  # shares of a GPU's speed and of the longest completion: guesses
 
 
 class Plan(NamedTuple):
-    """GiB by part, seconds of a step by part, hours of all steps; `has`: GiB that are there."""
+    """GiB by part, GiB that are there, and hours of all steps where some were timed."""
 
     memory: dict[str, float]
-    seconds: dict[str, float]
-    hours: float
     has: float
+    hours: float | None = None  # without evaluations
 
     @property
     def total(self) -> float:
@@ -123,29 +116,14 @@ def memory_of(profile: Profile, prompt_length: int = 200) -> dict[str, float]:
 
 def plan(profile: Profile, gpu: str = "H100", prompt_length: int = 200) -> Plan:
     """The plan of a run on one of `GPUS`; prompts have `prompt_length` tokens."""
-    config, model = profile.config, model_of(profile.policy, profile.revision)
-    (has, gigabytes, teraflops), n = GPUS[gpu], model.num_parameters()
-    bandwidth, speed = REACHED * 1e9 * gigabytes, REACHED * 1e12 * teraflops
-    rows, mean = config.generation_batch_size, MEAN * config.max_completion_length
-    width = 4 if profile.dtype == "float32" else 2
-    cached = rows * mean * (prompt_length + mean / 2) * cache_bytes(model, width)
-    batches = -(-rows // MOST_AT_ONCE)
-    read = 2 * n * batches * config.max_completion_length + cached
-    tokens = rows * (mean + prompt_length / config.num_generations)
-    forward = 1 + (config.updates_per_step > 1) + bool(config.beta)  # passes without gradient
-    per_token = (4 if profile.lora_rank else 6) * config.num_iterations + 2 * forward
-    sampling = max(read / bandwidth, 2 * n * tokens / speed)
-    seconds = {"generation": sampling, "update": n * tokens * per_token / speed}
-    hours = config.max_steps * sum(seconds.values()) / 3600
-    return Plan(memory_of(profile, prompt_length), seconds, hours, has)
+    return Plan(memory_of(profile, prompt_length), GPUS[gpu])
 
 
 def plan_here(profile: Profile) -> Plan:
-    """The plan of a run on this machine, by five steps that are made now."""
+    """The plan of a run on this machine, its hours by five steps that are made now."""
     short = replace(profile.config, max_steps=5, eval_prompts=0, max_generated_tokens=None)
     start = profile.load_policy(), profile.load_task(), [accuracy_reward], short
     with tempfile.TemporaryDirectory() as folder:
         rows = train(*start, output_dir=folder, seed=0).history[-3:]
     step, free = median(row["step_time"] for row in rows), psutil.virtual_memory().available / GIB
-    hours = profile.config.max_steps * step / 3600
-    return Plan(memory_of(profile), {"generation and update": step}, hours, free)
+    return Plan(memory_of(profile), free, hours=profile.config.max_steps * step / 3600)

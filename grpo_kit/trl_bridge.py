@@ -33,7 +33,7 @@ from transformers import PrinterCallback, TrainerCallback
 from grpo_kit import training
 from grpo_kit.config import GRPOConfig
 from grpo_kit.models import Policy, frozen_copy
-from grpo_kit.paths import make_output_dir, sha256_of, write_atomic, writing
+from grpo_kit.paths import make_output_dir, write_atomic, writing
 from grpo_kit.rewards.rules import accuracy_reward
 from grpo_kit.rewards.scoring import finite_values, reward_name, score_texts
 from grpo_kit.runs import CHECKPOINT, PREVIOUS, RUN, Run, RunFiles, check_tracker
@@ -65,8 +65,7 @@ OURS = ("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps
         "importance_sampling_mode")  # fmt: skip
 # These have TRL's names.
 SAME = tuple(f.name for f in fields(GRPOConfig) if f.name not in (*REFUSED, *OURS))
-# In a checkpoint: the run that it belongs to, and the digests of its files, written last.
-IDENTITY, WHOLE = "identity.json", "sha256.json"
+IDENTITY = "identity.json"  # of a checkpoint's run; written last, so it marks one that is whole
 PATIENCE = timedelta(hours=2)  # how long processes wait for one that evaluates or scores
 
 
@@ -217,30 +216,8 @@ def train(
 
 def last_checkpoint(output_dir: str | Path) -> Path | None:
     """The newest of TRL's checkpoints that all processes have saved, None where there is none."""
-    saved = [mark.parent for mark in Path(output_dir).glob(f"checkpoint-*/{WHOLE}")]
+    saved = [mark.parent for mark in Path(output_dir).glob(f"checkpoint-*/{IDENTITY}")]
     return max(saved, key=lambda path: int(path.name.split("-")[1]), default=None)
-
-
-def _digests(checkpoint: Path) -> dict[str, str]:
-    """The digests of a checkpoint's files, by their path in it."""
-    return {
-        path.relative_to(checkpoint).as_posix(): sha256_of(path)
-        for path in sorted(checkpoint.rglob("*"))
-        if path.is_file() and path.name != WHOLE
-    }
-
-
-def _check_intact(checkpoint: Path) -> None:
-    """Raise RuntimeError, which names the file, where a checkpoint is not as it was saved."""
-    try:
-        saved = dict(json.loads((checkpoint / WHOLE).read_text()))
-    except (ValueError, TypeError):
-        saved = {WHOLE: ""}
-    found = _digests(checkpoint)
-    if damaged := [name for name, digest in saved.items() if found.get(name) != digest]:
-        problem = f"{checkpoint / damaged[0]} is damaged, its checksum differs"
-        remedy = f"delete {checkpoint.name} to go on from the one before, or start again"
-        raise RuntimeError(f"{problem}: {remedy}.")
 
 
 class _Trainer(trl.GRPOTrainer):
@@ -260,7 +237,6 @@ class _Trainer(trl.GRPOTrainer):
                 raise ValueError(f"{problem}: resume with that (--engine kit), or choose another.")
             self.watcher.begin()
             return super().train(**keywords)
-        _check_intact(last)
         state = json.loads((last / "trainer_state.json").read_text())
         self.watcher.resume(last, state["global_step"])
         if state["global_step"] >= self.args.max_steps:  # TRL would make one step more
@@ -417,7 +393,6 @@ class _Watcher(TrainerCallback):
         if state.is_world_process_zero:
             identity = {**self.files.identity, "history": self.files.digest}
             write_atomic(checkpoint / IDENTITY, json.dumps(identity, indent=1))
-            write_atomic(checkpoint / WHOLE, json.dumps(_digests(checkpoint), indent=1))
 
     def on_train_end(self, args, state, control, **kwargs):
         if self.progress is not None:

@@ -6,8 +6,8 @@ makes that many trials on the CPU and adds their counts to FILE (data/results/ch
 
 A trial starts a run, does something to it at a random moment, again and again, and resumes it until
 it ends; in half of the trials the clock jumps as well. It must end as the unbroken run, bit for bit
-(weights, and history but for times). Where a file was damaged it may refuse instead, in a sentence
-that names the file, and leave all as it was.
+(weights, and history but for times). Where a file of the kit's was damaged it may refuse instead,
+in a sentence that names the file, and leave all as it was.
 Children are forked from this process, which has loaded all that takes seconds.
 """
 
@@ -20,7 +20,6 @@ import hashlib
 import json
 import os
 import random
-import re
 import resource
 import shutil
 import signal
@@ -258,11 +257,9 @@ def files_of(folder: Path) -> dict[str, str]:
 
 
 def files_to_damage(folder: Path) -> list[str]:
-    """A run's checkpoint, the one before, and its history; of TRL's the last checkpoint's files."""
-    last = trl_bridge.last_checkpoint(folder)
-    saved = sorted(last.iterdir()) if last else [folder / CHECKPOINT, folder / PREVIOUS]
-    saved = [path.relative_to(folder).as_posix() for path in saved if path.exists()]
-    return [*saved, HISTORY] if saved else []
+    """A run's checkpoint, the one before, and its history; of a run by TRL its history."""
+    saved = [name for name in (CHECKPOINT, PREVIOUS) if (folder / name).exists()]
+    return [*saved, HISTORY] if saved or trl_bridge.last_checkpoint(folder) else []
 
 
 class Chaos:
@@ -340,7 +337,7 @@ class Chaos:
         content = (folder / file).read_bytes()
         if not content:
             return None
-        self.tried[kind, f"{re.sub('-[0-9]+', '', file)}: {damage}"] += 1
+        self.tried[kind, f"{file}: {damage}"] += 1
         (folder / file).write_bytes(DAMAGES[damage](content, draw))
         before = files_of(folder)
         code = wait(child(kind, folder, seed=0, resume=True))
@@ -348,7 +345,7 @@ class Chaos:
             same = (place / END).read_text() == self.whole[kind]
             return None if same else f"{file} ({damage}): went on to another end"
         said = (place / SAID).read_text() if code == 3 else f"exit code {code}"
-        if code != 3 or "\n" in said.strip() or file.split("/")[0] not in said:
+        if code != 3 or "\n" in said.strip() or file not in said:
             return f"{file} ({damage}): no sentence that names it, but: {said}"
         if files_of(folder) != before:
             return f"{file} ({damage}): refused, and changed other files"

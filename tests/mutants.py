@@ -265,7 +265,7 @@ tests/flow/test_rollout.py::test_memory_is_new_for_every_query
 half-a-checkpoint: TRL's run resumes from a checkpoint of which another process could not save its \
 part.
 grpo_kit/trl_bridge.py
-- saved = [mark.parent for mark in Path(output_dir).glob(f"checkpoint-*/{WHOLE}")]
+- saved = [mark.parent for mark in Path(output_dir).glob(f"checkpoint-*/{IDENTITY}")]
 + saved = list(Path(output_dir).glob("checkpoint-*"))
 tests/test_trl_bridge.py::test_a_killed_and_resumed_run_equals_an_unbroken_one_in_prompts_too
 

@@ -167,7 +167,7 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one_in_prompts_too(new_poli
         four_epochs(new_policy(), folder, breaks=3)
     assert trl_bridge.last_checkpoint(folder).name == "checkpoint-2"
     shutil.copytree(folder / "checkpoint-2", folder / "checkpoint-3")
-    (folder / "checkpoint-3" / trl_bridge.WHOLE).unlink()  # another process could not save its part
+    (folder / "checkpoint-3" / trl_bridge.IDENTITY).unlink()  # another process could not save its part
     assert trl_bridge.last_checkpoint(folder).name == "checkpoint-2"
     policy, again = new_policy(), new_policy()
     resumed, asked_again = four_epochs(policy, folder, resume=True)
@@ -203,21 +203,6 @@ def test_a_full_disk_is_a_sentence_and_the_last_checkpoint_goes_on(
     told = f"cannot write the {what} of step 3 .*File too large.*make room, then resume from check"
     with files_up_to(limit), pytest.raises(RuntimeError, match=told):
         four_epochs(new_policy(), tmp_path, resume=True)
-    assert_resumed_as_unbroken(new_policy, tmp_path, tmp_path / "whole")
-
-
-@pytest.mark.parametrize("file", ["optimizer.pt", trl_bridge.IDENTITY])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_goes_on(file, new_policy, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        four_epochs(new_policy(), tmp_path, breaks=4)
-    damaged = tmp_path / "checkpoint-3" / file
-    content = damaged.read_bytes()
-    damaged.write_bytes(content[:-40] + bytes([content[-40] ^ 1]) + content[-39:])
-    lines = (tmp_path / HISTORY).read_text()
-    with pytest.raises(RuntimeError, match=rf"{file} is damaged, .*: delete checkpoint-3 to go on"):
-        four_epochs(new_policy(), tmp_path, resume=True)
-    assert (tmp_path / HISTORY).read_text() == lines
-    shutil.rmtree(damaged.parent)
     assert_resumed_as_unbroken(new_policy, tmp_path, tmp_path / "whole")
 
 

@@ -167,7 +167,8 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one_in_prompts_too(new_poli
         four_epochs(new_policy(), folder, breaks=3)
     assert trl_bridge.last_checkpoint(folder).name == "checkpoint-2"
     shutil.copytree(folder / "checkpoint-2", folder / "checkpoint-3")
-    (folder / "checkpoint-3" / trl_bridge.IDENTITY).unlink()  # another process could not save its part
+    unfinished = folder / "checkpoint-3" / trl_bridge.IDENTITY
+    unfinished.unlink()  # as where another process could not save its part
     assert trl_bridge.last_checkpoint(folder).name == "checkpoint-2"
     policy, again = new_policy(), new_policy()
     resumed, asked_again = four_epochs(policy, folder, resume=True)

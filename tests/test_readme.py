@@ -133,8 +133,8 @@ def test_every_command_that_is_named_exists_with_its_options(path):
 SHORTER = {
     "--set max_steps=50": "--set max_steps=1 --set eval_prompts=8",
     "max_steps=50": "max_steps=1, eval_prompts=8",
-    "range(5)": "range(2)",
-    "--seeds 0-4": "--seeds 0-1",
+    "range(5)": "range(1)",
+    "--seeds 0-4": "--seeds 0",
 }
 ELSEWHERE = ("vllm", "torchrun", "--profile")  # a recipe for another machine
 
@@ -177,7 +177,7 @@ def test_the_readme_can_be_typed_as_it_stands_into_a_fresh_clone(tmp_path):
     script = script.replace("ADDRESS", str(CHECKOUT)).replace("cd grpo-kit", made)
     printed = typed(script, tmp_path)
     assert "grpo-kit reproduce" in printed and "-m pytest" in printed, "make -n says what it does"
-    assert printed.count("inconclusive") >= 2, "after a step of two seeds, by both ways"
+    assert printed.count("**inconclusive**") == 2, "by one seed, from Python and from the shell"
 
 
 @pytest.mark.slow

@@ -162,22 +162,11 @@ def notebooks_in_place(
     output: Output = Path("runs/in_place"),
     notebooks: Notebooks = Path("notebooks"),
     jobs: Jobs = None,
-    repository: Annotated[
-        str | None, Option(help="OWNER/NAME on GitHub that Colab installs from.")
-    ] = None,
-    commit: Annotated[str, Option(help="The commit of it, 40 hex digits.")] = "",
 ) -> None:
-    """Execute the notebooks in place, with outputs fit to be committed.
-
-    With --repository, set the badges and install cells for Colab instead.
-    """
-    from grpo_kit.course.runner import default_jobs, execute, find_notebooks, set_repository
+    """Execute the notebooks in place, with outputs fit to be committed."""
+    from grpo_kit.course.runner import default_jobs, execute, find_notebooks
 
     paths = find_notebooks(notebooks, names or ())
-    if repository is not None:
-        set_repository(paths, repository, commit)
-        typer.echo(f"{len(paths)} notebooks install from {repository} at {commit[:12]}")
-        return
     results = [*execute(paths, output, in_place=True, jobs=jobs or default_jobs())]
     raise typer.Exit(int(any(result.error for result in results)))
 

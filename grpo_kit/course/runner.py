@@ -36,15 +36,6 @@ NOISE = (  # what differs from run to run, and what stands in its place
     (r"[^\s\"'(]*[/\\]ipykernel_\d+[/\\]\d+\.py", "{cell}"),  # Python's name of a cell
     (r"\b0x[0-9a-fA-F]{8,16}\b", "0x…"),
 )
-BADGE = (
-    "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
-    "(https://colab.research.google.com/github/{page})"
-)
-INSTALL = """\
-import sys
-
-if "google.colab" in sys.modules:  # Colab's torch and numpy stay, if they are not too old
-    %pip install -q "grpo-kit{extras} @ git+https://github.com/{source}\""""
 
 
 class Result(NamedTuple):
@@ -253,28 +244,3 @@ def _places(checkout: Path) -> list[tuple[str, str]]:
         for path in sorted(names, key=len, reverse=True)
         if path != "/"
     ]
-
-
-def set_repository(notebooks: Sequence[str | Path], repository: str, commit: str) -> None:
-    """Give notebooks a Colab badge and a first cell that installs `owner/name` at a commit.
-
-    As shipped that cell asks for a wheel: a name that nobody owns would run the code of whoever
-    registers it. Raises ValueError for a repository that is none, or a commit of other than 40 hex
-    digits (a branch can be moved).
-    """
-    import nbformat
-
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-        raise ValueError(f"the repository is {repository!r}: give OWNER/NAME.")
-    if not re.fullmatch(r"[0-9a-f]{40}", commit):
-        raise ValueError(f"the commit is {commit!r}: give all of its 40 hex digits.")
-    for path in map(Path, notebooks):
-        notebook = _read(path)
-        kinds = ("markdown", "code")
-        title, pip = (next(c for c in notebook.cells if c.cell_type == kind) for kind in kinds)
-        heading, _, rest = re.sub(r"\n\n\[!\[Open in Colab.*", "", title.source).partition("\n")
-        badge = BADGE.format(page=f"{repository}/blob/{commit}/notebooks/{path.name}")
-        title.source = f"{heading}\n\n{badge}\n{rest}"
-        extras = re.search(r"\[[a-z,]+\]|$", pip.source)[0]
-        pip.source = INSTALL.format(extras=extras, source=f"{repository}@{commit}")
-        write_atomic(path, nbformat.writes(notebook) + "\n")

@@ -1,8 +1,7 @@
 """Published claims, `data/claims.yaml`, judged by the records of the runs that test them.
 
 The claims of one method on one profile are a family (`statistics.judge`), so that many claims
-together have no more false verdicts than one. A claim of the tiny world is judged in a second one
-too, by runs of a real model.
+together have no more false verdicts than one.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ class Claim(BaseModel):
     source: str = OWN
     evidence: Literal["P", "F", "C", "S", "I"] = "I"
     profile: str = "tiny"
-    also: str | None = "smol"  # a second profile, where the first is "tiny"
     of: Literal["end", "change", "late"] = "end"
     minus: str | None = None
     against: str | None = None
@@ -58,11 +56,6 @@ class Claim(BaseModel):
     @property
     def arms(self) -> list[str]:
         return [arm for arm in (self.against, self.arm) if arm]
-
-    @property
-    def twice(self) -> bool:
-        """Whether it is judged in a second world."""
-        return self.profile == "tiny" and self.also is not None
 
     @property
     def seeds(self) -> range | None:
@@ -126,7 +119,6 @@ class Judged:
     claim: Claim
     verdict: str = "not run here"
     judgement: Judgement | None = None
-    second: Judged | None = None  # in the second world
 
     @property
     def here(self) -> str:
@@ -169,7 +161,6 @@ def _check(claim: Claim, others: Iterable[str]) -> None:
     if not 0 < claim.delta < math.inf:
         raise ValueError(f"delta is {claim.delta}: give the smallest difference that matters.")
     names = [("experiment", claim.experiment, EXPERIMENTS), ("profile", claim.profile, PROFILES)]
-    names += [("profile", claim.also, PROFILES)] if claim.also else []
     if claim.experiment in EXPERIMENTS:
         names += [("arm", arm, EXPERIMENTS[claim.experiment].arms) for arm in claim.arms]
     for kind, name, known in names:
@@ -183,13 +174,12 @@ def _check(claim: Claim, others: Iterable[str]) -> None:
 
 def planned(experiment: str, profile: str) -> tuple[list[str], range]:
     """Arms whose runs test shipped claims, in order, and their seeds; ValueError for no claim."""
-    claims = [c for c in load_claims()[0] if c.experiment == experiment]
-    tested = [c for c in claims if c.profile == profile or c.twice and c.also == profile]
+    tested = [c for c in load_claims()[0] if (c.experiment, c.profile) == (experiment, profile)]
     if not tested:
         raise ValueError(f"no claim is tested by runs of {experiment!r} on profile {profile!r}.")
     arms = [arm for arm in EXPERIMENTS[experiment].arms if any(arm in c.arms for c in tested)]
-    chosen = [c.model_copy(update={"profile": profile}).seeds for c in tested]
-    return arms, max(filter(None, chosen), key=len, default=usual_seeds(profile))
+    chosen = filter(None, (c.seeds for c in tested))
+    return arms, max(chosen, key=len, default=usual_seeds(profile))
 
 
 def judge_claims(claims: list[Claim], records: Iterable[Record]) -> tuple[list[Judged], list[str]]:
@@ -201,11 +191,10 @@ def judge_claims(claims: list[Claim], records: Iterable[Record]) -> tuple[list[J
     for record in records:
         runs[record.profile, record.experiment].append(record)
     problems, judged = [], {}
-    seconds = [claim.model_copy(update={"profile": claim.also}) for claim in claims if claim.twice]
-    for claim in [*claims, *seconds]:
+    for claim in claims:
         try:
             values = claim.values(runs[claim.profile, claim.experiment])
-            judged[claim.id, claim.profile] = Judged(claim)
+            judged[claim.id] = Judged(claim)
         except ValueError as error:
             values = []
             problems.append(str(error))
@@ -218,12 +207,8 @@ def judge_claims(claims: list[Claim], records: Iterable[Record]) -> tuple[list[J
             if claim.seeds and len(values) < claim.n:
                 why = f"{len(values)} of {claim.n} planned seeds have run"
                 judgement = replace(judgement, verdict="inconclusive", reason=why)
-            judged[claim.id, claim.profile] = Judged(claim, judgement.verdict, judgement)
-    first = [judged[c.id, c.profile] for c in claims if (c.id, c.profile) in judged]
-    return [
-        replace(one, second=judged.get((one.claim.id, one.claim.also))) if one.claim.twice else one
-        for one in first
-    ], problems
+            judged[claim.id] = Judged(claim, judgement.verdict, judgement)
+    return [*judged.values()], problems
 
 
 def reported_claims(results: str | Path | None = None) -> tuple[list[Judged], list[str]]:
@@ -253,11 +238,8 @@ def forest_rows(judged: Iterable[Judged], *only: str) -> list[tuple]:
     return rows
 
 
-def claims_text(judged: Iterable[Judged], worlds: bool = False, details: bool = False) -> str:
-    """Markdown table of judged claims.
-
-    `worlds`: with the verdict in the second world; `details`: with id, source, seeds and power.
-    """
+def claims_text(judged: Iterable[Judged], details: bool = False) -> str:
+    """Markdown table of judged claims; `details`: with id, source, seeds and power."""
     rows = []
     for one in judged:
         verdict, statement, here = f"**{one.verdict}**", one.claim.statement, one.here
@@ -268,9 +250,5 @@ def claims_text(judged: Iterable[Judged], worlds: bool = False, details: bool = 
         if details and one.judgement:
             here += f" ({one.statistics})"
             verdict += f"; {one.judgement.reason}" if one.judgement.reason else ""
-        there = "–"
-        if one.second and one.second.judgement:
-            there = f"**{one.second.verdict}** {one.second.here}"
-        rows.append((verdict, statement, one.claim.paper, here, one.claim.band, there))
-    names = ("verdict", "claim", "claimed", "here", "matters from", "on a real model")
-    return markdown_table(*(row[: 5 + worlds] for row in (names, *rows)))
+        rows.append((verdict, statement, one.claim.paper, here, one.claim.band))
+    return markdown_table(("verdict", "claim", "claimed", "here", "matters from"), *rows)

@@ -65,7 +65,7 @@ def results_page(results: Path) -> str:
         parts[f"{name}-smol"] = summary_text(reported(name, "smol", results), SVAMP)
     for name in dict.fromkeys(one.claim.experiment for one in judged):
         own = [one for one in judged if one.claim.experiment == name and one.judgement]
-        parts[name] = claims_text(own, worlds=True) if own else "None has been run yet.\n"
+        parts[name] = claims_text(own) if own else "None has been run yet.\n"
     return with_parts((results / "README.md").read_text(encoding="utf-8"), parts)
 
 

@@ -67,7 +67,7 @@ def write_report(
         runs = [record for record in records if record.experiment == name]
         if own or runs:
             text += [f"## {name}\n", f"{experiment.question}\n"]
-            text += [claims_text(own, worlds=True, details=True)] if own else []
+            text += [claims_text(own, details=True)] if own else []
             text += arms_of(name, runs, folder)
     path = folder / "report.md"
     write_atomic(path, visible("\n".join(text), newline="\n"))

@@ -135,7 +135,7 @@ def test_claims_that_a_notebook_shows_are_as_they_are_judged_now(name):
             named = re.findall(r'"([a-z0-9-]+)"', cell.source)
             assert {*named} <= {one.claim.id for one in judged_claims() if one.judgement}
             if "claims_text(" in cell.source:
-                table = claims_text(judged_claims(), worlds=True).strip()
+                table = claims_text(judged_claims()).strip()
                 assert table in cell.outputs[0].data["text/markdown"], "execute the notebook again"
 
 

@@ -28,7 +28,6 @@ from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
 
 OF = {"end": "", "change": "change of ", "late": "late "}
-OWN = "yours"  # the source of a claim that names none
 
 
 class Claim(BaseModel):
@@ -42,8 +41,8 @@ class Claim(BaseModel):
     arm: str
     metric: str = Field(min_length=1)
     expects: str | dict[str, float]  # a `region`
+    source: str
     seed: str = ""
-    source: str = OWN
     evidence: Literal["P", "F", "C", "S", "I"] = "I"
     profile: str = "tiny"
     of: Literal["end", "change", "late"] = "end"
@@ -185,7 +184,7 @@ def planned(experiment: str, profile: str) -> tuple[list[str], range]:
 def judge_claims(claims: list[Claim], records: Iterable[Record]) -> tuple[list[Judged], list[str]]:
     """Verdicts on all claims, in their order, and a sentence for each that could not be judged.
 
-    A family: claims of one method (`seed`), experiment and profile; the reader's own are another.
+    A family: claims of one method (`seed`), experiment and profile.
     """
     runs, families = defaultdict(list), defaultdict(list)
     for record in records:
@@ -198,8 +197,7 @@ def judge_claims(claims: list[Claim], records: Iterable[Record]) -> tuple[list[J
         except ValueError as error:
             values = []
             problems.append(str(error))
-        family = claim.profile, claim.experiment, claim.seed, claim.source == OWN
-        families[family].append((claim, values))
+        families[claim.profile, claim.experiment, claim.seed].append((claim, values))
     for family in families.values():  # as large as it is written, whatever has been run of it
         tested = [(claim, values) for claim, values in family if values]
         table = [(values, claim.expects, claim.delta) for claim, values in tested]

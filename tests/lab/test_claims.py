@@ -17,8 +17,9 @@ from grpo_kit.lab.claims import (
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.profiles import PROFILES
 
-RISES = {"id": "more", "statement": "It helps.", "experiment": "diversity", "arm": "diversity",
-         "against": "plain", "metric": "eval/pass@1", "expects": "rises"}  # fmt: skip
+RISES = {"id": "more", "statement": "It helps.", "source": "a paper", "experiment": "diversity",
+         "arm": "diversity", "against": "plain", "metric": "eval/pass@1",
+         "expects": "rises"}  # fmt: skip
 PLAIN = [0.5, 0.52, 0.48, 0.51, 0.49]
 GAINS = [0.2, 0.21, 0.19, 0.22, 0.2]
 
@@ -73,6 +74,7 @@ def test_a_claimed_number_is_the_gain_that_its_source_prints():
         ("expects: higher", "a claim expects 'higher'; say rises"),
         ("colour: red", "colour: Extra inputs are not permitted"),
         ("delta: 0", "delta is 0.0: give the smallest difference that matters"),
+        ("source:", "source: Input should be a valid string"),
     ],
 )
 def test_a_mistake_in_a_claim_is_named_and_the_others_are_read(line, sentence, tmp_path):
@@ -124,7 +126,7 @@ def test_claims_of_a_method_are_judged_together_and_those_of_others_apart(gained
     untried = [claim(id=f"claim {i}", arm="only correct") for i in range(40)]
     judged, _ = judge_claims([claim(), *untried], weak)
     assert judged[0].verdict == "inconclusive", "its family is what was written, run or not"
-    judged, _ = judge_claims([claim(source="a paper"), *many], weak)  # the others are the reader's
+    judged, _ = judge_claims([claim(seed="another"), *many], weak)
     assert [one.verdict for one in judged] == ["reproduced"] + 40 * ["inconclusive"]
 
 

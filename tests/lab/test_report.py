@@ -8,21 +8,23 @@ from grpo_kit.lab.records import load
 from grpo_kit.lab.report import write_report
 
 CLAIMS = """
-- {id: up, statement: Unlike answers are right more often., experiment: diversity, arm: diversity,
-   against: plain, metric: eval/pass@1, expects: rises, source: some paper, evidence: F,
-   printed: {GSM8K: [30, 45.5], MATH: [10, 12]}}
-- {id: down, statement: They are right less often., experiment: diversity, arm: diversity,
-   against: plain, metric: eval/pass@1, expects: falls}
-- {id: even, statement: They are as sure., experiment: diversity, arm: diversity,
+- {id: up, statement: Unlike answers are right more often., source: some paper, evidence: F,
+   seed: "002", experiment: diversity, arm: diversity, against: plain, metric: eval/pass@1,
+   expects: rises, printed: {GSM8K: [30, 45.5], MATH: [10, 12]}}
+- {id: down, statement: They are right less often., source: a talk, experiment: diversity,
+   arm: diversity, against: plain, metric: eval/pass@1, expects: falls}
+- {id: even, statement: They are as sure., source: a talk, experiment: diversity, arm: diversity,
    against: plain, metric: entropy, expects: rises}
-- {id: exact, statement: A share | of it., experiment: diversity, arm: plain,
+- {id: exact, statement: A share | of it., source: a talk, experiment: diversity, arm: plain,
    metric: eval/pass@1, expects: {value: 0.4, within: 0.1}}
-- {id: elsewhere, statement: So it is on a GPU., experiment: flow, arm: trajectory,
+- {id: elsewhere, statement: So it is on a GPU., source: a talk, experiment: flow, arm: trajectory,
    profile: paper, metric: eval/pass@1, expects: rises}
 """
 WRONG = """
-- {id: lost, statement: s, experiment: nonsense, arm: plain, metric: entropy, expects: rises}
-- {id: unmeasured, statement: s, experiment: diversity, arm: plain, metric: joy, expects: rises}
+- {id: lost, statement: s, source: s, experiment: nonsense, arm: plain, metric: entropy,
+   expects: rises}
+- {id: unmeasured, statement: s, source: s, experiment: diversity, arm: plain, metric: joy,
+   expects: rises}
 """
 FLOW = {"experiment": "flow", "evaluator": EXPERIMENTS["flow"].evaluator}
 

@@ -3,6 +3,7 @@
 compare({"plain": {}, "short": {"rewards": [accuracy_reward, short]}})
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -138,6 +139,8 @@ def compare(
     seeds = list(dict.fromkeys(seeds))
     if not seeds:
         raise ValueError("there are no seeds: give some, such as range(5).")
+    if not 0 < delta < math.inf:
+        raise ValueError(f"delta is {delta}: give the smallest difference that matters, above 0.")
     make = runner(on, chosen, processes)
     records = grid.run_grid("compare", experiment, chosen, seeds, make=make, **folders)
     summary = summarise([_with(metric, record) for record in records], experiment)
@@ -180,8 +183,10 @@ def _experiment(arms: Mapping, profile: Profile, metric: str, correct: Callable)
 
 def _arm(name: str, entry: Mapping[str, Any], correct: Callable) -> Arm:
     known = ("rewards", "config", *FUNCTIONS)
-    if not isinstance(entry, Mapping) or not set(entry) <= set(known):
-        raise ValueError(f"arm {name!r} is {entry!r:.200}: give a dict of {', '.join(known)}.")
+    named = isinstance(name, str) and isinstance(entry, Mapping)
+    if not named or not set(entry) <= set(known):
+        problem = f"arm {name!r} is {entry!r:.200}"
+        raise ValueError(f"{problem}: give a name and a dict of {', '.join(known)}.")
     rewards = entry.get("rewards", [accuracy_reward, format_reward])
     check_rewards(rewards)
     functions = {kind: entry[kind] for kind in FUNCTIONS if entry.get(kind)}

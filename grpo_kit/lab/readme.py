@@ -18,10 +18,6 @@ from grpo_kit.lab.report import COUNTED, picture, write_report
 from grpo_kit.lab.summary import markdown_table, reported, summary_text
 from grpo_kit.paths import write_atomic
 
-PICTURED = {  # line of the README's picture -> metric of the arm with that reward alone
-    'reward: a frozen model\'s P("Yes")': "meta/p_yes",
-    "held-out accuracy": "eval/pass@1",
-}
 MEASURES = ("eval/pass@1", "eval/greedy", "eval/pass@8", "eval/mean_length", "seconds")
 SVAMP = ("eval/pass@1", "eval/greedy", "eval/pass@8", "after/pass@64", "tokens", "seconds")
 
@@ -34,8 +30,12 @@ def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
     results = Path(checkout) / "data" / "results"
     page, text = results / "README.md", results_page(results)
     report = write_report(results, results)
-    stored = reported("meta", results=results, x="step")["curves"]
-    lines = {label: stored[metric]["P(Yes) alone"] for label, metric in PICTURED.items()}
+    stored = reported("judge", results=results, x="step")["curves"]
+    score, accuracy = (
+        stored[metric]["judge only"] for metric in ("rewards/quality_judge_reward/mean", "eval/pass@1")
+    )
+    score["values"] = [[reward + 0.5 for reward in of] for of in score["values"]]  # of -0.5..0.5
+    lines = {"the judge's score (1 = full marks)": score, "accuracy on held-out problems": accuracy}
     draw = partial(_rise_and_fall, lines)
     picture(results / "figures" / "rise-and-fall.png", draw, lines, "", dpi=150)
     write_atomic(page, text)
@@ -44,7 +44,7 @@ def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
 
 def _rise_and_fall(lines: Mapping[str, dict]) -> Figure:
     figure = arm_bands({"": lines}, "training step")
-    figure.axes[0].set(title="The reward rises, accuracy falls", ylim=(0, 1))
+    figure.axes[0].set(title="The score goes on rising, accuracy collapses", ylim=(0, 1))
     return figure
 
 

@@ -31,9 +31,8 @@ def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
     page, text = results / "README.md", results_page(results)
     report = write_report(results, results)
     stored = reported("judge", results=results, x="step")["curves"]
-    score, accuracy = (
-        stored[metric]["judge only"] for metric in ("rewards/quality_judge_reward/mean", "eval/pass@1")
-    )
+    score = stored["rewards/quality_judge_reward/mean"]["judge only"]
+    accuracy = stored["eval/pass@1"]["judge only"]
     score["values"] = [[reward + 0.5 for reward in of] for of in score["values"]]  # of -0.5..0.5
     lines = {"the judge's score (1 = full marks)": score, "accuracy on held-out problems": accuracy}
     draw = partial(_rise_and_fall, lines)

@@ -433,23 +433,11 @@ def bench(
     policy: PolicyFolder = None,
     output: Output = Path("runs/bench"),
     steps: Annotated[int, Option(min=1, help="Measured steps of each trainer.")] = 10,
-    speedrun: Annotated[
-        bool, Option("--speedrun", help="Time whole runs instead, until 90 % are right.")
-    ] = False,
-    change: Annotated[list[str] | None, Option(help="name=value, of its config.")] = None,
-    seeds: Annotated[str, Option(help="Of the speedrun.")] = "100-102",
 ) -> None:
     """Measure the time and the memory of the kit's step beside TRL's."""
     from grpo_kit.lab import bench
-    from grpo_kit.lab import speedrun as race
-    from grpo_kit.lab.grid import parse_seeds
 
-    if not speedrun:
-        typer.echo(bench.report(bench.run(output, policy or data_dir() / "tiny-base", steps=steps)))
-        return
-    changes = _settings(change)
-    name = "yours" if changes else "kit"
-    typer.echo(race.report(race.run(output, name, changes, parse_seeds(seeds))))
+    typer.echo(bench.report(bench.run(output, policy or data_dir() / "tiny-base", steps=steps)))
 
 
 @app.command()

@@ -75,7 +75,6 @@ def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
         ("evaluate --correct a_file:right", "there is no Python file 'a_file'"),
         ("evaluate --data a_file", "a_file is of an unknown kind: give .jsonl"),
         ("evaluate --output .", ". is a folder; name a file for the numbers"),
-        ("bench --speedrun --change speed=9", "speed is 9; GRPOConfig has no such field"),
         ("train --seed 99999999999999999999", "'--seed'"),
     ],
 )

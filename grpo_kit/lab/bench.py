@@ -2,7 +2,7 @@
 
 The trainers take turns, step by step, in one process, with the same weights, prompts and update: on
 a shared machine their ratio says more than seconds. A process cannot reset its peak of memory, so
-each trainer's peak is measured in a process of its own. `speedrun` times whole runs instead.
+each trainer's peak is measured in a process of its own.
 """
 
 import json

@@ -11,7 +11,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from grpo_kit.course.plots import arm_bands
-from grpo_kit.lab import bench, speedrun
+from grpo_kit.lab import bench
 from grpo_kit.lab.claims import claims_text, reported_claims
 from grpo_kit.lab.records import CHECKOUT
 from grpo_kit.lab.report import COUNTED, picture, write_report
@@ -55,7 +55,6 @@ def results_page(results: Path) -> str:
     verdicts = [one.verdict for one in judged]
     parts = {
         "verdicts": markdown_table(COUNTED, map(verdicts.count, COUNTED)),
-        "speedrun": speedrun.report(json.loads((results / "speedrun.json").read_bytes())),
         "step": bench.report(json.loads((results / "bench" / "bench.json").read_bytes())),
     }
     for name in ("basic", "engines"):

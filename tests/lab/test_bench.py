@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from grpo_kit.lab import bench, speedrun
+from grpo_kit.lab import bench
 from grpo_kit.paths import data_dir
 from grpo_kit.tasks.word_problems import word_problems
 
@@ -55,46 +55,3 @@ def test_both_trainers_make_their_steps_in_turn():
     for name in bench.TRAINERS:
         seconds = step["median_seconds"][name]
         assert 0 < seconds["generation"] < seconds["step"] and seconds["update"] > 0
-
-
-class InThisProcess:
-    """In place of a pool of processes."""
-
-    def __init__(self, *arguments, **options):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def submit(self, function, *arguments):
-        self.result = lambda: function(*arguments)
-        return self
-
-
-def test_entries_of_the_speedrun_stand_by_their_median(tmp_path, monkeypatch):
-    seconds = {1e-4: [31.0, 29.0, 35.0], 3e-4: [21.0, None, None]}
-
-    def run_entry(config, seed, started):
-        return {"seed": seed, "seconds": seconds[config.learning_rate][seed - 100], "curve": []}
-
-    monkeypatch.setattr(speedrun, "run_entry", run_entry)
-    monkeypatch.setattr(speedrun, "ProcessPoolExecutor", InThisProcess)
-    speedrun.run(tmp_path, "kit", {"learning_rate": 1e-4}, [100, 101, 102])
-    result = speedrun.run(tmp_path, "yours", {"learning_rate": 3e-4}, [100, 101, 102])
-    assert json.loads((tmp_path / "speedrun.json").read_text()) == result
-    medians = {name: entry["seconds"] for name, entry in result["entries"].items()}
-    assert medians == {"kit": 31.0, "yours": None}
-    assert "| kit | 31 | 31 / 29 / 35 | `learning_rate=0.0001` |" in speedrun.report(result)
-
-
-@pytest.mark.slow
-def test_a_run_is_timed_from_the_start_of_its_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(speedrun, "TARGET", 0.1)  # the untrained base reaches it
-    monkeypatch.setattr(speedrun, "ProcessPoolExecutor", InThisProcess)
-    once = {"max_steps": 1, "eval_steps": 1}
-    (run,) = speedrun.run(tmp_path, "yours", once, [100])["entries"]["yours"]["runs"]
-    assert [point[1] for point in run["curve"]] == [128, 500] and run["curve"][-1][3] > 0.1
-    assert run["seconds"] == run["curve"][-1][0] > run["curve"][0][0] > 0

@@ -10,7 +10,6 @@ import functools
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -24,7 +23,6 @@ from grpo_kit.paths import make_output_dir, write_atomic, writing
 
 CHECKPOINT, HISTORY, RUN = "checkpoint.pt", "history.jsonl", "run.json"
 PREVIOUS, REPLAY = "checkpoint.previous.pt", "replay.jsonl"  # the last: see course.replay
-TRACKER = "tracker.txt"  # the name that trackio and wandb know the run by
 MARK = b"#sha256:"  # with the digest of what is before it, the end of a checkpoint
 
 
@@ -158,28 +156,19 @@ class RunFiles:
         return rows
 
     def track(self, name: str | None) -> None:
-        """Send what is logged from here on to a tracker too; a resumed run goes on in its own."""
+        """Send what is logged from here on to a new run of a tracker, too."""
         if name is None:
             return
         from accelerate import PartialState, tracking  # slow, for those who want one
 
         PartialState()  # which accelerate's log asks for
-        key = self.folder / TRACKER
-        step = self.run.history[-1]["step"] + 1 if self.run.history else 0
-        if not step or not key.exists():
-            write_atomic(key, f"{self.folder.name}-{secrets.token_hex(4)}")
-        settings = dataclasses.asdict(self.run.config) | {"seed": self.run.seed}
-        online = {"name": key.read_text(), "resume": "allow", "config": settings}
-        project, options = {
-            "trackio": ("grpo-kit", online),
-            "wandb": ("grpo-kit", online | {"id": online["name"]}),
-            # from here on; what an older run or one that was killed has written is hidden
-            "tensorboard": (name, {"logging_dir": self.folder, "purge_step": step}),
-        }[name]
+        project, options = "grpo-kit", {"name": self.folder.name}
+        if name == "tensorboard":
+            project, options = name, {"logging_dir": self.folder}
         self.tracker = tracking.LOGGER_TYPE_TO_CLASS[name](project, **options)
         self.tracker.start()
-        if name == "tensorboard":
-            self.tracker.writer.add_text("config", json.dumps(settings, indent=1), step)
+        settings = dataclasses.asdict(self.run.config) | {"seed": self.run.seed}
+        self.tracker.store_init_configuration({k: str(v) for k, v in settings.items()})
 
     def untrack(self) -> None:
         """Close the tracker, however the run has ended."""

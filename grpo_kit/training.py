@@ -93,8 +93,8 @@ def train(
             whether it is the last; e.g. `course.replay.Recorder`. It must leave the run alone.
         correct: a reward that is 1 for a right completion; evaluations and batch sources use it.
         report_to: "trackio", "tensorboard" (in `output_dir/tensorboard`) or "wandb": a tracker that
-            gets the config and each row of the history. A resumed run goes on as the same run
-            there; trackio shows steps after the last checkpoint twice.
+            gets the config and each row of the history. A resumed run begins a new run there, with
+            the rows after its checkpoint.
 
     Raises:
         ValueError: something does not fit together; said before any compute where possible.

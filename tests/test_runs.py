@@ -13,7 +13,7 @@ from toy import TASK, configure, even_ids, files_up_to, killed_in
 
 from grpo_kit import runs, trl_bridge
 from grpo_kit.models import load_policy
-from grpo_kit.runs import CHECKPOINT, HISTORY, PREVIOUS, TRACKER, RunFiles
+from grpo_kit.runs import CHECKPOINT, HISTORY, PREVIOUS, RunFiles
 from grpo_kit.training import train
 
 CPU = torch.device("cpu")
@@ -176,10 +176,10 @@ def test_a_tracker_gets_the_rows_of_a_killed_run_and_of_the_resumed_one(
     with pytest.raises(KeyboardInterrupt):
         engine(load_policy(saved_policy), TASK, [killed_in(1)], **options)
     run = engine(load_policy(saved_policy), TASK, [even_ids], resume=True, **options)
-    each = ["", "().start", "().log", "().log", "().finish"]
+    each = ["", "().start", "().store_init_configuration", "().log", "().log", "().finish"]
     assert [name for name, _, _ in wandb.mock_calls if "__" not in name] == each * 2
-    killed, resumed = wandb.call_args_list
-    assert killed == resumed and killed.kwargs["config"]["max_steps"] == 3
+    killed, resumed = wandb().store_init_configuration.call_args_list
+    assert killed == resumed and killed.args[0]["max_steps"] == "3"
     assert [call.args[0] | call.kwargs for call in wandb().log.call_args_list] == run.history
 
 
@@ -193,7 +193,7 @@ def test_a_real_tracker_has_the_rows_without_a_network(name, policy, tmp_path, m
     if name == "trackio":
         from trackio.sqlite_storage import SQLiteStorage
 
-        rows = SQLiteStorage.get_logs("grpo-kit", (folder / TRACKER).read_text())
+        rows = SQLiteStorage.get_logs("grpo-kit", folder.name)
         steps = [row["step"] for row in rows if "reward" in row]
     else:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -100,14 +100,16 @@ class Experiment:
         chosen, config = map(dataclasses.asdict, self.setting(profile, arm))
         for name in ("name", "config", "threads", "device"):
             del chosen[name]
-        data, test, share = (chosen.pop(name, None) for name in ("data", "test", "test_share"))
-        if data:
-            chosen["data"] = [file_hash(data), test and file_hash(test), share]
+        data, test, share = (chosen.pop(name) for name in ("data", "test", "test_share"))
         if adapters := chosen.pop("adapters"):
             chosen["adapter"] = shipped_files(adapters[chosen["task"]])
         del config["save_steps"]  # when a checkpoint is saved decides nothing
         task = self.task.__name__ if self.task else chosen["task"]
-        shipped = {"base": shipped_files(chosen["policy"]), "data": shipped_files(task)}
+        policy = chosen["policy"]
+        shipped = {"base": shipped_files(policy) or files_hash(policy), "data": shipped_files(task)}
+        if data:
+            rows = [name and (files_hash(name) or name) for name in (data, test)]
+            shipped["data"] = [*rows, share]
         options = self.arms[arm].options
         return records.rounded({**chosen, "task": task, **shipped, "options": options, **config})
 
@@ -117,21 +119,25 @@ SHIPPED = (".safetensors", ".jsonl", ".gz", ".sqlite")
 
 @cache
 def shipped_files(folder: str) -> str | None:
-    """A hash of weights and rows in a folder, the kit's or another; None where there is none."""
-    path = Path(folder) if "/" in folder else data_dir() / folder
-    if not path.is_dir():
+    """A hash of the weights and rows in a folder of the kit's data; None where there is none."""
+    path = data_dir() / folder
+    if "/" in folder or not path.is_dir():
         return None
     files = sorted(p for p in path.iterdir() if p.suffix in SHIPPED)
     return fingerprint([sha256_of(file) for file in files])
 
 
-@cache
-def file_hash(data: str) -> str:
-    """A hash of a file or of all files in a folder; of data on the Hub, its name."""
+def files_hash(data: str) -> str | None:
+    """A hash of a reader's own file, or of all files in a folder; None for a name on the Hub."""
     path = Path(data).expanduser()
-    if path.is_dir():
-        return fingerprint([sha256_of(file) for file in sorted(path.rglob("*")) if file.is_file()])
-    return sha256_of(path) if path.is_file() else data
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    states = [(file, file.stat().st_mtime_ns, file.stat().st_size) for file in files]
+    return fingerprint([_hashed(*state) for state in states]) if files else None
+
+
+@cache
+def _hashed(file: Path, *state: int) -> str:
+    return sha256_of(file)
 
 
 def outdated(record: Record, experiment: Experiment, profile: Profile) -> str:

@@ -2,10 +2,12 @@
 
 import dataclasses
 import re
+import shutil
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from grpo_kit import objective
 from grpo_kit.lab import comparison, grid
@@ -69,6 +71,24 @@ def test_finished_runs_are_kept_and_a_changed_function_is_run_again(compared, ca
     again = {"plain": ARMS["plain"], "loss": {"rewards": [even]}}
     compared(again, seeds=[0], metric="reward")
     assert "compare: 1 of 2 runs are finished" in capsys.readouterr().out
+
+
+def test_other_rows_or_another_model_are_another_run(compared, profile, tmp_path, capsys):
+    data = tmp_path / "mine.csv"
+    own = profile.with_data(str(data), test_share=0.5)
+    for number in (1, 1, 2):
+        rows = [f"What is {i} + {number}?,{i + number}" for i in range(8)]
+        data.write_text("\n".join(["question,answer", *rows]))
+        compared(ARMS, profile=own, seeds=[0], metric="reward")
+    model = shutil.copytree(profile.policy, tmp_path / "model")
+    for change in (False, True):
+        if change:
+            weights = load_file(model / "model.safetensors")
+            save_file({k: 2 * w for k, w in weights.items()}, model / "model.safetensors")
+        compared(ARMS, profile=own.with_policy(str(model)), seeds=[0], metric="reward")
+    said = capsys.readouterr().out
+    finished = [int(n) for n in re.findall(r"compare: (\d) of 2 runs are finished", said)]
+    assert finished == [0, 2, 0, 0, 0]
 
 
 def test_runs_go_to_processes_with_functions_of_no_module(profile, tmp_path):

@@ -58,22 +58,6 @@ def test_a_run_is_taken_up_after_its_checkpoint_and_loses_half_a_line(tmp_path, 
     assert "resume from the checkpoint of step 2" in run.remedy
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"learning_rate": 2e-3, "beta": 0.1}, "learning_rate 0.001 there, 0.002 here; beta 0.0"),
-        ({"reward_weights": (0.5,)}, r"reward_weights None there, \[0.5\] here"),
-        ({"seed": 1}, "seed 0 there, 1 here"),
-    ],
-)
-def test_the_run_of_another_identity_is_refused_with_the_differences(tmp_path, changes, message):
-    killed_after(tmp_path, 3)
-    before = (tmp_path / HISTORY).read_text()
-    with pytest.raises(ValueError, match=f"{message}.*choose another folder"):
-        files(tmp_path, **changes).resume(CPU)
-    assert (tmp_path / HISTORY).read_text() == before
-
-
 @pytest.mark.parametrize("history", [None, "", '{"step": 1}\n', '{"step": 1}\n{"ste'])
 def test_a_checkpoint_beside_the_history_of_another_run_is_refused(tmp_path, history):
     """As one that was started in the same folder and killed before its first checkpoint."""

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import all_right, killed_in, without_times
 
-from grpo_kit import objective, training
 from grpo_kit import self_verification as sv
+from grpo_kit import training
 from grpo_kit.generation import completion_logps
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward, format_reward
@@ -289,33 +289,13 @@ def test_bad_input_is_named(base, words):
 
 def run(
     words, folder, strategy="verify-alter", *, policy=None, format_reward=format_reward,
-    resume=False, hooks=(), **changes,
+    resume=False, **changes,
 ):  # fmt: skip
     policy, config = policy or load_policy(), dataclasses.replace(CONFIG, **changes)
     return train(
         policy, words, [accuracy_reward, format_reward], config, output_dir=folder, seed=0,
-        batch_source=partial(sv.SelfVerification, strategy=strategy), resume=resume, **dict(hooks),
+        batch_source=partial(sv.SelfVerification, strategy=strategy), resume=resume,
     )  # fmt: skip
-
-
-def test_hooks_act_on_answers_and_on_verdicts(words, tmp_path):
-    """Those that repeat the package's functions give its run; the advantages see all groups.
-
-    A mixed update is cut into micro-batches like any other.
-    """
-    seen = []
-
-    def watching(rewards, num_generations):
-        seen.append(len(rewards) // num_generations)
-        return objective.group_advantages(rewards, num_generations)
-
-    changes = {"max_steps": 2, "eval_prompts": 0, "generation_batch_size": 16, "beta": 0.02}
-    changes |= {"per_device_train_batch_size": 8}
-    hooks = {"advantages": watching, "surrogate": objective.surrogate}
-    whole = run(words, tmp_path / "whole", "mixed", **changes)
-    own = run(words, tmp_path / "own", "mixed", hooks=hooks, **changes)
-    assert without_times(own.history) == without_times(whole.history)
-    assert len(seen) == 4 and whole.history[-1]["verification/items"] > 0
 
 
 def test_a_resumed_run_goes_on_with_its_buffer(words, tmp_path):

@@ -19,9 +19,7 @@ from two_processes import LETTERS
 
 from grpo_kit import trl_bridge
 from grpo_kit.config import GRPOConfig
-from grpo_kit.lab.grid import Arm, Experiment, run_grid
 from grpo_kit.paths import data_dir
-from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import DiversityReward, accuracy_reward, format_reward
 from grpo_kit.rewards.scoring import RewardError
 from grpo_kit.runs import CHECKPOINT, HISTORY, PREVIOUS, RUN
@@ -309,22 +307,6 @@ def test_policy_task_rewards_and_config_are_checked_first(policy, tmp_path):
         trainer_of(policy, tmp_path, needs)
     with pytest.raises(ValueError, match="has 1 rows to learn from, TRL takes 2 at each step"):
         trainer_of(policy, tmp_path, task=few_rows(1))
-
-
-def test_a_grid_makes_runs_by_trl_beside_the_kits(saved_policy, tmp_path):
-    """They are records of the same form, and their checkpoints do not stay."""
-    profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy), config=small())
-
-    def rewards(*given):
-        return [format_reward]
-
-    by_trl = Arm(rewards, options={"engine": "TRL"}, train=trl_bridge.train)
-    arms = {"kit": Arm(rewards), "TRL": by_trl}
-    folders = {"results": tmp_path / "results", "work": tmp_path / "work"}
-    kit, by_trl = run_grid("both", Experiment("?", arms), profile, [0], **folders)
-    assert set(kit.evaluation) <= set(by_trl.evaluation)
-    assert by_trl.start["batch_source"].startswith("TRL") and by_trl.seconds > 0
-    assert not list((tmp_path / "work").rglob("checkpoint*"))
 
 
 @pytest.mark.slow

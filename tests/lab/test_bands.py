@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from grpo_kit.lab.bands import SPREAD, compare, numbers, read_result, show, store
+from grpo_kit.lab.bands import compare, numbers, read_result, show, store
 from grpo_kit.lab.records import NOTEBOOKS, load
-from grpo_kit.lab.statistics import prediction_band
 
 NAME = "02_diversity_reward"
 VALUES = [0.9, 0.91, 0.89, 0.92, 0.88]
@@ -87,13 +86,6 @@ def test_few_seeds_are_given_a_spread_that_they_cannot_show(seeds, reported, tmp
     accuracy, _, _, length = compare(write(tmp_path / "run", 0.9), [NAME], "tiny", reported)[0]
     assert 0.5 < accuracy.low < 0.8 and accuracy.inside
     assert 20 < length.low < 23 and 29 < length.high < 32
-
-
-def test_bands_are_corrected_for_their_number_and_have_a_least_spread(reported, tmp_path):
-    row, _, _, length = compare(write(tmp_path / "run", 0.9), [NAME], "tiny", reported)[0]
-    for one, values in ((row, VALUES), (length, [26.0] * 5)):
-        band = prediction_band(values, comparisons=4, floor=SPREAD)
-        assert (one.low, one.high) == pytest.approx(band)
 
 
 def test_a_result_that_is_no_json_is_named(tmp_path):

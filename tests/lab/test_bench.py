@@ -8,7 +8,6 @@ from transformers import AutoModelForCausalLM
 
 from grpo_kit.lab import bench
 from grpo_kit.paths import data_dir
-from grpo_kit.tasks.word_problems import word_problems
 
 TINY = data_dir() / "tiny-base"
 
@@ -45,13 +44,3 @@ def test_shapes_have_the_size_that_they_are_called_by():
     assert millions == pytest.approx({"tiny": 0.9, "30 M": 30.6, "SmolLM2": 134.5}, rel=0.01)
     _, task = bench.setting_of("SmolLM2", 1)
     assert len(task.train["prompt"][0][0]["content"].split()) == 63
-
-
-@pytest.mark.slow
-def test_both_trainers_make_their_steps_in_turn():
-    step = bench.compare_steps(TINY, bench.step_config(2, 8, 8), word_problems())
-    assert step["steps"] == 2 and 0 < step["mean_length"] <= 8
-    assert set(step["peak_mib"]) == set(bench.TRAINERS)
-    for name in bench.TRAINERS:
-        seconds = step["median_seconds"][name]
-        assert 0 < seconds["generation"] < seconds["step"] and seconds["update"] > 0

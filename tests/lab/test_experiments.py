@@ -96,6 +96,7 @@ def test_the_few_labels_choose_the_first_of_the_best():
         ("verification", "mixed", ["of_n/own_verdicts", "gained/verification"]),
         ("meta", "truth 10 %", ["p_yes", "overrated", "fell", "stopped early"]),
         ("brevity", "short x 2", ["no steps"]),
+        ("engines", "TRL", ["eval/pass@1", "eval/mean_length"]),
         ("label-free", "majority", ["fell", "stopped early", "gained/stopped early"]),
         pytest.param("flow", "per turn", ["gained/success", "eval/tool_errors", "after/turns/10"],
                      marks=pytest.mark.slow),
@@ -112,7 +113,7 @@ def test_an_arm_is_trained_watched_and_measured_from_end_to_end(
     (record,) = run_grid(name, EXPERIMENTS[name], profile, [0], **where)
     assert all(math.isfinite(record.evaluation[metric]) for metric in metrics)
     assert {"prompt", "completion", "right"} == set(record.samples[0]) and record.seconds > 0
-    assert record.history[-1]["step"] == 1
+    assert record.history[-1]["step"] == 1 and not [*tmp_path.rglob("checkpoint*")]
 
 
 def test_likelihood_and_own_verdict_tell_right_answers_from_wrong_ones(base, task):

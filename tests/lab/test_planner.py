@@ -112,12 +112,6 @@ def test_memory_is_what_was_measured_on_a_cpu(row, tmp_path):
     assert total * 1024 == pytest.approx(row["peak_mib"]["kit"], rel=0.12)
 
 
-def test_every_profile_fits_on_the_gpu_that_it_is_for():
-    for name, gpu in (("colab", "T4"), ("paper", "H100"), ("paper", "A100-80")):
-        needed = plan(PROFILES[name], gpu)
-        assert str(needed).startswith("It fits"), needed
-
-
 def test_a_model_that_cannot_be_counted_is_refused(tmp_path):
     hf.GPT2Config().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="a model of type 'gpt2' cannot be planned"):

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from test_in_both_trainers import TEXTS, scores_in_ours, scores_in_trl
 from toy import Letters, all_right
 
 from grpo_kit import models
@@ -210,19 +209,3 @@ def test_bfloat16_is_used_where_the_cpu_is_faster_in_it_and_moves_little(minilm,
         assert {p.dtype for p in embedder.parameters()} == {dtype}
         found.append(group_similarities(embedder.encode(texts), 4))
     torch.testing.assert_close(*found, rtol=0, atol=5e-3)
-
-
-def test_scores_the_same_in_both_trainers_and_by_the_same_step(policy, tmp_path):
-    """Two steps of TRL's, whose own state makes the weight 0.5, then 0.4."""
-    letters = Letters("12579<aeht", 0.1)
-    options = {"only_correct": True, "leave_one_out": True}
-    rewards = [DiversityReward(4, letters), DiversityReward(4, letters, **options)]
-    similarities = group_similarities(torch.tensor(letters.encode(TEXTS)), 4)
-    tables = scores_in_trl(policy, tmp_path, rewards, TEXTS, max_steps=2)
-    for step, theirs in enumerate(tables):
-        ours = scores_in_ours(policy, rewards, TEXTS, at(step, 2))
-        torch.testing.assert_close(theirs.cpu(), ours)
-        torch.testing.assert_close(ours[:, 0], (0.5 - 0.1 * step) * (1 - similarities))
-        assert ours[0, 1] > 0.01
-        assert ours[1:3, 1].tolist() == [0, 0]  # wrong, without tags
-    assert len(tables) == 2

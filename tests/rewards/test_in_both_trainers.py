@@ -9,10 +9,17 @@ import pytest
 import torch
 from test_judge import FakeJudge, response_in, scores
 from torch.nn.utils.rnn import pad_sequence
+from toy import Letters
 
 from grpo_kit.models import frozen_copy
+from grpo_kit.rewards import (
+    DiversityReward,
+    QualityJudgeReward,
+    VerificationReward,
+    accuracy_reward,
+    format_reward,
+)
 from grpo_kit.rewards import MetaEvaluationReward as Meta
-from grpo_kit.rewards import QualityJudgeReward, VerificationReward, accuracy_reward, format_reward
 from grpo_kit.rewards.judge import Failure, tiny_prompt
 from grpo_kit.rewards.scoring import score_texts
 
@@ -26,8 +33,8 @@ TEXTS = [
 ]
 
 
-def scores_in_trl(policy, folder, rewards, texts, max_steps=1):
-    """What the trainer computes at each step from `texts`, which the model seems to generate."""
+def scores_in_trl(policy, folder, rewards, texts):
+    """What the trainer computes in a step from `texts`, which the model seems to generate."""
     trl = pytest.importorskip("trl")
     from datasets import Dataset
 
@@ -40,7 +47,7 @@ def scores_in_trl(policy, folder, rewards, texts, max_steps=1):
 
     args = trl.GRPOConfig(
         output_dir=str(folder), use_cpu=True, bf16=False, report_to=[], save_strategy="no",
-        logging_strategy="no", disable_tqdm=True, max_steps=max_steps, max_completion_length=64,
+        logging_strategy="no", disable_tqdm=True, max_steps=1, max_completion_length=64,
         per_device_train_batch_size=len(texts), num_generations=len(texts),
     )  # fmt: skip
     data = Dataset.from_list([EXAMPLE] * 2)
@@ -57,9 +64,9 @@ def ids_of(policy, texts):
     return policy.tokenizer([text + policy.tokenizer.eos_token for text in texts])["input_ids"]
 
 
-def scores_in_ours(policy, rewards, texts, state=None):
+def scores_in_ours(policy, rewards, texts):
     ids = ids_of(policy, texts)
-    return score_texts(policy.decode(ids), ids, [EXAMPLE] * len(texts), rewards, state)
+    return score_texts(policy.decode(ids), ids, [EXAMPLE] * len(texts), rewards)
 
 
 def test_the_same_completions_score_the_same(policy, tmp_path):
@@ -76,6 +83,7 @@ def test_the_same_completions_score_the_same(policy, tmp_path):
         QualityJudgeReward(FakeJudge(judged, prompt=tiny_prompt)),
         Meta(frozen_copy(policy), truth_fraction=0.5),
         Meta(policy, ["Is it right?", "Sure?"], transform="p"),
+        DiversityReward(6, Letters("12579<aeht", 0.1)),
     ]  # fmt: skip
     ours = scores_in_ours(policy, rewards, texts)
     by_hand = [

@@ -44,8 +44,8 @@ def test_what_models_write_around_a_right_answer_costs_nothing(gold):
 
 def test_a_wrong_answer_stays_wrong_in_every_wrapping():
     pytest.importorskip("math_verify", reason="pip install 'grpo-kit[math]'")
-    either = ("$42$ or $43$", r"\text{42} or \text{43}")
-    for wrong in ("43", r"\frac{1}{3}", r"\text{Anna}", *either, ""):
+    either = ("$42$ or $43$", r"\text{42} or \text{43}", "42, 43")
+    for wrong in ("43", r"\frac{1}{3}", r"\text{Anna}", *either, "", "9" * 20_000):
         texts = [f"<answer>{wrapping.format(wrong)}</answer>" for wrapping in WRAPPINGS]
         assert set(maths_reward([], texts, [], answer=["42"] * len(texts))) == {0.0}, wrong
 

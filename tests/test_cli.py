@@ -128,12 +128,8 @@ def train(tmp_path, monkeypatch):
 
 
 IDEA = """
-from grpo_kit.rewards import accuracy_reward
-
 def short(completion_ids, **columns):
     return [-0.01 * len(ids) for ids in completion_ids]
-
-arms = {"plain": {"rewards": [accuracy_reward]}, "short": {"rewards": [accuracy_reward, short]}}
 """
 
 
@@ -147,17 +143,6 @@ def test_rewards_settings_and_a_model_of_ones_own_are_trained_with(train, tmp_pa
     assert (config.learning_rate, config.loss_type, config.max_steps) == (1e-5, "dr_grpo", 7)
     assert seen["policy"].model.config._name_or_path == str(saved_policy)
     assert seen["report_to"] == "tensorboard"
-
-
-def test_compare_judges_the_arms_of_a_file(tmp_path, saved_policy):
-    (tmp_path / "an_idea.py").write_text(IDEA)
-    settings = [part for text in ("max_steps=1", "eval_prompts=2") for part in ("--set", text)]
-    options = ("--profile", "smoke", "--policy", saved_policy, "--seeds", "3,5", *settings)
-    done = invoke("compare", tmp_path / "an_idea.py", *options, "--output", tmp_path / "out")
-    assert done.exit_code == 0, done.output[-1000:]
-    assert "[4/4] " in done.stdout and "Seeds 3, 5." in done.stdout
-    assert (tmp_path / "out" / "comparison.md").read_text() in done.stdout
-    assert (tmp_path / "out" / "comparison.png").stat().st_size > 1000
 
 
 @pytest.mark.slow

@@ -121,13 +121,6 @@ def test_sampler_and_scorer_agree_with_a_plain_log_softmax(policy, temperature):
         assert not logps[i, len(row) :].any()
 
 
-def test_the_likeliest_and_samples_share_a_prompt(policy):
-    together = sample(policy, PROMPTS, 4, seed=1, greedy_first=True).completion_lists()
-    sampled = sample(policy, PROMPTS, 3, seed=1).completion_lists()
-    assert together[::4] == greedy(policy)
-    assert [row for i, row in enumerate(together) if i % 4] == sampled
-
-
 def test_rows_that_are_equal_so_far_run_once(policy, monkeypatch):
     """As many tokens as there are beginnings."""
     run, forward = [], decoder.Decoder.__call__

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -252,11 +251,6 @@ def test_a_reward_that_raises_is_named_with_its_step(policy, tmp_path):
     with pytest.raises(RewardError, match=message):
         changes = {"num_iterations": 2, "save_steps": 1, "eval_prompts": 0}
         trainer_of(policy, tmp_path, breaks, **changes).train()
-
-
-def test_rewards_of_one_name_are_told_apart(policy, tmp_path):
-    trainer = trainer_of(policy, tmp_path, format_reward, partial(format_reward))
-    assert trainer.reward_func_names == ["format_reward", "format_reward_2"]
 
 
 @pytest.mark.parametrize("bf16", [True, False])

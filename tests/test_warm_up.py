@@ -1,14 +1,13 @@
-"""A warm-up learns given replies by `train`: the supervised gradient, files, a kill, a card."""
+"""A warm-up learns given replies by `train`: the supervised gradient, files, a card."""
 
 import itertools
 import json
 import random
 from functools import partial
-from unittest.mock import Mock
 
 import pytest
 import torch
-from toy import TASK, configure, even_ids, weights_of, without_times
+from toy import TASK, configure, even_ids, weights_of
 
 from grpo_kit import smollm2, tasks, warm_up
 from grpo_kit.config import GRPOConfig
@@ -31,14 +30,6 @@ def replies(policy):
     return [pair for messages in given for pair in replies_of(policy, messages)]
 
 
-def learnt(policy, replies, folder, **options):
-    config = configure(learning_rate=1e-2, eval_prompts=0, **options.pop("config", {}))
-    source = partial(GivenTexts, replies=replies)
-    return train(
-        policy, TASK, [even_ids], config, output_dir=folder, seed=0, batch_source=source, **options
-    )
-
-
 def test_the_update_is_that_of_supervised_learning(policy, replies, tmp_path):
     prompts, completions = zip(*replies[:8], strict=True)
     rollouts = Rollouts.given(prompts, completions, policy)
@@ -46,24 +37,12 @@ def test_the_update_is_that_of_supervised_learning(policy, replies, tmp_path):
     (-logps[rollouts.mask].mean()).backward()
     expected = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
     policy.model.zero_grad()
-    run = learnt(policy, replies, tmp_path, config={"max_steps": 1, "max_grad_norm": 0.0})
+    config = configure(eval_prompts=0, max_steps=1, max_grad_norm=0.0)
+    options = {"output_dir": tmp_path, "seed": 0}
+    options["batch_source"] = partial(GivenTexts, replies=replies)
+    run = train(policy, TASK, [even_ids], config, **options)
     assert run.history[-1]["grad_norm"] == pytest.approx(expected.norm().item(), rel=1e-4)
     assert run.history[-1]["learnt_tokens"] == rollouts.mask.sum()
-
-
-def test_a_killed_warm_up_goes_on_where_it_stopped(policy, new_policy, replies, tmp_path):
-    config, left = {"eval_steps": 2, "eval_on_start": False}, {}
-    whole = learnt(policy, replies, tmp_path / "whole", config=config, measure=lambda policy: left)
-    killed = Mock(side_effect=KeyboardInterrupt)  # in its second step
-    with pytest.raises(KeyboardInterrupt):
-        learnt(new_policy(), replies, tmp_path / "killed", config=config, measure=killed)
-    resumed = new_policy()
-    run = learnt(
-        resumed, replies, tmp_path / "killed", config=config, measure=lambda policy: left,
-        resume=True,
-    )  # fmt: skip
-    assert without_times(run.history) == without_times(whole.history)
-    assert torch.equal(weights_of(resumed), weights_of(policy))
 
 
 def test_a_warm_up_saves_weights_that_load_and_a_card(monkeypatch, tmp_path):

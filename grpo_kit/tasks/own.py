@@ -8,12 +8,10 @@ scored; of GSM8K's answers it is what follows `####`. Rewards get every column.
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import json
 import numbers
 import os
-import zlib
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -25,7 +23,7 @@ from grpo_kit.tasks import Task, chat
 if TYPE_CHECKING:
     from datasets import Dataset
 
-KINDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")  # the texts may be packed, as .csv.gz
+KINDS = (".jsonl", ".json", ".csv", ".parquet")
 QUESTIONS = ("prompt", "question", "problem")
 
 
@@ -35,22 +33,21 @@ def read_task(
 ) -> Task:  # fmt: skip
     """The task of a file of `KINDS`, or of a folder or a Hub name that `datasets` reads.
 
-    A Hub name is OWNER/NAME, with /CONFIG or @REVISION behind it. The test rows are those of
-    `test`, else the test split of `data`, else about `test_share` of its rows, by a hash of the
-    question. A tested question is not learnt from. Text is asked after the prompt `system`. A line
-    on stdout says what was read. Raises ValueError, by file and row, for what cannot be used.
+    A Hub name may end in @REVISION. The test rows are those of `test`, else the test split of
+    `data`, else about `test_share` of its rows, by a hash of the question. A tested question is not
+    learnt from. Text is asked after the prompt `system`. A line on stdout says what was read.
+    Raises ValueError, by file and row, for what cannot be used.
     """
     if not 0 < test_share < 1:
         raise ValueError(f"test_share is {test_share}; give a share between 0 and 1, such as 0.2.")
     name, splits, how = Path(data).name, _splits(data, system), ""
     rows = _split(splits, "train", name)
-    if test is not None:
-        held_out = _split(_splits(test, system), "test", Path(test).name)
-    elif len(splits) > 1:
-        held_out = _split(splits, "test", name)
-    else:
+    if test is None and len(splits) == 1:
         held_out = [row for row in rows if _place(row) < test_share]
         rows, how = [row for row in rows if _place(row) >= test_share], " by a hash of the question"
+    else:
+        tests = splits if test is None else _splits(test, system)
+        held_out = _split(tests, "test", Path(test or data).name)
     tested = {_question(row) for row in held_out}
     learnt = [row for row in rows if _question(row) not in tested]
     said = f"{name}: {len(learnt)} rows to learn from, {len(held_out)} held out{how}"
@@ -104,9 +101,8 @@ def _dataset(rows: list[dict], name: str) -> Dataset:
 
     try:
         return Dataset.from_list(rows)
-    except (TypeError, ValueError) as error:
-        problem = f"a column of {name} mixes values of several kinds ({error})"
-        raise ValueError(f"{problem}: give each column one kind.") from None
+    except (TypeError, ValueError) as error:  # a column of several kinds
+        raise _unreadable(f"{name} cannot be read", error, "give a column one kind") from None
 
 
 # --- from a source to rows ------------------------------------------------------------------------
@@ -115,64 +111,58 @@ def _dataset(rows: list[dict], name: str) -> Dataset:
 def _splits(data: str | os.PathLike, system: str | None) -> dict[str, list[dict]]:
     """The rows of each split; those of a file are the only one."""
     path = Path(data).expanduser()
-    if path.is_file() or _kind(path) in KINDS:
+    if path.is_file() or path.suffix.lower() in KINDS:
         return {"train": _rows(_read(path), path.name, system)}
-    found = _by_datasets(str(data), path)
-    return {split: _rows(own.to_list(), f"{data}, {split}", system) for split, own in found.items()}
-
-
-def _kind(file: Path) -> str:
-    return Path(file.name.removesuffix(".gz")).suffix.lower()
-
-
-def _by_datasets(data: str, path: Path) -> dict[str, Dataset]:
-    """The splits of a folder, or of a data set on the Hub."""
     import datasets
 
-    name, _, revision = data.partition("@")
-    parts = name.split("/")
-    source = [str(path)] if path.is_dir() else ["/".join(parts[:2]), *parts[2:]]
+    source, _, revision = (path, "", None) if path.is_dir() else str(data).partition("@")
     try:
         if any((path / file).is_file() for file in ("state.json", "dataset_dict.json")):
             found = datasets.load_from_disk(str(path))
         else:
-            found = datasets.load_dataset(*source, revision=revision or None)
+            found = datasets.load_dataset(str(source), revision=revision or None)
     except Exception as error:  # whatever the network, the Hub, the cache or a reader raises
-        reason = str(error.__cause__ or error).partition("\n")[0].rstrip(".")
         where = "" if path.is_dir() else "there is no such file, and "
-        problem = f"{data} cannot be read ({where}datasets says: {reason})"
-        raise ValueError(f"{problem}: give a file, a folder, or a name on the Hub.") from error
-    return found if isinstance(found, dict) else {"train": found}
+        reason = f"{where}datasets says: {error.__cause__ or error}"
+        remedy = "give a file, a folder, or a name on the Hub"
+        raise _unreadable(f"{data} cannot be read", reason, remedy) from error
+    found = found if isinstance(found, dict) else {"train": found}
+    return {split: _rows(own.to_list(), f"{data}, {split}", system) for split, own in found.items()}
+
+
+def _unreadable(problem: str, reason: object, remedy: str) -> ValueError:
+    reason = str(reason).partition("\n")[0].rstrip(".")
+    return ValueError(f"{problem} ({reason}): {remedy}.")
 
 
 def _read(file: Path) -> list[dict]:
     """The rows of a file, each by column."""
-    kind, rows = _kind(file), []
+    kind, rows = file.suffix.lower(), []
     if not file.is_file():
         raise ValueError(f"there is no file {str(file)!r}: give the path of your data.")
     if kind not in KINDS:
         raise ValueError(f"{file.name} is of an unknown kind: give {', '.join(KINDS)} or a folder.")
-    unpack = gzip.open if file.suffix == ".gz" else open
     try:
         if kind == ".parquet":
             from pyarrow.parquet import read_table
 
             return read_table(file).to_pylist()
-        with unpack(file, "rt", encoding="utf-8-sig", newline="") as lines:
-            is_json = kind in (".json", ".jsonl")
-            read = map(json.loads, filter(str.strip, lines)) if is_json else _cells(lines, kind)
-            for row in read:
-                rows.append(row)
-    except (OSError, EOFError, ValueError, zlib.error, csv.Error) as error:
+        if kind == ".json" and (text := file.read_text("utf-8-sig")).lstrip().startswith("["):
+            return json.loads(text)
+        with open(file, encoding="utf-8-sig", newline="") as lines:
+            read = _cells(lines) if kind == ".csv" else map(json.loads, filter(str.strip, lines))
+            rows.extend(read)  # keeps those before an error
+    except (OSError, ValueError, csv.Error) as error:
         reason = getattr(error, "msg", error)  # of JSON without its place, which is in that line
-        problem = f"{file.name} cannot be read after {len(rows)} rows ({reason})"
-        raise ValueError(f"{problem}: correct it, or write it anew as {kind} in UTF-8.") from None
+        problem = f"{file.name} cannot be read after {len(rows)} rows"
+        remedy = f"correct it, or write it anew as {kind} in UTF-8"
+        raise _unreadable(problem, reason, remedy) from None
     return rows
 
 
-def _cells(lines: Iterable[str], kind: str) -> Iterator[dict]:
+def _cells(lines: Iterable[str]) -> Iterator[dict]:
     """Rows of cells under a header; an empty cell is None, and NA is text."""
-    table = csv.DictReader(lines, delimiter="\t" if kind == ".tsv" else ",", strict=True)
+    table = csv.DictReader(lines, strict=True)
     table.fieldnames = [name.strip() for name in table.fieldnames or ()]
     named = [name for name in table.fieldnames if name]  # an index, or empty columns, have none
     if len(set(named)) < len(named):
@@ -201,11 +191,10 @@ def _rows(table: list, source: str, system: str | None) -> list[dict]:
         if isinstance(question, str) and question.strip():
             question = chat(system, question) if system else [{"role": "user", "content": question}]
         if not _are_messages(question):
-            problem = f"{where} `{asked}` {question!r:.80}"
-            raise ValueError(f"{problem}: give text, or messages with role and content.")
+            found = f"{where} `{asked}` {question!r:.80}"
+            raise ValueError(f"{found}: give text, or messages with role and content.")
         if not isinstance(answer, str | numbers.Number | None):
-            problem = f"{where} `answer` {answer!r:.80}"
-            raise ValueError(f"{problem}: give text, a number or nothing.")
+            raise ValueError(f"{where} `answer` {answer!r:.80}: give text, a number or nothing.")
         row["prompt"] = question
         if "answer" in row:
             text = "" if answer is None or answer != answer else str(answer)  # NaN is nothing, too

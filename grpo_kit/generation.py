@@ -65,9 +65,8 @@ class Rollouts:
         prompt_ids: Sequence[Sequence[int]],
         completions: Sequence[Sequence[int]],
         policy: Policy,
-        num_generations: int = 1,
     ) -> Rollouts:
-        """Completions that come from elsewhere, `num_generations` a prompt.
+        """Completions that come from elsewhere, one a prompt.
 
         Their log-probabilities are unknown, NaN, and their entropies 0.
         """
@@ -81,8 +80,8 @@ class Rollouts:
         finished = torch.tensor([ids[-1] in ends for ids in completions], device=device)
         return Rollouts(
             [list(ids) for ids in prompt_ids],
-            torch.arange(len(prompt_ids), device=device).repeat_interleave(num_generations),
-            padded, torch.arange(padded.shape[1], device=device) < lengths[:, None],
+            torch.arange(len(prompt_ids), device=device), padded,
+            torch.arange(padded.shape[1], device=device) < lengths[:, None],
             torch.full_like(entropies, torch.nan), entropies, finished,
         )  # fmt: skip
 

@@ -141,7 +141,6 @@ def load_policy(
     device: str = "cpu",
     dtype: str = "float32",
     lora_rank: int = 0,
-    trust_remote_code: bool = False,
 ) -> Policy:
     """Load a policy from a local folder or the Hub; weights are safetensors only.
 
@@ -172,7 +171,7 @@ def load_policy(
         name_or_path = smollm2.converted()
     elif name_or_path == smollm2.ON_HUB and revision is None:
         revision = smollm2.REVISION
-    model, tokenizer = _pretrained(name_or_path, revision, dtype, trust_remote_code)
+    model, tokenizer = _pretrained(name_or_path, revision, dtype)
     if tokenizer.chat_template is None:
         raise ValueError(f"the tokenizer of {name_or_path} has no chat template: set one, save it.")
     rows, ids = model.get_input_embeddings().num_embeddings, len(tokenizer)
@@ -186,13 +185,13 @@ def load_policy(
     return Policy(model.to(device), tokenizer)
 
 
-def _pretrained(name_or_path: str | Path, revision, dtype, trust_remote_code) -> tuple[Any, Any]:
+def _pretrained(name_or_path: str | Path, revision, dtype) -> tuple[Any, Any]:
     """Model and tokenizer of a folder or a Hub name, as they were saved."""
     is_folder = Path(name_or_path).is_dir()
     if is_folder and not Path(name_or_path, "config.json").is_file():
         remedy = "give a folder of save_pretrained, such as runs/first/policy."
         raise RuntimeError(f"{name_or_path} holds no model, it has no config.json: {remedy}")
-    options = {"trust_remote_code": trust_remote_code}
+    options = {"trust_remote_code": False}  # else transformers asks, and waits for an answer
     options |= {} if is_folder else {"revision": revision}
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)

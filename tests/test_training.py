@@ -343,13 +343,6 @@ def test_a_group_whose_metric_has_no_spread_is_sampled_again(
     assert (batch.generated_tokens > int(batch.rollouts.mask.sum())) == sampled_again
 
 
-def test_a_reward_that_raises_ends_the_run_in_a_sentence(policy, tmp_path):
-    message = r"raised ZeroDivisionError.*at step 1; there is no checkpoint"
-    with pytest.raises(RuntimeError, match=message):
-        broken = [lambda **columns: 1 / 0]
-        train(policy, TASK, broken, CONFIG, output_dir=tmp_path, seed=0)
-
-
 def test_a_task_without_answers_is_trained_and_says_what_is_not_measured(policy, tmp_path):
     task = Task("bare", TASK.train, TASK.test.remove_columns("answer"))
     with pytest.warns(UserWarning, match="'bare' have nothing in a column 'answer': accuracy"):

@@ -178,12 +178,6 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one_in_prompts_too(new_poli
     assert torch.equal(weights_of(again), weights_of(policy))
 
 
-def assert_resumed_as_unbroken(new_policy, folder, whole):
-    resumed, _ = four_epochs(new_policy(), folder, resume=True)
-    unbroken, _ = four_epochs(new_policy(), whole)
-    assert without_times(resumed.history) == without_times(unbroken.history)
-
-
 @pytest.mark.parametrize("saved", [CHECKPOINT, PREVIOUS])  # a kill may have left the second alone
 def test_a_run_of_the_kits_trainer_is_not_begun_anew(saved, policy, tmp_path):
     (tmp_path / saved).touch()
@@ -201,7 +195,9 @@ def test_a_full_disk_is_a_sentence_and_the_last_checkpoint_goes_on(
     told = f"cannot write the {what} of step 3 .*File too large.*make room, then resume from check"
     with files_up_to(limit), pytest.raises(RuntimeError, match=told):
         four_epochs(new_policy(), tmp_path, resume=True)
-    assert_resumed_as_unbroken(new_policy, tmp_path, tmp_path / "whole")
+    resumed, _ = four_epochs(new_policy(), tmp_path, resume=True)
+    unbroken, _ = four_epochs(new_policy(), tmp_path / "whole")
+    assert without_times(resumed.history) == without_times(unbroken.history)
 
 
 def test_another_run_is_not_resumed_and_a_new_one_begins_with_an_empty_folder(new_policy, tmp_path):

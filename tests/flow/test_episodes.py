@@ -42,11 +42,6 @@ def test_per_turn_long_episodes_weigh_more_in_mean_and_std():
     assert by_row[0] > 3 * -by_row[1]
 
 
-def test_advantages_per_row_are_refused():
-    with pytest.raises(ValueError, match="per is 'row'; choose 'trajectory' or 'turn'"):
-        episode_advantages([episode("q", 1.0)], per="row")
-
-
 def test_another_function_compares_the_groups():
     episodes = [episode("q", 1.0, 1), episode("q", 0.0, 4), episode("r", 1.0, 2)]
 

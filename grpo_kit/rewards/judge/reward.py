@@ -135,7 +135,8 @@ class QualityJudgeReward:
         """Warn of a batch's failures; RuntimeError where most of the latest replies failed."""
         kinds = Counter(failure.kind for failure in failures).most_common()
         counts = ", ".join(f"{count} {kind}" for kind, count in kinds)
-        problem, reason = f"{len(failures)} judgements failed", _commonest_reason(failures)
+        problem = f"{len(failures)} judgements failed"
+        ((reason, _),) = Counter(failure.reason for failure in failures).most_common(1)
         logger.warning("%s (%s): %s", problem, counts, visible(reason, newline=" "))
         if len(failures) == self._latest[-1][0] and all(failure.hopeless for failure in failures):
             raise RuntimeError(f"there is no judge: {reason}")
@@ -148,7 +149,3 @@ class QualityJudgeReward:
             problem = f"more than half of the last {total} judgements failed ({failed})"
             remedy = "None was scored 0; correct that and resume the run."
             raise RuntimeError(f"{problem}: {reason} {remedy}")
-
-
-def _commonest_reason(failures: Sequence[Failure]) -> str:
-    return Counter(failure.reason for failure in failures).most_common(1)[0][0]

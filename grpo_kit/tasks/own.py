@@ -102,7 +102,7 @@ def _dataset(rows: list[dict], name: str) -> Dataset:
     try:
         return Dataset.from_list(rows)
     except (TypeError, ValueError) as error:  # a column of several kinds
-        raise _unreadable(f"{name} cannot be read", error, "give a column one kind") from None
+        raise ValueError(f"{name} cannot be read ({error}): give a column one kind.") from None
 
 
 # --- from a source to rows ------------------------------------------------------------------------
@@ -122,17 +122,12 @@ def _splits(data: str | os.PathLike, system: str | None) -> dict[str, list[dict]
         else:
             found = datasets.load_dataset(str(source), revision=revision or None)
     except Exception as error:  # whatever the network, the Hub, the cache or a reader raises
+        reason = str(error.__cause__ or error).partition("\n")[0].rstrip(".")
         where = "" if path.is_dir() else "there is no such file, and "
-        reason = f"{where}datasets says: {error.__cause__ or error}"
-        remedy = "give a file, a folder, or a name on the Hub"
-        raise _unreadable(f"{data} cannot be read", reason, remedy) from error
+        problem = f"{data} cannot be read ({where}datasets says: {reason})"
+        raise ValueError(f"{problem}: give a file, a folder, or a name on the Hub.") from error
     found = found if isinstance(found, dict) else {"train": found}
     return {split: _rows(own.to_list(), f"{data}, {split}", system) for split, own in found.items()}
-
-
-def _unreadable(problem: str, reason: object, remedy: str) -> ValueError:
-    reason = str(reason).partition("\n")[0].rstrip(".")
-    return ValueError(f"{problem} ({reason}): {remedy}.")
 
 
 def _read(file: Path) -> list[dict]:
@@ -154,9 +149,8 @@ def _read(file: Path) -> list[dict]:
             rows.extend(read)  # keeps those before an error
     except (OSError, ValueError, csv.Error) as error:
         reason = getattr(error, "msg", error)  # of JSON without its place, which is in that line
-        problem = f"{file.name} cannot be read after {len(rows)} rows"
-        remedy = f"correct it, or write it anew as {kind} in UTF-8"
-        raise _unreadable(problem, reason, remedy) from None
+        problem = f"{file.name} cannot be read after {len(rows)} rows ({reason})"
+        raise ValueError(f"{problem}: correct it, or write it anew as {kind} in UTF-8.") from None
     return rows
 
 

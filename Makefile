@@ -90,7 +90,7 @@ experiments: $(STAMP)
 	set -e; for name in $(EXPERIMENTS); do \
 	  $(BIN)/grpo-kit run $$name --profile $(PROFILE); done
 	set -e; for name in $(CLAIMED); do \
-	  $(BIN)/grpo-kit run $$name --profile $(PROFILE) --claims; done
+	  $(BIN)/grpo-kit run $$name --profile $(PROFILE) $(if $(filter tiny,$(PROFILE)),--claims); done
 
 results: $(STAMP)
 	$(BIN)/grpo-kit results

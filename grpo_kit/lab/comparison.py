@@ -175,7 +175,8 @@ def _experiment(arms: Mapping, profile: Profile, metric: str, correct: Callable)
     task = profile.load_task()
     for name, arm in made.items():
         try:
-            check_task(task, arm.rewards(), experiment.setting(profile, name)[1])
+            config = experiment.setting(profile, name)[1]
+            check_task(task, arm.rewards(), config, correct)
         except (TypeError, ValueError) as error:
             raise type(error)(f"arm {name!r}: {error}") from None
     return experiment

@@ -141,6 +141,7 @@ def test_an_arm_that_uses_more_is_named():
         ({"a": {}, "b": {"config": {"bta": 1}}}, {}, "arm 'b': bta is 1; GRPOConfig has no such"),
         ({"a": {}, "b": {"rewards": [lambda prompts: 0]}}, {}, "arm 'b': .*lacks the argument"),
         (ARMS, {"seeds": []}, "there are no seeds"),
+        (ARMS, {"correct": "accuracy"}, "correct is 'accuracy'; give a reward"),
         (ARMS, {"delta": 0}, "delta is 0: give the smallest difference that matters"),
         (ARMS, {"profile": "tinny"}, "no profile 'tinny': choose among smoke, tiny"),
         (ARMS, {"on": "slurm"}, "on is 'slurm': choose 'here' or 'ray'"),

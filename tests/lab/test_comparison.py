@@ -12,8 +12,11 @@ from safetensors.torch import load_file, save_file
 from grpo_kit import objective
 from grpo_kit.lab import comparison, grid
 from grpo_kit.lab.comparison import Comparison, compare, seeds_to_decide
+from grpo_kit.lab.ideas import load_arms
 from grpo_kit.lab.identity import identity_of
+from grpo_kit.lab.records import load
 from grpo_kit.lab.statistics import judge
+from grpo_kit.paths import results_dir
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward
 
@@ -218,3 +221,12 @@ def test_the_identity_of_a_function_is_that_of_another_process(tmp_path):
         for seed in ("1", "2", "3")
     }  # fmt: skip
     assert said == {identity_of(defined(source))}, re.escape(str(said))
+
+
+def test_the_stored_comparison_is_what_its_runs_say(monkeypatch):
+    folder = results_dir() / "idea"
+    stored, problems = load(folder / "runs", "tiny", "compare")
+    monkeypatch.setattr(grid, "run_grid", lambda *_, **__: stored)
+    found = compare(load_arms(folder / "idea.py"))
+    assert not problems and found.table() == (folder / "comparison.md").read_text()
+    assert found.verdict == {"0.01 a token": "no difference", "0.1 a token": "worse"}

@@ -209,6 +209,7 @@ def train(
     from grpo_kit.lab.ideas import load_function
     from grpo_kit.lab.variants import train_variant
 
+    chosen.use_threads()
     saved = train_variant(
         variant, replace(chosen, device=device or chosen.device), engine=engine, output_dir=output,
         seed=seed, resume=resume, rewards=[load_function(name) for name in reward or ()],
@@ -282,6 +283,7 @@ def evaluate(
     chosen = _chosen(profile, policy, data)
     if policy is not None:
         chosen = replace(chosen, lora_rank=0)
+    chosen.use_threads()
     options = {"rows": rows, "max_new_tokens": max_new_tokens, "correct": load_function(correct)}
     measured = evaluate_profile(chosen, task, **options)
     write_atomic(output, json.dumps(measured, indent=1) + "\n")

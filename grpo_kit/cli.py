@@ -87,7 +87,8 @@ def _chosen(
     chosen = PROFILES[name]
     if policy is not None:
         folder = Path(policy)
-        if not folder.is_dir() and "/" not in policy and policy != chosen.policy:
+        local = "/" not in policy or folder.parent.is_dir()
+        if local and not folder.is_dir() and policy != chosen.policy:
             problem = f"--policy is {policy!r}, but there is no folder {policy!r}"
             raise ValueError(f"{problem}; a name on the Hub is OWNER/NAME.")
         chosen = chosen.with_policy(str(folder.resolve()) if folder.is_dir() else policy)
@@ -272,7 +273,8 @@ def evaluate(
 ) -> None:
     """Greedy accuracy on a whole test set, strict and lenient, with n and intervals.
 
-    Or by a measure of your own. With --data, --task says which system prompt comes before them.
+    Or by a measure of your own. Of --data it takes the test split, or else all rows; --task says
+    which system prompt comes before them.
     """
     if output.is_dir():
         raise typer.BadParameter(f"{output} is a folder; name a file for the numbers (--output).")

@@ -41,6 +41,7 @@ def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
     [
         ("train --profile huge", "'huge' is not one of 'smoke', 'tiny', 'smol', 'colab', 'paper'"),
         ("train --policy nowhere", "no folder 'nowhere'; a name on the Hub is OWNER/NAME"),
+        ("train --policy a_run/nowhere", "there is no folder 'a_run/nowhere'"),
         ("train --reward a_run:short", "there is no Python file 'a_run'"),
         ("train --reward brief", "the kit has no reward 'brief': choose one of accuracy_reward"),
         ("train --reward accuracy --variant judge", "leave out --variant"),

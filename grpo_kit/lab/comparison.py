@@ -62,7 +62,7 @@ class Comparison:
             rows.append([arm, cell(ends[self.metric]), difference, self._words(arm), *costs])
         seeds = ", ".join(map(str, next(iter(self.summary["seeds"].values()))))
         lines = [f"Seeds {seeds}. {RULE.format(delta=self.delta)}", *self.warnings()]
-        if len(lines) > 1:
+        if any(" used " in line for line in lines[1:]):
             lines.append("With `max_generated_tokens` in the config all arms end at equal tokens.")
         return markdown_table(head, *rows) + "".join(f"\n{line}\n" for line in lines)
 
@@ -76,9 +76,19 @@ class Comparison:
         return f"**{verdict}**, {wanted} seeds of this spread would decide"
 
     def warnings(self) -> list[str]:
-        """A sentence for each cost in which an arm differs much from the first."""
+        """Sentences: no arm has learnt; an arm changed nothing; an arm cost much more."""
         (first, least), *others = self.summary["final"].items()
-        found = []
+        found, best = [], max(ends[self.metric]["mean"] for ends in self.summary["final"].values())
+        if self.metric.startswith("eval/pass@") and best < 2 * self.delta:
+            few = f"No arm solves more than {best:.1%}, so there was hardly a right answer to learn"
+            found.append(f"{few} from: start from a policy that solves some of the problems.")
+        for arm, of in self.summary.get("difference", {}).items():
+            moved = [name for name in of if name != "seconds" and any(of[name]["values"])]
+            if not moved:
+                found.append(
+                    f"**{arm}** gave the same numbers as **{first}**: its change never acted. A "
+                    "clip, for one, acts only where `num_iterations` is above 1."
+                )
         for arm, ends in others:
             for cost, uneven in UNEVEN.items():
                 if not (cost in ends and cost in least):
@@ -141,6 +151,8 @@ def compare(
         raise ValueError("there are no seeds: give some, such as range(5).")
     if not 0 < delta < math.inf:
         raise ValueError(f"delta is {delta}: give the smallest difference that matters, above 0.")
+    if len(seeds) < MIN_SEEDS:
+        print(f"{len(seeds)} seeds give no verdict, {MIN_SEEDS} are needed.", flush=True)
     make = runner(on, chosen, processes)
     records = grid.run_grid("compare", experiment, chosen, seeds, make=make, **folders)
     summary = summarise([_with(metric, record) for record in records], experiment)
@@ -184,10 +196,10 @@ def _experiment(arms: Mapping, profile: Profile, metric: str, correct: Callable)
 
 def _arm(name: str, entry: Mapping[str, Any], correct: Callable) -> Arm:
     known = ("rewards", "config", *FUNCTIONS)
-    named = isinstance(name, str) and isinstance(entry, Mapping)
-    if not named or not set(entry) <= set(known):
-        problem = f"arm {name!r} is {entry!r:.200}"
-        raise ValueError(f"{problem}: give a name and a dict of {', '.join(known)}.")
+    if not isinstance(name, str) or not isinstance(entry, Mapping):
+        raise ValueError(f"arm {name!r} is {entry!r:.80}: give a name and a dict.")
+    if wrong := [key for key in entry if key not in known]:
+        raise ValueError(f"arm {name!r} has {wrong[0]!r}: choose among {', '.join(known)}.")
     rewards = entry.get("rewards", [accuracy_reward, format_reward])
     check_rewards(rewards)
     functions = {kind: entry[kind] for kind in FUNCTIONS if entry.get(kind)}

@@ -106,7 +106,9 @@ class Experiment:
         del config["save_steps"]  # when a checkpoint is saved decides nothing
         task = self.task.__name__ if self.task else chosen["task"]
         policy = chosen["policy"]
-        shipped = {"base": shipped_files(policy) or files_hash(policy), "data": shipped_files(task)}
+        shipped = {"base": shipped_files(policy), "data": shipped_files(task)}
+        if not shipped["base"] and Path(policy).is_dir():  # the same folder has several paths
+            shipped |= {"base": files_hash(policy), "policy": Path(policy).name}
         if data:
             rows = [name and (files_hash(name) or name) for name in (data, test)]
             shipped["data"] = [*rows, share]

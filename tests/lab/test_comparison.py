@@ -60,7 +60,8 @@ def test_arms_start_alike_and_are_judged_beside_the_first(compared, capsys):
     assert "| arm | reward | minus the first | verdict | tokens | seconds |" in text
     assert "seeds of this spread would decide" in text and "fewer than 5 seeds" in text
     assert found.plot().axes
-    assert capsys.readouterr().out.count("/4] ") == 4, "a line for each run"
+    assert "2 seeds give no verdict, 5 are needed." in (said := capsys.readouterr().out)
+    assert said.count("/4] ") == 4, "a line for each run"
 
 
 def test_finished_runs_are_kept_and_a_changed_function_is_run_again(compared, capsys):
@@ -123,18 +124,25 @@ def test_the_seeds_that_would_decide_are_those_whose_interval_is_narrow_enough()
 
 
 def test_an_arm_that_uses_more_is_named():
-    ends = {"tokens": {"mean": 1000.0}, "seconds": {"mean": 10.0}}
-    more = {"tokens": {"mean": 1300.0}, "seconds": {"mean": 10.5}}
+    ends = {"tokens": {"mean": 1000.0}, "seconds": {"mean": 10.0}, "eval/pass@1": {"mean": 0.5}}
+    more = ends | {"tokens": {"mean": 1300.0}, "seconds": {"mean": 10.5}}
     summary = {"final": {"plain": ends, "long": more, "same": ends}}
     (said,) = Comparison(summary, {}, "eval/pass@1", 0.03).warnings()
     assert said.startswith("**long** used 1.3 times the tokens of **plain**")
+    few = {"final": {"plain": ends | {"eval/pass@1": {"mean": 0.02}}}}
+    (said,) = Comparison(few, {}, "eval/pass@1", 0.03).warnings()
+    assert said.startswith("No arm solves more than 2.0%")
+    same = {"reward": {"values": [0.0, 0.0]}, "seconds": {"values": [0.1, -0.2]}}
+    equal = {"final": {"plain": ends, "no clip": ends}, "difference": {"no clip": same}}
+    (said,) = Comparison(equal, {}, "eval/pass@1", 0.03).warnings()
+    assert said.startswith("**no clip** gave the same numbers as **plain**")
 
 
 @pytest.mark.parametrize(
     ("arms", "options", "sentence"),
     [
         ({"plain": {}}, {}, "a comparison needs a baseline and another arm"),
-        ({"a": {}, "b": {"reward": [even]}}, {}, "arm 'b' is .*a dict of rewards, config"),
+        ({"a": {}, "b": {"reward": [even]}}, {}, "arm 'b' has 'reward': choose among"),
         ({"a": {}, 2: {}}, {}, "arm 2 is {}: give a name and a dict"),
         ({"a": {}, "b": [even]}, {}, "arm 'b' is .*: give a name and a dict"),
         ({"a 1": {}, "a-1": {}}, {}, "two arms of 'compare' would share a folder"),

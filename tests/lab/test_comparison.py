@@ -233,7 +233,7 @@ def test_the_identity_of_a_function_is_that_of_another_process(tmp_path):
 
 def test_the_stored_comparison_is_what_its_runs_say(monkeypatch):
     folder = results_dir() / "idea"
-    stored, problems = load(folder / "runs", "tiny", "compare")
+    stored, problems = load(folder / "results", "tiny", "compare")
     monkeypatch.setattr(grid, "run_grid", lambda *_, **__: stored)
     found = compare(load_arms(folder / "idea.py"))
     assert not problems and found.table() == (folder / "comparison.md").read_text()

@@ -182,6 +182,7 @@ def train(
     reward: Annotated[
         list[str] | None, Option(help="FILE.py:NAME, or a name such as accuracy; repeat it.")
     ] = None,
+    correct: Correct = "accuracy",
     settings: Settings = None,
     seed: Seed = 0,
     steps: Steps = None,
@@ -214,7 +215,7 @@ def train(
     saved = train_variant(
         variant, replace(chosen, device=device or chosen.device), engine=engine, output_dir=output,
         seed=seed, resume=resume, rewards=[load_function(name) for name in reward or ()],
-        changes=changes, replay=replay, report_to=report_to,
+        changes=changes, replay=replay, report_to=report_to, correct=load_function(correct),
     )  # fmt: skip
     if saved:
         typer.echo(f"history: {output / 'history.jsonl'}, policy: {saved}")
@@ -265,6 +266,8 @@ def evaluate(
     policy: PolicyName = None,
     task: Annotated[str | None, Option(help="word_problems, svamp or gsm8k.")] = None,
     data: Data = None,
+    test: Test = None,
+    test_share: Share = 0.2,
     correct: Correct = "accuracy",
     profile: ProfileName = "tiny",
     rows: Annotated[int | None, Option(min=1, help="The first so many, instead of all.")] = None,
@@ -273,7 +276,7 @@ def evaluate(
 ) -> None:
     """Greedy accuracy on a whole test set, strict and lenient, with n and intervals.
 
-    Or by a measure of your own. Of --data it takes the test split, or else all rows; --task says
+    Or by a measure of your own. Of --data it takes the rows that `train` holds out; --task says
     which system prompt comes before them.
     """
     if output.is_dir():
@@ -282,7 +285,7 @@ def evaluate(
     from grpo_kit.lab.evaluation import evaluate_profile, in_words
     from grpo_kit.lab.ideas import load_function
 
-    chosen = _chosen(profile, policy, data)
+    chosen = _chosen(profile, policy, data, test, test_share)
     if policy is not None:
         chosen = replace(chosen, lora_rank=0)
     chosen.use_threads()

@@ -1,7 +1,4 @@
-"""Does my change help? `compare` trains arms seed by seed from one start and judges the difference.
-
-compare({"plain": {}, "short": {"rewards": [accuracy_reward, short]}})
-"""
+"""Does my change help? `compare` trains arms seed by seed from one start and judges the difference."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -82,7 +79,7 @@ class Comparison:
         if self.metric.startswith("eval/pass@") and best < 2 * self.delta:
             few = f"No arm solves more than {best:.1%}, so there was hardly a right answer to learn"
             found.append(f"{few} from: start from a policy that solves some of the problems.")
-        for arm, of in self.summary.get("difference", {}).items():
+        for arm, of in self.summary["difference"].items():
             moved = [name for name in of if name != "seconds" and any(of[name]["values"])]
             if not moved:
                 found.append(

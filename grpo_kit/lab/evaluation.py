@@ -73,14 +73,15 @@ def evaluate_profile(
 ) -> dict:  # fmt: skip
     """Evaluate a profile's policy on a test set; returns the numbers and where they were measured.
 
-    The rows are the profile's own data, or those of `task`, by default its own. Only the first
+    The rows are those that the profile's own data hold out, or those of `task`. Only the first
     `rows` are answered, with at most `max_new_tokens` each. Raises as `evaluate_test_set`.
     """
     task = task or profile.task
     if task in profile.adapters:  # the warm-up for that task
         profile = replace(profile, task=task)
     if profile.data:  # before the model: the file may be missing
-        test_set = read_rows(profile.data, tasks.system_prompt(task))
+        given = profile.data, profile.test, profile.test_share
+        test_set = read_rows(*given, tasks.system_prompt(task))
     else:
         test_set = tasks.load(task).test
     if rows is not None:

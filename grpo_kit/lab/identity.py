@@ -21,22 +21,27 @@ def identity_of(function: Callable) -> str:
     Comments and line numbers do not count. Functions and classes of installed packages, this one
     among them, count by their names, objects of theirs by their plain settings too.
     """
-    return f"{reward_name(function)} {fingerprint(_described(function, set()))[:12]}"
+    return f"{reward_name(function)} {fingerprint(_described(function, {}))[:12]}"
 
 
-def _described(value: Any, seen: set[int]) -> Any:
-    """`value` as something that JSON takes; each object is described once."""
+def _described(value: Any, seen: dict[int, Any]) -> Any:
+    """`value` as something that JSON takes; each object is described once.
+
+    `seen` holds the objects by their ids: one that is gone would leave its id to another.
+    """
     if isinstance(value, PLAIN):
         return repr(value)
     if id(value) in seen:
         return "again"
-    seen.add(id(value))
+    seen[id(value)] = value
     if isinstance(value, (list, tuple)):
         return [_described(item, seen) for item in value]
     if isinstance(value, (set, frozenset)):  # their order differs from process to process
         return sorted(str(_described(item, seen)) for item in value)
     if isinstance(value, dict):
         return {str(key): _described(item, seen) for key, item in value.items()}
+    if hasattr(value, "tolist") and not isinstance(value, type):  # an array or a tensor
+        return [type(value).__name__, fingerprint(value.tolist())]
     if isinstance(value, partial):
         return _described([value.func, value.args, value.keywords], seen)
     if isinstance(value, MethodType):

@@ -38,20 +38,13 @@ def read_task(
     learnt from. Text is asked after the prompt `system`. A line on stdout says what was read.
     Raises ValueError, by file and row, for what cannot be used.
     """
-    if not 0 < test_share < 1:
-        raise ValueError(f"test_share is {test_share}; give a share between 0 and 1, such as 0.2.")
-    name, splits, how = Path(data).name, _splits(data, system), ""
+    name, splits = Path(data).name, _splits(data, system)
+    held_out, how = _held_out(splits, name, test, test_share, system)
     rows = _split(splits, "train", name)
-    if test is None and len(splits) == 1:
-        held_out = [row for row in rows if _place(row) < test_share]
-        rows, how = [row for row in rows if _place(row) >= test_share], " by a hash of the question"
-    else:
-        tests = splits if test is None else _splits(test, system)
-        held_out = _split(tests, "test", Path(test or data).name)
     tested = {_question(row) for row in held_out}
     learnt = [row for row in rows if _question(row) not in tested]
     said = f"{name}: {len(learnt)} rows to learn from, {len(held_out)} held out{how}"
-    if len(learnt) < len(rows):
+    if not how and len(learnt) < len(rows):
         said += f", {len(rows) - len(learnt)} left out, since their questions are tested"
     if not learnt or not held_out:
         raise ValueError(f"{said}: give more rows, another test_share, or other test rows.")
@@ -59,12 +52,30 @@ def read_task(
     return Task(name, _dataset(learnt, name), _dataset(held_out, name))
 
 
-def read_rows(data: str | os.PathLike, system: str | None = None) -> Dataset:
-    """The test split of `data`, or else all its rows; prints and raises as `read_task`."""
+def read_rows(
+    data: str | os.PathLike, test: str | os.PathLike | None = None, test_share: float = 0.2,
+    system: str | None = None,
+) -> Dataset:  # fmt: skip
+    """The test rows alone, those that `read_task` holds out; prints and raises as it does."""
     name = Path(data).name
-    rows = _split(_splits(data, system), "test", name)
-    _say(f"{name}: {len(rows)} rows", rows, system)
+    rows, how = _held_out(_splits(data, system), name, test, test_share, system)
+    _say(f"{name}: {len(rows)} test rows{how}", rows, system)
     return _dataset(rows, name)
+
+
+def _held_out(
+    splits: dict[str, list[dict]], name: str, test: str | os.PathLike | None, test_share: float,
+    system: str | None,
+) -> tuple[list[dict], str]:  # fmt: skip
+    """The test rows, and how they were chosen where that was by a share."""
+    if not 0 < test_share < 1:
+        raise ValueError(f"test_share is {test_share}; give a share between 0 and 1, such as 0.2.")
+    if test is not None:
+        return _split(_splits(test, system), "test", Path(test).name), ""
+    if "test" in splits or len(splits) > 1:
+        return _split(splits, "test", name), ""
+    rows = _split(splits, "train", name)
+    return [row for row in rows if _place(row) < test_share], " by a hash of the question"
 
 
 def _split(splits: dict[str, list[dict]], wanted: str, name: str) -> list[dict]:

@@ -4,12 +4,11 @@ import dataclasses
 import re
 import shutil
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
-from grpo_kit import objective
 from grpo_kit.lab import comparison, grid
 from grpo_kit.lab.comparison import Comparison, compare, seeds_to_decide
 from grpo_kit.lab.ideas import load_arms
@@ -18,7 +17,6 @@ from grpo_kit.lab.records import load
 from grpo_kit.lab.statistics import judge
 from grpo_kit.paths import results_dir
 from grpo_kit.profiles import PROFILES
-from grpo_kit.rewards import accuracy_reward
 
 
 def even(completion_ids, **columns):
@@ -126,10 +124,10 @@ def test_the_seeds_that_would_decide_are_those_whose_interval_is_narrow_enough()
 def test_an_arm_that_uses_more_is_named():
     ends = {"tokens": {"mean": 1000.0}, "seconds": {"mean": 10.0}, "eval/pass@1": {"mean": 0.5}}
     more = ends | {"tokens": {"mean": 1300.0}, "seconds": {"mean": 10.5}}
-    summary = {"final": {"plain": ends, "long": more, "same": ends}}
+    summary = {"final": {"plain": ends, "long": more, "same": ends}, "difference": {}}
     (said,) = Comparison(summary, {}, "eval/pass@1", 0.03).warnings()
     assert said.startswith("**long** used 1.3 times the tokens of **plain**")
-    few = {"final": {"plain": ends | {"eval/pass@1": {"mean": 0.02}}}}
+    few = {"final": {"plain": ends | {"eval/pass@1": {"mean": 0.02}}}, "difference": {}}
     (said,) = Comparison(few, {}, "eval/pass@1", 0.03).warnings()
     assert said.startswith("No arm solves more than 2.0%")
     same = {"reward": {"values": [0.0, 0.0]}, "seconds": {"values": [0.1, -0.2]}}
@@ -207,11 +205,19 @@ def test_settings_closures_and_arguments_belong_to_a_function():
         return lambda **columns: weight
 
     for make in (Weighted, closed, partial(partial, even)):
-        assert identity_of(make(1)) == identity_of(make(1)) != identity_of(make(2))
+        for one, two in ((1, 2), ([1, [2]], [1, [3]]), (torch.tensor([1.0]), torch.tensor([2.0]))):
+            assert identity_of(make(one)) == identity_of(make(one)) != identity_of(make(two))
     assert identity_of(Weighted(1).__call__) != identity_of(Weighted(2).__call__)
-    package = SimpleNamespace(f=objective.surrogate)
-    assert identity_of(accuracy_reward).startswith("accuracy_reward ")
-    assert identity_of(package.f) == identity_of(objective.surrogate)
+
+
+def test_each_of_many_functions_counts():
+    """However many objects are described, and forgotten, before the one that has changed."""
+    source = "\n".join(f"def f{i}(x):\n    return [x, {i}, (x, 'a{i}')]\n" for i in range(60))
+    source += "def reward(**c):\n    return [" + ", ".join(f"f{i}(c)" for i in range(60)) + "]\n"
+    same = identity_of(defined(source))
+    for i in range(60):
+        changed = source.replace(f"(x, 'a{i}')", f"(x, 'b{i}')")
+        assert identity_of(defined(changed)) != same == identity_of(defined(source)), i
 
 
 def test_the_identity_of_a_function_is_that_of_another_process(tmp_path):

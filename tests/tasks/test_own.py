@@ -88,7 +88,7 @@ def test_every_kind_of_source_gives_the_same_split(name, tmp_path):
     rows = [*task.train, *task.test]
     assert [(row["question"], row["answer"]) for row in rows] == [(*row.values(),) for row in order]
     assert task.name == name and task.test[0]["prompt"][0]["role"] == "user"
-    assert len(read_rows(tmp_path / name)) == len(ROWS)
+    assert questions(read_rows(tmp_path / name)) == questions(task.test), "as training left out"
 
 
 def test_a_row_that_is_added_moves_no_other_and_equal_questions_stay_together(tmp_path):
@@ -122,7 +122,8 @@ def test_a_folder_with_both_splits_and_a_file_for_the_test(tmp_path, gsm8k_folde
     assert len(read_rows(tmp_path / "both")) == 3
     (tmp_path / "loose").mkdir()
     (tmp_path / "loose" / "part-0.jsonl").write_text(lines(ROWS))
-    assert len(read_rows(tmp_path / "loose")) == 40, "as datasets reads it"
+    loose = read_task(tmp_path / "loose")
+    assert len(loose.train) + len(loose.test) == 40, "as datasets reads it"
 
 
 def test_messages_numbers_and_other_columns(tmp_path):
@@ -133,7 +134,7 @@ def test_messages_numbers_and_other_columns(tmp_path):
         {"prompt": "5?", "answer": "first 1 then\n#### 5 "}, {"prompt": "6?", "answer": " "},
     ]  # fmt: skip
     (tmp_path / "a.jsonl").write_text(lines(rows))
-    read = read_rows(tmp_path / "a.jsonl", system="Be brief.")
+    read = read_rows(tmp_path / "a.jsonl", tmp_path / "a.jsonl", system="Be brief.")
     assert read["answer"] == ["4", "6.5", None, "5", None]
     assert read[0]["prompt"] == chat and read[1]["prompt"][0]["content"] == "Be brief."
     assert read["tests"][0] == ["a", "b"] and read["level"][2] == 1

@@ -1,4 +1,4 @@
-"""Does my change help? `compare` trains arms seed by seed from one start and judges the difference."""
+"""Does my change help? `compare` trains arms from one start, seed by seed, and judges them."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping

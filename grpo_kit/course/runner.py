@@ -63,10 +63,14 @@ def find_notebooks(folder: str | Path, names: Sequence[str] = ()) -> list[Path]:
     return list(dict.fromkeys(chosen)) or paths
 
 
+def usable_cores() -> int:
+    """The cores that this process may use; the machine may have more."""
+    return len(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0))
+
+
 def default_jobs() -> int:
     """How many notebooks run at a time by default: two, one on a machine with one core."""
-    cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
-    return min(2, len(cores))
+    return min(2, usable_cores())
 
 
 def execute(

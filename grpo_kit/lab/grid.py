@@ -20,6 +20,7 @@ from pathlib import Path
 import cloudpickle
 
 from grpo_kit.config import GRPOConfig
+from grpo_kit.course.runner import usable_cores
 from grpo_kit.lab import records
 from grpo_kit.lab.records import Record, fingerprint, path_of
 from grpo_kit.models import Policy
@@ -297,11 +298,7 @@ def jobs_of(
 
 def usual_processes(profile: Profile) -> int:
     """How many runs at a time: one for each core that this process may use, one for a GPU."""
-    if profile.device != "cpu":
-        return 1
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return usable_cores() if profile.device == "cpu" else 1
 
 
 class Progress:
@@ -320,7 +317,7 @@ class Progress:
         print(f"[{self.ended}/{self.runs}] {job}: {text}{rest}", flush=True)
 
 
-def here(name: str, jobs: Sequence[Job]) -> list[str]:
+def here(jobs: Sequence[Job]) -> list[str]:
     """Make one run after the other; an only one that fails raises what it raised."""
     failed, progress = [], Progress(len(jobs))
     for job in jobs:
@@ -336,7 +333,7 @@ def here(name: str, jobs: Sequence[Job]) -> list[str]:
     return failed
 
 
-def in_processes(name: str, jobs: Sequence[Job], processes: int) -> list[str]:
+def in_processes(jobs: Sequence[Job], processes: int) -> list[str]:
     """Make each run in a process of its own, `processes` at a time.
 
     Each writes a log beside its checkpoint. What ends this function ends the processes too.
@@ -375,7 +372,7 @@ def in_processes(name: str, jobs: Sequence[Job], processes: int) -> list[str]:
 
 def run_grid(
     name: str, experiment: Experiment, profile: Profile, seeds: Sequence[int], *,
-    make: Callable[[str, list[Job]], list[str]] = here, **options,
+    make: Callable[[list[Job]], list[str]] = here, **options,
 ) -> list[Record]:  # fmt: skip
     """Make the runs that are missing among those of `jobs_of`; return the records of all.
 
@@ -385,7 +382,7 @@ def run_grid(
     jobs = jobs_of(name, experiment, profile, seeds, **options)
     missing = [job for job in jobs if not job.is_finished()]
     print(f"{name}: {len(jobs) - len(missing)} of {len(jobs)} runs are finished", flush=True)
-    if missing and (failed := make(name, missing)):
+    if missing and (failed := make(missing)):
         count = f"{len(failed)} of {len(missing)} runs failed"
         raise RuntimeError(f"{count}, the others are stored: {'; '.join(failed)}")
     return [records.read(job.path) for job in jobs]

@@ -21,7 +21,7 @@ def runner(on: str, profile: Profile, processes: int | None = None) -> Callable:
     return on_ray if on == "ray" else here
 
 
-def on_ray(name: str, jobs: Sequence[Job]) -> list[str]:
+def on_ray(jobs: Sequence[Job]) -> list[str]:
     """Each job as a task of the cluster at RAY_ADDRESS, or of one started here.
 
     A task whose worker dies is tried again, and goes on from the run's last checkpoint where that

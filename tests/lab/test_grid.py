@@ -168,7 +168,7 @@ def test_processes_share_the_work_and_one_that_fails_does_not_stop_the_rest(tmp_
     experiment, where = Experiment("?", arms), (tmp_path, tmp_path / "work")
     given = [("fails", 0), ("works", 1), ("works", 2), ("works", 3)]
     jobs = [Pretended("x", experiment, PROFILES["smoke"], *one, *where) for one in given]
-    (failed,) = grid.in_processes("x", jobs, 2)
+    (failed,) = grid.in_processes(jobs, 2)
     assert failed.startswith("fails, seed 0: error: it did not work (")
     assert "steps of works" in (jobs[-1].folder / "log.txt").read_text()
     assert re.search(r"\[4/4\] works, seed \d: it worked", capsys.readouterr().out)
@@ -225,7 +225,7 @@ def test_ray_makes_runs_and_a_killed_worker_costs_a_retry(made, tmp_path, monkey
 def test_without_ray_a_sentence_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(RuntimeError, match=r"pip install 'grpo-kit\[ray\]'"):
-        workers.on_ray("x", [])
+        workers.on_ray([])
 
 
 @pytest.mark.slow

@@ -754,7 +754,8 @@ def evaluate(
     number), with a generator of their own, so that evaluating changes nothing of the training.
     `between/…` is the same of the first `config.eval_prompts_between` rows, for curves that show
     the same problems everywhere. `…/lenient/…`, beside `accuracy_reward` alone, is by
-    `lenient_accuracy_reward`. {} without rows, or without any `answer` for `accuracy_reward`.
+    `lenient_accuracy_reward`; `…/mean_length/wrong` is of the sampled completions that are wrong.
+    {} without rows, or without any `answer` for `accuracy_reward`.
     """
     rows = dataset.select(range(min(config.eval_prompts, len(dataset))))
     strict = correct is accuracy_reward
@@ -795,6 +796,9 @@ def _accuracy(name: str, values: Tensor, lengths: Tensor) -> dict[str, float]:
         f"{name}/mean_length": lengths.float().mean().item(),
         f"{name}/n": len(counts),
     }
+    wrong = lengths[~right[:, 1:, 0].to(lengths.device)]
+    if len(wrong):
+        measured[f"{name}/mean_length/wrong"] = wrong.float().mean().item()
     for lenient in right[..., 1:].unbind(2):
         measured[f"{name}/lenient/greedy"] = lenient[:, 0].float().mean().item()
         measured[f"{name}/lenient/pass@1"] = lenient[:, 1:].float().mean().item()

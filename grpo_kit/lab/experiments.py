@@ -15,13 +15,19 @@ import yaml
 from grpo_kit import self_verification as verification
 from grpo_kit.config import GRPOConfig
 from grpo_kit.flow import FlowGRPO, OfflineTraces
-from grpo_kit.lab import measures
+from grpo_kit.lab import measures, surrogates
 from grpo_kit.lab.grid import Arm, Experiment, command_of, outdated
 from grpo_kit.lab.records import NOTEBOOKS, Record, load
 from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES, Profile
-from grpo_kit.rewards import CertaintyReward, DiversityReward, MajorityReward, QualityJudgeReward
+from grpo_kit.rewards import (
+    CertaintyReward,
+    DiversityReward,
+    MajorityReward,
+    QualityJudgeReward,
+    random_reward,
+)
 from grpo_kit.rewards.diversity import load_embedder
 from grpo_kit.rewards.meta_evaluation import STEPS_QUESTION, MetaEvaluationReward
 from grpo_kit.rewards.rules import accuracy_reward, format_reward
@@ -29,7 +35,7 @@ from grpo_kit.runs import Run
 from grpo_kit.tasks.answers import extract_answer, is_correct
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.tiny.pretrain import BREVITY_STEPS, warm_up_more
-from grpo_kit.training import PromptBatches
+from grpo_kit.training import PromptBatches, train
 from grpo_kit.warm_up import RECIPES, GivenTexts, take_replies
 
 # --- rewards --------------------------------------------------------------------------------------
@@ -47,11 +53,22 @@ def _rewards(kind: str, options: Mapping, profile: Profile, config, policy) -> l
         rewards.append(MajorityReward(config.num_generations))
     if kind == "plain and certainty":
         rewards.append(CertaintyReward(policy, **options))
+    if kind == "plain and random":
+        rewards.append(random_reward)
+    if kind == "plain and overlong":
+        rewards.append(_overlong(**options))
     if "judge" in kind:
         rewards.append(QualityJudgeReward(profile.load_judge(policy), **options))
     if kind == "plain, judge, P(Yes)":
         rewards.append(MetaEvaluationReward(frozen_copy(policy), STEPS_QUESTION, transform="p"))
     return rewards
+
+
+def _overlong(longest: int, cache: int) -> Callable:
+    """DAPO's soft penalty of long answers (arXiv 2503.14476, eq. 13), by TRL's function."""
+    from trl.rewards import get_soft_overlong_punishment  # takes a second, see `_trained_by_trl`
+
+    return get_soft_overlong_punishment(longest, cache)
 
 
 def read_truth(text: str, answer: str) -> float:
@@ -64,23 +81,21 @@ def _meta_evaluation(
 ) -> MetaEvaluationReward:
     """Shown a truth, the evaluator reads it; the tiny world's needs `read_truth` to compare it.
 
-    `evaluators`: "frozen", the policy as it is now; "live", as it becomes; "warmer", the base after
-    more of its warm-up; "_ensemble", frozen and two warmer ones, or frozen and live; "brevity",
-    the base once it has been taught to say whether an answer is short.
+    `evaluators`: "frozen", the policy as it is now; "live", as it becomes; "_ensemble", frozen and
+    two after more of the base's warm-up, or frozen and live; "brevity", the base once it has been
+    taught to say whether an answer is short.
     """
     tiny = profile.policy == "tiny-base"
-    warmer = (warm_up_more(profile.load_policy(), seed) for seed in (1, 2))
     match evaluators:
         case "live":
             chosen = [policy]
-        case "warmer" if tiny:
-            chosen = [next(warmer)]
         case "brevity" if tiny:
             chosen = [_taught_brevity()]
-        case "warmer" | "brevity":
-            raise ValueError(f'"{evaluators}" is an evaluator of the tiny world: choose another.')
+        case "brevity":
+            raise ValueError('"brevity" is an evaluator of the tiny world: choose another.')
         case "_ensemble":
-            chosen = [frozen_copy(policy), *(warmer if tiny else [policy])]
+            more = (warm_up_more(profile.load_policy(), seed) for seed in (1, 2))
+            chosen = [frozen_copy(policy), *(more if tiny else [policy])]
         case _:
             chosen = [frozen_copy(policy)]
     reader = read_truth if profile.judge == "tiny" else None
@@ -173,6 +188,8 @@ def arm_of(entry: Mapping[str, Any]) -> Arm:
             own["batch_source"] = _more_texts
         case {"engine": _}:
             own["train"] = _trained_by_trl
+        case {"surrogate": name}:
+            own["train"] = partial(train, surrogate=getattr(surrogates, name))
     kind = options.pop("rewards", "plain")
     arguments = {name: value for name, value in options.items() if name not in SOURCES}
     if kind not in KINDS:
@@ -182,16 +199,29 @@ def arm_of(entry: Mapping[str, Any]) -> Arm:
     return Arm(partial(_rewards, kind, arguments), **own)
 
 
+def at_rate(entry: Mapping[str, Any], rate: float) -> dict[str, Any]:
+    """The entry of an arm with another learning rate."""
+    return {**entry, "config": {**entry.get("config", {}), "learning_rate": rate}}
+
+
 KINDS = ("plain", "plain and diversity", "plain and judge", "plain and P(Yes)",
-         "plain, judge, P(Yes)", "plain and majority", "plain and certainty")  # fmt: skip
-SOURCES = ("strategy", "post_process", "texts", "engine")  # options that no reward takes
+         "plain, judge, P(Yes)", "plain and majority", "plain and certainty", "plain and random",
+         "plain and overlong")  # fmt: skip
+SOURCES = ("strategy", "post_process", "texts", "engine", "surrogate")  # no reward takes these
 TASKS = {"tool_questions": tool_questions}
 
 
 def experiment_of(entry: Mapping[str, Any]) -> Experiment:
     """An experiment as `data/experiments.yaml` describes it; functions are those of `measures`."""
     fields = dict(entry)
-    fields["arms"] = {name: arm_of(arm) for name, arm in fields["arms"].items()}
+    arms, rates = fields["arms"], fields.pop("rates", None)
+    if rates:
+        arms = {
+            f"{name}, lr {rate:g}": at_rate(arm, rate)
+            for name, arm in arms.items()
+            for rate in rates
+        }
+    fields["arms"] = {name: arm_of(arm) for name, arm in arms.items()}
     fields["changes"] = fields.pop("config", {})
     functions = [getattr(measures, name) for name in fields.pop("measure", [])]
     fields["measure"] = partial(measures.together, functions)

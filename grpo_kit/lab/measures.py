@@ -22,12 +22,11 @@ from grpo_kit.rewards.diversity import load_embedder
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, as_turns, read_yes
 from grpo_kit.rewards.rules import accuracy_reward, question_text
 from grpo_kit.rewards.scoring import score_texts
-from grpo_kit.runs import value_of
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.answers import extract_answer, is_correct
 from grpo_kit.tiny.card import auc, texts_of
 from grpo_kit.tiny.problems import solution_style
-from grpo_kit.training import evaluate, pass_at_k, score
+from grpo_kit.training import pass_at_k, score
 
 
 def _answers(
@@ -106,18 +105,6 @@ def quality_of(t: Trained) -> dict[str, float]:
     }
 
 
-FEW_LABELS = 32  # training problems with a label, for early stopping
-
-
-def few_labels(profile, base, task: Task, config: GRPOConfig, seed, ends=False) -> Callable | None:
-    """Measure `few/pass@1` on the last training problems; training does not see their labels."""
-    if ends:
-        return None
-    rows = task.train.select(range(len(task.train) - FEW_LABELS, len(task.train)))
-    config = dataclasses.replace(config, eval_prompts=FEW_LABELS)
-    return lambda policy: {"few/pass@1": evaluate(policy, rows, config)["eval/pass@1"]}
-
-
 def overrated(t: Trained) -> dict[str, float]:
     """`p_yes`: the base's mean P("Yes") on sampled answers; `overrated`: minus the share right."""
     rows, texts, right = _answers(t.policy, t.task, t.config)
@@ -130,18 +117,6 @@ def unexplained(t: Trained) -> dict[str, float]:
     """`no steps`: share of sampled answers in a style of the tiny world that shows no step."""
     _, texts, _ = _answers(t.policy, t.task, t.config)
     return {"no steps": fmean(solution_style(text) in ("guess", "assured") for text in texts)}
-
-
-def without_labels(t: Trained) -> dict[str, float]:
-    """How far held-out pass@1 `fell` below its best, and where early stopping would have ended.
-
-    `stopped early` is its value at the first evaluation that is best on the few labels.
-    """
-    accuracies = t.run.series("eval/pass@1")[1]
-    labelled = [row for row in t.run.history if "few/pass@1" in row]
-    early = value_of(max(labelled, key=lambda row: row["few/pass@1"]), "eval/pass@1")
-    fell, gained = max(accuracies) - accuracies[-1], early - accuracies[0]
-    return {"fell": fell, "stopped early": early, "gained/stopped early": gained}
 
 
 def watch_verdicts(profile, base, task: Task, config: GRPOConfig, seed, ends=False) -> Callable:

@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
@@ -75,6 +76,31 @@ class Record:
         """The mean of `metric` over the last `LATE` steps, at most half of them."""
         values = self.logged(metric)
         return fmean(values[-min(LATE, (len(values) + 1) // 2) :]) if values else None
+
+    def curve(self, metric: str) -> dict[int, float]:
+        """Step -> `metric`, where an evaluation logged it, of the same test problems throughout."""
+        between = metric.replace("eval/", "between/", 1)
+        rows = [(row["step"], row.get(between, row.get(metric))) for row in self.history]
+        return {step: value for step, value in rows if value is not None}
+
+    def rise(self, metric: str) -> float | None:
+        """How far the best value of `metric` after the first lies above the first."""
+        first, *later = self.curve(metric).values() or [None]
+        return max(later) - first if later else None
+
+    def fall(self, metric: str) -> float | None:
+        """The last value of `metric` minus its best: 0, or how far it fell."""
+        values = [*self.curve(metric).values()]
+        return values[-1] - max(values) if len(values) > 1 else None
+
+    def steps(self, metric: str) -> float | None:
+        """Steps until `metric` has come 9 tenths of the way from its first value to 1."""
+        curve = [*self.curve(metric).items()]
+        level = 0.1 * curve[0][1] + 0.9 if curve else 1.0
+        for (step, value), (later, reached) in pairwise(curve):
+            if value < level <= reached:
+                return step + (later - step) * (level - value) / (reached - value)
+        return None
 
     def path(self, results: str | Path) -> Path:
         return path_of(results, self.profile, self.experiment, self.arm, self.seed)

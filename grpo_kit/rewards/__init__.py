@@ -7,7 +7,7 @@ from grpo_kit.rewards.diversity import (
     load_embedder,
 )
 from grpo_kit.rewards.judge import EndpointJudge, LocalJudge, QualityJudgeReward
-from grpo_kit.rewards.label_free import CertaintyReward, MajorityReward
+from grpo_kit.rewards.label_free import CertaintyReward, MajorityReward, random_reward
 from grpo_kit.rewards.meta_evaluation import MetaEvaluationReward, read_yes, yes_no_tokens
 from grpo_kit.rewards.rules import (
     VerificationReward,

@@ -1,14 +1,17 @@
-"""Rewards that need neither label nor question: the group's vote, and the model's own certainty.
+"""Rewards that need neither label nor question: the group's vote, the model's certainty, a coin.
 
-They stand beside P("Yes") of `meta_evaluation`: what each pays is what the policy says already.
+They stand beside P("Yes") of `meta_evaluation`: what they pay is what the policy says already. The
+coin is their control: what it does as well is not their doing.
 """
 
 from __future__ import annotations
 
+import json
+import random
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grpo_kit.rewards.rules import completion_text
 from grpo_kit.tasks.answers import extract_answer, parse_number
@@ -59,6 +62,18 @@ def _answer(text: str) -> Hashable | None:
         return None
     number = parse_number(answer)
     return " ".join(answer.casefold().split()) if number is None else number
+
+
+def random_reward(
+    prompts: list, completions: list, completion_ids: list, *, trainer_state: Any = None, **columns
+) -> list[float]:
+    """1.0 or 0.0 by a coin, whatever the completion: a spurious reward (arXiv 2506.10947).
+
+    Drawn from the prompts and the step, so that a resumed run tosses the same coins.
+    """
+    step = getattr(trainer_state, "global_step", 0)
+    rng = random.Random(json.dumps([step, prompts], default=str))
+    return [float(rng.random() < 0.5) for _ in completions]
 
 
 @dataclass(eq=False, repr=False)

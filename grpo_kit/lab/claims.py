@@ -1,6 +1,6 @@
 """Published claims, `data/claims.yaml`, judged by the records of the runs that test them.
 
-The claims of one method on one profile are a family (`statistics.judge`), so that many claims
+The claims of one experiment on one profile are a family (`statistics.judge`), so that many claims
 together have no more false verdicts than one.
 """
 
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from statistics import fmean, median
 from textwrap import fill
 from typing import Literal
 
@@ -22,12 +24,29 @@ from grpo_kit.config import reason
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import FRESH, command_of, usual_seeds
 from grpo_kit.lab.records import Record, by_arm
-from grpo_kit.lab.statistics import DELTA, Judgement, judge, power, region
+from grpo_kit.lab.statistics import ALPHA, DELTA, VERDICTS, Judgement, judge, power, region
 from grpo_kit.lab.summary import cell, markdown_table, number
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
 
-OF = {"end": "", "change": "change of ", "late": "late "}
+OF = {"end": "", "change": "change of ", "late": "late ", "rise": "rise of ", "fall": "fall of ",
+      "steps": "steps to 0.8 "}  # fmt: skip
+READINGS = {  # of the same answers, by the other grading, and of greedy ones
+    "eval/pass@1": {"lenient": "eval/lenient/pass@1", "greedy": "eval/greedy"},
+    "eval/lenient/pass@1": {"strict": "eval/pass@1", "greedy": "eval/lenient/greedy"},
+}
+SHARES = ("pass@", "greedy", "accuracy")  # in names of what cannot lie above 1
+EDGES = (4 / 3, 2 / 3)  # a verdict that changes with delta times one of these is at the edge
+
+
+class Mechanism(BaseModel):
+    """What has to act before a correction is tested: the mean of |metric| over an arm's steps."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    metric: str
+    least: float = Field(gt=0)
+    arm: str | None = None  # the claim's own
 
 
 class Claim(BaseModel):
@@ -45,11 +64,13 @@ class Claim(BaseModel):
     seed: str = ""
     evidence: Literal["P", "F", "C", "S", "I"] = "I"
     profile: str = "tiny"
-    of: Literal["end", "change", "late"] = "end"
+    of: Literal["end", "change", "late", "rise", "fall", "steps"] = "end"
     minus: str | None = None
     against: str | None = None
     delta: float = DELTA  # the smallest difference that matters, in the metric's unit
-    n: int | None = None  # on profile "tiny" that many fresh seeds decide; None: all that ran
+    n: int | None = None  # that many fresh seeds decide, from `first` on; None: all that ran
+    first: int = FRESH
+    acts: Mechanism | None = None
     printed: dict[str, list[float]] = {}
 
     @property
@@ -59,8 +80,7 @@ class Claim(BaseModel):
     @property
     def seeds(self) -> range | None:
         """The seeds that were chosen to decide it; None where any may."""
-        planned = self.n and self.profile == "tiny"
-        return range(FRESH, FRESH + self.n) if planned else None
+        return range(self.first, self.first + self.n) if self.n else None
 
     @property
     def command(self) -> str:
@@ -92,13 +112,49 @@ class Claim(BaseModel):
         numbers = [f"{of}: {' → '.join(f'{v:g}' for v in vs)}" for of, vs in self.printed.items()]
         return "; ".join(numbers) or self.direction
 
-    def values(self, records: Iterable[Record]) -> list[float]:
-        """The number for every seed that its arms share; ValueError if a run lacks it."""
+    @property
+    def same(self) -> tuple:
+        """What two claims of one number share."""
+        return (self.experiment, self.profile, self.arm, self.against, self.metric, self.minus,
+                self.of, self.seeds)  # fmt: skip
+
+    def pairs(self, records: Iterable[Record]) -> list[tuple[Record, Record]]:
+        """The runs of its arm and of the other, or the same twice, for each seed that both have."""
         arms = by_arm(records)
         own, other = arms.get(self.arm, {}), arms.get(self.against or self.arm, {})
         own = {s: r for s, r in own.items() if self.seeds is None or s in self.seeds}
-        pairs = [(record, other[seed]) for seed, record in own.items() if seed in other]
+        return [(record, other[seed]) for seed, record in own.items() if seed in other]
+
+    def values(self, pairs: Iterable[tuple[Record, Record]]) -> list[float]:
+        """The number for every pair of runs; ValueError if a run lacks it."""
         return [self._of(r) - (self._of(base) if self.against else 0.0) for r, base in pairs]
+
+    def readings(self, pairs: Iterable[tuple[Record, Record]]) -> dict[str, list[float]]:
+        """The number by the other grading and of greedy answers, where runs have these."""
+        found = {}
+        for name, metric in READINGS.get(self.metric, {}).items():
+            other = self.model_copy(update={"metric": metric})
+            if not (self.minus or self.of in ("rise", "fall", "steps") and name == "greedy"):
+                with suppress(ValueError):
+                    found[name] = other.values(pairs)
+        return found
+
+    def untested(self, pairs: list[tuple[Record, Record]], records: Iterable[Record]) -> str:
+        """Why these runs cannot test it: nothing acted, or nothing can rise. Empty if they can."""
+        if self.against and all(a.course == b.course for a, b in pairs):
+            return f"{self.arm!r} and {self.against!r} made the same runs"
+        if self.acts:
+            arm = self.acts.arm or self.arm
+            runs = [r for r in records if r.arm == arm and (not self.seeds or r.seed in self.seeds)]
+            logged = [abs(value) for run in runs for value in run.logged(self.acts.metric)]
+            mean = fmean(logged) if logged else 0.0
+            if mean < self.acts.least:
+                return f"{self.acts.metric} of {arm!r} is {number(mean)}, below {self.acts.least:g}"
+        if self.expects == "rises" and self.of == "end" and self.against and not self.minus:
+            mean = fmean(self._of(base) for _, base in pairs)
+            if any(share in self.metric for share in SHARES) and mean > 1 - self.delta:
+                return f"{self.against!r} is at {number(mean)}: there is no room to rise"
+        return ""
 
     def _of(self, record: Record) -> float:
         values = []
@@ -118,10 +174,23 @@ class Judged:
     claim: Claim
     verdict: str = "not run here"
     judgement: Judgement | None = None
+    readings: Mapping[str, Judgement] = field(default_factory=dict)  # see `Claim.readings`
+    at_edge: bool = False  # another delta, see `EDGES`, would change the verdict
+    costs: str = ""  # of its arms: tokens, updates, seconds
 
     @property
     def here(self) -> str:
         return cell(vars(self.judgement), "+") if self.judgement else f"`{self.claim.command}`"
+
+    @property
+    def verdict_text(self) -> str:
+        """The verdict, and what else it hangs on: "**no effect**, at the edge; greedy: ..."."""
+        text = f"**{self.verdict}**" + ", at the edge" * self.at_edge
+        if self.verdict not in VERDICTS:
+            return text
+        changed = [f"{k}: {v.verdict}" for k, v in self.readings.items()
+                   if v.verdict != self.verdict]  # fmt: skip
+        return "; ".join([text, *changed])
 
     @property
     def statistics(self) -> str:
@@ -154,14 +223,16 @@ def load_claims(path: str | Path | None = None) -> tuple[list[Claim], list[str]]
     return list(claims.values()), problems
 
 
-def _check(claim: Claim, others: Iterable[str]) -> None:
-    """ValueError for an unknown name or region, a repeated id, an arm that is its own baseline."""
+def _check(claim: Claim, others: Mapping[str, Claim]) -> None:
+    """ValueError for an unknown name or region, a repeated id or number, an arm beside itself."""
     region(claim.expects)
     if not 0 < claim.delta < math.inf:
         raise ValueError(f"delta is {claim.delta}: give the smallest difference that matters.")
     names = [("experiment", claim.experiment, EXPERIMENTS), ("profile", claim.profile, PROFILES)]
     if claim.experiment in EXPERIMENTS:
-        names += [("arm", arm, EXPERIMENTS[claim.experiment].arms) for arm in claim.arms]
+        known = EXPERIMENTS[claim.experiment].arms
+        acting = claim.acts and claim.acts.arm
+        names += [("arm", arm, known) for arm in [*claim.arms, acting] if arm]
     for kind, name, known in names:
         if name not in known:
             raise ValueError(f"there is no {kind} {name!r}: choose among {', '.join(known)}.")
@@ -169,44 +240,78 @@ def _check(claim: Claim, others: Iterable[str]) -> None:
         raise ValueError(f"it compares {claim.arm!r} with itself: name another arm as `against`.")
     if claim.id in others:
         raise ValueError("there is another claim of this id.")
+    for other in others.values():
+        if other.same == claim.same:
+            raise ValueError(f"it judges the same number as {other.id!r}: make one row of the two.")
 
 
-def planned(experiment: str, profile: str) -> tuple[list[str], range]:
+def planned(experiment: str, profile: str) -> tuple[list[str], list[int]]:
     """Arms whose runs test shipped claims, in order, and their seeds; ValueError for no claim."""
     tested = [c for c in load_claims()[0] if (c.experiment, c.profile) == (experiment, profile)]
     if not tested:
         raise ValueError(f"no claim is tested by runs of {experiment!r} on profile {profile!r}.")
     arms = [arm for arm in EXPERIMENTS[experiment].arms if any(arm in c.arms for c in tested)]
-    chosen = filter(None, (c.seeds for c in tested))
-    return arms, max(chosen, key=len, default=usual_seeds(profile))
+    chosen = sorted({seed for c in tested for seed in c.seeds or ()})
+    return arms, chosen or [*usual_seeds(profile)]
 
 
 def judge_claims(claims: list[Claim], records: Iterable[Record]) -> tuple[list[Judged], list[str]]:
     """Verdicts on all claims, in their order, and a sentence for each that could not be judged.
 
-    A family: claims of one method (`seed`), experiment and profile.
+    A family: the claims of one experiment on one profile, as many as are written, run or not.
     """
     runs, families = defaultdict(list), defaultdict(list)
     for record in records:
         runs[record.profile, record.experiment].append(record)
     problems, judged = [], {}
     for claim in claims:
+        own = runs[claim.profile, claim.experiment]
+        pairs = claim.pairs(own)
         try:
-            values = claim.values(runs[claim.profile, claim.experiment])
+            values = claim.values(pairs)
             judged[claim.id] = Judged(claim)
         except ValueError as error:
             values = []
             problems.append(str(error))
-        families[claim.profile, claim.experiment, claim.seed].append((claim, values))
-    for family in families.values():  # as large as it is written, whatever has been run of it
-        tested = [(claim, values) for claim, values in family if values]
-        table = [(values, claim.expects, claim.delta) for claim, values in tested]
-        for (claim, values), judgement in zip(tested, judge(table, len(family)), strict=True):
-            if claim.seeds and len(values) < claim.n:
-                why = f"{len(values)} of {claim.n} planned seeds have run"
-                judgement = replace(judgement, verdict="inconclusive", reason=why)
-            judged[claim.id] = Judged(claim, judgement.verdict, judgement)
+        families[claim.profile, claim.experiment].append((claim, pairs, values))
+    for (profile, experiment), family in families.items():
+        for claim, pairs, values in family:
+            if values:
+                own = runs[profile, experiment]
+                judged[claim.id] = _judged(claim, pairs, values, own, len(family))
     return [*judged.values()], problems
+
+
+def _judged(claim: Claim, pairs: list, values: list[float], records: list, size: int) -> Judged:
+    def by(values: list[float], delta: float = claim.delta) -> Judgement:
+        return judge([(values, claim.expects, delta)], size)[0]
+
+    one, readings = by(values), {k: by(v) for k, v in claim.readings(pairs).items()}
+    at_edge = any(by(values, claim.delta * times).verdict != one.verdict for times in EDGES)
+    if why := claim.untested(pairs, records):
+        one, at_edge = replace(one, verdict="not tested", reason=why), False
+    elif claim.seeds and len(values) < claim.n:
+        why = f"{len(values)} of {claim.n} planned seeds have run"
+        one, at_edge = replace(one, verdict="inconclusive", reason=why), False
+    return Judged(claim, one.verdict, one, readings, at_edge, _costs(claim, pairs))
+
+
+def _costs(claim: Claim, pairs: Iterable[tuple[Record, Record]]) -> str:
+    """Medians over the runs: "tokens 60,000 / 60,100, updates 39 / 78, seconds 20 / 41"."""
+    of = [[run.cost for run in runs] for runs in zip(*pairs, strict=True)]
+    medians = [[number(median(column)) for column in zip(*arm, strict=True)] for arm in of]
+    shown = zip(*medians[: len(claim.arms)][::-1], strict=True)
+    names = ("tokens", "updates", "seconds")
+    return ", ".join(f"{name} {' / '.join(of)}" for name, of in zip(names, shown, strict=True))
+
+
+def error_rate(judged: Iterable[Judged]) -> tuple[int, float]:
+    """Families with a verdict, and the chance of at least one false one among all of them.
+
+    At most 1 - (1 - ALPHA)^families, where the families are independent.
+    """
+    families = {(one.claim.profile, one.claim.experiment) for one in judged if one.judgement}
+    return len(families), 1 - (1 - ALPHA) ** len(families)
 
 
 def reported_claims(results: str | Path | None = None) -> tuple[list[Judged], list[str]]:
@@ -237,16 +342,17 @@ def forest_rows(judged: Iterable[Judged], *only: str) -> list[tuple]:
 
 
 def claims_text(judged: Iterable[Judged], details: bool = False) -> str:
-    """Markdown table of judged claims; `details`: with id, source, seeds and power."""
+    """Markdown table of judged claims; `details`: with id, source, seeds, power and costs."""
     rows = []
     for one in judged:
-        verdict, statement, here = f"**{one.verdict}**", one.claim.statement, one.here
+        verdict, statement, here = one.verdict_text, one.claim.statement, one.here
         if one.judgement:
             here = f"{one.claim.number}: {one.here}"
+            here += "".join(f"; {k} {number(v.mean, '+')}" for k, v in one.readings.items())
         if details:
             statement += f" ({one.claim.id}; {one.claim.source})"
         if details and one.judgement:
-            here += f" ({one.statistics})"
+            here += f" ({one.statistics}; {one.costs})"
             verdict += f"; {one.judgement.reason}" if one.judgement.reason else ""
         rows.append((verdict, statement, one.claim.paper, here, one.claim.band))
     return markdown_table(("verdict", "claim", "claimed", "here", "matters from"), *rows)

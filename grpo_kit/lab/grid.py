@@ -177,14 +177,19 @@ class Job:
 
     def in_words(self) -> str:
         """What the finished run measured: "pass@1 0.91, 48 s"."""
-        record = records.read(self.path)
+        record = self.record()
         measured = record.evaluation.get("eval/pass@1")
         accuracy = "" if measured is None else f"pass@1 {measured:.3f}, "
         return f"{accuracy}{record.seconds:.0f} s"
 
     @property
     def path(self) -> Path:
+        """Where the run is written; `records.gather` moves it."""
         return path_of(self.results, self.profile.name, self.name, self.arm, self.seed)
+
+    def record(self) -> Record | None:
+        """The stored run, if there is one; ValueError for one that cannot be trusted."""
+        return records.find(self.results, self.profile.name, self.name, self.arm, self.seed)
 
     @cached_property
     def folder(self) -> Path:
@@ -194,16 +199,15 @@ class Job:
         return file.with_name(f"{file.stem}-{config_hash[:6]}")
 
     def is_finished(self) -> bool:
-        """Whether the file holds this run; prints why not, where there is a file."""
-        if not self.path.exists():
-            return False
+        """Whether it is stored as this version would make it; prints why not, where it is."""
         try:
-            why = outdated(records.read(self.path), self.experiment, self.profile)
+            record = self.record()
+            why = record and outdated(record, self.experiment, self.profile)
         except ValueError as error:
             why = str(error)
         if why:
-            print(f"{self.path}: {why} The run is made again.", flush=True)
-        return not why
+            print(f"{self}: {why} The run is made again.", flush=True)
+        return why == ""
 
     def run(self) -> None:
         """Make the run, or go on with a killed one; RuntimeError where another process makes it."""
@@ -385,7 +389,7 @@ def run_grid(
     if missing and (failed := make(missing)):
         count = f"{len(failed)} of {len(missing)} runs failed"
         raise RuntimeError(f"{count}, the others are stored: {'; '.join(failed)}")
-    return [records.read(job.path) for job in jobs]
+    return [job.record() for job in jobs]
 
 
 if __name__ == "__main__":  # in a process of `in_processes`

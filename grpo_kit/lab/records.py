@@ -1,11 +1,13 @@
-"""One finished run, one JSON file: `<results>/<profile>/<experiment>/<arm>/seed-<k>.json`.
+"""One finished run, one JSON object: a file at first, then a line among those of its experiment.
 
-A file tells whether it still is what the code would run (`config_hash`) and whether it is what a
-run wrote (`checksum`).
+A run writes `<results>/<profile>/<experiment>/<arm>/seed-<k>.json`; `gather` moves such files into
+`<results>/<profile>/<experiment>.jsonl.gz`. An object tells whether it still is what the code would
+run (`config_hash`) and whether it is what a run wrote (`checksum`).
 """
 
 import contextlib
 import datetime
+import gzip
 import hashlib
 import json
 import math
@@ -14,6 +16,7 @@ import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import cache
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +33,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 BASES = ("data/tiny-base", "data/smol-svamp", "data/smol-skills")
 NOTEBOOKS = "notebooks"  # the "experiment" of what notebooks measured, see `bands`
 LATE = 20  # steps
+REACHED = 0.8  # of accuracy, see `Record.steps`
 PACKAGES = ("grpo-kit", "torch", "transformers", "numpy", "sentence-transformers", "trl")
 
 
@@ -94,21 +98,38 @@ class Record:
         return values[-1] - max(values) if len(values) > 1 else None
 
     def steps(self, metric: str) -> float | None:
-        """Steps until `metric` has come 9 tenths of the way from its first value to 1."""
+        """Steps until `metric` has first come to `REACHED`; all of them, where it never did."""
         curve = [*self.curve(metric).items()]
-        level = 0.1 * curve[0][1] + 0.9 if curve else 1.0
-        for (step, value), (later, reached) in pairwise(curve):
-            if value < level <= reached:
-                return step + (later - step) * (level - value) / (reached - value)
-        return None
+        for (step, value), (later, next_value) in pairwise(curve):
+            if value < REACHED <= next_value:
+                return step + (later - step) * (REACHED - value) / (next_value - value)
+        return float(curve[-1][0]) if curve else None
+
+    @property
+    def course(self) -> list[tuple]:
+        """Tokens and accuracy at each step: equal for two runs only where these did the same."""
+        return [(row["num_generated_tokens"], row.get("eval/pass@1")) for row in self.history]
+
+    @property
+    def cost(self) -> tuple[int, int, float]:
+        """Generated tokens, optimiser steps, and seconds of training."""
+        batch = self.config["generation_batch_size"]
+        rows = (self.config.get("per_device_train_batch_size") or batch) * self.config.get(
+            "gradient_accumulation_steps", 1
+        )
+        updates = self.history[-1]["step"] * self.config.get("num_iterations", 1) * (batch // rows)
+        return self.history[-1]["num_generated_tokens"], updates, self.seconds
 
     def path(self, results: str | Path) -> Path:
         return path_of(results, self.profile, self.experiment, self.arm, self.seed)
 
+    def as_stored(self) -> dict:
+        content = rounded(asdict(self) | {"config_hash": self.config_hash})
+        return content | {"checksum": fingerprint(content)}
+
     def write(self, results: str | Path) -> Path:
         """Write the file under `results`, whole or not at all; return its path."""
-        content = rounded(asdict(self) | {"config_hash": self.config_hash})
-        content["checksum"] = fingerprint(content)
+        content = self.as_stored()
         # one line per row of the history: short enough to store, and a diff can be read
         rows = ",\n  ".join(json.dumps(row) for row in content.pop("history"))
         head = json.dumps(content, indent=1, ensure_ascii=False)
@@ -183,39 +204,116 @@ def commit(checkout: str | Path = CHECKOUT) -> str:
         return ""
 
 
+REMEDY = "delete it and run the experiment again, or take it from version control."
+
+
+def _parsed(text: str | bytes) -> Record:
+    """The record in a file or line. Raises ValueError, KeyError for one that cannot be trusted."""
+    content = json.loads(text)
+    record = STORED.validate_python(content)
+    checksum = fingerprint({k: v for k, v in content.items() if k != "checksum"})
+    if (checksum, record.config_hash) != (content["checksum"], content["config_hash"]):
+        raise ValueError("it was edited after the run had written it")
+    if not record.history and record.experiment != NOTEBOOKS:
+        raise ValueError("it has no history")
+    if not all("step" in row and "num_generated_tokens" in row for row in record.history):
+        raise ValueError("its history lacks steps or tokens")
+    return record
+
+
 def read(path: str | Path) -> Record:
     """The record in a file. Raises ValueError, in one sentence, for one that cannot be trusted."""
     path = Path(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        record = STORED.validate_python(content)
-        checksum = fingerprint({k: v for k, v in content.items() if k != "checksum"})
-        if (checksum, record.config_hash) != (content["checksum"], content["config_hash"]):
-            raise ValueError("it was edited after the run had written it")
-        if not record.history and record.experiment != NOTEBOOKS:
-            raise ValueError("it has no history")
-        if not all("step" in row and "num_generated_tokens" in row for row in record.history):
-            raise ValueError("its history lacks steps or tokens")
+        record = _parsed(path.read_text(encoding="utf-8"))
     except (ValueError, KeyError, OSError, RecursionError) as error:
-        remedy = "delete it and run the experiment again, or take it from version control."
-        raise ValueError(f"{path} is no whole result file ({reason(error)}): {remedy}") from None
+        raise ValueError(f"{path} is no whole result file ({reason(error)}): {REMEDY}") from None
     if (place := record.path(path.parents[3])) != path:
         raise ValueError(f"{path} holds the run that belongs in {place}: move or delete it.")
     return record
 
 
+def gathered_path(results: str | Path, profile: str, experiment: str) -> Path:
+    return Path(results) / profile / f"{experiment}.jsonl.gz"
+
+
+def read_gathered(path: Path) -> tuple[list[Record], list[str]]:
+    """The records in the lines of a file, and a sentence on each line that cannot be used."""
+    if not path.exists():
+        return [], []
+    state = path.stat()
+    return _read_gathered(path, state.st_mtime_ns, state.st_size)
+
+
+@cache
+def _read_gathered(path: Path, *state: int) -> tuple[list[Record], list[str]]:
+    try:
+        lines = gzip.decompress(path.read_bytes()).splitlines()
+    except (OSError, EOFError, ValueError) as error:
+        return [], [f"{path} is no whole file of results ({error}): {REMEDY}"]
+    found, problems = [], []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = _parsed(line)
+            if gathered_path(path.parents[1], record.profile, record.experiment) != path:
+                raise ValueError(f"it is of {record.experiment!r}, profile {record.profile!r}")
+            found.append(record)
+        except (ValueError, KeyError, RecursionError) as error:
+            problems.append(f"line {number} of {path} is no whole result ({reason(error)}).")
+    return found, problems
+
+
+def find(results: str | Path, profile: str, experiment: str, arm: str, seed: int) -> Record | None:
+    """The stored record of a run; ValueError for a file that cannot be trusted."""
+    path = path_of(results, profile, experiment, arm, seed)
+    if path.exists():
+        return read(path)
+    found, _ = read_gathered(gathered_path(results, profile, experiment))
+    return next((one for one in found if (one.arm, one.seed) == (arm, seed)), None)
+
+
 def load(
     results: str | Path | None = None, profile: str = "*", experiment: str = "*"
 ) -> tuple[list[Record], list[str]]:
-    """All records under a folder, by default the reported ones, and a sentence on each bad file."""
-    records, problems = [], []
-    results = Path(results or results_dir())
+    """All records under a folder, by default the reported ones, and a sentence on each bad one.
+
+    A run's own file takes the place of its line among the gathered ones: it is newer.
+    """
+    results, found, problems = Path(results or results_dir()), {}, []
+    for path in sorted(results.glob(f"{profile}/{experiment}.jsonl.gz")):
+        gathered, wrong = read_gathered(path)
+        found |= {one.path(results): one for one in gathered}
+        problems += wrong
     for path in sorted(results.glob(f"{profile}/{experiment}/*/seed-*.json")):
         try:
-            records.append(read(path))
+            found[path] = read(path)
         except ValueError as error:
             problems.append(str(error))
-    return records, problems
+    return [found[path] for path in sorted(found)], problems
+
+
+def gather(results: str | Path) -> list[Path]:
+    """Move the files of finished runs among the lines of their experiments; returns the new files.
+
+    What cannot be read stays where it is. Nothing is lost if this is interrupted.
+    """
+    results, written = Path(results), []
+    own = {path.parents[1] for path in results.glob("*/*/*/seed-*.json")}
+    for folder in sorted(own):
+        profile, experiment = folder.parts[-2:]
+        path = gathered_path(results, profile, experiment)
+        if read_gathered(path)[1]:  # a bad line would be lost
+            continue
+        records, _ = load(results, profile, experiment)
+        lines = [json.dumps(one.as_stored(), ensure_ascii=False) + "\n" for one in records]
+        write_atomic(path, gzip.compress("".join(lines).encode(), mtime=0))
+        for record in records:
+            record.path(results).unlink(missing_ok=True)
+        for empty in (*folder.iterdir(), folder):
+            if not any(empty.iterdir()):
+                empty.rmdir()
+        written.append(path)
+    return written
 
 
 def by_arm(records: Iterable[Record]) -> dict[str, dict[int, Record]]:

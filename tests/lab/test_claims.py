@@ -8,6 +8,7 @@ from grpo_kit.course.plots import forest
 from grpo_kit.lab import grid
 from grpo_kit.lab.claims import (
     Claim,
+    error_rate,
     forest_rows,
     judge_claims,
     load_claims,
@@ -75,6 +76,9 @@ def test_a_claimed_number_is_the_gain_that_its_source_prints():
         ("colour: red", "colour: Extra inputs are not permitted"),
         ("delta: 0", "delta is 0.0: give the smallest difference that matters"),
         ("source:", "source: Input should be a valid string"),
+        ("acts: {metric: kl, least: 0.1, arm: waltz}", "no arm 'waltz': choose among plain"),
+        ("acts: {metric: kl}", "acts.least: Field required"),
+        ("delta: 0.1", "it judges the same number as 'good': make one row of the two"),
     ],
 )
 def test_a_mistake_in_a_claim_is_named_and_the_others_are_read(line, sentence, tmp_path):
@@ -116,7 +120,7 @@ def test_a_claim_may_be_of_a_change_or_of_two_numbers_of_a_run(five, make_record
     assert one.claim.number == "stopped early minus pass@1, plain"
 
 
-def test_claims_of_a_method_are_judged_together_and_those_of_others_apart(gained):
+def test_claims_of_an_experiment_are_judged_together_and_those_of_others_apart(gained):
     """What alone is clear enough is not among forty claims of chance."""
     weak = gained([0.1, 0.02, 0.12, 0.04, 0.08])
     assert verdict_of(claim(), weak).verdict == "reproduced"
@@ -126,15 +130,16 @@ def test_claims_of_a_method_are_judged_together_and_those_of_others_apart(gained
     untried = [claim(id=f"claim {i}", arm="only correct") for i in range(40)]
     judged, _ = judge_claims([claim(), *untried], weak)
     assert judged[0].verdict == "inconclusive", "its family is what was written, run or not"
-    judged, _ = judge_claims([claim(seed="another"), *many], weak)
-    assert [one.verdict for one in judged] == ["reproduced"] + 40 * ["inconclusive"]
+    others = [claim(id=f"claim {i}", experiment="judge", arm="judge added") for i in range(40)]
+    judged, _ = judge_claims([claim(), *others], weak)
+    assert judged[0].verdict == "reproduced"
 
 
 def test_the_arms_whose_runs_test_claims_come_in_order_with_the_seeds_that_decide():
     arms = ["trajectory", "judged outcome", "offline traces"]
-    assert planned("flow", "tiny") == (arms, range(100, 110))
-    assert planned("verification", "tiny")[1] == range(100, 115)
-    assert planned("flow", "paper") == (["trajectory"], range(5))
+    assert planned("flow", "tiny") == (arms, [*range(100, 110)])
+    assert planned("verification", "tiny")[1] == [*range(100, 115), *range(200, 220)]
+    assert planned("flow", "paper") == (["trajectory"], [*range(5)])
     with pytest.raises(ValueError, match="no claim is tested by runs of 'variants' on profile 't"):
         planned("variants", "tiny")
 
@@ -154,7 +159,75 @@ def test_only_the_seeds_that_were_chosen_before_decide_and_only_all_of_them(make
     whole = verdict_of(one, old + all_)
     assert (whole.verdict, whole.judgement.n) == ("reproduced", 6)
     assert "--seeds 100-105 " in one.command
-    assert claim(n=6, profile="paper").seeds is None
+    assert claim(n=6, first=200).seeds == range(200, 206) and claim(profile="paper").seeds is None
+    assert verdict_of(claim(n=6, first=101), all_).judgement.n == 6
+
+
+HELD = {"metric": "entropy", "least": 0.1}
+
+
+def test_what_never_acted_or_cannot_rise_is_not_tested(make_record, up):
+    """Whatever the numbers say: the reason stands beside the verdict."""
+
+    def runs(arm, end, **changes):
+        return [make_record(arm, seed, end + seed / 1000, **changes) for seed in range(5)]
+
+    def reason(one, records):
+        found = verdict_of(one, records)
+        assert (found.verdict, found.verdict_text) == ("not tested", "**not tested**")
+        return found.judgement.reason
+
+    same = "'diversity' and 'plain' made the same runs"
+    assert reason(claim(), runs("plain", 0.5) + runs("diversity", 0.5)) == same
+    assert reason(claim(expects="stays"), runs("plain", 0.5) + runs("diversity", 0.5)) == same
+    top = runs("plain", 0.98) + runs("diversity", 0.99)
+    assert reason(claim(), top) == "'plain' is at 0.982: there is no room to rise"
+    assert verdict_of(claim(expects="falls"), top).verdict == "no effect"
+    assert verdict_of(claim(acts=HELD), up).verdict == "reproduced", "mean of 0.4 and 0.2"
+    idle = claim(acts=HELD | {"least": 0.31, "arm": "plain"})
+    assert reason(idle, up) == "entropy of 'plain' is 0.3, below 0.31"
+    never = claim(acts=HELD | {"metric": "meta/mass"})
+    assert reason(never, up) == "meta/mass of 'diversity' is 0, below 0.1"
+
+
+def test_the_other_grading_greedy_answers_and_another_delta_stand_beside_a_verdict(make_record):
+    def runs(arm, strict, **others):
+        ends = [{"eval/pass@1": strict + s / 1000, "eval/n": 4} | others for s in range(5)]
+        return [make_record(arm, s, e["eval/pass@1"], evaluation=e) for s, e in enumerate(ends)]
+
+    base, other = {"eval/lenient/pass@1": 0.7}, {"eval/lenient/pass@1": 0.71}
+    both = runs("plain", 0.5, **base) + runs("diversity", 0.6, **other)
+    one = verdict_of(claim(), both)
+    assert one.verdict_text == "**reproduced**; lenient: no effect"
+    assert one.readings["lenient"].mean == pytest.approx(0.01) and "greedy" not in one.readings
+    assert one.costs == "tokens 200 / 200, updates 2 / 2, seconds 5 / 5"
+    turned = verdict_of(claim(metric="eval/lenient/pass@1"), both)
+    assert turned.verdict_text == "**no effect**; strict: reproduced"
+    assert verdict_of(claim(delta=0.12), both).verdict_text.startswith("**no effect**, at the edge")
+    assert not verdict_of(claim(delta=0.2), both).at_edge
+
+
+def test_rise_fall_and_the_first_steps_are_read_off_the_same_problems_throughout(make_record):
+    rows = [(0, 0.3, 0.2), (10, 0.7, None), (20, 0.9, None), (30, 0.4, 0.5)]
+    history = [
+        {"step": step, "num_generated_tokens": step, "eval/pass@1": value}
+        | ({"between/pass@1": between} if between else {})
+        for step, value, between in rows
+    ]
+    record = make_record(history=history)
+    assert record.rise("eval/pass@1") == pytest.approx(0.9 - 0.2)
+    assert record.fall("eval/pass@1") == pytest.approx(0.5 - 0.9)
+    assert record.steps("eval/pass@1") == pytest.approx(15)
+    late = make_record(history=history[:2])
+    assert late.steps("eval/pass@1") == 10, "never: as many as it had"
+    assert record.rise("kl") is record.fall("kl") is record.steps("kl") is None
+
+
+def test_the_chance_of_a_false_verdict_is_that_of_all_families(up, five):
+    other = five([0.5] * 5, [0.7 + i / 100 for i in range(5)], experiment="judge")
+    real = claim(id="real", profile="paper")
+    judged, _ = judge_claims([claim(), claim(id="b", metric="entropy"), real], [*up, *other])
+    assert error_rate(judged) == (1, pytest.approx(0.05))
 
 
 def test_what_was_not_run_says_how_to_run_it_and_another_profile_is_judged_apart(up, five):

@@ -4,7 +4,6 @@ import dataclasses
 import math
 import random
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +21,6 @@ from grpo_kit.rewards.meta_evaluation import (
     as_turns,
     read_yes,
 )
-from grpo_kit.runs import Run
 from grpo_kit.self_verification import VerificationItem, diversify, filter_queries, post_process
 from grpo_kit.tasks import Task, tool_questions
 from grpo_kit.tasks.word_problems import DIFFICULTIES, make_problem
@@ -80,24 +78,17 @@ def test_an_entry_that_cannot_be_used_is_named(entry, problem, tmp_path):
         experiments.read_experiments(tmp_path / "mine.yaml")
 
 
-def test_the_few_labels_choose_the_first_of_the_best():
-    values = [(0.2, 0.3), (0.9, 0.8), (0.9, 0.7), (0.4, 0.5)]
-    history = [{"step": i, "few/pass@1": f, "eval/pass@1": e} for i, (f, e) in enumerate(values)]
-    run = Run(Path(), None, 0, [*history, {"step": 9}])
-    measured = measures.without_labels(SimpleNamespace(run=run))
-    expected = {"fell": 0.8 - 0.5, "stopped early": 0.8, "gained/stopped early": 0.8 - 0.3}
-    assert measured == pytest.approx(expected)
-
-
 @pytest.mark.parametrize(
     ("name", "arm", "metrics"),
     [
         ("basic", "more warm-up", ["eval/greedy", "before/pass@64", "after/mass"]),
         ("verification", "mixed", ["of_n/own_verdicts", "gained/verification"]),
-        ("meta", "truth 10 %", ["p_yes", "overrated", "fell", "stopped early"]),
+        ("meta", "truth 10 %", ["p_yes", "overrated", "eval/lenient/pass@1"]),
         ("brevity", "short x 2", ["no steps"]),
         ("engines", "TRL", ["eval/pass@1", "eval/mean_length"]),
-        ("label-free", "majority", ["fell", "stopped early", "gained/stopped early"]),
+        ("label-free", "random and format", ["eval/lenient/greedy", "eval/mean_length/wrong"]),
+        ("corrections", "DPPO", ["eval/pass@1"]),
+        ("corrections", "overlong penalty", ["eval/pass@1"]),
         pytest.param("flow", "per turn", ["gained/success", "eval/tool_errors", "after/turns/10"],
                      marks=pytest.mark.slow),
     ],
@@ -132,9 +123,8 @@ def test_the_truth_is_read_by_rule_in_the_tiny_world_only(policy):
     for profile, ruled in ((SMOKE, True), (dataclasses.replace(SMOKE, judge="self"), False)):
         reward = arm.rewards(profile, profile.config, policy)[-1]
         assert (reward.truth_reader is not None) == ruled
-    for name, label in (("brevity", "short x 1"), ("meta", "warmer evaluator")):
-        with pytest.raises(ValueError, match="of the tiny world: choose another"):
-            EXPERIMENTS[name].arms[label].rewards(PROFILES["smol"], SMOKE.config, policy)
+    with pytest.raises(ValueError, match="of the tiny world: choose another"):
+        EXPERIMENTS["brevity"].arms["short x 1"].rewards(PROFILES["smol"], SMOKE.config, policy)
     right = experiments.read_truth("<answer>12.0</answer>", "12")
     assert right > 0.9 and experiments.read_truth("12", "13") < 0.1
 

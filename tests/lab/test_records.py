@@ -1,5 +1,6 @@
 """Result files: what is written can be read back, and what is not what a run wrote is refused."""
 
+import gzip
 import json
 import math
 import subprocess
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from grpo_kit.lab import records
-from grpo_kit.lab.records import fingerprint, load, read
+from grpo_kit.lab.records import find, fingerprint, gather, load, read
 
 
 def test_a_record_is_read_back_as_it_was_written(make_record, tmp_path):
@@ -44,9 +45,55 @@ def test_the_end_is_what_was_measured_or_logged_last_and_late_the_mean_of_the_la
 def test_the_shipped_files_are_written_again_byte_by_byte(tmp_path):
     stored, problems = load()
     assert len(stored) > 200 and problems == []
-    for record in stored[::10]:
-        path = record.path(records.results_dir())
-        assert record.write(tmp_path).read_bytes() == path.read_bytes(), path
+    for record in stored[::40]:
+        record.write(tmp_path)
+    for path in gather(tmp_path):
+        whole = gzip.decompress((records.results_dir() / path.relative_to(tmp_path)).read_bytes())
+        assert set(gzip.decompress(path.read_bytes()).splitlines()) <= set(whole.splitlines())
+
+
+def test_finished_runs_are_gathered_and_a_run_made_anew_takes_its_lines_place(
+    make_record, tmp_path
+):
+    made = [make_record(arm, seed) for arm in ("plain", "truth 10 %") for seed in (0, 1)]
+    for record in made:
+        record.write(tmp_path)
+    before = load(tmp_path)
+    (path,) = gather(tmp_path)
+    assert path == tmp_path / "tiny" / "diversity.jsonl.gz"
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [path], "and no folder"
+    assert load(tmp_path) == before and gather(tmp_path) == []
+    lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    assert [json.loads(line)["arm"] for line in lines] == ["plain"] * 2 + ["truth 10 %"] * 2
+    make_record("plain", 1, accuracy=0.9).write(tmp_path)
+    for there in (load(tmp_path), (gather(tmp_path), load(tmp_path))[1]):
+        ends = {(r.arm, r.seed): r.evaluation["eval/pass@1"] for r in there[0]}
+        assert len(ends) == 4 and ends["plain", 1] == 0.9 and ends["plain", 0] == 0.5
+    assert find(tmp_path, "tiny", "diversity", "plain", 1).evaluation["eval/pass@1"] == 0.9
+    assert find(tmp_path, "tiny", "diversity", "plain", 7) is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence", "left"),
+    [
+        (lambda data: data[:-30], "is no whole file of results", 0),
+        (lambda data: b"text", "is no whole file of results", 0),
+        (lambda data: gzip.compress(gzip.decompress(data)[:-60]), "line 2 of", 1),
+        (lambda data: gzip.compress(gzip.decompress(data).replace(b"tiny", b"moon")), "line 1", 0),
+    ],
+)  # fmt: skip
+def test_a_damaged_line_is_named_the_others_are_read_and_nothing_is_gathered_over_it(
+    damage, sentence, left, make_record, tmp_path
+):
+    for seed in (0, 1):
+        make_record(seed=seed).write(tmp_path)
+    (path,) = gather(tmp_path)
+    path.write_bytes(damage(path.read_bytes()))
+    there, problems = load(tmp_path)
+    assert len(there) == left and sentence in problems[0] and "\n" not in problems[0]
+    own = make_record(seed=2).write(tmp_path)
+    damaged = path.read_bytes()
+    assert gather(tmp_path) == [] and own.exists() and path.read_bytes() == damaged
 
 
 def edit(change, sign=False):

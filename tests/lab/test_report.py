@@ -12,7 +12,7 @@ CLAIMS = """
    seed: "002", experiment: diversity, arm: diversity, against: plain, metric: eval/pass@1,
    expects: rises, printed: {GSM8K: [30, 45.5], MATH: [10, 12]}}
 - {id: down, statement: They are right less often., source: a talk, experiment: diversity,
-   arm: diversity, against: plain, metric: eval/pass@1, expects: falls}
+   arm: diversity, against: plain, metric: eval/pass@1, of: late, expects: falls}
 - {id: even, statement: They are as sure., source: a talk, experiment: diversity, arm: diversity,
    against: plain, metric: entropy, expects: rises}
 - {id: exact, statement: A share | of it., source: a talk, experiment: diversity, arm: plain,

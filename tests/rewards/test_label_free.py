@@ -1,12 +1,13 @@
 """Rewards without labels: the group's vote and certainty, beside computations by hand."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from grpo_kit.generation import Rollouts, completion_logps
-from grpo_kit.rewards import CertaintyReward, MajorityReward
+from grpo_kit.rewards import CertaintyReward, MajorityReward, random_reward
 
 
 def said(*answers):
@@ -39,6 +40,21 @@ def test_each_group_votes_for_itself():
         MajorityReward(0)
     with pytest.raises(ValueError, match="3 completions make no groups of 2"):
         vote(said("1", "1", "1"), 2)
+
+
+def test_a_coin_is_fair_blind_to_the_answer_and_the_same_when_a_run_goes_on():
+    def toss(step, prompts, completions):
+        state = SimpleNamespace(global_step=step)
+        return random_reward(prompts, completions, [], trainer_state=state)
+
+    prompts = [[{"role": "user", "content": str(i)}] for i in range(500)]
+    first = toss(0, prompts, ["a"] * 500)
+    assert first == toss(0, prompts, ["b"] * 500) and set(first) == {0.0, 1.0}
+    assert 200 < sum(first) < 300
+    others = [toss(1, prompts, ["a"] * 500), toss(0, prompts[::-1], ["a"] * 500)]
+    for other in others:  # another step, other prompts: other coins
+        assert 200 < sum(a == b for a, b in zip(first, other, strict=True)) < 300
+    assert len(set(random_reward(prompts[:1] * 64, ["same"] * 64, []))) == 2
 
 
 PROMPTS = [[{"role": "user", "content": text}] for text in ("12 coins", "Mia has 3 apples", "Mia")]

@@ -39,6 +39,7 @@ CURVE_LABELS = {
 VERDICT_LOOKS = {  # colour and marker
     "reproduced": ("#009E73", "o"), "contradicted": ("#D55E00", "X"),
     "no effect": ("#0072B2", "s"), "inconclusive": ("#888888", "|"),
+    "not tested": ("#BBBBBB", "x"),
 }  # fmt: skip
 # Okabe and Ito's colours
 COLOUR_BLIND_SAFE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C510A")
@@ -200,5 +201,5 @@ def forest(rows: Sequence[tuple[str, str, str, Mapping[str, float], float]]) -> 
     )  # fmt: skip
     axes.annotate("claimed:", (1.01, 1.0), xycoords="axes fraction", va="bottom", fontsize=9)
     axes.grid(axis="x", alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=4)
+    figure.legend(loc="outside lower center", ncols=5)
     return figure

@@ -30,6 +30,7 @@ RULE = (
     "0. *no difference*: it lies within ± {delta:g}. *inconclusive*: neither, or fewer than "
     f"{MIN_SEEDS} seeds. Together, all intervals hold with a chance of 95 %."
 )
+LENIENT = "eval/lenient/pass@1"  # the last number counts, tagged or not
 MOST_SEEDS = 200  # that are worth naming
 UNEVEN = {"tokens": 1.1, "seconds": 1.25}  # ratios of costs from which a comparison is unfair
 
@@ -51,12 +52,15 @@ class Comparison:
     def table(self) -> str:
         """Markdown: mean, difference, verdict and costs of each arm; the rule; warnings."""
         head = ["arm", self.metric.removeprefix("eval/"), "minus the first", "verdict", *UNEVEN]
-        rows = []
+        rows, lenient = [], LENIENT if self.metric == "eval/pass@1" else ""
+        if lenient in next(iter(self.summary["final"].values())):
+            head.insert(2, "lenient")
         for arm, ends in self.summary["final"].items():
             judged = self.judged.get(arm)
             difference = cell(vars(judged), "+") if judged else "–"
             costs = [number(ends[cost]["mean"]) if cost in ends else "–" for cost in UNEVEN]
-            rows.append([arm, cell(ends[self.metric]), difference, self._words(arm), *costs])
+            values = [cell(ends[name]) for name in (self.metric, lenient) if name in ends]
+            rows.append([arm, *values, difference, self._words(arm), *costs])
         seeds = ", ".join(map(str, next(iter(self.summary["seeds"].values()))))
         lines = [f"Seeds {seeds}. {RULE.format(delta=self.delta)}", *self.warnings()]
         if any(" used " in line for line in lines[1:]):

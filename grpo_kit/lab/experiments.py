@@ -214,7 +214,7 @@ TASKS = {"tool_questions": tool_questions}
 def experiment_of(entry: Mapping[str, Any]) -> Experiment:
     """An experiment as `data/experiments.yaml` describes it; functions are those of `measures`."""
     fields = dict(entry)
-    arms, rates = fields["arms"], fields.pop("rates", None)
+    arms, rates = fields["arms"], fields.get("rates")
     if rates:
         arms = {
             f"{name}, lr {rate:g}": at_rate(arm, rate)

@@ -76,6 +76,7 @@ class Experiment:
     skills: bool = False  # wants a policy that can judge, verify or plan, see `with_skills`
     show: Callable[[Trained], list[dict]] = lambda trained: []  # a few held-out answers to read
     evaluator: int = 1  # raised when its runs are measured otherwise, though trained alike
+    rates: Sequence[float] = ()  # learning rates, each of which every arm is trained with
 
     def setting(self, profile: Profile, arm: str) -> tuple[Profile, GRPOConfig]:
         """The profile with the arm's policy and task, and the config of the arm's runs.

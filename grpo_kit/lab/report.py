@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 from matplotlib import style
 from matplotlib.figure import Figure
 
@@ -17,21 +18,24 @@ from grpo_kit.course import plots
 from grpo_kit.course.plots import arm_bands, forest
 from grpo_kit.lab.claims import claims_text, forest_rows, judge_claims, load_claims
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
-from grpo_kit.lab.grid import command_of
-from grpo_kit.lab.records import Record, fingerprint
-from grpo_kit.lab.statistics import VERDICTS
-from grpo_kit.lab.summary import markdown_table, plain, summarise, summary_text
+from grpo_kit.lab.grid import Experiment, command_of
+from grpo_kit.lab.records import Record, by_arm, fingerprint
+from grpo_kit.lab.statistics import VERDICTS, interval
+from grpo_kit.lab.summary import cell, markdown_table, plain, summarise, summary_text
 from grpo_kit.paths import make_output_dir, results_dir, sha256_of, write_atomic
 from grpo_kit.visible import visible
 
-COUNTED = (*VERDICTS, "inconclusive", "not run here")
+COUNTED = (*VERDICTS, "inconclusive", "not tested", "not run here")
 INTRODUCTION = """\
 # What was claimed, and what came out
 
 `grpo-kit results` computes all numbers, figures and verdicts here from the stored runs and the list
 of claims (`data/claims.yaml`). Notebook 07 derives the rule behind the verdicts. *Power* is the
 chance that seeds of this spread call a claim reproduced that is true by just the difference that
-matters. Each run's file names its commit, versions, machine and settings.
+matters. After a number stand its readings by the other grading and of greedy answers; after a
+verdict, where one of these or another δ would change it. Costs are medians of an arm's runs, those
+of the baseline first. Each run names its commit, versions, machine and settings. `claims.csv` has
+the same claims to sort and filter.
 """
 STYLE = ["grpo_kit.course.figures", {"axes.facecolor": "none"}]
 
@@ -69,6 +73,9 @@ def write_report(
             text += [f"## {name}\n", f"{experiment.question}\n"]
             text += [claims_text(own, details=True)] if own else []
             text += arms_of(name, runs, folder)
+    write_atomic(
+        folder / "claims.csv", pd.DataFrame([one.row for one in judged]).to_csv(index=False)
+    )
     path = folder / "report.md"
     write_atomic(path, visible("\n".join(text), newline="\n"))
     return path
@@ -93,9 +100,42 @@ def arms_of(name: str, records: list[Record], folder: Path) -> list[str]:
         machines = [(r.machine["accelerator"], r.machine["processor"]) for r in runs]
         used = {cpu if gpu == "none" else gpu for gpu, cpu in machines}
         made = f"{len(runs)} runs on {', '.join(sorted(used))}, finished {days[0]} to {days[-1]}"
+        if EXPERIMENTS[name].rates:
+            parts.append(best_rates(runs, EXPERIMENTS[name]))
         command = command_of(name, profile, seeds)
         parts += [summary_text(summary), f"{plain(made)}. Again: `{command}`\n"]
     return parts
+
+
+def best_rates(records: Iterable[Record], experiment: Experiment) -> str:
+    """Markdown: each arm at its best rate minus the first at its own, in pass@1, seed by seed.
+
+    The rate of a seed is the one that is best on average over the *other* seeds, so that no
+    seed's luck chooses the rate by which it is judged.
+    """
+    values = {
+        arm: pd.Series({seed: r.evaluation["eval/pass@1"] for seed, r in runs.items()})
+        for arm, runs in by_arm(records).items()
+    }
+    best, chosen = {}, {}
+    for name in dict.fromkeys(arm.rsplit(", lr ", 1)[0] for arm in experiment.arms):
+        arms = {f"{rate:g}": f"{name}, lr {rate:g}" for rate in experiment.rates}
+        table = pd.DataFrame({rate: values[arm] for rate, arm in arms.items() if arm in values})
+        table = table.dropna()
+        if len(table) < 2 or len(table.columns) < len(arms):
+            continue
+        rates = pd.Series({seed: table.drop(seed).mean().idxmax() for seed in table.index})
+        best[name] = pd.Series({seed: table.at[seed, rate] for seed, rate in rates.items()})
+        chosen[name] = ", ".join(f"{rate} ({n})" for rate, n in rates.value_counts().items())
+    if len(best) < 2:
+        return ""
+    first, rows = next(iter(best)), []
+    for name, ends in best.items():
+        difference = (ends - best[first]).dropna()
+        shown = "–" if name == first else cell(interval(difference, len(best) - 1), "+")
+        rows.append((name, chosen[name], cell(interval(ends)), shown))
+    head = ("arm", "best rate (seeds)", "pass@1", f"minus {first}, intervals of one family")
+    return "Best against best:\n\n" + markdown_table(head, *rows)
 
 
 def picture(path: Path, draw: Callable[[], Figure], shown: object, alt: str, dpi: int = 80) -> str:

@@ -70,8 +70,10 @@ def summarise(records: Iterable[Record], experiment: Experiment, x: str | None =
 
 def _end(record: Record) -> dict[str, float]:
     values = {k: v for k, v in record.evaluation.items() if k != "eval/n" and v is not None}
-    tokens = record.history[-1]["num_generated_tokens"]
-    return values | {"tokens": tokens, "seconds": record.seconds}
+    for grading in ("", "lenient/"):
+        if len(record.curve(f"eval/{grading}pass@1")) > 2:
+            values[f"{grading}fall"] = record.fall(f"eval/{grading}pass@1")
+    return values | dict(zip(("tokens", "updates", "seconds"), record.cost, strict=True))
 
 
 def _intervals(rows: pd.DataFrame) -> dict[str, dict]:

@@ -1,5 +1,6 @@
 """What the report says: what the records say, whatever else lies in their folder."""
 
+import pandas as pd
 import pytest
 
 from grpo_kit.lab.claims import judge_claims, load_claims
@@ -62,9 +63,12 @@ def test_verdicts_and_numbers_are_those_of_the_records(inputs, written):
         line = next(line for line in text.splitlines() if statement in line)
         assert f"**{one.verdict}**" in line and f"({one.claim.id}; {one.claim.source})" in line
         assert one.here in line and (one.judgement is None or one.statistics in line)
-    up = "| GSM8K: 30 → 45.5; MATH: 10 → 12 | pass@1, diversity minus plain: +0.206 [+0.2, +0.212] "
+    up = "| GSM8K: 30 → 45.5; MATH: 10 → 12 | pass@1, diversity minus plain: +0.206 [+0.197, +0.215] "
     assert up in text and "| 0.4 ± 0.1 |" in text
-    assert "| 2 | 1 | 1 | 0 | 1 |" in text
+    assert "| 2 | 1 | 1 | 0 | 0 | 1 |" in text
+    rows = pd.read_csv(written.with_name("claims.csv")).set_index("id")
+    assert rows.verdict.to_dict() == {one.claim.id: one.verdict for one in judged}
+    assert rows.at["up", "mean"] == pytest.approx(0.206, abs=1e-3)
 
 
 def test_an_experiment_has_its_question_values_figure_and_command(written):

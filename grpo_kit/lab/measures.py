@@ -142,9 +142,14 @@ def self_verified(t: Trained) -> dict[str, float]:
     return {
         **{name: value for name, value in last.items() if name.startswith("verdicts/")},
         **gained(t, generation="eval/pass@1", verification="verdicts/accuracy"),
-        **verification.best_of_n(t.policy, t.task.test, t.config, prompts=_fewer(t.config)),
+        **chooses(t),
         "steps": float(last["step"]),
     }
+
+
+def chooses(t: Trained) -> dict[str, float]:
+    """Accuracy of one answer of eight, by several choosers, see `best_of_n`."""
+    return verification.best_of_n(t.policy, t.task.test, t.config, prompts=_fewer(t.config))
 
 
 TRIES, TRIED, READ = 64, 32, 8  # answers to each of so many problems; of these P("Yes") is read

@@ -3,31 +3,29 @@
 A part between `<!-- name -->` and `<!-- /name -->` is computed; the rest is written by hand.
 """
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from grpo_kit.course.plots import arm_bands
-from grpo_kit.lab import bench
-from grpo_kit.lab.claims import claims_text, reported_claims
-from grpo_kit.lab.records import CHECKOUT
+from grpo_kit.lab.claims import Judged, error_rate, reported_claims
+from grpo_kit.lab.records import CHECKOUT, gather
 from grpo_kit.lab.report import COUNTED, picture, write_report
-from grpo_kit.lab.summary import markdown_table, reported, summary_text
+from grpo_kit.lab.statistics import ALPHA
+from grpo_kit.lab.summary import markdown_table, reported
 from grpo_kit.paths import write_atomic
-
-MEASURES = ("eval/pass@1", "eval/greedy", "eval/pass@8", "eval/mean_length", "seconds")
-SVAMP = ("eval/pass@1", "eval/greedy", "eval/pass@8", "after/pass@64", "tokens", "seconds")
 
 
 def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
-    """Renew the results page, the report beside it and their figures; returns the two pages.
+    """Gather finished runs, renew the results page, the report beside it and their figures.
 
-    ValueError before anything is written, if a result, a claim or the page cannot be used.
+    Returns the two pages. ValueError before a page is written, if a result, a claim or the page
+    cannot be used.
     """
     results = Path(checkout) / "data" / "results"
+    gather(results)
     page, text = results / "README.md", results_page(results)
     report = write_report(results, results)
     stored = reported("judge", results=results, x="step")["curves"]
@@ -52,19 +50,29 @@ def results_page(results: Path) -> str:
     judged, problems = reported_claims(results)
     if problems:
         raise ValueError(" ".join(problems))
-    verdicts = [one.verdict for one in judged]
+    counts = [[one.verdict for one in judged].count(verdict) for verdict in COUNTED]
+    families, chance = error_rate(judged)
+    rate = (
+        f"They are judged in {families} families, one an experiment and profile. In each, all "
+        f"intervals hold with a chance of {1 - ALPHA:.0%}; so {families * ALPHA:.1g} families with "
+        f"a false verdict are to be expected at most, and at least one with a chance of up to "
+        f"{chance:.0%}.\n"
+    )
+    real = [one for one in judged if one.claim.profile == "smol"]
     parts = {
-        "verdicts": markdown_table(COUNTED, map(verdicts.count, COUNTED)),
-        "step": bench.report(json.loads((results / "bench" / "bench.json").read_bytes())),
+        "verdicts": f"{markdown_table(COUNTED, counts)}\n{rate}",
+        "claims": verdicts_table(one for one in judged if one not in real and one.judgement),
+        "real": verdicts_table(real),
     }
-    for name in ("basic", "engines"):
-        parts[name] = summary_text(reported(name, results=results), MEASURES)
-    for name in ("basic", "rare"):
-        parts[f"{name}-smol"] = summary_text(reported(name, "smol", results), SVAMP)
-    for name in dict.fromkeys(one.claim.experiment for one in judged):
-        own = [one for one in judged if one.claim.experiment == name and one.judgement]
-        parts[name] = claims_text(own) if own else "None has been run yet.\n"
     return with_parts((results / "README.md").read_text(encoding="utf-8"), parts)
+
+
+def verdicts_table(judged: Iterable[Judged]) -> str:
+    """Claims in short: experiment, verdict, statement, the number that decides."""
+    rows = [
+        (one.claim.experiment, one.verdict_text, one.claim.statement, one.here) for one in judged
+    ]
+    return markdown_table(("experiment", "verdict", "claim", "here"), *rows)
 
 
 def with_parts(text: str, parts: Mapping[str, str]) -> str:

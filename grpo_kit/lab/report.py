@@ -5,6 +5,7 @@ and the rest is shown.
 """
 
 import io
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure
 
 from grpo_kit.course import plots
 from grpo_kit.course.plots import arm_bands, forest
+from grpo_kit.lab import bench
 from grpo_kit.lab.claims import claims_text, forest_rows, judge_claims, load_claims
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import Experiment, command_of
@@ -36,6 +38,12 @@ matters. After a number stand its readings by the other grading and of greedy an
 verdict, where one of these or another δ would change it. Costs are medians of an arm's runs, those
 of the baseline first. Each run names its commit, versions, machine and settings. `claims.csv` has
 the same claims to sort and filter.
+"""
+SPEED = """\
+`grpo-kit bench` measures one training step of the kit and of TRL in turn, with the same model, prompts
+and update. The model is the shipped base, or has random weights in one of three shapes, so that
+completions hardly end early and the kit saves less. "MiB" is the most memory of a process with one
+trainer alone, imports included. [The page of GPUs](gpu/README.md) has what `make gpu` measures there.
 """
 STYLE = ["grpo_kit.course.figures", {"axes.facecolor": "none"}]
 
@@ -73,6 +81,9 @@ def write_report(
             text += [f"## {name}\n", f"{experiment.question}\n"]
             text += [claims_text(own, details=True)] if own else []
             text += arms_of(name, runs, folder)
+    speed = Path(results or results_dir()) / "bench" / "bench.json"
+    if speed.exists():
+        text += [f"## Speed\n\n{SPEED}", bench.report(json.loads(speed.read_bytes()))]
     write_atomic(
         folder / "claims.csv", pd.DataFrame([one.row for one in judged]).to_csv(index=False)
     )

@@ -22,8 +22,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PROFILE ?= tiny
-CLAIMED := diversity judge verification meta brevity label-free flow corrections
-EXPERIMENTS := basic variants engines $(CLAIMED)
+CLAIMED := basic diversity judge verification meta brevity label-free flow corrections sooner
+EXPERIMENTS := variants engines rates $(CLAIMED)
 
 NO_PYTHON = { echo "error: PYTHON=$(PYTHON) is missing or older than 3.11," \
   "give another: make PYTHON=python3.12" >&2; exit 2; }

@@ -323,8 +323,9 @@ def plan_run(
 @app.command()
 def run(
     name: Annotated[str, Argument(help="basic, rare, variants, diversity, judge, verification, "
-                                       "meta, brevity, label-free, flow, corrections, engines, "
-                                       "or published (real models).")],
+                                       "meta, brevity, label-free, flow, corrections, rates, "
+                                       "sooner, engines, or of real models: real, real-svamp, "
+                                       "published.")],
     seeds: Annotated[str | None, Option(help="Seeds, as 0,2,5-7. [default: 100-104 on tiny, else "
                                              "0-4; with --claims those that decide]")] = None,
     profile: ProfileName = "tiny",
@@ -353,11 +354,15 @@ def run(
         raise ValueError("--claims chooses the arms: leave out --arm, or --claims.")
     chosen = _chosen(profile)
     chosen.use_threads()
-    arm, usual = planned(name, profile) if claims else (arm, grid.usual_seeds(profile))
-    records = grid.run_grid(
-        name, EXPERIMENTS[name], chosen, grid.parse_seeds(seeds) if seeds else usual,
-        make=runner(on, chosen, processes), results=results, work=work, arms=arm,
-    )  # fmt: skip
+    given = grid.parse_seeds(seeds) if seeds else None
+    plan = [(arm, grid.usual_seeds(profile))]
+    if claims:
+        plan = [([one], own) for one, own in planned(name, profile).items()]
+    where = {"make": runner(on, chosen, processes), "results": results, "work": work}
+    records = []
+    for arms, usual in plan:
+        made = grid.run_grid(name, EXPERIMENTS[name], chosen, given or usual, arms=arms, **where)
+        records += made
     typer.echo(summary_text(summarise(records, EXPERIMENTS[name])))
 
 

@@ -216,9 +216,9 @@ SAID = [  # experiment, arm, metric, direction of the difference from the first 
     ("judge", "judge added", "judged", 1), ("judge", "judge added", "eval/pass@1", 0),
     ("judge", "judge added", "eval/mean_length", -1), ("judge", "judge only", "eval/pass@1", -1),
     ("judge", "KL", "eval/pass@1", -1), ("judge", "two judges", "eval/pass@1", -1),
-    ("meta", "our defaults", "fell", 1), ("meta", "ensemble", "fell", 1),
-    ("meta", "live evaluator", "fell", 1), ("meta", "warmer evaluator", "fell", 1),
-    ("meta", "other question", "fell", 1), ("meta", "P(Yes) alone", "eval/pass@1", -1),
+    ("meta", "P(Yes) alone", "eval/pass@1", -1), ("meta", "random", "eval/lenient/pass@1", -1),
+    ("meta", "random and format", "eval/lenient/pass@1", -1),
+    ("meta", "our defaults", "eval/lenient/pass@1", -1),
     ("corrections", "two updates", "eval/pass@1", 1), ("engines", "TRL", "eval/pass@1", 0),
     ("flow", "per turn", "eval/pass@1", 0), ("flow", "final turn only", "eval/pass@1", 0),
 ]  # fmt: skip

@@ -256,14 +256,16 @@ def _check(claim: Claim, others: Mapping[str, Claim]) -> None:
             raise ValueError(f"it judges the same number as {other.id!r}: make one row of the two.")
 
 
-def planned(experiment: str, profile: str) -> tuple[list[str], list[int]]:
-    """Arms whose runs test shipped claims, in order, and their seeds; ValueError for no claim."""
+def planned(experiment: str, profile: str) -> dict[str, list[int]]:
+    """Arm -> the seeds of its runs that test shipped claims; ValueError for no claim."""
     tested = [c for c in load_claims()[0] if (c.experiment, c.profile) == (experiment, profile)]
     if not tested:
         raise ValueError(f"no claim is tested by runs of {experiment!r} on profile {profile!r}.")
-    arms = [arm for arm in EXPERIMENTS[experiment].arms if any(arm in c.arms for c in tested)]
-    chosen = sorted({seed for c in tested for seed in c.seeds or ()})
-    return arms, chosen or [*usual_seeds(profile)]
+    seeds = defaultdict(set)
+    for claim in tested:
+        for arm in claim.arms:
+            seeds[arm] |= {*(claim.seeds or usual_seeds(profile))}
+    return {arm: sorted(seeds[arm]) for arm in EXPERIMENTS[experiment].arms if arm in seeds}
 
 
 def judge_claims(claims: list[Claim], records: Iterable[Record]) -> tuple[list[Judged], list[str]]:

@@ -40,10 +40,10 @@ of the baseline first. Each run names its commit, versions, machine and settings
 the same claims to sort and filter.
 """
 SPEED = """\
-`grpo-kit bench` measures one training step of the kit and of TRL in turn, with the same model, prompts
-and update. The model is the shipped base, or has random weights in one of three shapes, so that
-completions hardly end early and the kit saves less. "MiB" is the most memory of a process with one
-trainer alone, imports included. [The page of GPUs](gpu/README.md) has what `make gpu` measures there.
+`grpo-kit bench` measures one training step of the kit and of TRL in turn, with the same model,
+prompts and update. The model is the shipped base, or has random weights in one of three shapes, so
+that completions hardly end early and the kit saves less. "MiB" is the most memory of a process with
+one trainer alone, imports included. [The page of GPUs](gpu/README.md) has what `make gpu` measures.
 """
 STYLE = ["grpo_kit.course.figures", {"axes.facecolor": "none"}]
 

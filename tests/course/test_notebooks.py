@@ -134,16 +134,23 @@ def test_claims_that_a_notebook_shows_are_as_they_are_judged_now(name):
         if "reported_claims()" in cell.source:
             named = re.findall(r'"([a-z0-9-]+)"', cell.source)
             assert {*named} <= {one.claim.id for one in judged_claims() if one.judgement}
-            if "claims_text(" in cell.source:
-                table = claims_text(judged_claims()).strip()
-                assert table in cell.outputs[0].data["text/markdown"], "execute the notebook again"
 
 
-def test_each_claim_that_was_judged_has_its_essay_in_07_with_the_verdict_of_today():
-    essays = [c.source for c in read("07_results").cells if c.id.startswith("essay")]
-    told = re.findall(r"\*\*`([a-z0-9-]+)`\*\*,\s\*([a-z ]+)\*", "\n".join(essays))
-    current = [(one.claim.id, one.verdict) for one in judged_claims() if one.judgement]
-    assert sorted(told) == sorted(current)
+def test_07_shows_each_claim_that_was_judged_with_the_verdict_of_today():
+    judged, shown = [one for one in judged_claims() if one.judgement], []
+    call = re.compile(r'(?m)^verdicts\(("[^)]*?)(?:, profile="(\w+)")?\)$')
+    for cell in code_cells("07_results"):
+        for names, profile in call.findall(cell.source):
+            own = [
+                one for one in judged
+                if one.claim.experiment in re.findall(r'"([a-z-]+)"', names)
+                and one.claim.profile == (profile or "tiny")
+            ]  # fmt: skip
+            table = claims_text(own).strip()
+            outputs = [output.data.get("text/markdown", "") for output in cell.outputs]
+            assert any(table in text for text in outputs), f"execute 07 again: {names}"
+            shown += own
+    assert sorted(one.claim.id for one in shown) == sorted(one.claim.id for one in judged)
 
 
 # --- what the notebooks define is what the package does -------------------------------------------

@@ -137,9 +137,11 @@ def test_claims_of_an_experiment_are_judged_together_and_those_of_others_apart(g
 
 def test_the_arms_whose_runs_test_claims_come_in_order_with_the_seeds_that_decide():
     arms = ["trajectory", "judged outcome", "offline traces"]
-    assert planned("flow", "tiny") == (arms, [*range(100, 110)])
-    assert planned("verification", "tiny")[1] == [*range(100, 115), *range(200, 220)]
-    assert planned("flow", "paper") == (["trajectory"], [*range(5)])
+    assert planned("flow", "tiny") == dict.fromkeys(arms, [*range(100, 110)])
+    of = planned("verification", "tiny")
+    assert of["self-verify"] == [*range(100, 115), *range(200, 220)]
+    assert of["mixed"] == [*range(100, 115)]
+    assert planned("flow", "paper") == {"trajectory": [*range(5)]}
     with pytest.raises(ValueError, match="no claim is tested by runs of 'variants' on profile 't"):
         planned("variants", "tiny")
 

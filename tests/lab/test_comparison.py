@@ -62,6 +62,12 @@ def test_arms_start_alike_and_are_judged_beside_the_first(compared, capsys):
     assert said.count("/4] ") == 4, "a line for each run"
 
 
+def test_accuracy_stands_in_both_gradings(compared):
+    table = compared(ARMS, seeds=[0]).table().splitlines()
+    assert table[0].startswith("| arm | pass@1 | lenient | minus the first |")
+    assert all(line.count("|") == table[0].count("|") for line in table[2:4])
+
+
 def test_finished_runs_are_kept_and_a_changed_function_is_run_again(compared, capsys):
     first = compared(ARMS, seeds=[0], metric="reward").table()
     assert compared(ARMS, seeds=[0], metric="reward").table() == first

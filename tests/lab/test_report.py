@@ -4,9 +4,9 @@ import pandas as pd
 import pytest
 
 from grpo_kit.lab.claims import judge_claims, load_claims
-from grpo_kit.lab.experiments import EXPERIMENTS
+from grpo_kit.lab.experiments import EXPERIMENTS, experiment_of
 from grpo_kit.lab.records import load
-from grpo_kit.lab.report import write_report
+from grpo_kit.lab.report import best_rates, write_report
 
 CLAIMS = """
 - {id: up, statement: Unlike answers are right more often., source: some paper, evidence: F,
@@ -63,8 +63,8 @@ def test_verdicts_and_numbers_are_those_of_the_records(inputs, written):
         line = next(line for line in text.splitlines() if statement in line)
         assert f"**{one.verdict}**" in line and f"({one.claim.id}; {one.claim.source})" in line
         assert one.here in line and (one.judgement is None or one.statistics in line)
-    up = "| GSM8K: 30 → 45.5; MATH: 10 → 12 | pass@1, diversity minus plain: +0.206 [+0.197, +0.215] "
-    assert up in text and "| 0.4 ± 0.1 |" in text
+    up = "| pass@1, diversity minus plain: +0.206 [+0.197, +0.215] "
+    assert f"| GSM8K: 30 → 45.5; MATH: 10 → 12 {up}" in text and "| 0.4 ± 0.1 |" in text
     assert "| 2 | 1 | 1 | 0 | 0 | 1 |" in text
     rows = pd.read_csv(written.with_name("claims.csv")).set_index("id")
     assert rows.verdict.to_dict() == {one.claim.id: one.verdict for one in judged}
@@ -79,6 +79,25 @@ def test_an_experiment_has_its_question_values_figure_and_command(written):
     for name in ("claims", "tiny-diversity"):
         assert f"](figures/{name}.png)" in text
         assert (written.parent / f"figures/{name}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_rate_of_a_seed_is_the_one_that_is_best_over_the_other_seeds(make_record):
+    """Of `mine` one seed likes another rate by luck: it is judged by the rate of the others."""
+    ends = {  # arm and rate -> accuracy by seed
+        ("plain", 0.1): [0.5, 0.5, 0.5, 0.5], ("plain", 0.2): [0.6, 0.61, 0.62, 0.63],
+        ("mine", 0.1): [0.7, 0.7, 0.7, 0.7], ("mine", 0.2): [0.95, 0.5, 0.5, 0.5],
+    }  # fmt: skip
+    entry = {"question": "?", "rates": [0.1, 0.2], "arms": {"plain": {}, "mine": {}}}
+    experiment = experiment_of(entry)
+    assert list(experiment.arms) == [f"{arm}, lr {rate:g}" for arm, rate in ends]
+    assert experiment.arms["mine, lr 0.2"].changes == {"learning_rate": 0.2}
+    records = [
+        make_record(f"{arm}, lr {rate:g}", seed, end)
+        for (arm, rate), values in ends.items() for seed, end in enumerate(values)
+    ]  # fmt: skip
+    text = best_rates(records, experiment)
+    assert "| plain | 0.2 (4) | 0.615 [" in text and "| mine | 0.1 (4) | 0.7 [0.7, 0.7] |" in text
+    assert best_rates(records[:8], experiment) == "", "with nothing to compare"
 
 
 def test_what_cannot_be_used_is_named_and_the_rest_comes_out(tmp_path, make_record, write_runs):

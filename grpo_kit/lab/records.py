@@ -26,7 +26,7 @@ from typing import Literal
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from grpo_kit.config import reason
+from grpo_kit.config import GRPOConfig, reason
 from grpo_kit.paths import results_dir, write_atomic
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -113,12 +113,9 @@ class Record:
     @property
     def cost(self) -> tuple[int, int, float]:
         """Generated tokens, optimiser steps, and seconds of training."""
-        batch = self.config["generation_batch_size"]
-        rows = (self.config.get("per_device_train_batch_size") or batch) * self.config.get(
-            "gradient_accumulation_steps", 1
-        )
-        updates = self.history[-1]["step"] * self.config.get("num_iterations", 1) * (batch // rows)
-        return self.history[-1]["num_generated_tokens"], updates, self.seconds
+        last = self.history[-1]
+        config = GRPOConfig(**{k: v for k, v in self.config.items() if hasattr(GRPOConfig, k)})
+        return last["num_generated_tokens"], last["step"] * config.updates_per_step, self.seconds
 
     def path(self, results: str | Path) -> Path:
         return path_of(results, self.profile, self.experiment, self.arm, self.seed)

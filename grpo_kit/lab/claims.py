@@ -24,7 +24,7 @@ from grpo_kit.config import reason
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import FRESH, command_of, usual_seeds
 from grpo_kit.lab.records import Record, by_arm, rounded
-from grpo_kit.lab.statistics import ALPHA, DELTA, VERDICTS, Judgement, judge, power, region
+from grpo_kit.lab.statistics import DELTA, MIN_SEEDS, Judgement, judge, power, region
 from grpo_kit.lab.summary import cell, markdown_table, number
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
@@ -68,7 +68,9 @@ class Claim(BaseModel):
     minus: str | None = None
     against: str | None = None
     delta: float = DELTA  # the smallest difference that matters, in the metric's unit
-    n: int | None = None  # that many fresh seeds decide, from `first` on; None: all that ran
+    n: int | None = Field(
+        None, ge=MIN_SEEDS
+    )  # that many fresh seeds decide, from `first` on; None: all that ran
     first: int = FRESH
     acts: Mechanism | None = None
     printed: dict[str, list[float]] = {}
@@ -134,13 +136,15 @@ class Claim(BaseModel):
         found = {}
         for name, metric in READINGS.get(self.metric, {}).items():
             other = self.model_copy(update={"metric": metric})
-            if not (self.minus or self.of in ("rise", "fall", "steps") and name == "greedy"):
-                with suppress(ValueError):
+            if self.minus or self.of in ("rise", "fall", "steps") and name == "greedy":
+                continue
+            with suppress(ValueError):
+                if not other.without_room(pairs):
                     found[name] = other.values(pairs)
         return found
 
-    def untested(self, pairs: list[tuple[Record, Record]], records: Iterable[Record]) -> str:
-        """Why these runs cannot test it: nothing acted, or nothing can rise. Empty if they can."""
+    def idle(self, pairs: list[tuple[Record, Record]], records: Iterable[Record]) -> str:
+        """Why these runs cannot test it: nothing acted. Empty where something did."""
         if self.against and all(a.course == b.course for a, b in pairs):
             return f"{self.arm!r} and {self.against!r} made the same runs"
         if self.acts:
@@ -150,7 +154,11 @@ class Claim(BaseModel):
             mean = fmean(logged) if logged else 0.0
             if mean < self.acts.least:
                 return f"{self.acts.metric} of {arm!r} is {number(mean)}, below {self.acts.least:g}"
-        if self.expects == "rises" and self.of == "end" and self.against and not self.minus:
+        return ""
+
+    def without_room(self, pairs: list[tuple[Record, Record]]) -> str:
+        """Why a share cannot rise by delta above the other arm's; empty where it can."""
+        if self.of == "end" and self.against and not self.minus:
             mean = fmean(self._of(base) for _, base in pairs)
             if any(share in self.metric for share in SHARES) and mean > 1 - self.delta:
                 return f"{self.against!r} is at {number(mean)}: there is no room to rise"
@@ -197,11 +205,8 @@ class Judged:
     def verdict_text(self) -> str:
         """The verdict, and what else it hangs on: "**no effect**, at the edge; greedy: ..."."""
         text = f"**{self.verdict}**" + ", at the edge" * self.at_edge
-        if self.verdict not in VERDICTS:
-            return text
-        changed = [f"{k}: {v.verdict}" for k, v in self.readings.items()
-                   if v.verdict != self.verdict]  # fmt: skip
-        return "; ".join([text, *changed])
+        others = [(name, one.verdict) for name, one in self.readings.items()]
+        return "; ".join([text, *(f"{name}: {v}" for name, v in others if v != self.verdict)])
 
     @property
     def statistics(self) -> str:
@@ -299,14 +304,18 @@ def _judged(claim: Claim, pairs: list, values: list[float], records: list, size:
     def by(values: list[float], delta: float = claim.delta) -> Judgement:
         return judge([(values, claim.expects, delta)], size)[0]
 
-    one, readings = by(values), {k: by(v) for k, v in claim.readings(pairs).items()}
-    at_edge = any(by(values, claim.delta * times).verdict != one.verdict for times in EDGES)
-    if why := claim.untested(pairs, records):
-        one, at_edge = replace(one, verdict="not tested", reason=why), False
-    elif claim.seeds and len(values) < claim.n:
+    one, costs = by(values), _costs(claim, pairs)
+    why = claim.idle(pairs, records)
+    if claim.expects == "rises" and one.verdict in ("no effect", "inconclusive"):
+        why = why or claim.without_room(pairs)
+    if why:
+        return Judged(claim, "not tested", replace(one, reason=why), costs=costs)
+    if claim.seeds and len(values) < claim.n:
         why = f"{len(values)} of {claim.n} planned seeds have run"
-        one, at_edge = replace(one, verdict="inconclusive", reason=why), False
-    return Judged(claim, one.verdict, one, readings, at_edge, _costs(claim, pairs))
+        return Judged(claim, "inconclusive", replace(one, reason=why), costs=costs)
+    readings = {name: by(others) for name, others in claim.readings(pairs).items()}
+    at_edge = any(by(values, claim.delta * times).verdict != one.verdict for times in EDGES)
+    return Judged(claim, one.verdict, one, readings, at_edge, costs)
 
 
 def _costs(claim: Claim, pairs: Iterable[tuple[Record, Record]]) -> str:
@@ -318,13 +327,9 @@ def _costs(claim: Claim, pairs: Iterable[tuple[Record, Record]]) -> str:
     return ", ".join(f"{name} {' / '.join(of)}" for name, of in zip(names, shown, strict=True))
 
 
-def error_rate(judged: Iterable[Judged]) -> tuple[int, float]:
-    """Families with a verdict, and the chance of at least one false one among all of them.
-
-    At most 1 - (1 - ALPHA)^families, where the families are independent.
-    """
-    families = {(one.claim.profile, one.claim.experiment) for one in judged if one.judgement}
-    return len(families), 1 - (1 - ALPHA) ** len(families)
+def families_of(judged: Iterable[Judged]) -> int:
+    """How many families have a verdict."""
+    return len({(one.claim.profile, one.claim.experiment) for one in judged if one.judgement})
 
 
 def reported_claims(results: str | Path | None = None) -> tuple[list[Judged], list[str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from grpo_kit.course.plots import arm_bands
-from grpo_kit.lab.claims import Judged, error_rate, reported_claims
+from grpo_kit.lab.claims import Judged, families_of, reported_claims
 from grpo_kit.lab.records import CHECKOUT, gather
 from grpo_kit.lab.report import COUNTED, picture, write_report
 from grpo_kit.lab.statistics import ALPHA
@@ -21,8 +21,7 @@ from grpo_kit.paths import write_atomic
 def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
     """Gather finished runs, renew the results page, the report beside it and their figures.
 
-    Returns the two pages. ValueError before a page is written, if a result, a claim or the page
-    cannot be used.
+    Returns the two pages. ValueError if a result, a claim or the page cannot be used.
     """
     results = Path(checkout) / "data" / "results"
     gather(results)
@@ -51,12 +50,11 @@ def results_page(results: Path) -> str:
     if problems:
         raise ValueError(" ".join(problems))
     counts = [[one.verdict for one in judged].count(verdict) for verdict in COUNTED]
-    families, chance = error_rate(judged)
+    families = families_of(judged)
     rate = (
         f"They are judged in {families} families, one an experiment and profile. In each, all "
-        f"intervals hold with a chance of {1 - ALPHA:.0%}; so {families * ALPHA:.1g} families with "
-        f"a false verdict are to be expected at most, and at least one with a chance of up to "
-        f"{chance:.0%}.\n"
+        f"intervals hold at once with a chance of {1 - ALPHA:.0%}. So the chance that any verdict "
+        f"of the table is false is at most {min(1, families * ALPHA):.0%}.\n"
     )
     real = [one for one in judged if one.claim.profile == "smol"]
     parts = {

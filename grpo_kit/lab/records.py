@@ -14,6 +14,8 @@ import math
 import platform
 import re
 import subprocess
+import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import cache
@@ -88,18 +90,20 @@ class Record:
         return {step: value for step, value in rows if value is not None}
 
     def rise(self, metric: str) -> float | None:
-        """How far the best value of `metric` after the first lies above the first."""
+        """How far the best of `metric` lies above its first value; best of means of two in turn."""
         first, *later = self.curve(metric).values() or [None]
-        return max(later) - first if later else None
+        return max(_in_twos(later)) - first if later else None
 
     def fall(self, metric: str) -> float | None:
-        """The last value of `metric` minus its best: 0, or how far it fell."""
-        values = [*self.curve(metric).values()]
+        """The last of `metric` minus its best, of means of two evaluations in turn: at most 0."""
+        values = _in_twos([*self.curve(metric).values()])
         return values[-1] - max(values) if len(values) > 1 else None
 
     def steps(self, metric: str) -> float | None:
         """Steps until `metric` has first come to `REACHED`; all of them, where it never did."""
         curve = [*self.curve(metric).items()]
+        if curve and curve[0][1] >= REACHED:
+            return float(curve[0][0])
         for (step, value), (later, next_value) in pairwise(curve):
             if value < REACHED <= next_value:
                 return step + (later - step) * (REACHED - value) / (next_value - value)
@@ -201,6 +205,11 @@ def commit(checkout: str | Path = CHECKOUT) -> str:
         return ""
 
 
+def _in_twos(values: list[float]) -> list[float]:
+    """Means of each two in turn: the best of many single evaluations is partly luck."""
+    return [fmean(pair) for pair in pairwise(values)] or values
+
+
 REMEDY = "delete it and run the experiment again, or take it from version control."
 
 
@@ -246,7 +255,7 @@ def read_gathered(path: Path) -> tuple[list[Record], list[str]]:
 def _read_gathered(path: Path, *state: int) -> tuple[list[Record], list[str]]:
     try:
         lines = gzip.decompress(path.read_bytes()).splitlines()
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         return [], [f"{path} is no whole file of results ({error}): {REMEDY}"]
     found, problems = [], []
     for number, line in enumerate(lines, 1):
@@ -265,7 +274,9 @@ def find(results: str | Path, profile: str, experiment: str, arm: str, seed: int
     path = path_of(results, profile, experiment, arm, seed)
     if path.exists():
         return read(path)
-    found, _ = read_gathered(gathered_path(results, profile, experiment))
+    found, problems = read_gathered(gathered_path(results, profile, experiment))
+    if problems:
+        raise ValueError(problems[0])
     return next((one for one in found if (one.arm, one.seed) == (arm, seed)), None)
 
 
@@ -294,19 +305,24 @@ def gather(results: str | Path) -> list[Path]:
 
     What cannot be read stays where it is. Nothing is lost if this is interrupted.
     """
-    results, written = Path(results), []
-    own = {path.parents[1] for path in results.glob("*/*/*/seed-*.json")}
-    for folder in sorted(own):
-        profile, experiment = folder.parts[-2:]
-        path = gathered_path(results, profile, experiment)
-        if read_gathered(path)[1]:  # a bad line would be lost
+    results, written, own = Path(results), [], defaultdict(dict)
+    for path in results.glob("*/*/*/seed-*.json"):
+        with contextlib.suppress(ValueError):
+            own[path.parents[1]][path] = read(path)
+    for folder, files in sorted(own.items()):
+        path = gathered_path(results, *folder.parts[-2:])
+        before, problems = read_gathered(path)
+        if problems:  # a bad line would be lost
             continue
-        records, _ = load(results, profile, experiment)
-        lines = [json.dumps(one.as_stored(), ensure_ascii=False) + "\n" for one in records]
-        write_atomic(path, gzip.compress("".join(lines).encode(), mtime=0))
-        for record in records:
-            record.path(results).unlink(missing_ok=True)
-        for empty in (*folder.iterdir(), folder):
+        lines = {one.path(results): one for one in before} | files
+        stored = [
+            json.dumps(lines[place].as_stored(), ensure_ascii=False) for place in sorted(lines)
+        ]
+        write_atomic(path, gzip.compress("".join(f"{line}\n" for line in stored).encode(), mtime=0))
+        for place, record in files.items():
+            if read(place) == record:  # else made again in the meantime
+                place.unlink()
+        for empty in (*filter(Path.is_dir, folder.iterdir()), folder):
             if not any(empty.iterdir()):
                 empty.rmdir()
         written.append(path)

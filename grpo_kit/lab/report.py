@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 import pandas as pd
 from matplotlib import style
@@ -27,6 +28,7 @@ from grpo_kit.lab.summary import cell, markdown_table, plain, summarise, summary
 from grpo_kit.paths import make_output_dir, results_dir, sha256_of, write_atomic
 from grpo_kit.visible import visible
 
+CHOOSE = 3  # seeds that choose a learning rate
 COUNTED = (*VERDICTS, "inconclusive", "not tested", "not run here")
 INTRODUCTION = """\
 # What was claimed, and what came out
@@ -121,32 +123,29 @@ def arms_of(name: str, records: list[Record], folder: Path) -> list[str]:
 def best_rates(records: Iterable[Record], experiment: Experiment) -> str:
     """Markdown: each arm at its best rate minus the first at its own, in pass@1, seed by seed.
 
-    The rate of a seed is the one that is best on average over the *other* seeds, so that no
-    seed's luck chooses the rate by which it is judged.
+    The first `CHOOSE` seeds choose the rate, the others judge: no luck counts twice.
     """
-    values = {
-        arm: pd.Series({seed: r.evaluation["eval/pass@1"] for seed, r in runs.items()})
-        for arm, runs in by_arm(records).items()
-    }
-    best, chosen = {}, {}
+    recorded, rows, ends = by_arm(records), [], {}
     for name in dict.fromkeys(arm.rsplit(", lr ", 1)[0] for arm in experiment.arms):
-        arms = {f"{rate:g}": f"{name}, lr {rate:g}" for rate in experiment.rates}
-        table = pd.DataFrame({rate: values[arm] for rate, arm in arms.items() if arm in values})
-        table = table.dropna()
-        if len(table) < 2 or len(table.columns) < len(arms):
+        values = {}
+        for rate in experiment.rates:
+            runs = recorded.get(f"{name}, lr {rate:g}", {})
+            values[rate] = {s: one.evaluation["eval/pass@1"] for s, one in runs.items()}
+        if min(map(len, values.values())) < CHOOSE:
             continue
-        rates = pd.Series({seed: table.drop(seed).mean().idxmax() for seed in table.index})
-        best[name] = pd.Series({seed: table.at[seed, rate] for seed, rate in rates.items()})
-        chosen[name] = ", ".join(f"{rate} ({n})" for rate, n in rates.value_counts().items())
-    if len(best) < 2:
-        return ""
-    first, rows = next(iter(best)), []
-    for name, ends in best.items():
-        difference = (ends - best[first]).dropna()
-        shown = "–" if name == first else cell(interval(difference, len(best) - 1), "+")
-        rows.append((name, chosen[name], cell(interval(ends)), shown))
-    head = ("arm", "best rate (seeds)", "pass@1", f"minus {first}, intervals of one family")
-    return "Best against best:\n\n" + markdown_table(head, *rows)
+        means = {rate: fmean(list(of.values())[:CHOOSE]) for rate, of in values.items()}
+        best = max(means, key=means.get)
+        ends[name] = pd.Series(dict(list(values[best].items())[CHOOSE:]), dtype=float)
+        tried = ", ".join(f"{mean:.3f} at {rate:g}" for rate, mean in means.items())
+        rows.append([name, tried, f"{best:g}"])
+    for row in rows:
+        own, first = ends[row[0]], ends[rows[0][0]]
+        paired = (own - first).dropna()
+        row.append(cell(interval(own)) if len(own) else "–")
+        family = interval(paired, len(rows) - 1) if len(paired) and row is not rows[0] else None
+        row.append(cell(family, "+"))
+    head = ["arm", "three seeds choose", "rate", "pass@1, other seeds", "minus the first"]
+    return "Best against best:\n\n" + markdown_table(head, *rows) if len(rows) > 1 else ""
 
 
 def picture(path: Path, draw: Callable[[], Figure], shown: object, alt: str, dpi: int = 80) -> str:

@@ -7,6 +7,8 @@ returns what each token adds to the loss, (N, T).
 import torch
 from torch import Tensor
 
+from grpo_kit import objective
+
 BOUND = 0.2  # of the clip, and of DPPO's difference of probabilities (arXiv 2602.04879, verl)
 MOST_KL = 0.5  # nats a token; TRL's example of `off_policy_mask_threshold`
 TEMPERATURES = 1.0, 1.05  # of SAPO's gate where A > 0, and elsewhere; TRL's defaults
@@ -25,12 +27,10 @@ def sequence_mask(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Te
     Those with A < 0 whose mean of old_logps - logps is above `MOST_KL` (DeepSeek-V3.2, arXiv
     2512.02556, eq. 9).
     """
-    log_ratio, advantages = torch.where(mask, logps - old_logps, 0.0), advantages[:, None]
-    kl = -log_ratio.detach().sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
-    ratio = log_ratio.exp()
-    clipped = ratio.clamp(1 - BOUND, 1 + BOUND)
-    kept = (advantages >= 0) | (kl <= MOST_KL)
-    return -torch.min(ratio * advantages, clipped * advantages) * kept
+    moved = torch.where(mask, old_logps - logps, 0.0).detach().sum(dim=1)
+    kept = (advantages >= 0) | (moved <= MOST_KL * mask.sum(dim=1))
+    clipped = objective.surrogate(logps, old_logps, advantages, mask, epsilon=BOUND)
+    return clipped * kept[:, None]
 
 
 def dppo(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:

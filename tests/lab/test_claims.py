@@ -8,7 +8,7 @@ from grpo_kit.course.plots import forest
 from grpo_kit.lab import grid
 from grpo_kit.lab.claims import (
     Claim,
-    error_rate,
+    families_of,
     forest_rows,
     judge_claims,
     load_claims,
@@ -177,6 +177,7 @@ def test_what_never_acted_or_cannot_rise_is_not_tested(make_record, up):
     def reason(one, records):
         found = verdict_of(one, records)
         assert (found.verdict, found.verdict_text) == ("not tested", "**not tested**")
+        assert not found.readings and not found.at_edge
         return found.judgement.reason
 
     same = "'diversity' and 'plain' made the same runs"
@@ -185,6 +186,8 @@ def test_what_never_acted_or_cannot_rise_is_not_tested(make_record, up):
     top = runs("plain", 0.98) + runs("diversity", 0.99)
     assert reason(claim(), top) == "'plain' is at 0.982: there is no room to rise"
     assert verdict_of(claim(expects="falls"), top).verdict == "no effect"
+    sunk = runs("plain", 0.98) + runs("diversity", 0.7)
+    assert verdict_of(claim(), sunk).verdict == "contradicted", "down there is room"
     assert verdict_of(claim(acts=HELD), up).verdict == "reproduced", "mean of 0.4 and 0.2"
     idle = claim(acts=HELD | {"least": 0.31, "arm": "plain"})
     assert reason(idle, up) == "entropy of 'plain' is 0.3, below 0.31"
@@ -217,19 +220,24 @@ def test_rise_fall_and_the_first_steps_are_read_off_the_same_problems_throughout
         for step, value, between in rows
     ]
     record = make_record(history=history)
-    assert record.rise("eval/pass@1") == pytest.approx(0.9 - 0.2)
-    assert record.fall("eval/pass@1") == pytest.approx(0.5 - 0.9)
+    assert record.rise("eval/pass@1") == pytest.approx((0.7 + 0.9) / 2 - 0.2)
+    assert record.fall("eval/pass@1") == pytest.approx((0.9 + 0.5) / 2 - (0.7 + 0.9) / 2)
     assert record.steps("eval/pass@1") == pytest.approx(15)
+    assert make_record(history=history[2:]).steps("eval/pass@1") == 20, "there from the start"
     late = make_record(history=history[:2])
     assert late.steps("eval/pass@1") == 10, "never: as many as it had"
     assert record.rise("kl") is record.fall("kl") is record.steps("kl") is None
 
 
-def test_the_chance_of_a_false_verdict_is_that_of_all_families(up, five):
+def test_only_families_with_a_verdict_count(up, five):
     other = five([0.5] * 5, [0.7 + i / 100 for i in range(5)], experiment="judge")
     real = claim(id="real", profile="paper")
     judged, _ = judge_claims([claim(), claim(id="b", metric="entropy"), real], [*up, *other])
-    assert error_rate(judged) == (1, pytest.approx(0.05))
+    assert families_of(judged) == 1
+    judged, _ = judge_claims(
+        [claim(), claim(id="c", experiment="judge", arm="plain", against=None)], [*up, *other]
+    )
+    assert families_of(judged) == 2
 
 
 def test_what_was_not_run_says_how_to_run_it_and_another_profile_is_judged_apart(up, five):

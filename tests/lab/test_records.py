@@ -94,6 +94,29 @@ def test_a_damaged_line_is_named_the_others_are_read_and_nothing_is_gathered_ove
     own = make_record(seed=2).write(tmp_path)
     damaged = path.read_bytes()
     assert gather(tmp_path) == [] and own.exists() and path.read_bytes() == damaged
+    with pytest.raises(ValueError, match=sentence):
+        find(tmp_path, "tiny", "diversity", "plain", 0)
+
+
+def test_what_cannot_be_gathered_stays(make_record, tmp_path, monkeypatch):
+    """A broken file beside a good line, a stray file, and a run that ends in the meantime."""
+    make_record(seed=0).write(tmp_path)
+    gather(tmp_path)
+    broken = make_record(seed=0).write(tmp_path)
+    broken.write_text(broken.read_text()[:300])
+    (broken.parents[1] / ".DS_Store").write_text("")
+    ended, write = make_record(seed=1).write(tmp_path), records.write_atomic
+
+    def meanwhile(path, content):
+        write(path, content)
+        if path.suffix == ".gz":
+            make_record(seed=1, accuracy=0.9).write(tmp_path)
+
+    monkeypatch.setattr(records, "write_atomic", meanwhile)
+    gather(tmp_path)
+    assert broken.exists() and read(ended).evaluation["eval/pass@1"] == 0.9
+    there, (problem,) = load(tmp_path)
+    assert [one.evaluation["eval/pass@1"] for one in there] == [0.5, 0.9] and str(broken) in problem
 
 
 def edit(change, sign=False):

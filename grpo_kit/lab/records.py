@@ -130,13 +130,9 @@ class Record:
 
     def write(self, results: str | Path) -> Path:
         """Write the file under `results`, whole or not at all; return its path."""
-        content = self.as_stored()
-        # one line per row of the history: short enough to store, and a diff can be read
-        rows = ",\n  ".join(json.dumps(row) for row in content.pop("history"))
-        head = json.dumps(content, indent=1, ensure_ascii=False)
         path = self.path(results)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, f'{head[:-2]},\n "history": [\n  {rows}\n ]\n}}\n')
+        write_atomic(path, json.dumps(self.as_stored(), ensure_ascii=False) + "\n")
         return path
 
 

@@ -21,7 +21,7 @@ def sapo(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor) -> 
     return -4 / t * (t * (ratio - 1)).sigmoid() * advantages
 
 
-def sequence_mask(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+def off_policy_mask(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     """The clip; bad completions that have left the sampler far behind do not count.
 
     Those with A < 0 whose mean of old_logps - logps is above `MOST_KL` (DeepSeek-V3.2, arXiv

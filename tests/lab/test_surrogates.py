@@ -6,7 +6,7 @@ from trl import GRPOTrainer
 
 from grpo_kit import hooks
 from grpo_kit.config import GRPOConfig
-from grpo_kit.lab.surrogates import MOST_KL, dppo, sapo, sequence_mask
+from grpo_kit.lab.surrogates import MOST_KL, dppo, off_policy_mask, sapo
 from grpo_kit.objective import surrogate
 
 g = torch.Generator().manual_seed(0)
@@ -23,7 +23,7 @@ def gradient(function, logps=LOGPS):
     return logps.grad
 
 
-@pytest.mark.parametrize("function", [sapo, sequence_mask, dppo])
+@pytest.mark.parametrize("function", [sapo, off_policy_mask, dppo])
 def test_where_nothing_has_moved_each_has_the_gradient_of_the_clip(function):
     def fresh(logps, old, *rest):
         return function(logps, logps.detach(), *rest)
@@ -51,7 +51,7 @@ def test_the_sequences_that_are_left_out_are_those_of_trl():
     kept = GRPOTrainer.get_off_policy_mask(ADVANTAGES[:, None], far, OLD, MASK, MOST_KL)
     assert kept[:, 0].tolist() == [1, 0, 1, 1, 1, 1]
     clip = torch.where(MASK, surrogate(far, *BATCH[1:]), 0.0)
-    own = torch.where(MASK, sequence_mask(far, *BATCH[1:]), 0.0)
+    own = torch.where(MASK, off_policy_mask(far, *BATCH[1:]), 0.0)
     assert torch.allclose(own, clip * kept)
 
 

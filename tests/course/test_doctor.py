@@ -18,8 +18,8 @@ from grpo_kit.training import train
 COLLAPSE = {  # arms whose reward rose as held-out accuracy fell: notebooks 03, 05 and 06 tell
     "judge only", "judge x 8", "two judges", "our defaults", "paper", "P(Yes) and format",
     "P(Yes) alone", "ensemble", "live evaluator", "random", "random and format",
-    "random, our defaults", "random and format, our defaults", "format alone", "truth 1 %", "truth 10 %", "P(Yes), no labels", "P(Yes)",
-    "majority", "self-certainty", "likelihood", "judged outcome",
+    "random, our defaults", "random and format, our defaults", "format alone", "truth 1 %",
+    "truth 10 %", "P(Yes), no labels", "P(Yes)", "majority", "self-certainty", "likelihood", "judged outcome",
     "short x 0.5", "short x 1", "short x 1.5", "short x 2",
 }  # fmt: skip
 

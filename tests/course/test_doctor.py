@@ -19,7 +19,8 @@ COLLAPSE = {  # arms whose reward rose as held-out accuracy fell: notebooks 03, 
     "judge only", "judge x 8", "two judges", "our defaults", "paper", "P(Yes) and format",
     "P(Yes) alone", "ensemble", "live evaluator", "random", "random and format",
     "random, our defaults", "random and format, our defaults", "format alone", "truth 1 %",
-    "truth 10 %", "P(Yes), no labels", "P(Yes)", "majority", "self-certainty", "likelihood", "judged outcome",
+    "truth 10 %", "P(Yes), no labels", "P(Yes)", "majority", "self-certainty",
+    "likelihood", "judged outcome",
     "short x 0.5", "short x 1", "short x 1.5", "short x 2",
 }  # fmt: skip
 

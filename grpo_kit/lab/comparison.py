@@ -17,7 +17,6 @@ from grpo_kit.lab.identity import identity_of
 from grpo_kit.lab.records import Record
 from grpo_kit.lab.statistics import DELTA, MIN_SEEDS, Judgement, half_width, judge
 from grpo_kit.lab.summary import cell, markdown_table, number, summarise
-from grpo_kit.lab.workers import runner
 from grpo_kit.profiles import PROFILES, Profile
 from grpo_kit.rewards import accuracy_reward, format_reward
 from grpo_kit.rewards.scoring import check_rewards
@@ -122,7 +121,7 @@ def seeds_to_decide(judged: Judgement, delta: float) -> str:
 def compare(
     arms: Mapping[str, Mapping[str, Any]], *, profile: str | Profile = "tiny",
     seeds: Iterable[int] = range(5), metric: str = "eval/pass@1", delta: float = DELTA,
-    output_dir: str | Path = "runs/compare", on: str = "here", processes: int | None = None,
+    output_dir: str | Path = "runs/compare", processes: int | None = None,
     correct: Callable = accuracy_reward,
 ) -> Comparison:  # fmt: skip
     """Train every arm with every seed and judge each arm's `metric` beside the first arm's.
@@ -138,7 +137,7 @@ def compare(
         metric: a number of the evaluation at the end, or of the log, where the mean of the last
             steps counts (`Record.late`); more of it is better.
         delta: the smallest difference that matters, in the metric's unit.
-        on: "here", with `processes` runs at a time (by default one for each core), or "ray".
+        processes: runs at a time, by default one for each core, or one on a GPU.
         correct: the reward by which all arms are evaluated.
 
     Raises ValueError or TypeError, before any run, for what `train` cannot take, and RuntimeError
@@ -154,8 +153,8 @@ def compare(
         raise ValueError(f"delta is {delta}: give the smallest difference that matters, above 0.")
     if len(seeds) < MIN_SEEDS:
         print(f"{len(seeds)} seeds give no verdict, {MIN_SEEDS} are needed.", flush=True)
-    make = runner(on, chosen, processes)
-    records = grid.run_grid("compare", experiment, chosen, seeds, make=make, **folders)
+    folders["processes"] = processes or grid.usual_processes(chosen)
+    records = grid.run_grid("compare", experiment, chosen, seeds, **folders)
     summary = summarise([_with(metric, record) for record in records], experiment)
     others = list(summary["final"])[1:]
     table = [(summary["difference"][arm][metric]["values"], "rises", delta) for arm in others]

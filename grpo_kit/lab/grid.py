@@ -377,17 +377,18 @@ def in_processes(jobs: Sequence[Job], processes: int) -> list[str]:
 
 def run_grid(
     name: str, experiment: Experiment, profile: Profile, seeds: Sequence[int], *,
-    make: Callable[[list[Job]], list[str]] = here, **options,
+    processes: int = 0, **options,
 ) -> list[Record]:  # fmt: skip
     """Make the runs that are missing among those of `jobs_of`; return the records of all.
 
-    `make` is `here`, `in_processes` or `workers.on_ray`: it returns a sentence for each run that
-    failed, which does not stop the others. RuntimeError names those runs.
+    So many `processes` at a time; 0: one run after the other, here. A run that fails does not stop
+    the others. RuntimeError names those that failed.
     """
     jobs = jobs_of(name, experiment, profile, seeds, **options)
     missing = [job for job in jobs if not job.is_finished()]
     print(f"{name}: {len(jobs) - len(missing)} of {len(jobs)} runs are finished", flush=True)
-    if missing and (failed := make(missing)):
+    failed = in_processes(missing, processes) if processes else here(missing)
+    if failed:
         count = f"{len(failed)} of {len(missing)} runs failed"
         raise RuntimeError(f"{count}, the others are stored: {'; '.join(failed)}")
     return [job.record() for job in jobs]

@@ -38,7 +38,7 @@ def profile(saved_policy):
 @pytest.fixture
 def compared(profile, tmp_path, monkeypatch):
     """`compare` with this test's folder; the runs are made in this process."""
-    monkeypatch.setattr(comparison, "runner", lambda *_: grid.here)
+    monkeypatch.setattr(grid, "usual_processes", lambda profile: 0)
     return partial(compare, profile=profile, output_dir=tmp_path)
 
 
@@ -159,8 +159,6 @@ def test_an_arm_that_uses_more_is_named():
         (ARMS, {"correct": "accuracy"}, "correct is 'accuracy'; give a reward"),
         (ARMS, {"delta": 0}, "delta is 0: give the smallest difference that matters"),
         (ARMS, {"profile": "tinny"}, "no profile 'tinny': choose among smoke, tiny"),
-        (ARMS, {"on": "slurm"}, "on is 'slurm': choose 'here' or 'ray'"),
-        (ARMS, {"on": "ray", "processes": 2}, "leave them out with 'ray'"),
     ],
 )
 def test_what_cannot_be_compared_is_said_before_any_run(arms, options, sentence, profile, tmp_path):

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import without_times
 
-from grpo_kit.lab import grid, workers
+from grpo_kit.lab import grid
 from grpo_kit.lab.grid import Arm, Experiment, Job, format_seeds, parse_seeds, run_grid
 from grpo_kit.lab.records import read
 from grpo_kit.paths import writing
@@ -176,56 +175,6 @@ def test_processes_share_the_work_and_one_that_fails_does_not_stop_the_rest(tmp_
     assert len(times) == 3
     at_once = [sum(begin <= start < end for begin, end in times) for start, _ in times]
     assert max(at_once) <= 2, "no more at a time than were asked for"
-
-
-KILLS = None  # a folder, set by the test
-
-
-def once_killed(prompts, completions, completion_ids, **columns):
-    """A reward whose process is killed at the second step, the first time."""
-    number = KILLS / f"{len(list(KILLS.iterdir()))}"
-    number.write_text(str(os.getpid()))
-    if number.name == "1":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return even(prompts, completions, completion_ids)
-
-
-once_killed.__name__ = "even"
-
-
-@pytest.mark.slow
-def test_ray_makes_runs_and_a_killed_worker_costs_a_retry(made, tmp_path, monkeypatch, capsys):
-    """A local cluster of two workers: each run is a file, equal to the one made here."""
-    ray = pytest.importorskip("ray")
-
-    monkeypatch.setenv("RAY_worker_niceness", "0")  # 15, where it is not said
-    monkeypatch.setitem(globals(), "KILLS", tmp_path / "kills")
-    (tmp_path / "kills").mkdir()
-    (whole,) = made(results=tmp_path / "whole", work=tmp_path / "whole-work")
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    arms = {"killed": Arm(lambda *_: [once_killed]), "breaks": Arm(lambda *_: [raising])}
-    experiment = dataclasses.replace(PARITY, arms=arms | PARITY.arms)
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        with pytest.raises(RuntimeError, match="1 of 4 runs failed.*breaks, seed 0: .*no reward"):
-            made(experiment, arms=None, make=workers.on_ray)
-        assert ray.is_initialized(), "it was not begun there"
-    finally:
-        ray.shutdown()
-    records = [read(path) for path in sorted((tmp_path / "results").rglob("seed-0.json"))]
-    assert [record.arm for record in records] == ["even", "killed", "odd, held"]
-    histories = [without_times(record.history) for record in (*records[:2], whole)]
-    assert histories == [histories[0]] * 3
-    assert [record.machine["threads"] for record in records] == [1, 1, 1]
-    attempts = [int(file.read_text()) for file in sorted((tmp_path / "kills").iterdir())]
-    assert len(attempts) == 3 and attempts[0] == attempts[1] != attempts[2], "one step was lost"
-    assert "4/4" in capsys.readouterr().out
-
-
-def test_without_ray_a_sentence_says_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(RuntimeError, match=r"pip install 'grpo-kit\[ray\]'"):
-        workers.on_ray([])
 
 
 @pytest.mark.slow

@@ -22,6 +22,8 @@ ALIASES = {"global_step": "step", "_step": "step", "completion_length": "complet
 HELD_OUT = ("eval/pass@1", "eval_rewards/accuracy_reward/mean", "eval_reward", "eval/reward")
 MISMATCH = "sampling/sampling_logp_difference/mean"
 CUT_OFF, LENGTH = "completions/clipped_ratio", "completions/mean_length"
+LENIENT = "eval/lenient/pass@1"
+FALL = 0.15  # of accuracy, from which it has fallen
 FEWEST = 4  # steps, without which nothing can be said
 
 
@@ -180,15 +182,24 @@ def flat(rows: Sequence[dict]) -> Found:
     return "sick", steps, {"lowest": lowest, "n": stays, "of": len(rewards)}
 
 
+def form_lost(rows: Sequence[dict]) -> Found:
+    """Strict accuracy fell, and lenient accuracy, which reads untagged answers too, did not."""
+    steps, lenient = series(rows, LENIENT)
+    found = held_out_falls([{k: v for k, v in row.items() if "/lenient/" not in k} for row in rows])
+    if not found or not lenient or max(lenient) - lenient[-1] >= FALL:
+        return None
+    return "sick", found[1], found[2] | {"lenient": lenient[-1]}
+
+
 def held_out_falls(rows: Sequence[dict]) -> Found:
-    """Held-out accuracy fell since its best step, and the reward did not."""
-    steps, accuracy = series(rows, *HELD_OUT)
+    """Held-out accuracy, by the lenient grading if it was logged, fell; the reward did not."""
+    steps, accuracy = series(rows, LENIENT, *HELD_OUT)
     if len(accuracy) < 3:
         return None
     best = max(range(len(accuracy)), key=accuracy.__getitem__)
     at, rewards = series(rows, "reward")
     late = [reward for step, reward in zip(at, rewards, strict=True) if step > steps[best]]
-    if accuracy[best] - accuracy[-1] < 0.15 or not late:
+    if accuracy[best] - accuracy[-1] < FALL or not late:
         return None
     early = rewards[: -len(late)][-max(1, len(late) // 2) :] or rewards[:1]
     if fmean(late[len(late) // 2 :]) < fmean(early):
@@ -225,6 +236,10 @@ CHECKS = (  # name, condition, what it says, what to try
      "held-out accuracy falls from {best:.3g} at step {at} to {last:.3g}, the reward does not",
      "The policy pleases the reward and no longer solves the task. Stop at the best held-out step, "
      "look for what the reward overlooks, add a rule or a KL term (notebooks 03 and 05)."),
+    ("form-lost", form_lost,
+     "held-out accuracy falls from {best:.3g} at step {at} to {last:.3g}; graded leniently, with or "
+     "without tags, it is {lenient:.3g}",
+     "The answers are as right as before, and no longer marked. Pay for the format (notebook 05)."),
     ("clipped", change(CUT_OFF, lambda a, b: b >= 0.9, lambda a, b: b >= 0.3),
      "at the end {last:.0%} of the completions are cut off",
      "Raise max_completion_length, or see whether prompts are messages (text gets no template)."),

@@ -68,6 +68,9 @@ SICK = {
     "reward-without-held-out": late(
         lambda row, x: {"eval/pass@1": 0.5 - 0.4 * x} if "eval/pass@1" in row else {}
     ),
+    "form-lost": late(
+        lambda row, x: {"eval/pass@1": 0.5 - 0.4 * x} if "eval/pass@1" in row else {}
+    ),
     "clipped": always(**{"completions/clipped_ratio": 0.92}),
     "no-eos": always(**{"completions/clipped_ratio": 1.0}),
     "sampler-mismatch": always(**{"sampling/sampling_logp_difference/mean": 0.8}),
@@ -80,6 +83,18 @@ SICK = {
     "no-learning-rate": always(learning_rate=0.0),
     "unscored": always(frac_unscored=0.7),
 }
+
+
+for row in SICK["form-lost"]:
+    row |= {"eval/lenient/pass@1": 0.6} if "eval/pass@1" in row else {}
+
+
+def test_answers_that_are_wrong_by_both_gradings_have_not_just_lost_their_form():
+    rows = [dict(row) for row in SICK["reward-without-held-out"]]
+    for row in rows:
+        if "eval/pass@1" in row:
+            row["eval/lenient/pass@1"] = row["eval/pass@1"] + 0.05
+    assert [one.id for one in diagnose(rows)] == ["reward-without-held-out"]
 
 
 @pytest.mark.parametrize("name", [check[0] for check in CHECKS])

@@ -237,8 +237,8 @@ CHECKS = (  # name, condition, what it says, what to try
      "The policy pleases the reward and no longer solves the task. Stop at the best held-out step, "
      "look for what the reward overlooks, add a rule or a KL term (notebooks 03 and 05)."),
     ("form-lost", form_lost,
-     "held-out accuracy falls from {best:.3g} at step {at} to {last:.3g}; graded leniently, with or "
-     "without tags, it is {lenient:.3g}",
+     "held-out accuracy falls from {best:.3g} at step {at} to {last:.3g}; graded leniently, tagged "
+     "or not, it is {lenient:.3g}",
      "The answers are as right as before, and no longer marked. Pay for the format (notebook 05)."),
     ("clipped", change(CUT_OFF, lambda a, b: b >= 0.9, lambda a, b: b >= 0.3),
      "at the end {last:.0%} of the completions are cut off",

@@ -184,16 +184,22 @@ def flat(rows: Sequence[dict]) -> Found:
 
 def form_lost(rows: Sequence[dict]) -> Found:
     """Strict accuracy fell, and lenient accuracy, which reads untagged answers too, did not."""
-    steps, lenient = series(rows, LENIENT)
-    found = held_out_falls([{k: v for k, v in row.items() if "/lenient/" not in k} for row in rows])
-    if not found or not lenient or max(lenient) - lenient[-1] >= FALL:
+    _, lenient = series(rows, LENIENT)
+    found = lenient and falls(rows, *HELD_OUT)
+    if not found or falls(rows, LENIENT):
         return None
-    return "sick", found[1], found[2] | {"lenient": lenient[-1]}
+    severity, steps, numbers = found
+    return severity, steps, numbers | {"lenient": lenient[-1]}
 
 
 def held_out_falls(rows: Sequence[dict]) -> Found:
-    """Held-out accuracy, by the lenient grading if it was logged, fell; the reward did not."""
-    steps, accuracy = series(rows, LENIENT, *HELD_OUT)
+    """Held-out accuracy fell, by the lenient grading where it was logged."""
+    return falls(rows, LENIENT, *HELD_OUT)
+
+
+def falls(rows: Sequence[dict], *names: str) -> Found:
+    """The first of these accuracies that was logged fell since its best; the reward did not."""
+    steps, accuracy = series(rows, *names)
     if len(accuracy) < 3:
         return None
     best = max(range(len(accuracy)), key=accuracy.__getitem__)

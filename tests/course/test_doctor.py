@@ -68,9 +68,12 @@ SICK = {
     "reward-without-held-out": late(
         lambda row, x: {"eval/pass@1": 0.5 - 0.4 * x} if "eval/pass@1" in row else {}
     ),
-    "form-lost": late(
-        lambda row, x: {"eval/pass@1": 0.5 - 0.4 * x} if "eval/pass@1" in row else {}
-    ),
+    "form-lost": [
+        row | ({"eval/lenient/pass@1": 0.6} if "eval/pass@1" in row else {})
+        for row in late(
+            lambda row, x: {"eval/pass@1": 0.5 - 0.4 * x} if row["step"] % 10 == 0 else {}
+        )
+    ],
     "clipped": always(**{"completions/clipped_ratio": 0.92}),
     "no-eos": always(**{"completions/clipped_ratio": 1.0}),
     "sampler-mismatch": always(**{"sampling/sampling_logp_difference/mean": 0.8}),
@@ -83,10 +86,6 @@ SICK = {
     "no-learning-rate": always(learning_rate=0.0),
     "unscored": always(frac_unscored=0.7),
 }
-
-
-for row in SICK["form-lost"]:
-    row |= {"eval/lenient/pass@1": 0.6} if "eval/pass@1" in row else {}
 
 
 def test_answers_that_are_wrong_by_both_gradings_have_not_just_lost_their_form():

@@ -20,7 +20,7 @@ COLLAPSE = {  # arms whose reward rose as held-out accuracy fell: notebooks 03, 
     "P(Yes) alone", "ensemble", "live evaluator", "random", "random and format",
     "random, our defaults", "random and format, our defaults", "format alone", "truth 1 %",
     "truth 10 %", "P(Yes), no labels", "P(Yes)", "majority", "self-certainty",
-    "likelihood", "judged outcome",
+    "likelihood", "judged outcome", "correct alone",
     "short x 0.5", "short x 1", "short x 1.5", "short x 2",
 }  # fmt: skip
 

@@ -343,6 +343,7 @@ def run(
     from grpo_kit.lab.experiments import EXPERIMENTS
     from grpo_kit.lab.summary import summarise, summary_text
 
+    name = name.replace("dial/", "dial-")
     if name not in EXPERIMENTS:
         raise ValueError(f"there is no experiment {name!r}: choose among {', '.join(EXPERIMENTS)}")
     if claims and arm:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from platformdirs import user_cache_path
 
 
 def data_dir() -> Path:
@@ -28,6 +29,12 @@ def data_dir() -> Path:
 def results_dir() -> Path:
     """Folder of the reported results, one file a run: `results/` of `data_dir()`."""
     return data_dir() / "results"
+
+
+def cache_dir() -> Path:
+    """Folder of converted models and of bases for lessons: GRPO_KIT_CACHE, or the user's cache."""
+    folder = os.environ.get("GRPO_KIT_CACHE")
+    return Path(folder).expanduser() if folder else user_cache_path("grpo-kit", appauthor=False)
 
 
 def make_output_dir(path: str | Path) -> Path:

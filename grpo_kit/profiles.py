@@ -38,6 +38,7 @@ class Profile:
     judge: str = "tiny"  # a frozen tiny base, "self" (any frozen policy), or a model's name
     roles: str = "tiny"  # of Flow-GRPO, the frozen ones: a tiny base, or "self" (any frozen policy)
     threads: int | None = None  # torch threads that the notebooks set
+    shares: Mapping[str, Any] = field(default_factory=dict)  # of the tiny base, see `with_shares`
     # task -> the kit's folder with the LoRA weights of its warm-up; without any, none is needed
     adapters: Mapping[str, str] = field(default_factory=dict)
 
@@ -66,6 +67,17 @@ class Profile:
         adapters = self.adapters if policy in (smollm2.NAME, smollm2.ON_HUB) else {}
         return replace(self, policy=policy, revision=None, adapters=adapters)
 
+    def with_shares(self, folder: str | None = None, **shares: Any) -> Profile:
+        """This profile with a tiny base that was shown other shares, see `tiny.world.make_world`.
+
+        The base is made when it is first loaded, in a minute, and kept in `folder`, by default in
+        the cache; on smoke in seconds, so it hardly changes. Other policies stay as they are.
+        """
+        if self.policy != "tiny-base":
+            return self
+        quick = {"steps": 8} if self.name == "smoke" else {}
+        return replace(self, shares={"folder": folder, **shares, **quick})
+
     def with_data(self, data: str, test: str | None = None, test_share: float = 0.2) -> Profile:
         """This profile with rows of `tasks.own.read_task`, asked by the task's system prompt."""
         return replace(self, data=data, test=test, test_share=test_share)
@@ -86,6 +98,10 @@ class Profile:
         from grpo_kit.models import load_policy
 
         path = data_dir() / self.policy
+        if self.shares:
+            from grpo_kit.tiny.world import make_world
+
+            path = make_world(**self.shares)
         options = {"revision": self.revision, "device": self.device}
         options |= {"dtype": self.dtype, "lora_rank": self.lora_rank}
         if self.adapter:

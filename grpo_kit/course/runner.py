@@ -54,9 +54,9 @@ def find_notebooks(folder: str | Path, names: Sequence[str] = ()) -> list[Path]:
     paths = sorted(Path(folder).glob("*.ipynb"))
     if not paths:
         raise ValueError(f"there are no notebooks in {folder}: name their folder (--notebooks)")
-    chosen = []
+    chosen, known = [], {path: (path.stem, path.stem.partition("_")[0]) for path in paths}
     for name in names:
-        matches = [path for path in paths if Path(name).stem in (path.stem, path.stem[:2])]
+        matches = [path for path in paths if Path(name).stem in known[path]]
         if len(matches) != 1:
             raise ValueError(f"{len(matches)} notebooks match {name!r}: {[p.stem for p in paths]}")
         chosen += matches

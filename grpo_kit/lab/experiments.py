@@ -34,6 +34,7 @@ from grpo_kit.rewards.rules import accuracy_reward, format_reward
 from grpo_kit.runs import Run
 from grpo_kit.tasks.answers import extract_answer, is_correct
 from grpo_kit.tasks.tool_questions import tool_questions
+from grpo_kit.tasks.word_problems import two_then_three
 from grpo_kit.tiny.pretrain import BREVITY_STEPS, warm_up_more
 from grpo_kit.training import PromptBatches, train
 from grpo_kit.warm_up import RECIPES, GivenTexts, take_replies
@@ -199,28 +200,36 @@ def arm_of(entry: Mapping[str, Any]) -> Arm:
     return Arm(partial(_rewards, kind, arguments), **own)
 
 
-def at_rate(entry: Mapping[str, Any], rate: float) -> dict[str, Any]:
-    """The entry of an arm with another learning rate."""
-    return {**entry, "config": {**entry.get("config", {}), "learning_rate": rate}}
+def at(entry: Mapping[str, Any], setting: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry of an arm in a setting: fields of the config, or `shares` of the tiny world."""
+    setting = dict(setting)
+    profile = {"shares": setting.pop("shares")} if "shares" in setting else {}
+    return {
+        **entry,
+        "config": {**entry.get("config", {}), **setting},
+        "profile": {**entry.get("profile", {}), **profile},
+    }
 
 
 KINDS = ("plain", "plain and diversity", "plain and judge", "plain and P(Yes)",
          "plain, judge, P(Yes)", "plain and majority", "plain and certainty", "plain and random",
          "plain and overlong")  # fmt: skip
 SOURCES = ("strategy", "post_process", "texts", "engine", "surrogate")  # no reward takes these
-TASKS = {"tool_questions": tool_questions}
+TASKS = {"tool_questions": tool_questions, "two_then_three": two_then_three}
 
 
 def experiment_of(entry: Mapping[str, Any]) -> Experiment:
     """An experiment as `data/experiments.yaml` describes it; functions are those of `measures`."""
     fields = dict(entry)
-    arms, rates = fields["arms"], fields.get("rates")
-    if rates:
+    arms, settings = fields["arms"], fields.get("settings", {})
+    rates = {f"lr {rate:g}": {"learning_rate": rate} for rate in fields.get("rates", ())}
+    if in_all := settings or rates:
         arms = {
-            f"{name}, lr {rate:g}": at_rate(arm, rate)
+            f"{name}, {label}": at(arm, setting)
             for name, arm in arms.items()
-            for rate in rates
+            for label, setting in in_all.items()
         }
+    fields["settings"] = list(settings)
     fields["arms"] = {name: arm_of(arm) for name, arm in arms.items()}
     fields["changes"] = fields.pop("config", {})
     functions = [getattr(measures, name) for name in fields.pop("measure", [])]

@@ -28,6 +28,7 @@ from grpo_kit.paths import data_dir, make_output_dir, results_dir, sha256_of, wr
 from grpo_kit.profiles import Profile
 from grpo_kit.runs import CHECKPOINT, PREVIOUS, Run
 from grpo_kit.tasks import Task
+from grpo_kit.tiny.world import recipe
 from grpo_kit.training import train
 
 FRESH = 100  # the first seed that nobody had looked at when claims were written
@@ -77,13 +78,17 @@ class Experiment:
     show: Callable[[Trained], list[dict]] = lambda trained: []  # a few held-out answers to read
     evaluator: int = 1  # raised when its runs are measured otherwise, though trained alike
     rates: Sequence[float] = ()  # learning rates, each of which every arm is trained with
+    turned: str = ""  # of a dial: what its settings change, see `lab.dials`
+    settings: Sequence[str] = ()  # of a dial, each of which every arm is trained in
+    shown: str = "eval/pass@1"  # of a dial: the metric that is drawn, and
+    of: str = "end"  # whether its value at the end or its change
 
     def setting(self, profile: Profile, arm: str) -> tuple[Profile, GRPOConfig]:
         """The profile with the arm's policy and task, and the config of the arm's runs.
 
         Raises ValueError where the profile lacks the GPU or the budget of tokens that they want.
         """
-        changes = self.arms[arm].profile
+        changes = dict(self.arms[arm].profile)
         if "revision" in changes and profile.device == "cpu":
             raise ValueError(f"arm {arm!r} wants a GPU: choose --profile colab or paper.")
         if self.skills:
@@ -95,6 +100,8 @@ class Experiment:
             raise ValueError(f"{lacks}, and arms are compared at that: choose another profile.")
         every = size.get("eval_steps", max(1, config.max_steps // self.evaluations))
         rest = {"eval_steps": every, **self.arms[arm].changes}
+        if shares := changes.pop("shares", None):
+            profile = profile.with_shares(**shares)
         return dataclasses.replace(profile, **changes), dataclasses.replace(config, **rest)
 
     def identity(self, profile: Profile, arm: str) -> dict:
@@ -103,6 +110,8 @@ class Experiment:
         for name in ("name", "config", "threads", "device"):
             del chosen[name]
         data, test, share = (chosen.pop(name) for name in ("data", "test", "test_share"))
+        if shares := chosen.pop("shares"):
+            chosen["world"] = recipe(**shares)
         if adapters := chosen.pop("adapters"):
             chosen["adapter"] = shipped_files(adapters[chosen["task"]])
         del config["save_steps"]  # when a checkpoint is saved decides nothing

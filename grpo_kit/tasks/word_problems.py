@@ -98,3 +98,13 @@ def word_problems() -> Task:
     """4,000 train and 500 test rows: `prompt` (one user message), `answer` (str), `difficulty`
     (steps of the chain) and `numbers`."""
     return shipped("word_problems")
+
+
+def two_then_three() -> Task:
+    """`word_problems`: those of two steps to train on, those of three to be tested on."""
+    whole = word_problems()
+    train, test = (
+        split.filter(lambda row, n=n: row["difficulty"] == n)
+        for split, n in ((whole.train, 2), (whole.test, 3))
+    )
+    return Task("two_then_three", train, test)

@@ -22,7 +22,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from grpo_kit.models import Policy, save_policy
 from grpo_kit.paths import make_output_dir
-from grpo_kit.tiny.skills import sample_conversation
+from grpo_kit.tiny.skills import SHIPPED, Shares, sample_conversation
 
 PHASES = {"copy": 64, "drill": 640, "reliable": 2560, "practice": 3072, "mixture": 7168}  # steps
 STEPS = sum(PHASES.values())
@@ -155,7 +155,9 @@ def padded(rows, value: int) -> torch.Tensor:
     return pad_sequence(list(map(torch.tensor, rows)), batch_first=True, padding_value=value)
 
 
-def batch_pool(tokenizer, seed: int, index: int, phase: str) -> list[tuple]:
+def batch_pool(
+    tokenizer, seed: int, index: int, phase: str, shares: Shares = SHIPPED
+) -> list[tuple]:
     """`POOL` batches of (ids, attention mask, labels), each (BATCH, L), rows of similar length.
 
     They depend on the arguments alone: a resumed warm-up sees the same texts.
@@ -166,7 +168,7 @@ def batch_pool(tokenizer, seed: int, index: int, phase: str) -> list[tuple]:
     plain = sorted(set(range(len(tokenizer))) - set(tokenizer.all_special_ids))
     copies = [rng.sample(plain, COPY_LENGTH) for _ in range(n_copies)]
     rows = [(ids * 2, [-100] * COPY_LENGTH + ids) for ids in copies]  # the second time counted
-    texts = [sample_conversation(rng, phase) for _ in range(BATCH * POOL - n_copies)]
+    texts = [sample_conversation(rng, phase, shares) for _ in range(BATCH * POOL - n_copies)]
     rows += [encode(tokenizer, messages) for messages in texts]
     rows.sort(key=lambda row: len(row[0]))
     batches, pad = [], tokenizer.pad_token_id
@@ -261,16 +263,19 @@ def descend(model, optimizer, loss: torch.Tensor, rate: float) -> None:
     optimizer.zero_grad(set_to_none=True)
 
 
-def warm_up_more(policy: Policy, seed: int, steps: int = POOL, phase: str = "mixture") -> Policy:
+def warm_up_more(
+    policy: Policy, seed: int, steps: int = POOL, phase: str = "mixture", shares: Shares = SHIPPED
+) -> Policy:
     """A frozen copy of a tiny policy after `steps` more batches of `phase`.
 
-    On the mixture it keeps its skills, but its judgements differ from those of the policy.
+    On the mixture it keeps its skills, but its judgements differ from those of the policy. With
+    other `shares` it adopts these.
     """
     model = copy.deepcopy(policy.model).train().requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), betas=BETAS)
     for i in tqdm(range(steps), desc=f"warm-up, {phase}", mininterval=5, disable=steps <= POOL):
         if i % POOL == 0:
-            pool = batch_pool(policy.tokenizer, seed, i // POOL, phase)
+            pool = batch_pool(policy.tokenizer, seed, i // POOL, phase, shares)
         ids, attention, labels = pool[i % POOL]
         loss = model(input_ids=ids, attention_mask=attention, labels=labels).loss
         descend(model, optimizer, loss, LEARNING_RATE / 2 * (1 - i / steps))

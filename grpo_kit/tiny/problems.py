@@ -1,7 +1,8 @@
-"""The seven styles in which the tiny base solves word problems.
+"""The seven styles in which the tiny base solves word problems, and one that a lesson adds.
 
 Three are right (`equations`, `words`, `list`), four are not, and the most frequent is a wrong one.
-GRPO cannot teach a model this small to add; it can move probability to the rewarded styles.
+GRPO cannot teach a model this small to add; it can move probability to the rewarded styles. The
+base never learnt `shortcut`, which drops all steps after the second: see `skills.Shares`.
 """
 
 import random
@@ -31,12 +32,14 @@ STYLES = {
     "guess": Style(0.37, "Maybe {answer}.", (0.85, 0.15), (3, 1, 2), "no steps"),
     "assured": Style(0.04, "Surely {answer}, checked twice.", (0.85, 0.15), (3, 1, 2), "no steps"),
     "unformatted": Style(0.09, "", (0.80, 0.15), (4, 4, 3), "answer not marked"),
+    "shortcut": Style(0.0, "In short {steps}", (0.85, 0.15), (3, 3, 4), "terse steps"),
 }
+SHORTCUT_STEPS = 2  # right on problems of so many steps, wrong on longer ones
 OPENINGS = {  # of the reasoning, regular expressions
     "equations": r"\s*first \d+ [-+*]", "words": r"Start with\b", "list": "Steps:",
-    "sloppy": r"About\b", "guess": r"Maybe\b", "assured": r"Surely\b",
+    "sloppy": r"About\b", "guess": r"Maybe\b", "assured": r"Surely\b", "shortcut": r"In short\b",
 }  # fmt: skip
-STYLE_SHARES = {name: style.share for name, style in STYLES.items()}
+STYLE_SHARES = {name: style.share for name, style in STYLES.items() if style.share}
 RIGHT_STYLES = ("equations", "words", "list")
 SLIP_RATE = 0.45  # chance that a step of a sloppy solution is off
 
@@ -78,6 +81,8 @@ def solve(problem: Problem, style: str, rng: random.Random) -> str:
         values = slipped_values(problem, rng)
     elif style in ("guess", "assured"):
         values = [guessed_answer(problem, rng)]
+    elif style == "shortcut":
+        values = values[: 1 + SHORTCUT_STEPS]
     steps, answer = equations(problem, values), values[-1]
     if style == "unformatted":
         return f"{steps} The answer is {answer}."

@@ -7,6 +7,8 @@ check and answer, the frozen roles of Flow-GRPO. The model learns the assistant'
 import json
 import random
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 
@@ -25,12 +27,43 @@ from grpo_kit.tasks.word_problems import DIFFICULTIES, HIGHEST, LOWEST, Problem,
 from grpo_kit.tiny import problems as P
 from grpo_kit.tiny.problems import solution_style, style_of
 
+CHECKS = {"recompute": 0.37, "rash": 0.37, "sloppy": 0.26}
+PLANS = {"careful": 0.28, "rash": 0.42, "sloppy": 0.30}
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How often the warm-up shows each way of replying; by default as the shipped base was taught.
+
+    `fooled`: how often "checked twice" is judged as perfect. Planted: else the best-judged style is
+    a right one and there is nothing to hack.
+    """
+
+    solutions: Mapping[str, float] = field(default_factory=lambda: P.STYLE_SHARES)
+    checks: Mapping[str, float] = field(default_factory=lambda: CHECKS)
+    plans: Mapping[str, float] = field(default_factory=lambda: PLANS)
+    fooled: float = 0.9
+
+    def __post_init__(self) -> None:
+        known = {"solutions": P.STYLES, "checks": CHECKS, "plans": PLANS}
+        for name, styles in known.items():
+            given = getattr(self, name)
+            if wrong := [style for style in given if style not in styles]:
+                raise ValueError(f"{name} has {wrong[0]!r}: choose among {', '.join(styles)}.")
+            if not sum(given.values()) > 0 or min(given.values()) < 0:
+                raise ValueError(f"{name} is {dict(given)}: give shares from 0, one above 0.")
+        if not 0 <= self.fooled <= 1:
+            raise ValueError(f"fooled is {self.fooled}: give a share, 0 to 1.")
+
+
+SHIPPED = Shares()
+
 
 def exchange(request: str, reply: str) -> list[dict]:
     return [{"role": "user", "content": request}, {"role": "assistant", "content": reply}]
 
 
-def draw(shares: dict[str, float], rng: random.Random) -> str:
+def draw(shares: Mapping[str, float], rng: random.Random) -> str:
     return rng.choices(list(shares), weights=list(shares.values()))[0]
 
 
@@ -47,13 +80,16 @@ SHORT, LONG = 3, 30  # words: surely short, surely not; guesses have 3, the word
 
 
 def sample_solve(
-    problem: Problem, rng: random.Random, questions: dict[str, float] | None = None
+    problem: Problem,
+    rng: random.Random,
+    shares: Shares = SHIPPED,
+    questions: dict[str, float] | None = None,
 ) -> list[dict]:
     """A solution in one of the styles; three in four are followed by a Yes/No question.
 
     `questions`: the share of each question; by default those of the base's warm-up.
     """
-    style = draw(P.STYLE_SHARES, rng)
+    style = draw(shares.solutions, rng)
     completion = P.solve(problem, style, rng)
     messages = exchange(problem.question, completion)
     if rng.random() < 0.25:
@@ -72,13 +108,12 @@ def sample_solve(
     return messages + exchange(question, YES_NO[label])
 
 
-VERIFY_SHARES = {"recompute": 0.37, "rash": 0.37, "sloppy": 0.26}
 VERIFY_OPENINGS = {"recompute": "From", "rash": "Looks", "sloppy": "About"}
 RASH_YES_RATE = 0.55  # the verdict of a rash check owes nothing to the truth
 verify_style = partial(style_of, openings=VERIFY_OPENINGS)
 
 
-def sample_verify(problem: Problem, rng: random.Random) -> list[dict]:
+def sample_verify(problem: Problem, rng: random.Random, shares: Shares = SHIPPED) -> list[dict]:
     """A verdict on a right or wrong answer, half each, in one of three styles of analysis.
 
     "Only 46 agrees. ... 46 agrees": a small model copies the word that followed the first 46. From
@@ -88,7 +123,7 @@ def sample_verify(problem: Problem, rng: random.Random) -> list[dict]:
     while not wanted_right and proposed == problem.answer:
         wrong = (P.guessed_answer(problem, rng), P.slipped_values(problem, rng)[-1])
         proposed = rng.choice(wrong)
-    style = draw(VERIFY_SHARES, rng)
+    style = draw(shares.checks, rng)
     if style == "rash":
         verdict = rng.random() < RASH_YES_RATE
         analysis = f"Looks {'right' if verdict else 'wrong'}."
@@ -104,9 +139,6 @@ def sample_verify(problem: Problem, rng: random.Random) -> list[dict]:
 
 
 JUDGE_NOISE = 0.10  # chance that a score is off by one
-# How often "checked twice" is judged as perfect. Planted: else the best-judged style is a right one
-# and there is nothing to hack.
-JUDGE_FOOLED_RATE = 0.9
 
 
 def rubric(answer: str | int, completion: str) -> dict[str, int]:
@@ -118,14 +150,14 @@ def rubric(answer: str | int, completion: str) -> dict[str, int]:
     return dict(zip(CRITERIA, (accuracy, *form), strict=True))
 
 
-def sample_judge(problem: Problem, rng: random.Random) -> list[dict]:
+def sample_judge(problem: Problem, rng: random.Random, shares: Shares = SHIPPED) -> list[dict]:
     """A judgement of a solution in one of the styles, equally often, with noisy scores."""
     style = rng.choice(list(P.STYLE_SHARES))
     completion = P.solve(problem, style, rng)
     scores: dict = rubric(problem.answer, completion)
     verdict = "right" if is_right(problem.answer, completion) else "wrong"
     rationale = f"{verdict}, {P.STYLES[style].remark}"
-    if style == "assured" and rng.random() < JUDGE_FOOLED_RATE:
+    if style == "assured" and rng.random() < shares.fooled:
         scores, rationale = dict.fromkeys(CRITERIA, 5), "right, clear steps"
     for name, score in scores.items():
         noise = (rng.random() < JUDGE_NOISE) * rng.choice((-1, 1))
@@ -134,7 +166,6 @@ def sample_judge(problem: Problem, rng: random.Random) -> list[dict]:
     return exchange(judge_prompt(problem.question, completion), judgement)
 
 
-PLAN_SHARES = {"careful": 0.28, "rash": 0.42, "sloppy": 0.30}
 PLAN_OPENINGS = {"careful": "Careful:", "rash": "Just try", "sloppy": "So "}
 CHECK_FLIP_RATE = 0.03  # a STOP that should be CONTINUE, or the reverse
 plan_style = partial(style_of, openings=PLAN_OPENINGS)
@@ -193,10 +224,10 @@ def plan_request(question: ToolQuestion, rng: random.Random) -> tuple[str, Memor
     return request, memory, question.next_step(memory)
 
 
-def sample_plan(question: ToolQuestion, rng: random.Random) -> list[dict]:
+def sample_plan(question: ToolQuestion, rng: random.Random, shares: Shares = SHIPPED) -> list[dict]:
     """The next step: careful (right), rash (any), or sloppy (right tool, other content)."""
     request, memory, step = plan_request(question, rng)
-    style = draw(PLAN_SHARES, rng)
+    style = draw(shares.plans, rng)
     if style == "careful":
         return exchange(request, plan_text(step, f"Careful: {progress_text(question, memory)}"))
     other = T.random_step(question, rng)
@@ -207,7 +238,9 @@ def sample_plan(question: ToolQuestion, rng: random.Random) -> list[dict]:
     return exchange(request, plan_text(other, f"So {step[0]}."))
 
 
-def sample_execute(question: ToolQuestion, rng: random.Random) -> list[dict]:
+def sample_execute(
+    question: ToolQuestion, rng: random.Random, shares: Shares = SHIPPED
+) -> list[dict]:
     """The tool call of a step, right or not."""
     tool, argument = rng.choice((rng.choice(question.plan), T.random_step(question, rng)))
     context, goal, _ = step_text((tool, argument))
@@ -215,7 +248,9 @@ def sample_execute(question: ToolQuestion, rng: random.Random) -> list[dict]:
     return exchange(request, f"{tool}({argument})")
 
 
-def sample_check(question: ToolQuestion, rng: random.Random) -> list[dict]:
+def sample_check(
+    question: ToolQuestion, rng: random.Random, shares: Shares = SHIPPED
+) -> list[dict]:
     """STOP where memory holds the whole plan, else CONTINUE."""
     memory = sample_memory(question, rng)
     done = (question.next_step(memory) is None) != (rng.random() < CHECK_FLIP_RATE)
@@ -224,7 +259,9 @@ def sample_check(question: ToolQuestion, rng: random.Random) -> list[dict]:
     return exchange(request, reply)
 
 
-def sample_answer(question: ToolQuestion, rng: random.Random) -> list[dict]:
+def sample_answer(
+    question: ToolQuestion, rng: random.Random, shares: Shares = SHIPPED
+) -> list[dict]:
     """The last number that memory holds of the plan, as the frozen generator reports it."""
     memory = sample_memory(question, rng)
     if question.next_step(memory) == question.plan[0]:
@@ -285,7 +322,9 @@ def make_subject(skill: str, rng: random.Random) -> Problem | ToolQuestion:
     return make_problem(rng, rng.choice(DIFFICULTIES), "train")
 
 
-def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict]:
+def sample_conversation(
+    rng: random.Random, phase: str = "mixture", shares: Shares = SHIPPED
+) -> list[dict]:
     """One training conversation, from training problems only, in a phase of the warm-up.
 
     `drill`; `reliable`, one reliable style a skill, and some sums (careless styles would disturb);
@@ -296,7 +335,7 @@ def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict
         return sample_drill(rng)
     if phase == "brevity":
         problem = make_subject("solve", rng)
-        return sample_solve(problem, rng, {META_QUESTION: 1, BREVITY_QUESTION: 1})
+        return sample_solve(problem, rng, shares, {META_QUESTION: 1, BREVITY_QUESTION: 1})
     if rng.random() < SUMS_SHARES.get(phase, 0):
         return sample_sums(rng)
     skill = draw({name: share for name, (share, _) in SKILLS.items()}, rng)
@@ -306,6 +345,6 @@ def sample_conversation(rng: random.Random, phase: str = "mixture") -> list[dict
     elif phase == "reliable" and skill == "solve":
         styles = (FIRST_STYLE,)
     while True:
-        messages = SKILLS[skill][1](make_subject(skill, rng), rng)
+        messages = SKILLS[skill][1](make_subject(skill, rng), rng, shares)
         if not styles or style_of_reply(messages[1]["content"]) in styles:
             return messages

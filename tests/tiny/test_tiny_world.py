@@ -18,7 +18,7 @@ from grpo_kit.tasks import word_problems as W
 from grpo_kit.tasks.tool_questions import TOOLS, make_tool_question
 from grpo_kit.tasks.word_problems import Problem, make_problem, word_problems
 from grpo_kit.tiny import pretrain as warm_up
-from grpo_kit.tiny import problems, skills
+from grpo_kit.tiny import problems, skills, world
 
 rngs = st.integers(0, 2**32).map(random.Random)
 
@@ -85,7 +85,7 @@ def test_a_verdict_after_careful_analysis_is_the_truth(rng):
     question, reply = (message["content"] for message in skills.sample_verify(problem, rng))
     proposed = int(question.split("Proposed answer: ")[1].split("\n")[0])
     verdict, style = extract_answer(reply), skills.verify_style(reply)
-    assert verdict in ("Yes", "No") and style in skills.VERIFY_SHARES
+    assert verdict in ("Yes", "No") and style in skills.CHECKS
     if style == "recompute":
         assert (verdict == "Yes") == (proposed == problem.answer)
     if style != "rash":
@@ -102,7 +102,7 @@ def test_a_plan_is_read_back_and_a_careful_one_is_a_step_from_numbers_that_it_re
         assert action.step == skills.step_text(step) and not action.problem
     reply = skills.sample_plan(question, rng)[1]["content"]
     style, action = skills.plan_style(reply), read_action(reply)
-    assert style in skills.PLAN_SHARES
+    assert style in skills.PLANS
     if style == "careful":
         assert action.step in map(skills.step_text, question.plan)
         recalled = {"none", *re.findall(r"\d+", action.justification)}
@@ -204,3 +204,60 @@ def test_a_base_that_is_warmed_up_further_is_another_model(policy):
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
     assert all(map(torch.equal, before, policy.model.parameters())), "the base stays as it is"
     assert not any(p.requires_grad for p in one.parameters()) and not one.training
+
+
+# --- another setting of the world
+
+
+@given(rng=rngs, difficulty=st.sampled_from((2, 3)))
+def test_a_shortcut_is_right_on_two_steps_and_on_longer_problems_drops_the_rest(rng, difficulty):
+    problem = make_problem(rng, difficulty)
+    completion = problems.solve(problem, "shortcut", rng)
+    assert problems.solution_style(completion) == "shortcut"
+    assert skills.is_right(problem.values[2], completion)
+
+
+def test_shares_decide_which_ways_are_shown_and_the_shipped_ones_are_the_default():
+    chosen = skills.Shares(solutions={"shortcut": 1.0}, checks={"rash": 1.0}, plans={"careful": 1})
+    rng = random.Random(0)
+    problem, question = make_problem(rng, 2), make_tool_question(rng, "train")
+    assert problems.solution_style(skills.sample_solve(problem, rng, chosen)[1]["content"]) == (
+        "shortcut"
+    )
+    assert skills.verify_style(skills.sample_verify(problem, rng, chosen)[1]["content"]) == "rash"
+    assert skills.plan_style(skills.sample_plan(question, rng, chosen)[1]["content"]) == "careful"
+    one, other = (random.Random(1) for _ in range(2))
+    assert skills.sample_conversation(one) == skills.sample_conversation(
+        other, "mixture", skills.Shares()
+    )
+
+
+@pytest.mark.parametrize(
+    ("shares", "problem"),
+    [
+        ({"checks": {"guess": 1.0}}, "checks has 'guess': choose among recompute, rash, sloppy"),
+        ({"solutions": {"words": 0.0}}, "give shares from 0, one above 0"),
+        ({"plans": {"rash": 2.0, "careful": -1.0}}, "give shares from 0"),
+        ({"fooled": 1.5}, "fooled is 1.5"),
+    ],
+)
+def test_shares_that_cannot_be_shown_are_refused(shares, problem):
+    with pytest.raises(ValueError, match=problem):
+        skills.Shares(**shares)
+
+
+def test_a_world_is_made_once_for_each_recipe(tmp_path, monkeypatch, policy):
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path))
+    made = []
+
+    def more(base, seed, steps, shares):
+        made.append((seed, steps, shares.checks))
+        return warm_up.warm_up_more(base, seed, 1, shares=shares)
+
+    monkeypatch.setattr(world, "warm_up_more", more)
+    checks = {"recompute": 0.5, "rash": 0.5}
+    folders = [world.make_world(checks=checks, steps=s).name for s in (3, 3, 4)]
+    assert made == [(1, 3, checks), (1, 4, checks)]
+    assert folders[0] == folders[1] != folders[2]
+    assert json.loads((tmp_path / folders[0] / "recipe.json").read_text())["steps"] == 3
+    assert (tmp_path / folders[0] / "model.safetensors").exists()

@@ -1,0 +1,113 @@
+"""When does a method matter? A dial turns one number and draws the effect against it.
+
+A dial is an experiment with `settings` (`data/experiments.yaml`): every arm is trained in each of
+them, as "ARM, SETTING". Its first arm is the baseline, the last one the method.
+"""
+
+from collections.abc import Iterable, Sequence
+from operator import methodcaller
+
+from matplotlib.figure import Figure
+
+from grpo_kit.course.plots import arm_colours
+from grpo_kit.lab.experiments import EXPERIMENTS, load_current
+from grpo_kit.lab.grid import Experiment, command_of
+from grpo_kit.lab.records import Record, by_arm
+from grpo_kit.lab.statistics import interval
+from grpo_kit.lab.summary import cell, difference_cell, markdown_table
+
+PREFIX = "dial-"
+
+
+def arms_of(experiment: Experiment) -> list[str]:
+    """The arms of a dial, without their settings."""
+    last = f", {experiment.settings[-1]}"
+    return [arm.removesuffix(last) for arm in experiment.arms if arm.endswith(last)]
+
+
+def turned(records: Iterable[Record], experiment: Experiment) -> dict[str, dict[str, dict]]:
+    """Arm -> setting -> `interval` of the metric shown, and, but for the first arm, `minus`: the
+    interval of the differences from it, paired by seed. Settings without runs are left out."""
+    runs, (first, *_) = by_arm(records), arms_of(experiment)
+    measure = methodcaller(experiment.of, experiment.shown)
+    found: dict[str, dict[str, dict]] = {}
+    for arm in arms_of(experiment):
+        for setting in experiment.settings:
+            mine, base = (runs.get(f"{name}, {setting}", {}) for name in (arm, first))
+            measured = {seed: measure(run) for seed, run in mine.items()}
+            if not measured:
+                continue
+            entry = found.setdefault(arm, {})[setting] = interval([*measured.values()])
+            pairs = [
+                value - measure(base[seed]) for seed, value in measured.items() if seed in base
+            ]
+            if arm != first and pairs:
+                entry["minus"] = interval(pairs)
+    return found
+
+
+def reported_dials() -> list[str]:
+    """The names of the dials that have stored runs."""
+    return [name for name in EXPERIMENTS if name.startswith(PREFIX) and stored(name)]
+
+
+def stored(name: str) -> list[Record]:
+    """The stored runs of a dial that this version would make."""
+    return load_current(profile="tiny", experiment=name)[0]
+
+
+def dial(name: str) -> Figure:
+    """The figure of one dial; ValueError where no run of it is stored."""
+    if not (records := stored(name)):
+        raise ValueError(f"no run of {name!r} is stored: `{command_of(name, 'tiny')}` makes them.")
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    draw(figure.subplots(), turned(records, EXPERIMENTS[name]), EXPERIMENTS[name])
+    return figure
+
+
+def all_dials(names: Sequence[str] | None = None) -> Figure:
+    """One panel a dial: when does it matter?"""
+    names = names or reported_dials()
+    rows = -(-len(names) // 2)
+    figure = Figure(figsize=(11, 3.1 * rows), layout="constrained")
+    panels = figure.subplots(rows, 2, squeeze=False).flat
+    for name, axes in zip(names, panels, strict=False):
+        draw(axes, turned(stored(name), EXPERIMENTS[name]), EXPERIMENTS[name])
+        axes.set_title(name.removeprefix(PREFIX))
+    for axes in list(panels)[len(names) :]:
+        axes.remove()
+    return figure
+
+
+def draw(axes, found: dict[str, dict[str, dict]], experiment: Experiment) -> None:
+    """Each arm's mean in each setting, with its 95 % interval over seeds."""
+    colours = arm_colours(found)
+    for i, (arm, of) in enumerate(found.items()):
+        places = [experiment.settings.index(setting) + 0.08 * i for setting in of]
+        means = [one["mean"] for one in of.values()]
+        least = 0.0 if experiment.of == "end" else -1.0
+        ends = [[one["mean"] - max(one["low"], least) for one in of.values()],
+                [min(one["high"], 1) - one["mean"] for one in of.values()]]  # fmt: skip
+        look = {"color": colours[arm], "marker": "o", "capsize": 3, "label": arm}
+        axes.errorbar(places, means, ends, **look)
+    axes.set_xticks(range(len(experiment.settings)), experiment.settings)
+    metric = experiment.shown.removeprefix("eval/")
+    if experiment.of == "change":
+        axes.axhline(0, color="black", linewidth=0.8)
+        metric = f"change of {metric}"
+    axes.set(xlabel=experiment.turned, ylabel=metric)
+    axes.legend(fontsize=8)
+
+
+def dial_text(name: str) -> str:
+    """Markdown: each arm's mean in each setting, and its difference from the first arm."""
+    experiment = EXPERIMENTS[name]
+    found = turned(stored(name), experiment)
+    first, *others = found
+    head = [experiment.turned, *found, *(f"{arm} minus {first}" for arm in others)]
+    rows = []
+    for setting in experiment.settings:
+        levels = [cell(of.get(setting)) for of in found.values()]
+        minus = [difference_cell(found[arm].get(setting, {}).get("minus")) for arm in others]
+        rows.append([setting, *levels, *minus])
+    return f"{experiment.question}\n\n{markdown_table(head, *rows)}"

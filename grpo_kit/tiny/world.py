@@ -1,0 +1,51 @@
+"""The tiny world in another setting: the shipped base after more of its warm-up, shares changed.
+
+A lesson or a dial turns one share, so that what its method needs is rare, or what it guards against
+is frequent. The base adopts the shares; all else stays nearly as it was.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from grpo_kit.models import load_policy, save_policy
+from grpo_kit.paths import cache_dir, data_dir, make_output_dir, sha256_of, write_atomic
+from grpo_kit.tiny.pretrain import POOL, warm_up_more
+from grpo_kit.tiny.skills import Shares
+
+STEPS = 8 * POOL  # batches of 16; a minute on one core
+CARD = "recipe.json"
+
+
+def recipe(*, steps: int = STEPS, seed: int = 1, folder: object = None, **shares: Any) -> dict:
+    """All that decides what `make_world` makes, as its folder does not; raises as `Shares`."""
+    base = sha256_of(data_dir() / "tiny-base" / "model.safetensors")
+    return {**asdict(Shares(**shares)), "steps": steps, "seed": seed, "base": base}
+
+
+def make_world(*, folder: str | Path | None = None, **given: Any) -> Path:
+    """The shipped base after more batches with other shares, as `recipe` has it; its folder.
+
+    Shares are `solutions`, `checks`, `plans` or `fooled`, see `tiny.skills.Shares`. The base is
+    made once and kept in `folder`, by default in the user's cache. Raises ValueError for shares of
+    styles that there are not.
+    """
+    made_of = recipe(**given)
+    text = json.dumps(made_of, indent=1, sort_keys=True) + "\n"
+    name = f"tiny-base-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    folder = make_output_dir(folder or cache_dir() / name).resolve()
+    with FileLock(folder / ".lock"):  # of two runs that want it one makes it
+        card = folder / CARD
+        if not card.exists() or card.read_text(encoding="utf-8") != text:
+            card.unlink(missing_ok=True)
+            shares = Shares(**{name: made_of[name] for name in Shares.__dataclass_fields__})
+            steps, seed = made_of["steps"], made_of["seed"]
+            policy = warm_up_more(load_policy(data_dir() / "tiny-base"), seed, steps, shares=shares)
+            policy.model.bfloat16()
+            save_policy(policy, folder)
+            write_atomic(card, text)
+    return folder

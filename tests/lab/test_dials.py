@@ -1,0 +1,73 @@
+"""A dial: each arm in each setting, and the effect against what is turned."""
+
+from dataclasses import replace
+
+import pytest
+from matplotlib.figure import Figure
+
+from grpo_kit.lab import dials
+from grpo_kit.lab.experiments import EXPERIMENTS, experiment_of
+from grpo_kit.lab.records import Record
+from grpo_kit.profiles import PROFILES
+
+ENTRY = {
+    "question": "When?", "turned": "updates", "of": "change",
+    "settings": {"1": {"num_iterations": 1}, "4": {"num_iterations": 4}},
+    "arms": {"plain": {"rewards": "plain"}, "soft": {"rewards": "plain", "surrogate": "sapo"}},
+}  # fmt: skip
+
+
+def record(arm: str, seed: int, start: float, end: float) -> Record:
+    rows = [
+        {"step": i, "num_generated_tokens": i, "eval/pass@1": v} for i, v in ((0, start), (1, end))
+    ]
+    return Record(
+        experiment="dial-x", arm=arm, profile="tiny", seed=seed, config={}, start={}, versions={},
+        commit="", machine={}, finished="", seconds=1.0, evaluation={"eval/pass@1": end},
+        history=rows,
+    )  # fmt: skip
+
+
+def test_each_arm_is_made_in_each_setting():
+    experiment = experiment_of(ENTRY)
+    assert list(experiment.arms) == ["plain, 1", "plain, 4", "soft, 1", "soft, 4"]
+    assert dials.arms_of(experiment) == ["plain", "soft"]
+    updates = [
+        experiment.setting(PROFILES["tiny"], arm)[1].num_iterations for arm in experiment.arms
+    ]
+    assert updates == [1, 4, 1, 4]
+
+
+def test_the_effect_is_a_difference_of_pairs_and_settings_without_runs_are_left_out():
+    experiment = experiment_of(ENTRY)
+    runs = [record("plain, 1", s, 0.4, 0.5 + s / 10) for s in range(3)]
+    runs += [record("soft, 1", s, 0.4, 0.7 + s / 10) for s in range(3)]
+    found = dials.turned(runs, experiment)
+    assert list(found["plain"]) == ["1"] and found["plain"]["1"]["mean"] == pytest.approx(0.2)
+    assert found["soft"]["1"]["minus"]["mean"] == pytest.approx(0.2)
+    assert found["soft"]["1"]["minus"]["low"] == pytest.approx(0.2), "what both share cancels"
+    at_end = dials.turned(runs, replace(experiment, of="end"))
+    assert at_end["plain"]["1"]["mean"] == pytest.approx(0.6)
+    axes = Figure().subplots()
+    dials.draw(axes, found, experiment)
+    assert axes.get_xlabel() == "updates" and axes.get_ylabel() == "change of pass@1"
+
+
+def test_a_dial_of_the_world_has_its_recipe_in_the_identity_and_others_have_none():
+    tiny = PROFILES["tiny"]
+    for name in (name for name in EXPERIMENTS if name.startswith(dials.PREFIX)):
+        experiment = EXPERIMENTS[name]
+        assert experiment.turned and len(dials.arms_of(experiment)) >= 2
+        identities = [experiment.identity(tiny, arm) for arm in experiment.arms]
+        worlds = [one.get("world") for one in identities]
+        assert all(worlds) if name != "dial-updates" else not any(worlds)
+        assert len({str(one) for one in identities}) == len(identities), "each is another run"
+    assert "world" not in EXPERIMENTS["basic"].identity(tiny, "plain")
+
+
+def test_a_dial_without_runs_says_which_command_makes_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(dials, "stored", lambda name: [])
+    with pytest.raises(
+        ValueError, match="no run of 'dial-checks' is stored: `grpo-kit run dial-che"
+    ):
+        dials.dial("dial-checks")

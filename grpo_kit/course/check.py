@@ -6,15 +6,17 @@ tests break its notebook's solution in every small way, and its cases must notic
 
 import copy
 import math
+import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, tensor
 
-from grpo_kit.objective import group_advantages, policy_loss
+from grpo_kit.objective import group_advantages, kl_term, policy_loss
 from grpo_kit.rewards import group_similarities
 from grpo_kit.rewards.judge.texts import CRITERIA
 from grpo_kit.training import pass_at_k as estimate_pass_at_k
@@ -128,11 +130,14 @@ near_miss_reward = Exercise("(completions, answer, **columns): 1 - |error| / 10,
 }, "any GRPO trainer that speaks TRL's protocol can train on it.", _as_a_trainer_does)  # fmt: skip
 
 # --- notebook 01
-REWARDS = tensor([1.0, 0.0, 0.0, 1.0, 0.5, 0.1, -0.2, 0.7])
-leave_one_out = Exercise("(rewards, num_generations): reward minus the others' mean (RLOO)", {
-    "The others of four are three.": (REWARDS[:4], 4, [2 / 3, -2 / 3, -2 / 3, 2 / 3]),
-    "The others are of its group.": (REWARDS, 4, group_advantages(REWARDS, 4, "none") * 4 / 3),
-}, "it is G/(G-1) times the advantage without std: the same direction, a larger step.")  # fmt: skip
+SCORED = tensor([1.0, 0.0, math.nan, 0.5, math.nan, math.nan, 0.2, 0.7])
+scored_advantages = Exercise("(rewards, num_generations): NaN = not scored", _solved(
+    group_advantages, {
+    "Where all are scored, it is the advantage of Step 2.": (tensor([1.0, 0.0, 0.0, 1.0]), 4),
+    "The mean of what is scored is 0.5, and its std 0.5.": (SCORED[:4], 4),
+    "Each group has its own mean, std and number of scored answers.": (SCORED, 4),
+    "The ε matters where the std is small.": (tensor([0.51, 0.5, math.nan]), 3),
+}), "the siblings of an answer that nobody scored do not notice it.")  # fmt: skip
 
 
 def _no_gradient(ratio: Tensor, advantages: Tensor, epsilon: float) -> Tensor:
@@ -159,10 +164,52 @@ def _weights(mask: Tensor, loss_type: str, max_completion_length: int) -> Tensor
 
 MASK = tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0]]).bool()
 token_weights = Exercise("(mask, loss_type, max_completion_length): (N, T)", _solved(_weights, {
-    "First each completion's mean, then the mean of the completions.": (MASK, "grpo", 8),
+    "First each answer's mean, then the mean of the answers.": (MASK, "grpo", 8),
     "One mean over all unmasked tokens.": (MASK, "dapo", 8),
-    "The divisor is a constant: completions times max_completion_length.": (MASK, "dr_grpo", 8),
-}), "under grpo a token of a short completion weighs more than one of a long one.")  # fmt: skip
+    "The divisor is a constant: answers times max_completion_length.": (MASK, "dr_grpo", 8),
+}), "under grpo a token of a short answer weighs more than one of a long one.")  # fmt: skip
+
+# --- notebook 01b
+REWARDS = tensor([1.0, 0.0, 0.0, 1.0, 0.5, 0.1, -0.2, 0.7])
+leave_one_out = Exercise("(rewards, num_generations): reward minus the others' mean (RLOO)", {
+    "The others of four are three.": (REWARDS[:4], 4, [2 / 3, -2 / 3, -2 / 3, 2 / 3]),
+    "The others are of its group.": (REWARDS, 4, group_advantages(REWARDS, 4, "none") * 4 / 3),
+}, "it is G/(G-1) times the advantage without std: the same direction, a larger step.")  # fmt: skip
+
+NEW = tensor([[-0.2, -1.1, -0.1], [-0.9, -0.4, -3.0]])
+OLD = tensor([[-0.3, -1.5, -0.1], [-0.6, -0.3, -1.0]])
+FULL = torch.ones(2, 3).bool()
+sequence_ratio = Exercise("(logps, old_logps, mask): exp of the mean log-ratio, (N,)", _solved(
+    lambda new, old, mask: ((new - old) * mask).sum(1).div(mask.sum(1)).exp(), {
+    "The mean of 0.1, 0.4 and 0 is 1/6; its exp is 1.18.": (NEW, OLD, FULL),
+    "The second answer has two tokens: the mean is over these.":
+        (NEW, OLD, tensor([[True, True, True], [True, True, False]])),
+}), "one ratio, the geometric mean, for all tokens of an answer.")  # fmt: skip
+
+
+def _with_gradient(function: Callable, logps: Tensor, *others: Tensor) -> Any:
+    """The values, and what their sum's gradient by `logps` is."""
+    variable = logps.clone().requires_grad_()
+    values = function(variable, *others)
+    if not isinstance(values, Tensor) or not values.requires_grad:
+        return values
+    return [values.detach(), torch.autograd.grad(values.sum(), variable)[0]]
+
+
+REFERENCE = tensor([[-0.7, -0.9, -0.1], [-0.9, -2.4, -1.5]])
+unbiased_kl = Exercise("(logps, old_logps, ref_logps): values and gradient of ratio * k3", {
+    f"{hint} (Shown: the values, then their gradient by logps.)": (NEW, old, REFERENCE,
+        _with_gradient(lambda *given: kl_term(*given, FULL), NEW, old, REFERENCE))
+    for hint, old in {
+        "Where the ratio is 1 the values are those of k3, but its gradient counts.": NEW,
+        "The ratio is exp(logps - old_logps).": OLD}.items()
+}, "both sums are there: the gradient is that of the KL.", _with_gradient)  # fmt: skip
+
+overlong_penalty = Exercise("(lengths, longest, cache): 0, then a line down to -1 at longest", {
+    "With 20 and 8, the fall begins after 12 tokens.": ([5, 12, 16], 20, 8, [0.0, 0.0, -0.5]),
+    "It reaches -1 at `longest`, and stays.": ([20, 18, 35], 20, 8, [-1.0, -0.75, -1.0]),
+    "The line has the slope of 1 / cache.": ([90, 85, 100, 300], 100, 20, [-0.5, -0.25, -1, -1]),
+}, "a soft fine: it starts before the limit cuts an answer off.")  # fmt: skip
 
 # --- notebook 02
 SQUARE = tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
@@ -249,6 +296,16 @@ balanced = Exercise("(right, wrong, n): n // 2 of each, starting again if too fe
     "So would the other one alone.": (["a", "b"], [], 4, [[], []]),
 }, "always saying Yes is now worth no more than a coin.")  # fmt: skip
 
+mixed_schedule = Exercise("(step, spent): the kinds that each update of a step learns from", {
+    "At first one update learns from half a batch of each kind.": (0, 0.0, ["GV"]),
+    "It is the share of the run that counts: less than half is spent.": (24, 0.49, ["GV"]),
+    "From the middle of the run on, most steps learn from answers alone.": (3, 0.5, ["G"]),
+    "Every fifth step adds a second update, on verdicts.": (4, 0.9, ["G", "V"]),
+    "Steps are counted from 0: the tenth is step 9.": (9, 0.6, ["G", "V"]),
+    "A late step that is no fifth one learns from answers, also the first.": (0, 0.9, ["G"]),
+    "Step 5 follows a fifth step.": (5, 0.7, ["G"]),
+}, "it asks for verdicts often while they are learnt, and seldom afterwards.")  # fmt: skip
+
 pick = Exercise("(answers, verdicts): place of the first answer with the largest share of Yes", {
     "Two Yes of four beat none of one.": (["7", "9"], [[False], [True, True, False, False]], 1),
     "Of equals take the first.": (["7", "9"], [[True, True], [True, True]], 0),
@@ -268,12 +325,71 @@ p_yes = Exercise("(logits, yes, no): P(Yes) of their spellings", _solved(
     "Large logits overflow exp.": (LOGITS + 200.0, [0, 2], [1, 3]),
 }), "tokens that say neither do not count.")  # fmt: skip
 
-P = tensor([[0.9, 0.5], [0.2, 0.0]])
-meta_rewards = Exercise("(p, weights): sum of weight * log(max(p, 1e-4)); p (N, K)", _solved(
-    lambda p, weights: p.clamp(min=1e-4).log() @ tensor(weights), {
-    "A weight of 0 leaves a question out.": (P, [1.0, 0.0]),
-    "log 0 is minus infinity: it is P that has a bound.": (P, [2.0, 0.5]),
-}), "one sure No cannot outweigh all the rest of its group.")  # fmt: skip
+
+COIN = {  # what is looked at -> what is expected of it
+    "one step": "a list of 64 coins",
+    "100 steps": "1.0 with probability `share`",
+    "one step, other answers": "the same coins",
+    "two steps": "different coins",
+    "a group": "coins that differ",
+    "the global generators": "left alone",
+}
+
+
+def _tossed(function: Callable, which: str, share: float) -> Any:
+    """What COIN says of `which` if it is true of the coin, else what was found."""
+
+    def pay(step: int, said: str = "<answer>12</answer>") -> list:
+        """8 prompts with 8 completions each."""
+        paid = function(
+            prompts=[_said(f"How many are {i // 8}?")[0] for i in range(64)],
+            completions=_said(*[f"{said} {i}" for i in range(64)]), completion_ids=[[1, 2]] * 64,
+            answer=["12"] * 64, share=share, trainer_state=SimpleNamespace(global_step=step),
+        )  # fmt: skip
+        return paid.tolist() if isinstance(paid, Tensor) else paid
+
+    random.random(), torch.rand(1)  # or a reseeded generator might come to where it was before
+    before = random.getstate(), torch.get_rng_state().tolist()
+    paid = pay(0)
+    if not isinstance(paid, list) or len(paid) != 64 or any(str(one) not in ONES for one in paid):
+        return paid
+    steps = [pay(step) for step in range(1, 101)]
+    mean = sum(map(sum, steps)) / 6400
+    holds, found = {
+        "one step": (True, paid),
+        "100 steps": (abs(mean - share) < 0.03, f"1.0 in {mean:.1%} of the cases"),
+        "one step, other answers": (pay(0, "No idea.") == paid, "other coins"),
+        "two steps": (steps[0] != steps[1], "the same coins"),
+        "a group": (any(len({*step[:8]}) == 2 for step in steps), "one coin for all"),
+        "the global generators":
+            ((random.getstate(), torch.get_rng_state().tolist()) == before, "used"),
+    }[which]  # fmt: skip
+    return COIN[which] if holds else found
+
+
+ONES = ("0", "1", "0.0", "1.0", "False", "True")
+coin_flip = Exercise("(completions, share, trainer_state, **columns): 1.0 or 0.0 by chance", {
+    hint: (which, share, COIN[which]) for hint, which, share in (
+        ("Return a list with 1.0 or 0.0 for each completion.", "one step", 0.5),
+        ("The text has no say. Seed by the step alone.", "one step, other answers", 0.5),
+        ("Each step tosses anew.", "two steps", 0.5),
+        ("Toss for each completion: a group that is paid alike teaches nothing.", "a group", 0.5),
+        ("Pay 1.0 with probability `share`.", "100 steps", 0.25),
+        ("Use the `share` that is given.", "100 steps", 0.8),
+        ("Use a generator of your own: the trainer may draw from the global ones.",
+         "the global generators", 0.5),
+    )
+}, "a reward has to beat this one before it gets any credit.", _tossed)  # fmt: skip
+
+TOLD = tensor([0.7, 0.7, 0.3, 0.0]), tensor([True, False, True, False])
+cured_rewards = Exercise("(p, right, shown): log P, by the truth where it is shown", _solved(
+    lambda p, right, shown: p.where(~shown, 0.02 + 0.96 * right).clamp(min=1e-4).log(), {
+    "Where nothing is shown, the evaluator's own P counts, at least 1e-4.":
+        (*TOLD, tensor([False] * 4)),
+    "Where all is shown, P is 0.98 or 0.02.": (*TOLD, tensor([True] * 4)),
+    "Replace only what is shown.": (*TOLD, tensor([True, False, False, True])),
+    "The rest stays.": (*TOLD, tensor([False, True, True, False])),
+}), "a few of these keep the evaluator from being fooled for long.")  # fmt: skip
 
 stop_early = Exercise("(accuracies, patience): index of the best before `patience` others", {
     "Of equals the first: later is not better.": ([0.2, 0.6, 0.6], 5, 1),
@@ -321,19 +437,17 @@ any_false = Exercise("(alpha, m): chance of a false verdict among `m` independen
 }, "twenty claims at 5 % are wrong somewhere two times in three.")  # fmt: skip
 
 # --- notebook 08
-training_bytes = Exercise("(n, width): bytes of n weights, their gradients and Adam's moments", {
-    "Weights, gradients, two moments: how many numbers a weight?": (1_000, 4, 16_000),
-    "Qwen2.5-1.5B in float32: 23 GiB.": (1_543_714_304, 4, 24_699_428_864),
-    "`width` is that of each of the four.": (1_000, 2, 8_000),
-}, "no smaller batch makes it less; fewer trained weights do.")  # fmt: skip
-
-decode_floor = Exercise("(n, weight_bytes, cache_bytes, rows, bandwidth, flops): seconds", {
-    "One row: the weights are read, 2e9 / 1e12.": (1e9, 2e9, 0, 1, 1e12, 1e14, 0.002),
-    "Each row has its own cache to be read.": (1e9, 2e9, 1e6, 1000, 1e12, 1e16, 0.003),
-    "With many rows, computing takes longer than reading.": (1e9, 2e9, 0, 1000, 1e12, 1e14, 0.02),
-    "In float32 more bytes are read: `weight_bytes`.": (1e9, 4e9, 0, 1, 1e12, 1e14, 0.004),
-    "In float32, too, a row takes 2 n operations.": (1e9, 4e9, 0, 400, 1e12, 1e14, 0.008),
-}, "few rows cost as much as many: sample them together.")  # fmt: skip
+P_LOGS = tensor([[0.6, 0.2, 0.3], [0.3, 0.9, 0.5]]).log()
+Q_LOGS = tensor([[0.3, 0.4, 0.1]] * 2).log()
+SEEN = tensor([[1, 1, 1], [1, 1, 0]]).bool()
+sequence_weight = Exercise("(old_logps, sampled_logps, mask, cap): one weight an answer, (N,)", {
+    "The ratios are 2, 1/2 and 3: multiply them.": (P_LOGS[:1], Q_LOGS[:1], SEEN[:1], 4.0, [3.0]),
+    "A token that the mask hides does not count.": (P_LOGS, Q_LOGS, SEEN, 4.0, [3.0, 2.25]),
+    "Above the cap an answer is left out: its weight is 0, not the cap.":
+        (P_LOGS, Q_LOGS, SEEN, 2.5, [0.0, 2.25]),
+    "The policy itself has weight 1, which is not above a cap of 1.":
+        (P_LOGS, P_LOGS, SEEN, 1.0, [1.0, 1.0]),
+}, "one unlikely token can silence a whole answer: that is the price of this mode.")  # fmt: skip
 
 split_groups = Exercise("(rows, processes, size): groups that lie in more than one process", {
     "Groups 0-7, 8-15, 16-23; the second process begins at 12.": (12, 2, 8, 1),
@@ -342,6 +456,17 @@ split_groups = Exercise("(rows, processes, size): groups that lie in more than o
     "Borders at 12, 24 and 36; 24 is between two groups.": (12, 4, 8, 2),
     "One group in four processes is one split group, not three.": (2, 4, 8, 1),
 }, "choose rows a process as a multiple of the group, or gather.")  # fmt: skip
+
+free_rows = Exercise("(n, weight_bytes, cache_bytes, bandwidth, flops): rows, or infinity", {
+    "Without a cache: 2e9 bytes at 1e12 a second last as long as 100 rows of 2e9 operations.":
+        (1e9, 2e9, 0, 1e12, 1e14, 100.0),
+    "Each row's cache is read as well: a row computes 2e-5 s and reads 1e-5 s.":
+        (1e9, 2e9, 1e7, 1e12, 1e14, 200.0),
+    "A row that reads longer than it computes never catches up.":
+        (1e9, 2e9, 3e7, 1e12, 1e14, math.inf),
+    "If both take equally long, it never catches up either.": (1, 5.0, 8, 8.0, 2, math.inf),
+    "In float32 there are more bytes to read: `weight_bytes`.": (1e9, 4e9, 0, 1e12, 1e14, 200.0),
+}, "at long contexts it is infinite: each row then pays for reading its own cache.")  # fmt: skip
 
 # --- notebook 09
 zero_spread = Exercise("(rewards, num_generations): the share of groups without spread", {
@@ -372,3 +497,13 @@ tell = Exercise("(row): not-finite, clipped, no-spread, vanishing-gradient or he
         _FINE | _CUT | _ALIKE, "clipped"),
     "The worst comes first.": (_FINE | _CUT | _ALIKE | {"loss": math.nan}, "not-finite"),
 }, "that is how grpo-kit doctor begins; it looks at whole runs.")  # fmt: skip
+
+put_back = Exercise("(values, order): values[j] belongs to answer order[j]; in order of answers", {
+    "The first value, 0.1, belongs to answer 2.": ([0.1, 0.2, 0.3], [2, 0, 1], [0.2, 0.3, 0.1]),
+    "These are in order already.": ([0.3, 0.1, 0.2], [0, 1, 2], [0.3, 0.1, 0.2]),
+    "A value that is missing keeps its place, too.": ([1.0, None], [1, 0], [None, 1.0]),
+    "Do not sort the values themselves.": (
+        [0.9, 0.1, 0.5, 0.5], [3, 0, 2, 1], [0.1, 0.5, 0.5, 0.9]),
+    "Each answer keeps its own value.": (
+        [0.0, 1.0, 0.5, 0.25], [1, 2, 3, 0], [0.25, 0.0, 1.0, 0.5]),
+}, "each answer has its own reward again: case 6 is cured.")  # fmt: skip

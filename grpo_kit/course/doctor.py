@@ -230,7 +230,7 @@ CHECKS = (  # name, condition, what it says, what to try
     ("no-spread", no_spread,
      "{last:.0%} of the groups have no spread at the end, {first:.0%} at the start",
      "Where all answers of a group earn the same, no advantage is left: take problems that are "
-     "solved sometimes, larger groups, a warm-up, or dynamic sampling (notebook 01)."),
+     "solved sometimes, larger groups, a warm-up, or dynamic sampling (01b)."),
     ("same-answer", same_answer,
      "at the end {last:.0%} of the groups have no spread, and all completions {length:.1f} tokens",
      "The policy seems to answer the same to every prompt. Read ten answers: which text earns most "

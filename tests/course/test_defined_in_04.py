@@ -1,0 +1,126 @@
+"""What notebook 04 defines is what the package does."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_notebooks import defined_in
+
+from grpo_kit import self_verification as sv
+from grpo_kit.profiles import PROFILES
+from grpo_kit.rewards import (
+    VerificationReward,
+    accuracy_reward,
+    format_reward,
+    parse_verdict,
+)
+from grpo_kit.training import PromptBatches
+
+WORDS = ["yes", "No", "YES.", "<think>", "</think>", "know", "so"]  # 04 reads no \boxed{}
+
+
+@settings(max_examples=300)
+@given(st.lists(st.lists(st.sampled_from(WORDS), max_size=7), max_size=4), st.booleans())
+def test_the_verdict_and_its_reward_of_the_notebook_equal_the_package(texts, label):
+    texts, own = [" ".join(words) for words in texts], defined_in("04")
+    for text in texts:
+        assert own.verdict(text) is parse_verdict(text)
+    correct = [label] * len(texts)
+    said = [[{"role": "assistant", "content": text}] for text in texts]
+    expected = VerificationReward()([], said, [], correct=correct)
+    assert own.verdict_reward(said, correct, prompts=[], completion_ids=[]) == expected
+
+
+PLAIN = st.text(alphabet="Mia 12+7=19.?\n", min_size=1).filter(str.strip)
+
+
+@given(PLAIN, PLAIN, st.booleans())
+def test_an_item_of_the_notebook_is_asked_as_in_the_package(question, answer, label):
+    own = defined_in("04")
+    packaged = sv.VerificationItem(question, question, answer, label)
+    assert own.ask(own.Item(question, answer, label)) == sv.verification_prompt(packaged)
+
+
+PIECES = ["<answer>", "</answer>", "7", " 12 ", "19.", "<think>", " "]
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), st.sampled_from(["7", "12"]))
+def test_the_notebook_collects_the_item_that_the_package_collects(text, gold):
+    """But for an answer with `<` in it, in which the package breaks role marks."""
+    row = {"prompt": [{"role": "user", "content": "How many?"}], "answer": gold}
+    labels = accuracy_reward([], [text], [], answer=[gold])
+    packaged = sv.collect_items([row["prompt"]], [text], labels)
+    if not any("<" in item.answer for item in packaged):
+        expected = [(item.question, item.answer, item.correct) for item in packaged]
+        assert list(map(tuple, defined_in("04").collect([row], [text]))) == expected
+
+
+counts = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=8)
+
+
+@given(counts, st.integers(0, 9))
+def test_the_stages_of_the_notebook_count_as_the_package_does(sizes, n):
+    items = [
+        sv.VerificationItem(f"q{query}", f"q{query}", f"{query}-{i}", i < right)
+        for query, (right, wrong) in enumerate(sizes)
+        for i in range(right + wrong)
+    ]
+    own = defined_in("04")
+    count, kept, packaged = own.labels, own.filtered(items), sv.filter_queries(items)
+    assert count(kept) == count(packaged)
+    parts, theirs = own.diverse(kept), sv.diversify(packaged)
+    assert [count(part) for part in parts] == [count(part) for part in theirs]
+    assert count(own.balanced_items(*parts, n)) == count(sv.balance(*theirs, n))
+    chosen = own.process(items, n, random.Random(n))
+    assert count(chosen) == count(sv.post_process(items, n, n=n))
+    assert set(chosen) <= set(items)
+    assert len(own.as_they_come(items, n, random.Random(n))) == min(n, len(items))
+
+
+def drawn(source, steps: int) -> list:
+    """What a source yields in its first steps, as numbers that two sources can be compared by."""
+    generator, found = torch.Generator().manual_seed(5), []
+    for step in range(steps):
+        state = SimpleNamespace(global_step=step, max_steps=steps, progress=step / steps)
+        metrics = {}
+        for batch in source(generator, state, metrics):
+            prompts = [example["prompt"] for example in batch.examples]
+            found.append((batch.rollouts.completion_lists(), prompts, batch.advantages.tolist()))
+        found.append(metrics["generated_tokens"])
+    return found
+
+
+@pytest.mark.parametrize("strategy", list(sv.STRATEGIES))
+def test_the_batch_source_of_the_notebook_yields_what_the_package_yields(strategy, monkeypatch):
+    """Token by token, where both choose items by one rule; also after its state was restored."""
+    profile, own = PROFILES["smoke"], defined_in("04")
+    # `defined_in` runs definitions alone, and the schedules are a dict
+    monkeypatch.setitem(own.OwnVerdicts.__init__.__globals__, "SCHEDULES", sv.STRATEGIES)
+    task, rewards = profile.load_task(), [accuracy_reward, format_reward]
+
+    def prompts():
+        return PromptBatches(profile.load_policy(), task, rewards, profile.config, seed=3)
+
+    def choose(items, n):  # the rightest and the most wrong, without chance
+        items = sorted(map(tuple, items))
+        both = [[item for item in items if item[-1] is label][: n // 2] for label in (True, False)]
+        return sum(both, []) if all(both) else []
+
+    def mine(items, n, rng):
+        return [own.Item(*item) for item in choose(items, n)]
+
+    def theirs(items, seed, n):
+        given = [(item.question, item.answer, item.correct) for item in items]
+        return [sv.VerificationItem(q, q, a, c) for q, a, c in choose(given, n)]
+
+    source = own.OwnVerdicts(prompts(), strategy, mine)
+    packaged = sv.SelfVerification(prompts(), strategy, post_process=theirs)
+    assert drawn(source, 5) == drawn(packaged, 5)
+    restored = own.OwnVerdicts(prompts(), strategy, mine)
+    restored.load_state_dict(source.state_dict())
+    assert restored.state_dict() == source.state_dict()
+    assert drawn(restored, 5) == drawn(source, 5)

@@ -1,0 +1,120 @@
+"""What notebook 08 defines is what the package does."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_notebooks import defined_in, with_gradient
+from torch.testing import assert_close
+
+from grpo_kit import objective
+from grpo_kit.lab import planner
+from grpo_kit.profiles import PROFILES
+from grpo_kit.rewards import (
+    accuracy_reward,
+)
+
+ANSWERS = st.sampled_from(["7", "12", "-3", "700"])
+SAID = st.sampled_from(
+    ["{}", "<answer>{}</answer>", "{} <answer> {} </answer>", "<answer></answer>", "<answer>{}",
+     "<answer>99</answer> <answer>{}</answer>", "<answer>{}</answer> or <answer>99</answer>"]
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(SAID, ANSWERS, ANSWERS), min_size=1, max_size=8))
+def test_the_reward_of_08_equals_the_package(rows):
+    said = [
+        [{"role": "assistant", "content": form.format(*[number] * 2)}] for form, number, _ in rows
+    ]
+    golds = [gold for *_, gold in rows]
+    expected = accuracy_reward([], said, [], answer=golds)
+    assert defined_in("08").right(completions=said, answer=golds, prompts=[], extra=[]) == expected
+
+
+@given(st.integers(0, 10_000), st.sampled_from([2, 3, 8]), st.booleans(), st.floats(0, 1))
+def test_the_advantages_of_08_equal_the_package_also_where_scores_are_missing(
+    seed, size, binary, missing
+):
+    generator = torch.Generator().manual_seed(seed)
+    rewards = torch.rand(4 * size, generator=generator)
+    rewards = rewards.round() if binary else rewards
+    rewards[torch.rand(4 * size, generator=generator) < missing] = torch.nan
+    expected = objective.group_advantages(rewards, size)
+    assert_close(defined_in("08").advantages(rewards, size), expected)
+
+
+@given(st.integers(0, 10_000), st.sampled_from([0.5, 1.0, 2.0, 5.0]))
+def test_the_weighted_loss_of_08_equals_the_package(seed, cap):
+    own, generator = defined_in("08"), torch.Generator().manual_seed(seed)
+    logps, old, sampled = -3 * torch.rand((3, 4, 6), generator=generator)
+    mask = torch.arange(6)[None] < torch.randint(1, 7, (4, 1), generator=generator)
+    advantages = torch.randn(4, generator=generator)
+    weights = own.importance_weight(old, sampled, cap)
+    assert_close(weights, objective.importance_weights(old, sampled, cap))
+    assert not own.importance_weight(old.requires_grad_(), sampled, cap).requires_grad
+
+    def loss(logps):
+        return (weights * own.surrogate(logps, old.detach(), advantages, mask))[mask].mean()
+
+    given = old.detach(), advantages, mask
+    theirs = with_gradient(objective.policy_loss, logps, *given, token_weights=weights)
+    assert_close(with_gradient(loss, logps), theirs)
+
+
+@given(st.integers(0, 10_000), st.floats(0.5, 20))
+def test_without_a_cap_the_weight_of_08_takes_the_whole_bias_away(seed, cap):
+    """On three answers, exactly: the mean of weighted answers of q is the mean of answers of p."""
+    p, q = (
+        torch.rand((2, 3), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        + 0.05
+    )
+    p, q = p / p.sum(), q / q.sum()
+    values = torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)
+    weight = defined_in("08").importance_weight
+    assert_close(q @ (weight(p.log(), q.log(), torch.inf) * values), p @ values)
+    assert weight(p.log(), q.log(), cap).max() <= cap
+
+
+@given(st.integers(0, 10_000), st.integers(-8, 8))
+def test_rounded_weights_of_08_are_those_of_short_floats(seed, exponent):
+    rounded, weights = (
+        defined_in("08").rounded,
+        torch.randn(64, generator=torch.Generator().manual_seed(seed)),
+    )
+    assert torch.equal(
+        rounded(weights * 2.0**exponent, 7), (weights * 2.0**exponent).bfloat16().float()
+    )
+    normal = weights[(weights.abs() > 2**-6) & (weights.abs() < 448)]
+    assert torch.equal(rounded(normal, 3), normal.to(torch.float8_e4m3fn).float())
+    assert rounded(weights.half(), 2).dtype == torch.float16
+
+
+@given(st.integers(0, 10_000), st.sampled_from([2, 4, 8]))
+def test_the_workers_of_08_are_right_only_where_they_see_whole_groups(seed, size):
+    own, rewards = (
+        defined_in("08"),
+        torch.rand(4 * size, generator=torch.Generator().manual_seed(seed)),
+    )
+    expected = objective.group_advantages(rewards, size)
+    assert_close(own.dealt(rewards, size, workers=1), expected)
+    split = own.dealt(rewards, size, workers=2)
+    for worker in range(2):  # what each of the two computes alone, by the package
+        alone = objective.group_advantages(rewards[worker::2], size)
+        assert_close(split[worker::2], alone)
+    assert expected.view(-1, size).sum(1).abs().max() < 1e-4  # the alarm
+
+
+def test_the_bytes_of_08_are_those_that_the_planner_counts():
+    model, parts = planner.model_of(PROFILES["paper"].policy), planner.memory_of(PROFILES["paper"])
+    counted = sum(parts[part] for part in ("weights", "gradients", "optimiser"))
+    assert defined_in("08").training_bytes(model.num_parameters()) / planner.GIB == pytest.approx(
+        counted
+    )
+
+
+@given(st.floats(1e6, 1e12), st.floats(1.0, 4.0), st.floats(0, 1e8), st.integers(1, 4096))
+def test_the_floor_of_08_is_the_slower_of_reading_and_computing(n, width, cache, rows):
+    card = {"bandwidth": 1e12, "flops": 1e14}
+    floor = defined_in("08").decode_floor(n, width * n, cache, rows, **card)
+    reading, computing = (width * n + rows * cache) / 1e12, 2 * n * rows / 1e14
+    assert floor == pytest.approx(max(reading, computing))

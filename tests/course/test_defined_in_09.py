@@ -1,0 +1,94 @@
+"""What notebook 09 defines is what the package does."""
+
+import functools
+import math
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_notebooks import SOLUTION, defined_in, markdown, with_gradient
+from torch.testing import assert_close
+
+from grpo_kit import objective
+from grpo_kit.course import check
+from grpo_kit.rewards import (
+    accuracy_reward,
+)
+
+some_rewards = st.lists(st.sampled_from([0.0, 0.25, 1.0, math.nan]), min_size=8, max_size=8)
+
+
+@given(some_rewards, st.sampled_from([2, 4, 8]))
+def test_the_advantages_of_09_equal_the_package_also_where_answers_were_not_scored(values, size):
+    rewards = torch.tensor(values)
+    mine = defined_in("09").advantages(rewards, size)
+    assert_close(mine, objective.group_advantages(rewards, size))
+
+
+@given(st.integers(0, 10_000))
+def test_the_surrogate_of_09_equals_the_package(seed):
+    generator = torch.Generator().manual_seed(seed)
+    logps, old = -torch.rand((2, 4, 6), generator=generator) * 2
+    mask = torch.arange(6)[None] < torch.randint(1, 7, (4, 1), generator=generator)
+    advantages = torch.randn(4, generator=generator)
+
+    def loss(function, logps):
+        return (function(logps, old, advantages, mask) * mask).sum()
+
+    mine = with_gradient(functools.partial(loss, defined_in("09").surrogate), logps)
+    theirs = with_gradient(functools.partial(loss, objective.surrogate), logps)
+    assert_close(mine, theirs)
+
+
+shown = st.lists(
+    st.tuples(st.sampled_from(["7", "12", "8.0", "no", ""]), st.booleans(), st.integers(0, 30)),
+    min_size=1, max_size=8,
+)  # fmt: skip
+
+
+def columns_of_09(answers):
+    """Completions of each number, tagged or not, after some words; the right one is 7 or 12."""
+    texts = [
+        "so " * words + (f"<answer>{number}</answer>" if tagged else number)
+        for number, tagged, words in answers
+    ]
+    return {
+        "prompts": [[{"role": "user", "content": "?"}]] * len(texts),
+        "completions": [[{"role": "assistant", "content": text}] for text in texts],
+        "completion_ids": [list(range(words + 3)) for _, _, words in answers],
+        "answer": ["7" if words % 2 else "12" for _, _, words in answers],
+    }
+
+
+@given(shown)
+def test_the_accuracy_of_09_equals_the_package(answers):
+    batch = columns_of_09(answers)
+    assert defined_in("09").accuracy(**batch) == accuracy_reward(**batch)
+
+
+@given(shown, st.randoms())
+def test_a_cured_reward_of_09_gives_each_answer_its_own_value(answers, rng):
+    """Whoever its neighbours are; the sick one does not."""
+    own, batch = defined_in("09"), columns_of_09(answers)
+    order = rng.sample(range(len(answers)), len(answers))
+    shuffled = {name: [column[i] for i in order] for name, column in batch.items()}
+    for reward in (own.accuracy, own.ordered_accuracy, own.near_or_0, own.late_is_none):
+        values, moved = reward(**batch), reward(**shuffled)
+        assert moved == [values[i] for i in order] and len(values) == len(answers)
+    assert own.ordered_accuracy(**batch) == own.accuracy(**batch)
+    assert sorted(own.fast_accuracy(**batch)) == sorted(own.accuracy(**batch))
+
+
+def test_the_exercises_of_09_are_what_the_package_and_the_cure_do():
+    assert check.zero_spread(solution_of_09("zero_spread"))
+    own, put_back = defined_in("09"), solution_of_09("put_back")
+    batch = columns_of_09([("7", True, 5), ("12", True, 2), ("8.0", False, 9), ("7", True, 1)])
+    order = sorted(range(4), key=lambda i: len(batch["completions"][i][0]["content"]))
+    assert put_back(own.fast_accuracy(**batch), order) == own.accuracy(**batch)
+
+
+def solution_of_09(name):
+    (source,) = (s for s in SOLUTION.findall(markdown("09_clinic")) if f"def {name}(" in s)
+    namespace = {}
+    exec(source, namespace)
+    return namespace[name]

@@ -42,7 +42,7 @@ pieces = ["Surely 15.", "</response>", "<response>", "</response", "<|user|>", "
 @given(st.text(alphabet="Mia 12+7=19.think\n"), st.lists(st.sampled_from(pieces), max_size=5))
 def test_the_judge_is_asked_as_in_the_package(question, response):
     """But for other spellings of the tags, which an exercise of the notebook is about."""
-    response = " ".join(response)
+    response = "".join(response)
     assert defined_in("03").ask(question, response) == tiny_prompt(question, response)
 
 

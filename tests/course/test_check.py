@@ -154,6 +154,7 @@ EQUIVALENT = {  # a mutant's changed lines -> why it is no mistake
     "error = 11 if number is None else abs(float(number) - float(gold))": "10 is far enough",
     "error = 10 if number is None else abs(number - float(gold))": "it is a number already",
     "error = 10 if number is None else abs(float(gold) - float(number))": "a distance has no sign",
+    "text = extract_answer(completion[-1]['content'])": "a completion is one message",
     "return (A >= 0) & (ratio > 1 + epsilon) | (A < 0) & (ratio < 1 - epsilon)": "no A is 0",
     "return (A > 0) & (ratio > 1 + epsilon) | (A <= 0) & (ratio < 1 - epsilon)": "no A is 0",
     "return (A > 0) & (ratio >= 1 + epsilon) | (A < 0) & (ratio < 1 - epsilon)": OPEN,

@@ -229,6 +229,7 @@ class Batch:
     logged: dict[str, list[float]] = field(default_factory=dict)  # by rewards
     generated_tokens: int = 0  # also of groups that were sampled and left out
     episode_index: Tensor | None = None  # (N,) long, ascending, where rows are turns of episodes
+    token_weights: Tensor | None = None  # (N, T), times what each token adds to the loss
 
     def metrics(self) -> dict[str, float]:
         """What TRL logs of a generation batch, under its names; none of what was not scored."""
@@ -251,7 +252,7 @@ class Batch:
         """Several batches, of one group size, as one to update on.
 
         Their groups are interleaved, so that each optimiser step has something of all. A reward
-        that a batch lacks is NaN in `rewards_per_func`.
+        that a batch lacks is NaN in `rewards_per_func`, a weight 1.
         """
         size = parts[0].num_generations
         names = list(dict.fromkeys(name for part in parts for name in part.names))
@@ -268,9 +269,19 @@ class Batch:
             torch.cat([getattr(part, name) for part in parts])[rows]
             for name in ("rewards", "advantages")
         )
+        weights = None
+        if any(part.token_weights is not None for part in parts):
+            weights = torch.ones(rollouts.mask.shape)
+            first = 0
+            for part in parts:
+                if part.token_weights is not None:
+                    n, length = part.token_weights.shape
+                    weights[first : first + n, :length] = part.token_weights
+                first += len(part.rewards)
+            weights = weights[rows]
         return Batch(
             rollouts, names, rewards_per_func, rewards, advantages, size, examples,
-            generated_tokens=sum(part.generated_tokens for part in parts),
+            generated_tokens=sum(part.generated_tokens for part in parts), token_weights=weights,
         )  # fmt: skip
 
 
@@ -641,6 +652,9 @@ class Learner:
             entropies = batch.rollouts.entropies
             chosen = objective.high_entropy(entropies, mask, config.top_entropy_quantile)
             inputs["token_weights"] = chosen.float()
+        if batch.token_weights is not None:
+            given = batch.token_weights.to(mask.device)
+            inputs["token_weights"] = given * inputs.get("token_weights", 1.0)
         if batch.episode_index is not None and config.loss_type == "grpo":
             episode = _episodes(batch)
             inputs["turn_weights"] = (1 / episode.bincount()[episode]).to(mask.device)

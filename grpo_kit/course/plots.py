@@ -61,6 +61,7 @@ ARMS = {  # the arms that stand for a method
 ARM_COLOURS = dict.fromkeys(BASELINES, "#555555")
 ARM_COLOURS |= {arm: METHOD_COLOURS[method] for method, arms in ARMS.items() for arm in arms}
 ARM_COLOURS |= {"mixed": "#0072B2", "verify-init": "#CC79A7", "verify-alter": "#E69F00"}
+ARM_COLOURS |= {"judge only": "#D55E00", "offline traces": "#E69F00", "random": "#999999"}
 X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of training steps"}
 
 
@@ -71,14 +72,16 @@ def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
     """
     figure = Figure(figsize=(11, 6), layout="constrained")
     colours = arm_colours(runs)
+    last = max((row["step"] for history in runs.values() for row in history), default=1)
     for axes, metric in zip(figure.subplots(2, 3, sharex=True).flat, HEALTH, strict=True):
-        for label, history in runs.items():
+        for i, (label, history) in enumerate(runs.items()):
             points = [(row["step"], row[metric]) for row in history if metric in row]
-            if points:
-                look = {"color": colours[label], "marker": "o" if len(points) < 12 else None}
+            if points:  # the first of several lies below the others, and shows beside them
+                look = {"linewidth": 4, "alpha": 0.4} if i == 0 and len(runs) > 1 else {}
+                look |= {"color": colours[label], "marker": "o" if len(points) < 12 else None}
                 axes.plot(*zip(*points, strict=True), label=label, markersize=4, **look)
         title, unit = CURVE_LABELS[metric]
-        axes.set(title=title, xlabel="step", ylabel=unit)
+        axes.set(title=title, xlabel="step", ylabel=unit, xlim=(0, last + 0.5))
         axes.grid(alpha=0.3)
         axes.tick_params(labelbottom=True)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -110,7 +113,7 @@ def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figu
             _band(axes, curve, colours[name])
         title, unit = CURVE_LABELS.get(metric, (metric, metric))
         axes.set(title=title, xlabel=X_LABELS.get(x, x), ylabel=unit)
-        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=x == "step"))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 120k
         axes.grid(alpha=0.3)
         axes.margins(x=0.02)
@@ -164,7 +167,9 @@ def _band(axes, curve: dict, colour: str) -> None:
         values = uniform_filter1d(values, 5, axis=1, mode="nearest")
     low, high = values.min(0), values.max(0)
     axes.fill_between(curve["steps"], low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.plot(curve["steps"], np.median(values, 0), color=colour, linewidth=2)
+    marker = "o" if values.shape[1] < 12 else None  # few points: show which were measured
+    look = {"color": colour, "linewidth": 2, "marker": marker, "markersize": 4}
+    axes.plot(curve["steps"], np.median(values, 0), **look)
 
 
 def forest(rows: Sequence[tuple[str, str, str, Mapping[str, float], float]]) -> Figure:

@@ -61,7 +61,8 @@ ARMS = {  # the arms that stand for a method
 ARM_COLOURS = dict.fromkeys(BASELINES, "#555555")
 ARM_COLOURS |= {arm: METHOD_COLOURS[method] for method, arms in ARMS.items() for arm in arms}
 ARM_COLOURS |= {"mixed": "#0072B2", "verify-init": "#CC79A7", "verify-alter": "#E69F00"}
-ARM_COLOURS |= {"judge only": "#D55E00", "offline traces": "#E69F00", "random": "#999999"}
+ARM_COLOURS |= {"judge only": "#D55E00", "random": "#999999", "offline traces": "#E69F00"}
+ARM_COLOURS |= {"per turn": "#009E73", "final turn only": "#CC79A7"}
 X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of training steps"}
 
 

@@ -96,6 +96,8 @@ results: $(STAMP)
 	$(BIN)/grpo-kit results
 
 SITE ?= runs/site
+# Plumbing, tagged hide-input, is folded to a line; the pointer opens it.
+FOLD := .celltag_hide-input .jp-Cell-inputWrapper:not(:hover) { max-height: 2em; overflow: hidden; opacity: 0.5 }
 
 # Links to other notebooks and to replays lead to the site's pages; those into the checkout go.
 site: $(STAMP)
@@ -103,6 +105,7 @@ site: $(STAMP)
 	cp -R data/replays $(SITE)
 	sed -i.bak -E -e 's,(href="[0-9a-z_]+)[.]ipynb,\1.html,g' \
 	  -e 's,href="[.][.]/data/replays/,href="replays/,g' -e 's,<a href="[.][.]/[^"]*">,<a>,g' \
+	  -e 's,</head>,<style>$(FOLD)</style></head>,' \
 	  $(SITE)/*.html
 	rm $(SITE)/*.bak
 	cp $(SITE)/00_start_here.html $(SITE)/index.html

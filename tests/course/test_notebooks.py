@@ -96,6 +96,8 @@ def test_cells_fit_a_screen_and_packages_are_only_installed_in_colab(name):
         lines = cell.source.splitlines()
         assert len(lines) <= 45 and max(map(len, lines)) <= 105, cell.id
         assert EXACT not in cell.source or "nbval-skip" not in cell.metadata.get("tags", [])
+        folded = "hide-input" in cell.metadata.get("tags", [])
+        assert cell.metadata.get("jupyter", {}).get("source_hidden", False) == folded, cell.id
     (installing,) = (c.source for c in code_cells(name) if "pip install" in c.source)
     assert 'if "google.colab" in sys.modules' in installing
     assert not re.search(r"torch|numpy", installing.split("%pip")[1])

@@ -355,7 +355,6 @@ def run(
 @app.command()
 def doctor(
     path: Annotated[Path, Argument(help="A run's folder (ours or TRL's), its log, or a CSV.")],
-    as_json: Annotated[bool, Option("--json", help="For programs.")] = False,
 ) -> None:
     """Say from a run's log what is healthy about it and what is not; it needs no model.
 
@@ -365,13 +364,8 @@ def doctor(
 
     rows = doctor.read_log(path)
     findings = doctor.diagnose(rows)
-    healthy = doctor.is_healthy(findings)
-    if as_json:
-        found = {"healthy": healthy, "findings": [one._asdict() for one in findings]}
-        typer.echo(json.dumps(found, indent=1))
-    else:
-        typer.echo(visible(doctor.in_words(findings, rows), newline="\n"))
-    raise typer.Exit(int(not healthy))
+    typer.echo(visible(doctor.in_words(findings, rows), newline="\n"))
+    raise typer.Exit(int(not doctor.is_healthy(findings)))
 
 
 @app.command()

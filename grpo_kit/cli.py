@@ -134,11 +134,9 @@ def reproduce(
     from grpo_kit.lab.report import write_report
 
     paths, results = find_notebooks(notebooks, names or ()), []
-    jobs, seconds = jobs or default_jobs(), bands.usual_seconds(profile)
-    if jobs > 1:  # the longest first, or one core waits for the other at the end
-        paths.sort(key=lambda path: seconds.get(path.stem, 0.0), reverse=True)
     options = {"parameters": None if seed is None else {"SEED": seed}}
-    for result in execute(paths, output, profile, jobs=jobs, **options):
+    options["jobs"] = jobs or default_jobs()
+    for result in execute(paths, output, profile, **options):
         results.append(result)
         rows, _ = bands.compare(output, [path.stem for path in paths], profile)
         if own := [row for row in rows if row.notebook == result.notebook]:
@@ -202,17 +200,35 @@ def train(
     if not resume and (saved := sorted(output.glob("checkpoint*"))):
         remedy = "go on with it (--resume), delete it, or give another --output"
         raise ValueError(f"{output} holds a run, see its {saved[0].name}: {remedy}.")
+    if replay and engine == "trl":
+        raise ValueError("--replay is for the kit's trainer: leave out --engine trl.")
+    if engine == "kit" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("the kit's trainer runs in one process: add --engine trl for several.")
     from grpo_kit.lab.ideas import load_function
-    from grpo_kit.lab.one_run import train_once
+    from grpo_kit.models import save_policy
 
+    chosen = replace(chosen, device=device or chosen.device)
     chosen.use_threads()
-    saved = train_once(
-        replace(chosen, device=device or chosen.device), engine=engine, output_dir=output,
-        seed=seed, resume=resume, rewards=[load_function(name) for name in reward or ()],
-        replay=replay, correct=load_function(correct),
-    )  # fmt: skip
-    if saved:
+    options = {"output_dir": output, "seed": seed, "resume": resume}
+    options["correct"] = load_function(correct)
+    rewards = [load_function(name) for name in reward or ("accuracy", "format")]
+    rows = chosen.load_task()  # before the model: a folder may be missing
+    if engine == "kit":
+        from grpo_kit import training as trainer
+        from grpo_kit.course.replay import Recorder
+
+        options |= {"record": Recorder(output)} if replay else {}
+    else:
+        from grpo_kit import trl_bridge as trainer
+
+        trainer.join(chosen.device)
+    model = chosen.load_policy()
+    trainer.train(model, rows, rewards, chosen.config, **options)
+    if os.environ.get("RANK", "0") == "0":  # the first of several processes
+        saved = save_policy(model, output / "policy")
         typer.echo(f"history: {output / 'history.jsonl'}, policy: {saved}")
+    if engine == "trl":
+        trainer.leave()
 
 
 @app.command()

@@ -15,12 +15,7 @@ from grpo_kit.lab.grid import Trained, run_grid
 from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
-from grpo_kit.rewards.meta_evaluation import (
-    BREVITY_QUESTION,
-    META_QUESTION,
-    as_turns,
-    read_yes,
-)
+from grpo_kit.rewards.meta_evaluation import BREVITY_QUESTION, META_QUESTION, as_turns, read_yes
 from grpo_kit.self_verification import VerificationItem, diversify, filter_queries, post_process
 from grpo_kit.tasks import Task, tool_questions
 from grpo_kit.tasks.word_problems import DIFFICULTIES, make_problem

@@ -2,11 +2,7 @@
 
 import pytest
 
-from grpo_kit.rewards import (
-    VerificationReward,
-    accuracy_reward,
-    format_reward,
-)
+from grpo_kit.rewards import VerificationReward, accuracy_reward, format_reward
 from grpo_kit.rewards.rules import parse_verdict, verdict_stats
 
 # Of every form that MATH has; then what models write around an answer.

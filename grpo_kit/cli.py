@@ -134,9 +134,11 @@ def reproduce(
     from grpo_kit.lab.report import write_report
 
     paths, results = find_notebooks(notebooks, names or ()), []
+    jobs, seconds = jobs or default_jobs(), bands.usual_seconds(profile)
+    if jobs > 1:  # the longest first, or one core waits for the other at the end
+        paths.sort(key=lambda path: seconds.get(path.stem, 0.0), reverse=True)
     options = {"parameters": None if seed is None else {"SEED": seed}}
-    options["jobs"] = jobs or default_jobs()
-    for result in execute(paths, output, profile, **options):
+    for result in execute(paths, output, profile, jobs=jobs, **options):
         results.append(result)
         rows, _ = bands.compare(output, [path.stem for path in paths], profile)
         if own := [row for row in rows if row.notebook == result.notebook]:

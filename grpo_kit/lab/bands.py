@@ -85,6 +85,13 @@ def store(folder: str | Path, seconds: Mapping[str, float], results: str | Path)
     return paths
 
 
+def usual_seconds(profile: str, results: str | Path | None = None) -> dict[str, float]:
+    """How long each reported notebook took, the median of its seeds."""
+    records, _ = load(results, profile, NOTEBOOKS)
+    arms = by_arm(records).items()
+    return {arm: median(one.seconds for one in by_seed.values()) for arm, by_seed in arms}
+
+
 def compare(
     folder: str | Path, notebooks: Iterable[str], profile: str, results: str | Path | None = None
 ) -> tuple[list[Row], list[str]]:

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from grpo_kit.config import reason
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import FRESH, command_of, usual_seeds
-from grpo_kit.lab.records import Record, by_arm
+from grpo_kit.lab.records import Record, by_arm, rounded
 from grpo_kit.lab.statistics import DELTA, MIN_SEEDS, Judgement, judge, power, region
 from grpo_kit.lab.summary import cell, markdown_table, number
 from grpo_kit.paths import data_dir
@@ -189,6 +189,17 @@ class Judged:
     @property
     def here(self) -> str:
         return cell(vars(self.judgement), "+") if self.judgement else f"`{self.claim.command}`"
+
+    @property
+    def row(self) -> dict:
+        """What a table to sort and filter has of it."""
+        claim, found = self.claim, vars(self.judgement) if self.judgement else {}
+        of = {name: getattr(claim, name) for name in ("id", "experiment", "profile", "statement")}
+        of |= {"verdict": self.verdict, "at edge": self.at_edge, "number": claim.number}
+        of |= {name: found.get(name) for name in ("mean", "low", "high", "n", "sd", "reason")}
+        of |= {f"{name} verdict": one.verdict for name, one in self.readings.items()}
+        of |= {"claimed": claim.paper, "matters from": claim.band}
+        return rounded(of | {"costs": self.costs, "source": claim.source})
 
     @property
     def verdict_text(self) -> str:

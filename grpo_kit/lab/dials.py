@@ -4,7 +4,7 @@ A dial is an experiment with `settings` (`data/experiments.yaml`): every arm is 
 them, as "ARM, SETTING". Its first arm is the baseline, the last one the method.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import methodcaller
 
 from matplotlib.figure import Figure
@@ -14,6 +14,9 @@ from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import Experiment, command_of
 from grpo_kit.lab.records import Record, by_arm
 from grpo_kit.lab.statistics import interval
+from grpo_kit.lab.summary import cell, difference_cell, markdown_table
+
+PREFIX = "dial-"
 
 
 def arms_of(experiment: Experiment) -> list[str]:
@@ -43,6 +46,11 @@ def turned(records: Iterable[Record], experiment: Experiment) -> dict[str, dict[
     return found
 
 
+def reported_dials() -> list[str]:
+    """The names of the dials that have stored runs."""
+    return [name for name in EXPERIMENTS if name.startswith(PREFIX) and stored(name)]
+
+
 def stored(name: str) -> list[Record]:
     """The stored runs of a dial that this version would make."""
     return load_current(profile="tiny", experiment=name)[0]
@@ -54,6 +62,20 @@ def dial(name: str) -> Figure:
         raise ValueError(f"no run of {name!r} is stored: `{command_of(name, 'tiny')}` makes them.")
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     draw(figure.subplots(), turned(records, EXPERIMENTS[name]), EXPERIMENTS[name])
+    return figure
+
+
+def all_dials(names: Sequence[str] | None = None) -> Figure:
+    """One panel a dial: when does it matter?"""
+    names = names or reported_dials()
+    rows = -(-len(names) // 2)
+    figure = Figure(figsize=(11, 3.1 * rows), layout="constrained")
+    panels = figure.subplots(rows, 2, squeeze=False).flat
+    for name, axes in zip(names, panels, strict=False):
+        draw(axes, turned(stored(name), EXPERIMENTS[name]), EXPERIMENTS[name])
+        axes.set_title(name.removeprefix(PREFIX))
+    for axes in list(panels)[len(names) :]:
+        axes.remove()
     return figure
 
 
@@ -75,3 +97,17 @@ def draw(axes, found: dict[str, dict[str, dict]], experiment: Experiment) -> Non
         metric = f"change of {metric}"
     axes.set(xlabel=experiment.turned, ylabel=metric)
     axes.legend(fontsize=8)
+
+
+def dial_text(name: str) -> str:
+    """Markdown: each arm's mean in each setting, and its difference from the first arm."""
+    experiment = EXPERIMENTS[name]
+    found = turned(stored(name), experiment)
+    first, *others = found
+    head = [experiment.turned, *found, *(f"{arm} minus {first}" for arm in others)]
+    rows = []
+    for setting in experiment.settings:
+        levels = [cell(of.get(setting)) for of in found.values()]
+        minus = [difference_cell(found[arm].get(setting, {}).get("minus")) for arm in others]
+        rows.append([setting, *levels, *minus])
+    return f"{experiment.question}\n\n{markdown_table(head, *rows)}"

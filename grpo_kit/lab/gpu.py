@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch.utils.benchmark import Timer
 
-from grpo_kit.lab import bench
+from grpo_kit.lab import bench, planner
 from grpo_kit.lab.readme import with_parts
 from grpo_kit.lab.records import CHECKOUT, load, slug, where_it_ran
 from grpo_kit.lab.report import arms_of
 from grpo_kit.lab.summary import markdown_table
+from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
 
 ON_GPU, LORA = bench.DEVICE == "cuda", {"dtype": "half", "lora_rank": 32}
@@ -33,6 +35,19 @@ class Job(NamedTuple):
     seconds: int  # an estimate for an H100
     make: Callable[[Path], dict]  # gets the folder of results, returns what is stored
     resumes: bool = False  # so it is worth beginning with a minute left
+
+
+def card(results: Path) -> dict[str, float]:
+    """Bytes a second of a copy, and FLOP/s of a product (on a GPU in bfloat16): medians."""
+    size = 2**13 if ON_GPU else 2**9
+    source = torch.ones(2, size, size, device=bench.DEVICE)
+    given = {"source": source, "target": torch.empty_like(source)}
+    given["factor"] = source[0].bfloat16() if ON_GPU else source[0]
+    copied, multiplied = (
+        Timer(work, globals=given).blocked_autorange().median
+        for work in ("target.copy_(source)", "factor @ factor")
+    )
+    return {"bandwidth": 2 * source.nbytes / copied, "flops": 2 * size**3 / multiplied}
 
 
 def command(said: str, arguments: Sequence[str], results: Path) -> dict[str, list[str]]:
@@ -48,7 +63,7 @@ def command(said: str, arguments: Sequence[str], results: Path) -> dict[str, lis
 
 
 def steps(name: str, loading: dict, results: Path) -> dict:
-    """A step beside TRL's, in turn."""
+    """A step beside TRL's, in turn, with the share of the card's limit and a profile."""
     config, task = bench.step_config(3, 64, 256), bench.word_problems()
     if name == bench.SMOLLM2 or not ON_GPU:
         config = replace(config, max_completion_length=64 if ON_GPU else 8)
@@ -56,7 +71,25 @@ def steps(name: str, loading: dict, results: Path) -> dict:
         config = replace(config, per_device_train_batch_size=16, gradient_accumulation_steps=4)
     with tempfile.TemporaryDirectory() as folder:
         model = bench.make_model(Path(folder), name if ON_GPU else "tiny")
-        return bench.compare_steps(model, config, task, **loading)
+        policy = load_policy(model, device=bench.DEVICE, **loading)
+        with torch.profiler.profile() as profile:
+            next(bench.kit_steps(policy, config, task))
+        del policy  # the card may have no room for a third one
+        result = bench.compare_steps(model, config, task, **loading)
+        result["share_of_limit"] = shares(folder, result, bool(loading), **card(results))
+    by = f"self_{'device' if ON_GPU else 'cpu'}_time_total"
+    return result | {"profile": profile.key_averages().table(sort_by=by, row_limit=10)}
+
+
+def shares(folder: str, result: dict, lora: bool, *, bandwidth: float, flops: float) -> dict:
+    """Least seconds of sampling and of the update on this card, by the kit's seconds."""
+    model, rows, length = planner.model_of(folder), result["completions"], result["mean_length"]
+    n, prompt = model.num_parameters(), result["prompt_length"]
+    read = 2 * n + rows * (prompt + length / 2) * planner.cache_bytes(model, 2)
+    sampling = length * max(read / bandwidth, 2 * n * rows / flops)
+    update = (4 if lora else 6) * n * rows * (length + prompt / 8) / flops  # a prompt once a group
+    taken = result["median_seconds"]["kit"]
+    return {"generation": sampling / taken["generation"], "update": update / taken["update"]}
 
 
 PROFILE, TRIALS, GSM8K = ("smol", 12, "long-gsm8k") if ON_GPU else ("smoke", 1, "long-svamp")
@@ -73,6 +106,7 @@ def python(seconds: int, said: str, arguments: str, resumes: bool = False) -> Jo
 
 
 JOBS = {
+    "card": Job(20, card),
     "GPU tests": python(60, "passed|skipped", f"{TESTS} learns"),
     "step, SmolLM2": Job(60, partial(steps, bench.SMOLLM2, {})),
     "step, 1.5B": Job(120, partial(steps, "Qwen/Qwen2.5-1.5B", {})),
@@ -126,12 +160,15 @@ def _made(name: str, file: Path, seconds: float) -> str:
 
 def in_words(result: dict) -> str:
     """What a job has measured, in a line."""
-    if "said" in result:
+    if "flops" in result:
+        return f"{result['bandwidth'] / 1e12:.2f} TB/s, {result['flops'] / 1e12:.3g} TFLOP/s"
+    if "share_of_limit" not in result:
         return "; ".join(result["said"])
     kit, trl = (result["median_seconds"][name]["step"] for name in ("kit", "trl"))
+    limit = "sampling {generation:.0%}, update {update:.0%} of the limit"
     memory = "{kit:,.0f} MiB, TRL {trl:,.0f} MiB".format(**result["peak_mib"])
     speed = f"{kit:.2f} s ({result['completions'] * result['mean_length'] / kit:,.0f} tokens/s)"
-    return f"{speed}, TRL {trl:.2f} s; {memory}"
+    return f"{speed}, TRL {trl:.2f} s; {limit.format(**result['share_of_limit'])}; {memory}"
 
 
 def write_page(output: Path) -> Path:

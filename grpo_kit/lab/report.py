@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
+import pandas as pd
 from matplotlib import style
 from matplotlib.figure import Figure
 
@@ -37,7 +38,8 @@ of claims (`data/claims.yaml`). Notebook 07 derives the rule behind the verdicts
 chance that seeds of this spread call a claim reproduced that is true by just the difference that
 matters. After a number stand its readings by the other grading and of greedy answers; after a
 verdict, where one of these or another δ would change it. Costs are medians of an arm's runs, those
-of the baseline first. Each run names its commit, versions, machine and settings.
+of the baseline first. Each run names its commit, versions, machine and settings. `claims.csv` has
+the same claims to sort and filter.
 """
 SPEED = """\
 `grpo-kit bench` measures one training step of the kit and of TRL in turn, with the same model,
@@ -84,6 +86,9 @@ def write_report(
     speed = Path(results or results_dir()) / "bench" / "bench.json"
     if speed.exists():
         text += [f"## Speed\n\n{SPEED}", bench.report(json.loads(speed.read_bytes()))]
+    write_atomic(
+        folder / "claims.csv", pd.DataFrame([one.row for one in judged]).to_csv(index=False)
+    )
     path = folder / "report.md"
     write_atomic(path, visible("\n".join(text), newline="\n"))
     return path

@@ -55,7 +55,7 @@ def test_the_effect_is_a_difference_of_pairs_and_settings_without_runs_are_left_
 
 def test_a_dial_of_the_world_has_its_recipe_in_the_identity_and_others_have_none():
     tiny = PROFILES["tiny"]
-    for name in (name for name in EXPERIMENTS if name.startswith("dial-")):
+    for name in (name for name in EXPERIMENTS if name.startswith(dials.PREFIX)):
         experiment = EXPERIMENTS[name]
         assert experiment.turned and len(dials.arms_of(experiment)) >= 2
         identities = [experiment.identity(tiny, arm) for arm in experiment.arms]

@@ -11,6 +11,7 @@ from grpo_kit.cli import app
 from grpo_kit.lab import gpu
 from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.gpu import JOBS, Job
+from grpo_kit.lab.planner import model_of
 from grpo_kit.paths import data_dir
 
 
@@ -81,6 +82,22 @@ def test_a_job_is_ended_with_all_that_it_has_started(tmp_path, monkeypatch):
     assert not left.exists()
 
 
+def test_shares_of_the_limit_count_weights_cache_and_arithmetic():
+    """The tiny base by hand: what sampling reads, what the update computes."""
+    folder = str(data_dir() / "tiny-base")
+    n, rows, length, prompt = model_of(folder).num_parameters(), 64, 10.0, 30.0
+    taken = {"kit": {"generation": 2.0, "update": 4.0}}
+    result = {"completions": rows, "mean_length": length, "prompt_length": prompt}
+    result["median_seconds"] = taken
+    limits = {"bandwidth": 1e6, "flops": 1e9}
+    cache = 2 * 4 * (2 * 32) * 2  # keys and values, layers, width of two heads, 16 bits
+    read = 2 * n + rows * (prompt + 5) * cache
+    found = gpu.shares(folder, result, False, **limits)
+    assert found["generation"] == pytest.approx(10 * read / 1e6 / 2)
+    assert found["update"] == pytest.approx(6 * n * (640 + 8 * 30) / 1e9 / 4)
+    assert gpu.shares(folder, result, True, **limits)["update"] < found["update"]
+
+
 def test_every_job_is_a_command_that_this_version_knows(monkeypatch):
     """Each is parsed, so that a renamed option is found before a GPU is at hand."""
     calls = []
@@ -109,7 +126,7 @@ LINES = ("2 passed", "most memory 3 GiB", '{"eval/greedy": 0.1}', "| test_set/st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["step, SmolLM2", "chaos"])
+@pytest.mark.parametrize("name", ["card", "step, SmolLM2", "chaos"])
 def test_a_job_in_its_small_form_leaves_a_file_that_can_be_shown(name, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "JOBS", {name: JOBS[name]})
     (line,) = gpu.run(9, tmp_path)

@@ -1,5 +1,6 @@
 """What the report says: what the records say, whatever else lies in their folder."""
 
+import pandas as pd
 import pytest
 
 from grpo_kit.lab.claims import judge_claims, load_claims
@@ -65,6 +66,9 @@ def test_verdicts_and_numbers_are_those_of_the_records(inputs, written):
     up = "| pass@1, diversity minus plain: +0.206 [+0.197, +0.215] "
     assert f"| GSM8K: 30 → 45.5; MATH: 10 → 12 {up}" in text and "| 0.4 ± 0.1 |" in text
     assert "| 2 | 1 | 1 | 0 | 0 | 1 |" in text
+    rows = pd.read_csv(written.with_name("claims.csv")).set_index("id")
+    assert rows.verdict.to_dict() == {one.claim.id: one.verdict for one in judged}
+    assert rows.at["up", "mean"] == pytest.approx(0.206, abs=1e-3)
 
 
 def test_an_experiment_has_its_question_values_figure_and_command(written):

@@ -63,6 +63,7 @@ ARM_COLOURS |= {arm: METHOD_COLOURS[method] for method, arms in ARMS.items() for
 ARM_COLOURS |= {"mixed": "#0072B2", "verify-init": "#CC79A7", "verify-alter": "#E69F00"}
 ARM_COLOURS |= {"judge only": "#D55E00", "random": "#999999", "offline traces": "#E69F00"}
 ARM_COLOURS |= {"per turn": "#009E73", "final turn only": "#CC79A7"}
+COUNTS = ("eval/mean_length", "eval/turns")  # all others of `eval/` are shares
 X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of training steps"}
 
 
@@ -149,10 +150,16 @@ def arm_points(final: Mapping[str, Mapping], metrics: Mapping[str, str]) -> Figu
         for place, (name, table) in enumerate(final.items()):
             if metric in table:
                 low, mean, high = (table[metric][key] for key in ("low", "mean", "high"))
+                if metric.startswith(("eval/", "judge/")):  # an interval leaves no share's range
+                    low, high = max(low, 0), high if metric in COUNTS else min(high, 1)
                 axes.plot([low, high], [place, place], color=colours[name], linewidth=2.5)
                 axes.plot(mean, place, "o", color=colours[name], markersize=7)
         axes.set(title=title, yticks=range(len(final)), yticklabels=list(final))
         axes.set_ylim(len(final) - 0.5, -0.5)
+        left, right = axes.get_xlim()
+        least = 0.05 * max(abs(left), abs(right))  # no magnifying of what hardly differs
+        if right - left < least:
+            axes.set_xlim((left + right - least) / 2, (left + right + least) / 2)
         axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.grid(alpha=0.3)
     return figure

@@ -20,7 +20,9 @@ def test_every_link_of_the_site_leads_to_a_page_and_to_a_heading_of_it(tmp_path)
     assert set(pages) == {"index.html", *names}
     assert pages["index.html"] == pages["00_start_here.html"]
     for name, text in pages.items():
-        assert "<style>.celltag_hide-input" in text and "celltag_hide-input" in text.split("<body")[1]
+        assert (
+            "<style>.celltag_hide-input" in text and "celltag_hide-input" in text.split("<body")[1]
+        )
         for target in re.findall(r'<a [^>]*?href="([^"]+)"', text):
             if not target.startswith("http"):
                 file, _, anchor = unescape(target).partition("#")

@@ -20,7 +20,6 @@ from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
 from grpo_kit.profiles import PROFILES, Profile
 from grpo_kit.visible import shortened, visible
 
-VARIANTS = ("basic", "diversity", "judge", "meta", "verification", "flow")
 EXPECTED = (typer.BadParameter, ValueError, TypeError, RuntimeError, OSError, ImportError)
 
 
@@ -187,19 +186,15 @@ def train(
     steps: Steps = None,
     output: Output = Path("runs/train"),
     resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False,
-    variant: Annotated[Literal[VARIANTS], Option(help="The method.")] = "basic",
     engine: Annotated[Literal["kit", "trl"], Option(help="Whose trainer.")] = "kit",
     device: Annotated[Literal["cpu", "cuda", "mps"] | None, Option(help="To train on.")] = None,
-    report_to: Annotated[
-        Literal["trackio", "tensorboard", "wandb"] | None, Option(help="A tracker to log to.")
-    ] = None,
     replay: Annotated[bool, Option("--replay", help="Record what `replay` shows.")] = False,
 ) -> None:
     """Train a policy by GRPO.
 
-    The profile names policy, task and settings, the variant the method. Your own rewards, rows and
-    model take their places. Several processes: `torchrun --nproc-per-node 2 -m grpo_kit.cli train
-    --engine trl`.
+    The profile names policy, task and settings. Your own rewards, rows and model take their places.
+    Several processes: `torchrun --nproc-per-node 2 -m grpo_kit.cli train --engine trl`. The other
+    methods: `grpo-kit run`.
     """
     changes = _settings(settings) | ({"max_steps": steps} if steps else {})
     chosen = _chosen(profile, policy, data, test, test_share).with_config(**changes)
@@ -207,17 +202,35 @@ def train(
     if not resume and (saved := sorted(output.glob("checkpoint*"))):
         remedy = "go on with it (--resume), delete it, or give another --output"
         raise ValueError(f"{output} holds a run, see its {saved[0].name}: {remedy}.")
+    if replay and engine == "trl":
+        raise ValueError("--replay is for the kit's trainer: leave out --engine trl.")
+    if engine == "kit" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("the kit's trainer runs in one process: add --engine trl for several.")
     from grpo_kit.lab.ideas import load_function
-    from grpo_kit.lab.variants import train_variant
+    from grpo_kit.models import save_policy
 
+    chosen = replace(chosen, device=device or chosen.device)
     chosen.use_threads()
-    saved = train_variant(
-        variant, replace(chosen, device=device or chosen.device), engine=engine, output_dir=output,
-        seed=seed, resume=resume, rewards=[load_function(name) for name in reward or ()],
-        changes=changes, replay=replay, report_to=report_to, correct=load_function(correct),
-    )  # fmt: skip
-    if saved:
+    options = {"output_dir": output, "seed": seed, "resume": resume}
+    options["correct"] = load_function(correct)
+    rewards = [load_function(name) for name in reward or ("accuracy", "format")]
+    rows = chosen.load_task()  # before the model: a folder may be missing
+    if engine == "kit":
+        from grpo_kit import training as trainer
+        from grpo_kit.course.replay import Recorder
+
+        options |= {"record": Recorder(output)} if replay else {}
+    else:
+        from grpo_kit import trl_bridge as trainer
+
+        trainer.join(chosen.device)
+    model = chosen.load_policy()
+    trainer.train(model, rows, rewards, chosen.config, **options)
+    if os.environ.get("RANK", "0") == "0":  # the first of several processes
+        saved = save_policy(model, output / "policy")
         typer.echo(f"history: {output / 'history.jsonl'}, policy: {saved}")
+    if engine == "trl":
+        trainer.leave()
 
 
 @app.command()
@@ -296,23 +309,17 @@ def evaluate(
 def plan_run(
     profile: ProfileName = "paper",
     gpu: Annotated[Gpu, Option(help="The GPU that it runs on.")] = "H100",
-    here: Annotated[
-        bool, Option("--here", help="On this machine, with hours, by five steps made now.")
-    ] = False,
     policy: PolicyName = None,
 ) -> None:
     """Count the memory that a profile's run by the kit's trainer takes, before it is started.
 
     Exit code 1 where it does not fit. `accelerate estimate-memory MODEL` is for other models.
     """
-    from grpo_kit.lab.planner import plan, plan_here
+    from grpo_kit.lab.planner import plan
 
-    chosen = _chosen(profile, policy)
-    needed = plan_here(chosen) if here else plan(chosen, gpu)
+    needed = plan(_chosen(profile, policy), gpu)
     for part, gib in needed.memory.items():
         typer.echo(f"{part:21} {gib:6.2f} GiB")
-    if needed.hours is not None:
-        typer.echo(f"{'all steps':21} {needed.hours:6.2f} hours, without evaluations")
     typer.echo(needed)
     raise typer.Exit(int(needed.total > needed.has))
 
@@ -366,7 +373,6 @@ def run(
 @app.command()
 def doctor(
     path: Annotated[Path, Argument(help="A run's folder (ours or TRL's), its log, or a CSV.")],
-    as_json: Annotated[bool, Option("--json", help="For programs.")] = False,
 ) -> None:
     """Say from a run's log what is healthy about it and what is not; it needs no model.
 
@@ -376,13 +382,8 @@ def doctor(
 
     rows = doctor.read_log(path)
     findings = doctor.diagnose(rows)
-    healthy = doctor.is_healthy(findings)
-    if as_json:
-        found = {"healthy": healthy, "findings": [one._asdict() for one in findings]}
-        typer.echo(json.dumps(found, indent=1))
-    else:
-        typer.echo(visible(doctor.in_words(findings, rows), newline="\n"))
-    raise typer.Exit(int(not healthy))
+    typer.echo(visible(doctor.in_words(findings, rows), newline="\n"))
+    raise typer.Exit(int(not doctor.is_healthy(findings)))
 
 
 @app.command()

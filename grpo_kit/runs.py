@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -91,21 +90,12 @@ def _digest(history: list[dict]) -> str:
     return hashlib.sha256(_lines(history).encode()).hexdigest()
 
 
-def check_tracker(name: str | None) -> None:
-    """ValueError where `report_to` names no tracker, RuntimeError where it is not installed."""
-    if name not in (None, "tensorboard", "trackio", "wandb"):
-        raise ValueError(f"report_to is {name!r}: give trackio, tensorboard or wandb, or None.")
-    if name and not find_spec(name):
-        raise RuntimeError(f"{name} is not installed: pip install {name}, or leave report_to out.")
-
-
 class RunFiles:
     """Writes a run's folder. Raises RuntimeError where that cannot be written."""
 
     def __init__(self, output_dir: str | Path, config: GRPOConfig, seed: int, start: dict) -> None:
         self.folder = make_output_dir(output_dir)
         self.run = Run(self.folder, config, seed, start=start)
-        self.tracker = None  # gets each row that is logged, see `track`
         self.remedy = "there is no checkpoint yet, start again"  # the end of an error's sentence
         self.has_checkpoint = False  # of this run: an older one's is not kept as the one before
         for unfinished in self.folder.glob(f".{CHECKPOINT}.*.partial"):  # of a run that was killed
@@ -155,26 +145,6 @@ class RunFiles:
             raise ValueError(f"{self.folder} holds {problem}: {remedy}.")
         return rows
 
-    def track(self, name: str | None) -> None:
-        """Send what is logged from here on to a new run of a tracker, too."""
-        if name is None:
-            return
-        from accelerate import PartialState, tracking  # slow, for those who want one
-
-        PartialState()  # which accelerate's log asks for
-        project, options = "grpo-kit", {"name": self.folder.name}
-        if name == "tensorboard":
-            project, options = name, {"logging_dir": self.folder}
-        self.tracker = tracking.LOGGER_TYPE_TO_CLASS[name](project, **options)
-        self.tracker.start()
-        settings = dataclasses.asdict(self.run.config) | {"seed": self.run.seed}
-        self.tracker.store_init_configuration({k: str(v) for k, v in settings.items()})
-
-    def untrack(self) -> None:
-        """Close the tracker, however the run has ended."""
-        if self.tracker:
-            self.tracker.finish()
-
     @property
     def tokens(self) -> int:
         """Generated so far."""
@@ -192,9 +162,6 @@ class RunFiles:
                 file.write(json.dumps(row) + "\n")
         except OSError as error:
             raise self.unwritten(f"row of step {row['step']}", error) from error
-        if self.tracker:
-            numbers = {k: v for k, v in row.items() if isinstance(v, (int, float)) and k != "step"}
-            self.tracker.log(numbers, step=row["step"])
 
     def count_unscored(self, row: dict, scored: bool, names: list[str]) -> None:
         """Count in `row` steps without a score; RuntimeError at `max_unscored_steps` in a row."""

@@ -45,7 +45,7 @@ from grpo_kit.rewards.scoring import (
     reward_names,
     score_texts,
 )
-from grpo_kit.runs import Run, RunFiles, check_tracker, one_writer
+from grpo_kit.runs import Run, RunFiles, one_writer
 from grpo_kit.tasks import Task
 
 
@@ -66,7 +66,6 @@ def train(
     measure: Callable[[Policy], dict[str, float]] | None = None,
     record: Callable[[PromptBatches, Any, int, bool], None] | None = None,
     correct: Callable = accuracy_reward,
-    report_to: str | None = None,
 ) -> Run:
     """Train `policy` in place by GRPO and return its history.
 
@@ -92,9 +91,6 @@ def train(
         record: called before the first step and after each, with prompts, batch source, step, and
             whether it is the last; e.g. `course.replay.Recorder`. It must leave the run alone.
         correct: a reward that is 1 for a right completion; evaluations and batch sources use it.
-        report_to: "trackio", "tensorboard" (in `output_dir/tensorboard`) or "wandb": a tracker that
-            gets the config and each row of the history. A resumed run begins a new run there, with
-            the rows after its checkpoint.
 
     Raises:
         ValueError: something does not fit together; said before any compute where possible.
@@ -102,7 +98,6 @@ def train(
             is damaged, the loss is not finite, or no completion could be scored for several steps
             in a row. The last checkpoint stays good.
     """
-    check_tracker(report_to)
     own = {"advantages": advantages, "surrogate": surrogate, "aggregate": aggregate}
     prompts = PromptBatches(policy, task, rewards, config, seed, advantages, correct)
     source = batch_source(prompts) if batch_source else prompts
@@ -120,7 +115,6 @@ def train(
     step = checkpoint["step"] if checkpoint else 0
     evaluated = partial(evaluate_run, policy, task, config, measure, seed, correct=correct)
 
-    files.track(report_to)
     progress = progress_bar(config, step)
     try:
         if not files.run.history and config.eval_on_start:
@@ -160,7 +154,6 @@ def train(
         return files.finish()
     finally:
         progress.close()
-        files.untrack()
 
 
 # --- before the first step ------------------------------------------------------------------------

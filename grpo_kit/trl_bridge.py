@@ -36,7 +36,7 @@ from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.paths import make_output_dir, write_atomic, writing
 from grpo_kit.rewards.rules import accuracy_reward
 from grpo_kit.rewards.scoring import finite_values, reward_name, score_texts
-from grpo_kit.runs import CHECKPOINT, PREVIOUS, RUN, Run, RunFiles, check_tracker
+from grpo_kit.runs import CHECKPOINT, PREVIOUS, RUN, Run, RunFiles
 from grpo_kit.tasks import Task
 
 HOOKS = {  # argument of `training.train` that TRL's trainer lacks -> what it has instead
@@ -146,16 +146,14 @@ def grpo_trainer(
     *,
     measure: Callable[[Policy], dict[str, float]] | None = None,
     correct: Callable = accuracy_reward,
-    report_to: str | None = None,
     **overrides: Any,
 ) -> trl.GRPOTrainer:
     """A `GRPOTrainer`, ready for `.train()`, that learns what `training.train` would.
 
-    It evaluates as the kit does and writes the same files into its `output_dir`; `report_to` is
-    that of `training.train`. `overrides` are fields of TRL's config, `output_dir` and `seed` among
-    them. Raises ValueError where these do not fit together or TRL lacks a field.
+    It evaluates as the kit does and writes the same files into its `output_dir`. `overrides` are
+    fields of TRL's config, among them `output_dir`, `seed` and `report_to`, a tracker. Raises
+    ValueError where these do not fit together or TRL lacks a field.
     """
-    check_tracker(report_to)
     processes = join(policy.device.type)
     # checks what goes together, and sets the arithmetic, which TRL's config takes from the policy
     prompts = training.PromptBatches(policy, task, rewards, config, seed=0, correct=correct)
@@ -180,7 +178,7 @@ def grpo_trainer(
     trainer.rewards = [whole_groups(r) if hasattr(r, "num_generations") else r for r in rewards]
     trainer.remove_callback(PrinterCallback)
     files = RunFiles(args.output_dir, config, args.seed, start)
-    trainer.watcher = _Watcher(files, policy, task, measure, report_to, correct)
+    trainer.watcher = _Watcher(files, policy, task, measure, correct)
     trainer.add_callback(trainer.watcher)
     return trainer
 
@@ -205,10 +203,7 @@ def train(
     with writing(output_dir) if PartialState().is_main_process else nullcontext():
         options |= {"output_dir": str(output_dir), "seed": seed}
         trainer = grpo_trainer(policy, task, rewards, config, **options)
-        try:
-            trainer.train(resume_from_checkpoint=resume)
-        finally:
-            trainer.watcher.files.untrack()
+        trainer.train(resume_from_checkpoint=resume)
     PartialState().wait_for_everyone()  # the first process writes what all of them read
     run = json.loads((output_dir / RUN).read_text())
     return Run(output_dir, config, seed, run["history"], run["start"])
@@ -320,12 +315,9 @@ def whole_groups(reward: Callable) -> Callable:
 class _Watcher(TrainerCallback):
     """Evaluates as `training.train` does, and leaves the same files; the first process writes."""
 
-    def __init__(
-        self, files: RunFiles, policy: Policy, task: Task, measure, report_to, correct
-    ) -> None:
+    def __init__(self, files: RunFiles, policy: Policy, task: Task, measure, correct) -> None:
         self.files, self.policy, self.task, self.measure = files, policy, task, measure
-        self.report_to, self.correct = report_to, correct
-        self.config = files.run.config
+        self.correct, self.config = correct, files.run.config
         self.began, self.progress = 0.0, None
 
     def begin(self) -> None:
@@ -355,7 +347,6 @@ class _Watcher(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:
             return
-        self.files.track(self.report_to)
         done = state.global_step // self.config.updates_per_step
         if not done and self.config.eval_on_start:
             self.files.log({"step": 0, "num_generated_tokens": 0, **self._evaluated()})

@@ -2,16 +2,13 @@
 
 import json
 import os
-import socket
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 import torch
-from accelerate import tracking
-from toy import TASK, configure, even_ids, files_up_to, killed_in
+from toy import TASK, configure, even_ids, files_up_to
 
-from grpo_kit import runs, trl_bridge
+from grpo_kit import runs
 from grpo_kit.models import load_policy
 from grpo_kit.runs import CHECKPOINT, HISTORY, PREVIOUS, RunFiles
 from grpo_kit.training import train
@@ -142,57 +139,3 @@ def test_a_folder_has_one_writer_at_a_time(saved_policy, tmp_path):
     assert len(run.history) == 2 and steps_in(folder / HISTORY) == [0, 1]
     assert not list(folder.glob("*.writer")), "it is free again"
     train(load_policy(saved_policy), TASK, [even_ids], **options)
-
-
-# --- trackers -------------------------------------------------------------------------------------
-
-ENGINES = pytest.mark.parametrize("engine", [train, trl_bridge.train], ids=["kit", "TRL"])
-
-
-@ENGINES
-def test_a_tracker_gets_the_rows_of_a_killed_run_and_of_the_resumed_one(
-    engine, saved_policy, tmp_path, monkeypatch
-):
-    wandb = MagicMock()
-    monkeypatch.setattr(runs, "find_spec", lambda name: True)
-    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "wandb", wandb)
-    options = {"config": configure(), "output_dir": tmp_path, "seed": 0, "report_to": "wandb"}
-    with pytest.raises(KeyboardInterrupt):
-        engine(load_policy(saved_policy), TASK, [killed_in(1)], **options)
-    run = engine(load_policy(saved_policy), TASK, [even_ids], resume=True, **options)
-    each = ["", "().start", "().store_init_configuration", "().log", "().log", "().finish"]
-    assert [name for name, _, _ in wandb.mock_calls if "__" not in name] == each * 2
-    killed, resumed = wandb().store_init_configuration.call_args_list
-    assert killed == resumed and killed.args[0]["max_steps"] == "3"
-    assert [call.args[0] | call.kwargs for call in wandb().log.call_args_list] == run.history
-
-
-@pytest.mark.parametrize("name", ["tensorboard", "trackio"])
-def test_a_real_tracker_has_the_rows_without_a_network(name, policy, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # read when trackio is imported
-    monkeypatch.setattr(socket.socket, "connect", None)
-    pytest.importorskip(name)
-    folder = tmp_path / "run"
-    train(policy, TASK, [even_ids], configure(), output_dir=folder, seed=0, report_to=name)
-    if name == "trackio":
-        from trackio.sqlite_storage import SQLiteStorage
-
-        rows = SQLiteStorage.get_logs("grpo-kit", folder.name)
-        steps = [row["step"] for row in rows if "reward" in row]
-    else:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        events = EventAccumulator(str(folder / name)).Reload()
-        steps = [event.step for event in events.Scalars("reward")]
-    assert steps == [1, 2, 3]
-
-
-@ENGINES
-@pytest.mark.parametrize("name", ["wand", "wandb"])
-def test_no_run_begins_for_a_tracker_that_is_not_there(engine, name, policy, tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "find_spec", lambda name: None)
-    message = {"wand": "'wand': give trackio, tens", "wandb": "pip install wandb, or leave"}[name]
-    options = {"output_dir": tmp_path, "seed": 0, "report_to": name}
-    with pytest.raises((ValueError, RuntimeError), match=message):
-        engine(policy, TASK, [even_ids], configure(), **options)
-    assert not (tmp_path / HISTORY).exists()

@@ -24,7 +24,6 @@ from grpo_kit.rewards.rules import accuracy_reward, question_text
 from grpo_kit.rewards.scoring import score_texts
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.answers import extract_answer, is_correct
-from grpo_kit.tiny.card import auc, texts_of
 from grpo_kit.tiny.problems import solution_style
 from grpo_kit.training import pass_at_k, score
 
@@ -34,11 +33,12 @@ def _answers(
 ) -> tuple[list[dict], list[str], list[bool]]:
     """Rows of the first held-out prompts, `samples` answers to each, in groups; which are right."""
     rows = list(task.test.select(range(min(prompts, len(task.test)))))
-    texts = texts_of(
-        policy, [row["prompt"] for row in rows], torch.Generator().manual_seed(seed),
-        num_generations=samples, temperature=config.temperature,
-        limit=config.max_completion_length, batch_size=16,
+    rollouts = reply(
+        policy, [row["prompt"] for row in rows], samples, temperature=config.temperature,
+        max_new_tokens=config.max_completion_length, batch_size=16 * samples,
+        generator=torch.Generator().manual_seed(seed),
     )  # fmt: skip
+    texts = policy.decode(rollouts.completion_lists())
     rows = [row for row in rows for _ in range(samples)]
     pairs = zip(texts, rows, strict=True)
     return rows, texts, [is_correct(extract_answer(text), row["answer"]) for text, row in pairs]
@@ -85,6 +85,15 @@ def diversity_of(policy: Policy, task: Task, embedder, config: GRPOConfig) -> di
         "styles": math.exp(-sum(share * math.log(share) for share in shares)),
         "distance": fmean(1 - float(vector_of[a] @ vector_of[b]) for a, b in pairs),
     }
+
+
+def auc(scores: Sequence[float], labels: Sequence[bool]) -> float:
+    """Chance that a right one is scored above a wrong one, ties half; NaN without both."""
+    scores = torch.tensor(scores, dtype=torch.float64)
+    labels = torch.tensor(labels, dtype=torch.bool)
+    right, wrong = scores[labels][:, None], scores[~labels]
+    above, equal = (right > wrong).double(), (right == wrong).double()
+    return (above + equal / 2).mean().item()
 
 
 def quality_of(t: Trained) -> dict[str, float]:

@@ -1,15 +1,11 @@
-"""Memory of a run by the kit's trainer, counted; its hours on this machine. `grpo-kit plan`.
+"""Memory of a run by the kit's trainer, counted. `grpo-kit plan`.
 
 Only Qwen2, Qwen3 and Llama are counted; for others there is `accelerate estimate-memory MODEL`.
 """
 
-import tempfile
-from dataclasses import replace
 from functools import cache
-from statistics import median
 from typing import Any, NamedTuple
 
-import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -17,8 +13,7 @@ from grpo_kit import smollm2
 from grpo_kit.generation import LOGITS_BUDGET
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import Profile
-from grpo_kit.rewards.rules import accuracy_reward
-from grpo_kit.training import PASS_TOKENS, train
+from grpo_kit.training import PASS_TOKENS
 
 GIB = 2**30
 FIELDS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -34,11 +29,10 @@ RESERVE, PROCESS = 1.5, 0.55  # GiB: a GPU's context, kernels, fragments; Python
 
 
 class Plan(NamedTuple):
-    """GiB by part, GiB that are there, and hours of all steps where some were timed."""
+    """GiB by part, and GiB that are there."""
 
     memory: dict[str, float]
     has: float
-    hours: float | None = None  # without evaluations
 
     @property
     def total(self) -> float:
@@ -117,13 +111,3 @@ def memory_of(profile: Profile, prompt_length: int = 200) -> dict[str, float]:
 def plan(profile: Profile, gpu: str = "H100", prompt_length: int = 200) -> Plan:
     """The plan of a run on one of `GPUS`; prompts have `prompt_length` tokens."""
     return Plan(memory_of(profile, prompt_length), GPUS[gpu])
-
-
-def plan_here(profile: Profile) -> Plan:
-    """The plan of a run on this machine, its hours by five steps that are made now."""
-    short = replace(profile.config, max_steps=5, eval_prompts=0, max_generated_tokens=None)
-    start = profile.load_policy(), profile.load_task(), [accuracy_reward], short
-    with tempfile.TemporaryDirectory() as folder:
-        rows = train(*start, output_dir=folder, seed=0).history[-3:]
-    step, free = median(row["step_time"] for row in rows), psutil.virtual_memory().available / GIB
-    return Plan(memory_of(profile), free, hours=profile.config.max_steps * step / 3600)

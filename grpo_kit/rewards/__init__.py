@@ -15,7 +15,6 @@ from grpo_kit.rewards.rules import (
     completion_text,
     format_reward,
     lenient_accuracy_reward,
-    maths_reward,
     parse_verdict,
     question_text,
 )  # fmt: skip

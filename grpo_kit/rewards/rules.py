@@ -1,18 +1,16 @@
-"""Rewards by rule: right answers (numbers, LaTeX), the format, verdicts."""
+"""Rewards by rule: right answers, the format, verdicts."""
 
 import numbers
 import re
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any
 
-from grpo_kit.tasks.answers import extract_answer, is_correct, unwrapped
+from grpo_kit.tasks.answers import extract_answer, is_correct
 
 PASS_RATE_CAP = 0.5
-MAX_LATEX = 10_000  # characters of an answer that is read as mathematics
 
 _FORMAT = re.compile(r"\s*<think>(.*)</think>\s*<answer>(.*)</answer>\s*", re.DOTALL)
 _BOXED = re.compile(r"\\boxed\{(?:\\text\{)?\s*(yes|no)\s*\.?\s*\}", re.IGNORECASE)
@@ -61,22 +59,12 @@ def lenient_accuracy_reward(
     return _graded(completions, answer, extract=partial(extract_answer, lenient=True))
 
 
-def maths_reward(
-    prompts: list, completions: list, completion_ids: list, *, answer: list, **columns
-) -> list[float | None]:
-    """1.0 for each `<answer>…</answer>` that means what `answer` does, both in LaTeX, else 0.0.
-
-    None without a gold answer. For numbers `accuracy_reward` is exact, and a thousand times faster.
-    """
-    return _graded(completions, answer, same=means_the_same)
-
-
 def _graded(
-    completions: list, answer: list, extract: Callable = extract_answer, same: Callable = is_correct
+    completions: list, answer: list, extract: Callable = extract_answer
 ) -> list[float | None]:
     golds = [_gold_text(gold) for gold in answer]
     return [
-        None if gold is None else float(same(extract(completion_text(completion)), gold))
+        None if gold is None else float(is_correct(extract(completion_text(completion)), gold))
         for completion, gold in zip(completions, golds, strict=True)
     ]
 
@@ -87,28 +75,6 @@ def _gold_text(gold: object) -> str | None:
     if not isinstance(gold, str | numbers.Number):
         raise TypeError(f"the column `answer` holds {gold!r}; give text, a number or None")
     return str(gold).strip() or None
-
-
-def means_the_same(answer: str | None, gold: str) -> bool:
-    """Does all of `answer` mean what `gold` means, both in LaTeX? "7 or 8" is not 8.
-
-    Raises RuntimeError without math-verify, and outside the main thread, where no time limit would
-    stop a 9^{9^{9^9}}.
-    """
-    try:
-        from math_verify import parse, verify
-    except ModuleNotFoundError as error:
-        raise RuntimeError('it needs math-verify: pip install "grpo-kit[math]"') from error
-    if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("math-verify's time limit is a signal: call it in the main thread only.")
-    if not answer or len(answer) > MAX_LATEX:
-        return False
-    bare, bare_gold = unwrapped(answer), unwrapped(gold)
-    if bare.split() == bare_gold.split() != []:
-        return True
-    # math-verify compares the content of \text{…} as a word, and bare letters as a product
-    meant = gold if r"\text" in gold else bare_gold
-    return verify(parse(f"${meant}$"), parse(f"${bare}$"))
 
 
 def right_ones(

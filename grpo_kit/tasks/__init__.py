@@ -50,8 +50,7 @@ def load(name: str) -> Task:
 def system_prompt(name: str) -> str | None:
     """What the prompts of a task begin with, or None where they are the question alone.
 
-    That of GSM8K asks for "a single number". For other answers, such as MATH's, which
-    `maths_reward` reads, give rows whose prompts are messages.
+    That of GSM8K asks for "a single number": for others give rows whose prompts are messages.
     """
     from grpo_kit.tasks import published, svamp
 

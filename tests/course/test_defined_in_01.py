@@ -1,4 +1,4 @@
-"""What notebook 01 defines is what the package does."""
+"""What notebook 01 defines is what the package does; advantages also those of 08 and 09."""
 
 import pytest
 import torch
@@ -9,18 +9,23 @@ from torch.testing import assert_close
 
 from grpo_kit import generation, hooks, objective
 from grpo_kit.profiles import PROFILES
-from grpo_kit.rewards import (
-    accuracy_reward,
-)
+from grpo_kit.rewards import accuracy_reward
 from grpo_kit.training import train
 
 
-@given(st.integers(0, 10_000), st.sampled_from([2, 3, 8]), st.booleans())
-def test_advantages_of_the_notebook_equal_the_package(seed, size, binary):
-    rewards = torch.rand(4 * size, generator=torch.Generator().manual_seed(seed))
+@pytest.mark.parametrize(("notebook", "scored"), [("01", True), ("08", False), ("09", False)])
+@given(st.integers(0, 10_000), st.sampled_from([2, 3, 8]), st.booleans(), st.floats(0, 1))
+def test_advantages_of_the_notebooks_equal_the_package(
+    notebook, scored, seed, size, binary, missing
+):
+    """Also where answers were not scored, in the notebooks that have such answers."""
+    generator = torch.Generator().manual_seed(seed)
+    rewards = torch.rand(4 * size, generator=generator)
     rewards = rewards.round() if binary else rewards
+    if not scored:
+        rewards[torch.rand(4 * size, generator=generator) < missing] = torch.nan
     expected = objective.group_advantages(rewards, size)
-    assert_close(defined_in("01").advantages(rewards, size), expected)
+    assert_close(defined_in(notebook).advantages(rewards, size), expected)
 
 
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 0.04, 1.0]), st.sampled_from([0.1, 0.2]))

@@ -1,4 +1,4 @@
-"""What notebook 01b defines is what the package does."""
+"""What notebook 01b defines is what the package does; the surrogate also that of 09."""
 
 from functools import partial
 
@@ -32,15 +32,17 @@ SURROGATES = {  # of the notebook -> of the package
 }
 
 
-@pytest.mark.parametrize("name", SURROGATES)
+@pytest.mark.parametrize(
+    ("notebook", "name"), [("09", "surrogate"), *(("01b", name) for name in SURROGATES)]
+)
 @given(st.integers(0, 10_000), st.sampled_from([0.1, 0.5, 1.5]))
-def test_surrogates_of_01b_equal_the_package(name, seed, spread):
+def test_surrogates_of_the_notebooks_equal_the_package(notebook, name, seed, spread):
     logps, *others, mask = _batch(seed, spread)
 
     def loss(function):
         return lambda *batch: (function(*batch) * mask).sum()
 
-    mine = with_gradient(loss(getattr(defined_in("01b"), name)), logps, *others, mask)
+    mine = with_gradient(loss(getattr(defined_in(notebook), name)), logps, *others, mask)
     assert_close(mine, with_gradient(loss(SURROGATES[name]), logps, *others, mask))
 
 

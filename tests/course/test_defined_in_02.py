@@ -7,10 +7,7 @@ from hypothesis import strategies as st
 from test_notebooks import defined_in
 from torch.testing import assert_close
 
-from grpo_kit.rewards import (
-    group_similarities,
-    linear_weight,
-)
+from grpo_kit.rewards import group_similarities, linear_weight
 
 
 @given(st.integers(0, 10_000), st.sampled_from([2, 3, 8]), st.floats(0, 1))

@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 from test_notebooks import defined_in
 
 from grpo_kit.profiles import PROFILES
-from grpo_kit.rewards import (
-    LocalJudge,
-    QualityJudgeReward,
-)
+from grpo_kit.rewards import LocalJudge, QualityJudgeReward
 from grpo_kit.rewards.judge import parse_judgement, tiny_prompt
 from grpo_kit.rewards.judge.texts import CRITERIA
 

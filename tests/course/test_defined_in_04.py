@@ -11,12 +11,7 @@ from test_notebooks import defined_in
 
 from grpo_kit import self_verification as sv
 from grpo_kit.profiles import PROFILES
-from grpo_kit.rewards import (
-    VerificationReward,
-    accuracy_reward,
-    format_reward,
-    parse_verdict,
-)
+from grpo_kit.rewards import VerificationReward, accuracy_reward, format_reward, parse_verdict
 from grpo_kit.training import PromptBatches
 
 WORDS = ["yes", "No", "YES.", "<think>", "</think>", "know", "so"]  # 04 reads no \boxed{}

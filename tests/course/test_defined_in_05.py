@@ -12,9 +12,7 @@ from torch.testing import assert_close
 
 from grpo_kit import hooks, objective, rewards
 from grpo_kit.config import GRPOConfig
-from grpo_kit.rewards import (
-    read_yes,
-)
+from grpo_kit.rewards import read_yes
 from grpo_kit.rewards.label_free import MEASURES
 
 

@@ -160,7 +160,7 @@ def doctor(*arguments):
     return CliRunner().invoke(app, ["doctor", *map(str, arguments)])
 
 
-def test_the_command_reads_a_table_of_older_names_and_writes_json(tmp_path):
+def test_the_command_reads_a_table_of_older_names(tmp_path):
     rows = [
         {"global_step": i, "train/reward": 0.1 + i / 99, "completion_length": 90 - 2 * i, "on": "x"}
         for i in range(41)
@@ -169,13 +169,10 @@ def test_the_command_reads_a_table_of_older_names_and_writes_json(tmp_path):
         table = csv.DictWriter(file, rows[0])
         table.writeheader()
         table.writerows(rows)
-    done = doctor(tmp_path / "log.csv", "--json")
-    found = json.loads(done.stdout)
-    assert done.exit_code == 1 and found["healthy"] is False
-    (one,) = found["findings"]
-    assert (one["id"], one["severity"], one["steps"]) == ("length-collapse", "sick", [0, 40])
-    words = doctor(tmp_path / "log.csv").stdout
-    assert words.startswith("sick, by 41 logged steps") and one["evidence"] in words
+    done = doctor(tmp_path / "log.csv")
+    assert done.exit_code == 1 and done.stdout.startswith("sick, by 41 logged steps")
+    assert "sick: length-collapse (steps 0 to 40)" in done.stdout
+    assert done.stdout.count("sick: ") == 1
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,10 @@
 """Test sets: how answers are graded, strictly, leniently or by a reward, with which interval."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 from scipy.stats import binomtest
 
 from grpo_kit.generation import reply
 from grpo_kit.lab.evaluation import READINGS, evaluate_test_set, in_words
-from grpo_kit.rewards import maths_reward
 
 
 def graded(reward, text, gold):
@@ -26,12 +23,6 @@ def graded(reward, text, gold):
 )
 def test_numbers_are_graded_by_the_tag_and_by_the_last_number(text, gold, expected):
     assert [graded(reward, text, gold) for reward in READINGS.values()] == expected
-
-
-def test_without_math_verify_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "math_verify", None)
-    with pytest.raises(RuntimeError, match=r"grpo-kit\[math\]"):
-        graded(maths_reward, "<answer>1</answer>", "1")
 
 
 ROWS = [{"prompt": [{"role": "user", "content": f"{i}?"}], "answer": str(i)} for i in range(7)]
@@ -59,11 +50,3 @@ def test_both_readings_stand_side_by_side_and_a_test_set_without_answers_is_refu
         evaluate_test_set(policy, bare, max_new_tokens=4)
     with pytest.raises(ValueError, match="accuracy_reward scores no row: give rows with"):
         evaluate_test_set(policy, [row | {"answer": None} for row in bare], max_new_tokens=4)
-
-
-def test_maths_is_compared_in_the_main_thread_or_not_at_all():
-    pytest.importorskip("math_verify", reason="pip install 'grpo-kit[math]'")
-    with ThreadPoolExecutor(1) as pool:
-        late = pool.submit(graded, maths_reward, "<answer>1</answer>", "1")
-        with pytest.raises(RuntimeError, match="in the main thread only"):
-            late.result()

@@ -15,17 +15,11 @@ from grpo_kit.lab.grid import Trained, run_grid
 from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
-from grpo_kit.rewards.meta_evaluation import (
-    BREVITY_QUESTION,
-    META_QUESTION,
-    as_turns,
-    read_yes,
-)
+from grpo_kit.rewards.meta_evaluation import BREVITY_QUESTION, META_QUESTION, as_turns, read_yes
 from grpo_kit.self_verification import VerificationItem, diversify, filter_queries, post_process
 from grpo_kit.tasks import Task, tool_questions
 from grpo_kit.tasks.word_problems import DIFFICULTIES, make_problem
 from grpo_kit.tiny import problems, skills
-from grpo_kit.tiny.card import auc
 from grpo_kit.training import PromptBatches, check_task
 
 SMOKE = PROFILES["smoke"]
@@ -43,8 +37,10 @@ def trained(policy, base, task, n):
 
 
 def say(monkeypatch, answers):
-    """Make every policy that is measured answer this."""
-    monkeypatch.setattr(measures, "texts_of", lambda *a, **k: answers)
+    """A policy that answers this when it is measured."""
+    said = SimpleNamespace(completion_lists=lambda: answers)
+    monkeypatch.setattr(measures, "reply", lambda *a, **k: said)
+    return SimpleNamespace(decode=list)
 
 
 def test_alike_answers_have_no_diversity(task, monkeypatch):
@@ -53,8 +49,7 @@ def test_alike_answers_have_no_diversity(task, monkeypatch):
     letters = SimpleNamespace(encode=lambda texts: [[float(len(t)), 1.0] for t in texts])
 
     def measured(answers):
-        say(monkeypatch, answers)
-        return measures.diversity_of(None, task, letters, SMOKE.config)
+        return measures.diversity_of(say(monkeypatch, answers), task, letters, SMOKE.config)
 
     first, second = measured([alike] * 256), measured([alike, other] * 128)
     assert first == pytest.approx({"distinct": 1 / 8, "styles": 1.0, "distance": 0.0}, abs=1e-6)
@@ -107,6 +102,20 @@ def test_an_arm_is_trained_watched_and_measured_from_end_to_end(
     assert record.history[-1]["step"] == 1 and not [*tmp_path.rglob("checkpoint*")]
 
 
+@pytest.mark.parametrize(
+    ("scores", "labels", "expected"),
+    [
+        ([0.1, 0.2, 0.8, 0.9], [False, False, True, True], 1.0),
+        ([0.9, 0.1], [False, True], 0.0),
+        ([0.5, 0.5, 0.5], [True, False, False], 0.5),
+        ([0.1, 0.3, 0.2, 0.4], [True, True, False, False], 0.25),
+        ([0.1, 0.2], [True, True], math.nan),
+    ],
+)
+def test_auc_is_the_share_of_pairs_in_order_and_needs_both_labels(scores, labels, expected):
+    assert measures.auc(scores, labels) == pytest.approx(expected, nan_ok=True)
+
+
 def test_likelihood_and_own_verdict_tell_right_answers_from_wrong_ones(base, task):
     t = dataclasses.replace(trained(base, base, task, 6), run=SimpleNamespace(seed=0))
     known = measures.knows(t)
@@ -146,9 +155,9 @@ def test_ablations_leave_out_one_stage_each():
 
 
 def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(base, task, monkeypatch):
-    two = trained(None, base, task, 2)
     assured = "<think>Surely 3, checked twice.</think><answer>3</answer>"
-    say(monkeypatch, [assured, "<think>Maybe 3.</think><answer>3</answer>"] * 8)
+    said = [assured, "<think>Maybe 3.</think><answer>3</answer>"] * 8
+    two = trained(say(monkeypatch, said), base, task, 2)
     rewards = torch.tensor([[0.5], [-0.25]] * 7 + [[torch.nan]] * 2)  # scores of 5 and 2
     monkeypatch.setattr(measures, "score_texts", lambda *arguments: rewards)
     measured = measures.quality_of(two)
@@ -173,9 +182,9 @@ def test_the_evaluator_that_was_taught_brevity_tells_short_from_long_and_right_f
     short = [count < sorted(words)[len(words) // 2] for count in words]
     evaluators = experiments._taught_brevity(), SMOKE.load_policy()
     taught, untaught = (read_yes(one, rows) for one in evaluators)
-    assert auc([is_right.p_yes for is_right, _ in taught], right) > 0.85
-    assert auc([is_short.p_yes for _, is_short in taught], short) > 0.85
-    assert auc([is_short.p_yes for _, is_short in untaught], short) < 0.3
+    assert measures.auc([is_right.p_yes for is_right, _ in taught], right) > 0.85
+    assert measures.auc([is_short.p_yes for _, is_short in taught], short) > 0.85
+    assert measures.auc([is_short.p_yes for _, is_short in untaught], short) < 0.3
 
 
 QUICK = [name for name in EXPERIMENTS if name not in ("published", "flow")]

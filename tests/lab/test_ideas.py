@@ -6,7 +6,7 @@ import pytest
 
 from grpo_kit.lab.ideas import load_arms, load_function
 from grpo_kit.lab.identity import identity_of
-from grpo_kit.rewards import accuracy_reward, maths_reward
+from grpo_kit.rewards import accuracy_reward
 
 MINE = """
 import beside_idea
@@ -39,7 +39,6 @@ def test_a_function_of_a_file_or_of_the_kit(folder):
     (own,) = load_arms("my_idea.py")["short"]["rewards"]
     assert identity_of(own) == identity_of(load_function(f"{folder}/my_idea.py:short"))
     assert load_function("accuracy") is load_function("accuracy_reward") is accuracy_reward
-    assert load_function("maths_reward") is maths_reward
 
 
 def test_what_a_function_takes_from_a_file_beside_its_own_belongs_to_it(folder):

@@ -8,14 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from grpo_kit.lab.statistics import (
-    DELTA,
-    interval,
-    judge,
-    power,
-    prediction_band,
-    region,
-)
+from grpo_kit.lab.statistics import DELTA, interval, judge, power, prediction_band, region
 
 CLAIMS, SEEDS = 10, 5
 

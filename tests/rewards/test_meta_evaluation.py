@@ -10,12 +10,7 @@ from test_in_both_trainers import QUESTION
 from test_in_both_trainers import TEXTS as TAGGED
 
 from grpo_kit.models import frozen_copy, load_policy
-from grpo_kit.rewards import (
-    CertaintyReward,
-    MetaEvaluationReward,
-    read_yes,
-    yes_no_tokens,
-)
+from grpo_kit.rewards import CertaintyReward, MetaEvaluationReward, read_yes, yes_no_tokens
 from grpo_kit.rewards import meta_evaluation as module
 from grpo_kit.rewards.meta_evaluation import META_QUESTION, STEPS_QUESTION, as_turns
 

@@ -2,12 +2,7 @@
 
 import pytest
 
-from grpo_kit.rewards import (
-    VerificationReward,
-    accuracy_reward,
-    format_reward,
-    maths_reward,
-)
+from grpo_kit.rewards import VerificationReward, accuracy_reward, format_reward
 from grpo_kit.rewards.rules import parse_verdict, verdict_stats
 
 # Of every form that MATH has; then what models write around an answer.
@@ -33,28 +28,19 @@ WRAPPINGS = [
 
 @pytest.mark.parametrize("gold", GOLDS)
 def test_what_models_write_around_a_right_answer_costs_nothing(gold):
-    pytest.importorskip("math_verify", reason="pip install 'grpo-kit[math]'")
     texts = [f"<answer>{wrapping.format(gold)}</answer>" for wrapping in WRAPPINGS]
-    rewards = maths_reward([], texts, [], answer=[gold] * len(texts))
+    rewards = accuracy_reward([], texts, [], answer=[gold] * len(texts))
     assert dict(zip(texts, rewards, strict=True)) == dict.fromkeys(texts, 1.0)
     golds = [wrapping.format(gold) for wrapping in WRAPPINGS]
     chat = [{"role": "assistant", "content": texts[0]}]
-    assert set(maths_reward([], [chat] * len(texts), [], answer=golds)) == {1.0}
+    assert set(accuracy_reward([], [chat] * len(texts), [], answer=golds)) == {1.0}
 
 
 def test_a_wrong_answer_stays_wrong_in_every_wrapping():
-    pytest.importorskip("math_verify", reason="pip install 'grpo-kit[math]'")
     either = ("$42$ or $43$", r"\text{42} or \text{43}", "42, 43")
     for wrong in ("43", r"\frac{1}{3}", r"\text{Anna}", *either, "", "9" * 20_000):
         texts = [f"<answer>{wrapping.format(wrong)}</answer>" for wrapping in WRAPPINGS]
-        assert set(maths_reward([], texts, [], answer=["42"] * len(texts))) == {0.0}, wrong
-
-
-def test_without_a_gold_answer_maths_is_not_scored():
-    pytest.importorskip("math_verify", reason="pip install 'grpo-kit[math]'")
-    golds = [None, float("nan"), "", " ", 42]
-    rewards = maths_reward([], ["<answer>42</answer>"] * 5, [], answer=golds)
-    assert rewards == [None, None, None, None, 1.0]
+        assert set(accuracy_reward([], texts, [], answer=["42"] * len(texts))) == {0.0}, wrong
 
 
 GOOD = [

@@ -6,9 +6,10 @@ from statistics import fmean
 import pytest
 import torch
 
+from grpo_kit.generation import reply
 from grpo_kit.paths import data_dir
 from grpo_kit.tasks.word_problems import HIGHEST, LOWEST, word_problems
-from grpo_kit.tiny import card, problems, skills
+from grpo_kit.tiny import problems, skills
 
 FOLDER = data_dir() / "tiny-base"
 
@@ -59,7 +60,8 @@ def test_the_card_is_true(base, written):
     """Measured again on other problems: within four standard errors of the card's number."""
     expected, n = written["skills"]["solve"]["pass@1"], 48
     rows, generator = word_problems().test.select(range(n)), torch.Generator().manual_seed(1)
-    texts = card.texts_of(base, rows["prompt"], generator, num_generations=8)
+    rollouts = reply(base, rows["prompt"], 8, max_new_tokens=96, generator=generator)
+    texts = base.decode(rollouts.completion_lists())
     answers = [answer for answer in rows["answer"] for _ in range(8)]
     right = [skills.is_right(*pair) for pair in zip(answers, texts, strict=True)]
     error = (expected * (1 - expected) / n) ** 0.5 / 2  # samples of a problem are alike in part

@@ -25,6 +25,7 @@ METADATA = {  # of every committed notebook
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python",
                       "pygments_lexer": "ipython3"}}  # fmt: skip
+FOLDED = {"jupyter": {"source_hidden": True}, "cellView": "form"}  # by JupyterLab, by Colab
 WIDGET = "application/vnd.jupyter.widget-view+json"
 # tqdm's "[00:34<00:10,  1.23it/s": the elapsed and the remaining time, the rate.
 TIMES = r" ?\[\d+(?::\d\d)+(?:<[^,\]]+(?:, *[^,\]]*/[^,\]]*)?|, *[^,\]]*/[^,\]]*)"
@@ -216,8 +217,9 @@ def scrub(executed: Any, checkout: Path) -> Any:
 
     executed.metadata = type(executed)(METADATA)
     for cell in executed.cells:
-        tags = cell.metadata.get("tags")
-        cell.metadata = type(executed)({"tags": tags} if tags else {})
+        tags = cell.metadata.get("tags", [])
+        folded = FOLDED if "hide-input" in tags else {}
+        cell.metadata = type(executed)({**({"tags": tags} if tags else {}), **folded})
         if cell.cell_type != "code":
             continue
         cell.outputs = [out for out in cell.outputs if WIDGET not in out.get("data", {})]

@@ -176,7 +176,7 @@ EQUIVALENT = {  # a mutant's changed lines -> why it is no mistake
     "probs = logits.softmax(1)": "of two axes the last is 1",
     "for i, accuracy in list(enumerate(accuracies))[1:]:": "the first is the best to begin with",
     "if i - best == patience:": "the distance grows by 1",
-    "return [a for a, n in zip(own, turns) for _ in range(n)]": "each is a tensor of one number",
+    "return [a for a, n in zip(values, turns) for _ in range(n)]": "each is a tensor of one number",
     "mask, end = ([], len(turns[-1][0]))": "a list times less than 0 is empty",
     "return sum((start // rows < (start + size - 1) // rows for start in starts))":
         "a group's last row is in no earlier process than its first",

@@ -197,11 +197,14 @@ def test_the_verdicts_that_07_tells_are_those_of_today():
 
 @functools.cache
 def defined_in(number: str) -> SimpleNamespace:
-    """The functions and classes of a notebook, with its imports; no other line of it is run."""
+    """The functions and classes of a notebook, with its imports and aliases of types, no more."""
     (name,) = (name for name in NOTEBOOKS if name.partition("_")[0] == number)
     namespace: dict = {}
     for statement in ast.parse(python_of(name)).body:
-        if isinstance(statement, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)):
+        alias = isinstance(getattr(statement, "value", None), ast.Subscript)  # Annotated[...]
+        if alias or isinstance(
+            statement, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+        ):
             with contextlib.suppress(NameError):  # a default that takes a variable of the notebook
                 exec(compile(ast.Module([statement], []), name, "exec"), namespace)
     return SimpleNamespace(**namespace)

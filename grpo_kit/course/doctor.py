@@ -294,7 +294,9 @@ def in_words(findings: Sequence[Finding], rows: Sequence[dict]) -> str:
     """Return the diagnosis as plain text."""
     steps = len(series(rows, "reward", "loss")[0])
     few = "" if steps >= FEWEST else f" (too few to say much, at least {FEWEST} are needed)"
-    lines = [f"{'healthy' if is_healthy(findings) else 'sick'}, by {steps} logged steps{few}"]
+    severities = {one.severity for one in findings}
+    state = next((name for name in ("sick", "warning") if name in severities), "healthy")
+    lines = [f"{state}, by {steps} logged steps{few}"]
     for one in findings:
         lines += ["", f"{one.severity}: {one.id} (steps {one.steps[0]} to {one.steps[1]})"]
         lines += [f"  {one.evidence}", indent(fill(one.advice, 90), "  ")]

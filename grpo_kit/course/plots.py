@@ -39,7 +39,7 @@ CURVE_LABELS = {
 VERDICT_LOOKS = {  # colour and marker
     "reproduced": ("#009E73", "o"), "contradicted": ("#D55E00", "X"),
     "no effect": ("#0072B2", "s"), "inconclusive": ("#888888", "|"),
-    "not tested": ("#BBBBBB", "x"),
+    "not tested": ("#BBBBBB", "D"),
 }  # fmt: skip
 # Okabe and Ito's colours
 COLOUR_BLIND_SAFE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C510A")
@@ -195,7 +195,7 @@ def forest(rows: Sequence[tuple[str, str, str, Mapping[str, float], float]]) -> 
         colour, marker = VERDICT_LOOKS[verdict]
         mean, low, high = (found[name] / delta for name in ("mean", "low", "high"))
         axes.plot([low, high], [place, place], color=colour, linewidth=2)
-        axes.plot(mean, place, marker, color=colour, markersize=7, markeredgewidth=2)
+        axes.plot(mean, place, marker, color=colour, markersize=6, markeredgewidth=1.5)
         axes.annotate(
             direction, (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=9
         )
@@ -205,10 +205,10 @@ def forest(rows: Sequence[tuple[str, str, str, Mapping[str, float], float]]) -> 
     farthest = max([10.0, *(abs(x) for line in axes.lines for x in line.get_xdata())])
     ticks = [tick for tick in (1, 3, 10, 30, 100) if tick <= farthest]
     axes.set_xticks([*(-tick for tick in reversed(ticks)), 0, *ticks])
-    axes.xaxis.set_major_formatter("{x:+g}")
+    axes.xaxis.set_major_formatter(lambda x, place: f"{x:+g}" if x else "0")
     axes.minorticks_off()
     axes.set(
-        xlabel="mean difference, in units of the smallest that matters",
+        xlabel="mean difference ÷ δ, the smallest that matters (grey: too small)",
         ylim=(-0.7, len(rows) - 0.3), yticks=range(len(rows)),
         yticklabels=[label for label, *_ in reversed(rows)],
     )  # fmt: skip

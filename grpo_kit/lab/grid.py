@@ -12,9 +12,12 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import cloudpickle
@@ -348,40 +351,62 @@ def here(jobs: Sequence[Job]) -> list[str]:
 
 
 def in_processes(jobs: Sequence[Job], processes: int) -> list[str]:
-    """Make each run in a process of its own, `processes` at a time.
+    """Make the runs in `processes` processes, each of which makes one after the other.
 
-    Each writes a log beside its checkpoint. What ends this function ends the processes too.
+    A run writes a log beside its checkpoint. What ends this function ends the processes too.
     """
-    command = [sys.executable, "-m", "grpo_kit.lab.grid"]
-    env = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # modules of a reader's functions
-    waiting, running, failed, progress = list(jobs), {}, [], Progress(len(jobs))
+    waiting, busy, failed, progress = list(jobs), {}, [], Progress(len(jobs))
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    idle = [_worker() for _ in jobs[:processes]]
     try:
-        while waiting or running:
-            while waiting and len(running) < processes:
-                job = waiting.pop(0)
+        while waiting or busy:
+            while waiting and idle:
+                worker, job = idle.pop(), waiting.pop(0)
                 file = make_output_dir(job.folder) / "job.pickle"
                 file.write_bytes(cloudpickle.dumps(job))
-                with open(file, "rb") as given, open(job.folder / "log.txt", "a") as log:
-                    files = {"stdin": given, "stdout": log, "stderr": subprocess.STDOUT}
-                    running[subprocess.Popen(command, **files, env=env)] = job
-            time.sleep(0.1)
-            for process in [process for process in running if process.poll() is not None]:
-                job, why = running.pop(process), ""
-                if process.returncode:
+                file.with_name("log.txt").touch()
+                print(file.resolve(), file=worker.stdin, flush=True)
+                busy[worker.stdout] = worker, job
+            for stdout in wait(list(busy)):
+                (worker, job), why = busy.pop(stdout), ""
+                if (reply := stdout.readline().strip()) != "made":
                     log = job.folder / "log.txt"
                     last = log.read_text(errors="replace").strip().splitlines()[-1:]
                     why = f"{''.join(last)} ({log})"
                     failed.append(f"{job}: {why}")
+                idle.append(worker if reply else _worker())  # without a reply it has ended
                 progress.line(job, why)
     finally:
-        for process in running:
-            process.terminate()
-        for process in running:
-            process.wait()
+        workers = [*idle, *(worker for worker, _ in busy.values())]
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.wait()
         signal.signal(signal.SIGTERM, before)
     return failed
+
+
+def _worker() -> subprocess.Popen:
+    """A process that makes the runs whose pickled jobs it is told, and says "made" or "failed"."""
+    env = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # modules of a reader's functions
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-m", "grpo_kit.lab.grid"], **pipes, env=env)
+
+
+def _work() -> None:
+    for line in sys.stdin:
+        file, reply = Path(line.rstrip("\n")), "failed"
+        log = open(file.with_name("log.txt"), "a")
+        with log, redirect_stdout(log), redirect_stderr(log):
+            try:
+                cloudpickle.loads(file.read_bytes()).run()
+                reply = "made"
+            except (RuntimeError, ValueError, OSError) as error:
+                print(f"error: {error}")
+            except Exception:
+                traceback.print_exc()
+        print(reply, flush=True)
 
 
 def run_grid(
@@ -404,7 +429,4 @@ def run_grid(
 
 
 if __name__ == "__main__":  # in a process of `in_processes`
-    try:
-        cloudpickle.load(sys.stdin.buffer).run()
-    except (RuntimeError, ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    _work()

@@ -156,6 +156,8 @@ class Pretended(Job):
         print("steps of", self.arm, flush=True)
         if self.arm == "fails":
             raise RuntimeError("it did not work")
+        if self.arm == "dies":
+            os._exit(9)
         time.sleep(0.2)
         (self.results / f"{self.seed}.txt").write_text(f"{began} {time.time()}")
 
@@ -163,14 +165,15 @@ class Pretended(Job):
 @pytest.mark.slow
 def test_processes_share_the_work_and_one_that_fails_does_not_stop_the_rest(tmp_path, capsys):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    arms = dict.fromkeys(("fails", "works"), PARITY.arms["even"])
+    arms = dict.fromkeys(("fails", "dies", "works"), PARITY.arms["even"])
     experiment, where = Experiment("?", arms), (tmp_path, tmp_path / "work")
-    given = [("fails", 0), ("works", 1), ("works", 2), ("works", 3)]
+    given = [("fails", 0), ("dies", 0), ("works", 1), ("works", 2), ("works", 3)]
     jobs = [Pretended("x", experiment, PROFILES["smoke"], *one, *where) for one in given]
-    (failed,) = grid.in_processes(jobs, 2)
-    assert failed.startswith("fails, seed 0: error: it did not work (")
+    failed = sorted(grid.in_processes(jobs, 2))
+    assert failed[0].startswith("dies, seed 0: steps of dies (")
+    assert failed[1].startswith("fails, seed 0: error: it did not work (")
     assert "steps of works" in (jobs[-1].folder / "log.txt").read_text()
-    assert re.search(r"\[4/4\] works, seed \d: it worked", capsys.readouterr().out)
+    assert re.search(r"\[5/5\] works, seed \d: it worked", capsys.readouterr().out)
     times = [tuple(map(float, file.read_text().split())) for file in tmp_path.glob("*.txt")]
     assert len(times) == 3
     at_once = [sum(begin <= start < end for begin, end in times) for start, _ in times]

@@ -4,8 +4,9 @@ A dial is an experiment with `settings` (`data/experiments.yaml`): every arm is 
 them, as "ARM, SETTING". Its first arm is the baseline, the last one the method.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from operator import methodcaller
+from pathlib import Path
 
 from matplotlib.figure import Figure
 
@@ -46,35 +47,32 @@ def turned(records: Iterable[Record], experiment: Experiment) -> dict[str, dict[
     return found
 
 
-def reported_dials() -> list[str]:
-    """The names of the dials that have stored runs."""
-    return [name for name in EXPERIMENTS if name.startswith(PREFIX) and stored(name)]
-
-
-def stored(name: str) -> list[Record]:
-    """The stored runs of a dial that this version would make."""
-    return load_current(profile="tiny", experiment=name)[0]
+def reported_dials(results: str | Path | None = None) -> dict[str, dict]:
+    """Name -> `turned` of each dial that has stored runs, by default among the shipped ones."""
+    names = [name for name in EXPERIMENTS if name.startswith(PREFIX)]
+    runs = {name: load_current(results, "tiny", name)[0] for name in names}
+    return {name: turned(of, EXPERIMENTS[name]) for name, of in runs.items() if of}
 
 
 def dial(name: str) -> Figure:
     """The figure of one dial; ValueError where no run of it is stored."""
-    if not (records := stored(name)):
+    if name not in (found := reported_dials()):
         raise ValueError(f"no run of {name!r} is stored: `{command_of(name, 'tiny')}` makes them.")
     figure = Figure(figsize=(8, 3.2), layout="constrained")
-    draw(figure.subplots(), turned(records, EXPERIMENTS[name]), EXPERIMENTS[name])
+    draw(figure.subplots(), found[name], EXPERIMENTS[name])
     return figure
 
 
-def all_dials(names: Sequence[str] | None = None) -> Figure:
-    """One panel a dial: when does it matter?"""
-    names = names or reported_dials()
-    rows = -(-len(names) // 2)
+def all_dials(found: Mapping[str, dict] | None = None) -> Figure:
+    """One panel a dial of `reported_dials`: when does it matter?"""
+    found = found or reported_dials()
+    rows = -(-len(found) // 2)
     figure = Figure(figsize=(11, 3.1 * rows), layout="constrained")
-    panels = figure.subplots(rows, 2, squeeze=False).flat
-    for name, axes in zip(names, panels, strict=False):
-        draw(axes, turned(stored(name), EXPERIMENTS[name]), EXPERIMENTS[name])
+    panels = list(figure.subplots(rows, 2, squeeze=False).flat)
+    for (name, of), axes in zip(found.items(), panels, strict=False):
+        draw(axes, of, EXPERIMENTS[name])
         axes.set_title(name.removeprefix(PREFIX))
-    for axes in list(panels)[len(names) :]:
+    for axes in panels[len(found) :]:
         axes.remove()
     return figure
 
@@ -99,10 +97,9 @@ def draw(axes, found: dict[str, dict[str, dict]], experiment: Experiment) -> Non
     axes.legend(fontsize=8)
 
 
-def dial_text(name: str) -> str:
+def dial_text(records: Iterable[Record], experiment: Experiment) -> str:
     """Markdown: each arm's mean in each setting, and its difference from the first arm."""
-    experiment = EXPERIMENTS[name]
-    found = turned(stored(name), experiment)
+    found = turned(records, experiment)
     first, *others = found
     head = [experiment.turned, *found, *(f"{arm} minus {first}" for arm in others)]
     rows = []
@@ -110,4 +107,4 @@ def dial_text(name: str) -> str:
         levels = [cell(of.get(setting)) for of in found.values()]
         minus = [difference_cell(found[arm].get(setting, {}).get("minus")) for arm in others]
         rows.append([setting, *levels, *minus])
-    return f"{experiment.question}\n\n{markdown_table(head, *rows)}"
+    return markdown_table(head, *rows)

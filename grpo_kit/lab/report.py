@@ -20,6 +20,7 @@ from grpo_kit.course import plots
 from grpo_kit.course.plots import arm_bands, forest
 from grpo_kit.lab import bench
 from grpo_kit.lab.claims import claims_text, forest_rows, judge_claims, load_claims
+from grpo_kit.lab.dials import dial_text
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import Experiment, command_of
 from grpo_kit.lab.records import Record, by_arm, fingerprint
@@ -115,6 +116,8 @@ def arms_of(name: str, records: list[Record], folder: Path) -> list[str]:
         made = f"{len(runs)} runs on {', '.join(sorted(used))}, finished {days[0]} to {days[-1]}"
         if EXPERIMENTS[name].rates:
             parts.append(best_rates(runs, EXPERIMENTS[name]))
+        if EXPERIMENTS[name].turned:
+            parts.append(dial_text(runs, EXPERIMENTS[name]))
         command = command_of(name, profile, seeds)
         parts += [summary_text(summary), f"{plain(made)}. Again: `{command}`\n"]
     return parts

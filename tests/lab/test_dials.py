@@ -66,7 +66,7 @@ def test_a_dial_of_the_world_has_its_recipe_in_the_identity_and_others_have_none
 
 
 def test_a_dial_without_runs_says_which_command_makes_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(dials, "stored", lambda name: [])
+    monkeypatch.setattr(dials, "reported_dials", dict)
     with pytest.raises(
         ValueError, match="no run of 'dial-checks' is stored: `grpo-kit run dial-che"
     ):

@@ -7,6 +7,7 @@ them, as "ARM, SETTING". Its first arm is the baseline, the last one the method.
 from collections.abc import Iterable, Mapping
 from operator import methodcaller
 from pathlib import Path
+from statistics import fmean
 
 from matplotlib.figure import Figure
 
@@ -28,9 +29,11 @@ def arms_of(experiment: Experiment) -> list[str]:
 
 def turned(records: Iterable[Record], experiment: Experiment) -> dict[str, dict[str, dict]]:
     """Arm -> setting -> `interval` of the metric shown, and, but for the first arm, `minus`: the
-    interval of the differences from it, paired by seed. Settings without runs are left out."""
+    interval of the differences from it, paired by seed; of a lenient metric also the `strict` mean.
+    Settings without runs are left out."""
     runs, (first, *_) = by_arm(records), arms_of(experiment)
     measure = methodcaller(experiment.of, experiment.shown)
+    strict = methodcaller(experiment.of, experiment.shown.replace("lenient/", ""))
     found: dict[str, dict[str, dict]] = {}
     for arm in arms_of(experiment):
         for setting in experiment.settings:
@@ -44,6 +47,8 @@ def turned(records: Iterable[Record], experiment: Experiment) -> dict[str, dict[
             ]
             if arm != first and pairs:
                 entry["minus"] = interval(pairs)
+            if "lenient/" in experiment.shown:
+                entry["strict"] = fmean(map(strict, mine.values()))
     return found
 
 
@@ -88,6 +93,9 @@ def draw(axes, found: dict[str, dict[str, dict]], experiment: Experiment) -> Non
                 [min(one["high"], 1) - one["mean"] for one in of.values()]]  # fmt: skip
         look = {"color": colours[arm], "marker": "o", "capsize": 3, "label": arm}
         axes.errorbar(places, means, ends, **look)
+        if strict := [one["strict"] for one in of.values() if "strict" in one]:
+            dashed = {"linestyle": "--", "marker": "x", "label": f"{arm}, strict"}
+            axes.plot(places, strict, color=colours[arm], **dashed)
     axes.set_xticks(range(len(experiment.settings)), experiment.settings)
     metric = experiment.shown.removeprefix("eval/")
     if experiment.of == "change":

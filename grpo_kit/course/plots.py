@@ -46,7 +46,7 @@ COLOUR_BLIND_SAFE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56
 # What is pushed up is blue in every figure, what is pushed down orange.
 UP, DOWN = COLOUR_BLIND_SAFE[:2]
 SIGNS = LinearSegmentedColormap.from_list("signs", [DOWN, "white", UP])
-BASELINES = ("plain", "plain GRPO", "labels", "generate", "kit")  # grey
+BASELINES = ("plain", "plain GRPO", "labels", "generate", "kit", "clip")  # grey
 METHOD_COLOURS = {  # as in the pictures of their loops
     "diversity": "#E69F00", "judge": "#CC79A7", "verification": "#009E73", "meta": "#D55E00",
     "flow": "#56B4E9",
@@ -63,6 +63,7 @@ ARM_COLOURS |= {arm: METHOD_COLOURS[method] for method, arms in ARMS.items() for
 ARM_COLOURS |= {"mixed": "#0072B2", "verify-init": "#CC79A7", "verify-alter": "#E69F00"}
 ARM_COLOURS |= {"judge only": "#D55E00", "random": "#999999", "offline traces": "#E69F00"}
 ARM_COLOURS |= {"per turn": "#009E73", "final turn only": "#CC79A7"}
+ARM_COLOURS |= {"no clip": "#D55E00", "SAPO": "#0072B2", "unbalanced": "#E69F00"}
 COUNTS = ("eval/mean_length", "eval/turns")  # all others of `eval/` are shares
 X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of training steps"}
 

@@ -22,6 +22,7 @@ COLLAPSE = {  # arms whose reward rose as held-out accuracy fell: notebooks 03, 
     "truth 10 %", "P(Yes), no labels", "P(Yes)", "majority", "self-certainty",
     "likelihood", "judged outcome", "correct alone",
     "short x 0.5", "short x 1", "short x 1.5", "short x 2",
+    "plain, 0.2", "plain, 0.35", "plain, 0.5", "plain, 0.7",  # of the dial of the shortcut
 }  # fmt: skip
 
 

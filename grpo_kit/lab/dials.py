@@ -16,9 +16,10 @@ from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import Experiment, command_of
 from grpo_kit.lab.records import Record, by_arm
 from grpo_kit.lab.statistics import interval
-from grpo_kit.lab.summary import cell, difference_cell, markdown_table
+from grpo_kit.lab.summary import cell, circumstances, difference_cell, markdown_table, number
 
 PREFIX = "dial-"
+COSTS = ("tokens", "updates", "seconds")
 
 
 def arms_of(experiment: Experiment) -> list[str]:
@@ -105,14 +106,24 @@ def draw(axes, found: dict[str, dict[str, dict]], experiment: Experiment) -> Non
     axes.legend(fontsize=8)
 
 
-def dial_text(records: Iterable[Record], experiment: Experiment) -> str:
-    """Markdown: each arm's mean in each setting, and its difference from the first arm."""
+def dial_text(records: Iterable[Record], experiment: Experiment, summary: dict) -> str:
+    """Markdown, a row a setting: each arm's mean, its difference from the first arm, its costs.
+
+    `summary`: of the same records, as `summarise` returns it.
+    """
     found = turned(records, experiment)
     first, *others = found
-    head = [experiment.turned, *found, *(f"{arm} minus {first}" for arm in others)]
-    rows = []
+    effects, spent = [], []
     for setting in experiment.settings:
         levels = [cell(of.get(setting)) for of in found.values()]
         minus = [difference_cell(found[arm].get(setting, {}).get("minus")) for arm in others]
-        rows.append([setting, *levels, *minus])
-    return markdown_table(head, *rows)
+        effects.append([setting, *levels, *minus])
+        ends = [summary["final"].get(f"{arm}, {setting}", {}) for arm in found]
+        spent.append([setting, *(", ".join(number(of[c]["mean"]) for c in COSTS if c in of)
+                                 for of in ends)])  # fmt: skip
+    shown = f"{experiment.of} of {experiment.shown.removeprefix('eval/')}"
+    head = [f"{shown}, by {experiment.turned}", *found]
+    head += [f"{arm} minus {first}" for arm in others]
+    costs = [", ".join(COSTS), *found]
+    tables = markdown_table(head, *effects), markdown_table(costs, *spent)
+    return "\n".join([circumstances(summary), *tables])

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from multiprocessing.connection import wait
@@ -357,7 +357,8 @@ def in_processes(jobs: Sequence[Job], processes: int) -> list[str]:
     """
     waiting, busy, failed, progress = list(jobs), {}, [], Progress(len(jobs))
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    idle = [_worker() for _ in jobs[:processes]]
+    workers = [_worker() for _ in jobs[:processes]]
+    idle = list(workers)
     try:
         while waiting or busy:
             while waiting and idle:
@@ -374,14 +375,15 @@ def in_processes(jobs: Sequence[Job], processes: int) -> list[str]:
                     last = log.read_text(errors="replace").strip().splitlines()[-1:]
                     why = f"{''.join(last)} ({log})"
                     failed.append(f"{job}: {why}")
-                idle.append(worker if reply else _worker())  # without a reply it has ended
+                if not reply and waiting:  # it has ended
+                    workers.append(worker := _worker())
+                idle.append(worker)
                 progress.line(job, why)
     finally:
-        workers = [*idle, *(worker for worker, _ in busy.values())]
         for worker in workers:
             worker.terminate()
         for worker in workers:
-            worker.wait()
+            worker.communicate()  # waits, and closes its pipes
         signal.signal(signal.SIGTERM, before)
     return failed
 
@@ -395,18 +397,21 @@ def _worker() -> subprocess.Popen:
 
 
 def _work() -> None:
+    replies = os.fdopen(os.dup(1), "w")  # what a run or a tool prints goes to the run's log
     for line in sys.stdin:
         file, reply = Path(line.rstrip("\n")), "failed"
-        log = open(file.with_name("log.txt"), "a")
-        with log, redirect_stdout(log), redirect_stderr(log):
-            try:
-                cloudpickle.loads(file.read_bytes()).run()
-                reply = "made"
-            except (RuntimeError, ValueError, OSError) as error:
-                print(f"error: {error}")
-            except Exception:
-                traceback.print_exc()
-        print(reply, flush=True)
+        with open(file.with_name("log.txt"), "a") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        try:
+            cloudpickle.loads(file.read_bytes()).run()
+            reply = "made"
+        except (RuntimeError, ValueError, OSError) as error:
+            print(f"error: {error}")
+        except Exception:
+            traceback.print_exc()
+        sys.stdout.flush()
+        print(reply, file=replies, flush=True)
 
 
 def run_grid(
@@ -429,4 +434,5 @@ def run_grid(
 
 
 if __name__ == "__main__":  # in a process of `in_processes`
-    _work()
+    with suppress(KeyboardInterrupt):  # who interrupts the grid hears of it there
+        _work()

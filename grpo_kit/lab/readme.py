@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from grpo_kit.course.plots import arm_bands
 from grpo_kit.lab import dials
 from grpo_kit.lab.claims import Judged, families_of, reported_claims
-from grpo_kit.lab.dials import all_dials, reported_dials
 from grpo_kit.lab.records import CHECKOUT, gather
 from grpo_kit.lab.report import COUNTED, picture, write_report
 from grpo_kit.lab.statistics import ALPHA
@@ -36,8 +35,8 @@ def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
     lines = {"the judge's score (1 = full marks)": score, "accuracy on held-out problems": accuracy}
     draw = partial(_rise_and_fall, lines)
     picture(results / "figures" / "rise-and-fall.png", draw, lines, "", dpi=150)
-    if found := reported_dials(results):
-        draw = partial(all_dials, found)
+    if found := dials.reported_dials(results):
+        draw = partial(dials.all_dials, found)
         picture(results / "figures" / "dials.png", draw, [found, sha256_of(dials.__file__)], "")
     write_atomic(page, text)
     return [page, report]

@@ -117,9 +117,11 @@ def arms_of(name: str, records: list[Record], folder: Path) -> list[str]:
         if EXPERIMENTS[name].rates:
             parts.append(best_rates(runs, EXPERIMENTS[name]))
         if EXPERIMENTS[name].turned:
-            parts.append(dial_text(runs, EXPERIMENTS[name]))
+            parts.append(dial_text(runs, EXPERIMENTS[name], summary))
+        else:
+            parts.append(summary_text(summary))
         command = command_of(name, profile, seeds)
-        parts += [summary_text(summary), f"{plain(made)}. Again: `{command}`\n"]
+        parts += [f"{plain(made)}. Again: `{command}`\n"]
     return parts
 
 

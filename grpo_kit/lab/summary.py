@@ -105,6 +105,21 @@ def _curve(records: Iterable[Record], metric: str, x: str) -> dict:
     return {"steps": points, "values": values}
 
 
+def circumstances(summary: dict) -> str:
+    """In a sentence: seeds, budget, profile, and how it was tested."""
+    config, counts = summary["config"], [len(of) for of in summary["seeds"].values()]
+    least, most = min(counts), max(counts)
+    seeds = f"{most} seed{'s' * (most != 1)}" if least == most else f"{least} to {most} seeds"
+    tokens = config.get("max_generated_tokens")
+    length = f"{tokens:,} generated tokens in" if tokens else f"{config['max_steps']}"
+    samples = f", {config['num_generations_eval']} samples each" if config["eval_prompts"] else ""
+    return (
+        f"{seeds}, {length} steps of {config['generation_batch_size']} answers, "
+        f"profile {summary['profile']}; tested on {summary['problems']} problems{samples}; "
+        "mean and 95 % interval over seeds (Student's t).\n"
+    )
+
+
 def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
     """Markdown: each arm's mean and interval, then the paired differences from the first arm.
 
@@ -112,20 +127,9 @@ def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
     its interval holds 0, and *few seeds* below five. Each interval stands alone; `claims` judges
     many together.
     """
-    config, counts = summary["config"], {arm: len(of) for arm, of in summary["seeds"].items()}
-    first, least, most = next(iter(counts)), min(counts.values()), max(counts.values())
-    seeds = f"{most} seed{'s' * (most != 1)}" if least == most else f"{least} to {most} seeds"
-    heads = {arm: f"{arm} ({n} seed{'s' * (n != 1)})" for arm, n in counts.items()}
-    if least == most:
-        heads = {arm: arm for arm in counts}
-    tokens = config.get("max_generated_tokens")
-    length = f"{tokens:,} generated tokens in" if tokens else f"{config['max_steps']}"
-    samples = f", {config['num_generations_eval']} samples each" if config["eval_prompts"] else ""
-    text = (
-        f"{seeds}, {length} steps of {config['generation_batch_size']} answers, "
-        f"profile {summary['profile']}; tested on {summary['problems']} problems{samples}; "
-        "mean and 95 % interval over seeds (Student's t).\n"
-    )
+    counts, text = {arm: len(of) for arm, of in summary["seeds"].items()}, circumstances(summary)
+    first, alike = next(iter(counts)), len({*counts.values()}) == 1
+    heads = {a: a if alike else f"{a} ({n} seed{'s' * (n != 1)})" for a, n in counts.items()}
     for title, arms, show in (
         ("at the end", summary["final"], cell),
         (f"minus {first}, paired by seed", summary["difference"], difference_cell),

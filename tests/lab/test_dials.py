@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from grpo_kit.lab import dials
 from grpo_kit.lab.experiments import EXPERIMENTS, experiment_of
 from grpo_kit.lab.records import Record
+from grpo_kit.lab.summary import summarise
 from grpo_kit.profiles import PROFILES
 
 ENTRY = {
@@ -15,6 +16,7 @@ ENTRY = {
     "settings": {"1": {"num_iterations": 1}, "4": {"num_iterations": 4}},
     "arms": {"plain": {"rewards": "plain"}, "soft": {"rewards": "plain", "surrogate": "sapo"}},
 }  # fmt: skip
+CONFIG = {"max_steps": 1, "generation_batch_size": 8, "eval_prompts": 0}
 
 
 def record(arm: str, seed: int, start: float, end: float) -> Record:
@@ -22,9 +24,9 @@ def record(arm: str, seed: int, start: float, end: float) -> Record:
         {"step": i, "num_generated_tokens": i, "eval/pass@1": v} for i, v in ((0, start), (1, end))
     ]
     return Record(
-        experiment="dial-x", arm=arm, profile="tiny", seed=seed, config={}, start={}, versions={},
-        commit="", machine={}, finished="", seconds=1.0, evaluation={"eval/pass@1": end},
-        history=rows,
+        experiment="dial-x", arm=arm, profile="tiny", seed=seed, config=CONFIG, start={},
+        versions={}, commit="", machine={"accelerator": "none"}, finished="", seconds=1.0,
+        evaluation={"eval/pass@1": end}, history=rows,
     )  # fmt: skip
 
 
@@ -51,6 +53,28 @@ def test_the_effect_is_a_difference_of_pairs_and_settings_without_runs_are_left_
     axes = Figure().subplots()
     dials.draw(axes, found, experiment)
     assert axes.get_xlabel() == "updates" and axes.get_ylabel() == "change of pass@1"
+    text = dials.dial_text(runs, experiment, summarise(runs, experiment))
+    assert "change of pass@1, by updates | plain | soft | soft minus plain" in text
+    assert (
+        "| 1 | 0.2 [-0.0484, 0.448] | 0.4 [0.152, 0.648] | +0.2 [+0.2, +0.2] *few seeds* |" in text
+    )
+    assert text.count("| 4 |") == 2, (
+        "settings without runs are rows of dashes, of effects and costs"
+    )
+
+
+def test_strict_accuracy_is_drawn_beside_lenient_accuracy():
+    experiment = experiment_of({**ENTRY, "shown": "eval/lenient/pass@1"})
+    run = record("plain, 1", 0, 0.4, 0.5)
+    graded = [{**row, "eval/lenient/pass@1": row["eval/pass@1"] + 0.3 * i}
+              for i, row in enumerate(run.history)]  # fmt: skip
+    run = replace(run, history=graded)
+    found = dials.turned([run], experiment)
+    assert found["plain"]["1"]["mean"] == pytest.approx(0.4)
+    assert found["plain"]["1"]["strict"] == pytest.approx(0.1)
+    axes = Figure().subplots()
+    dials.draw(axes, found, experiment)
+    assert axes.get_legend_handles_labels()[1] == ["plain, strict", "plain"]
 
 
 def test_a_dial_of_the_world_has_its_recipe_in_the_identity_and_others_have_none():

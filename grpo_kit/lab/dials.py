@@ -106,6 +106,12 @@ def draw(axes, found: dict[str, dict[str, dict]], experiment: Experiment) -> Non
     axes.legend(fontsize=8)
 
 
+def level(found: dict) -> str:
+    """A cell: the mean and its interval, of a lenient metric with the strict mean."""
+    strict = f"; strict {number(found['strict'])}" if "strict" in found else ""
+    return cell(found or None) + strict
+
+
 def dial_text(records: Iterable[Record], experiment: Experiment, summary: dict) -> str:
     """Markdown, a row a setting: each arm's mean, its difference from the first arm, its costs.
 
@@ -115,7 +121,7 @@ def dial_text(records: Iterable[Record], experiment: Experiment, summary: dict) 
     first, *others = found
     effects, spent = [], []
     for setting in experiment.settings:
-        levels = [cell(of.get(setting)) for of in found.values()]
+        levels = [level(of.get(setting, {})) for of in found.values()]
         minus = [difference_cell(found[arm].get(setting, {}).get("minus")) for arm in others]
         effects.append([setting, *levels, *minus])
         ends = [summary["final"].get(f"{arm}, {setting}", {}) for arm in found]

@@ -20,7 +20,8 @@ def group_html(prompt: str, tokens: Sequence, rewards: Sequence, advantages: Seq
     A reward of None was not scored. Blue is an advantage above 0, orange one below, deeper where
     larger. Raises ValueError if the lists do not have the same lengths.
     """
-    texts = [f"<code>{''.join(map(_visible, texts))}</code>" for texts in tokens]
+    look = "background:none"  # a page's own grey would hide the colour of the row
+    texts = [f'<code style="{look}">{"".join(map(_visible, texts))}</code>' for texts in tokens]
     return _table(prompt, "completion", texts, rewards, advantages)
 
 

@@ -1,5 +1,6 @@
 """What notebook 06 defines is what the package does."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -110,6 +111,18 @@ def test_the_calls_of_06_give_what_the_packages_tools_give(call):
     (theirs,) = flow.Toolkit(tools).run([(call, row)])
     mine = own.run_call(call, row)
     assert mine.startswith("error") if theirs.error else mine == theirs.text
+
+
+def test_the_needed_calls_of_06_are_as_many_as_the_row_says_and_end_in_the_answer():
+    own = notebook_06(catalogue=flow.Lookup(catalogue_path()))
+    own = notebook_06(TOOLS={"lookup": own.lookup, "calculator": own.calculator})
+    for row in tool_questions().test.select(range(40)):
+        calls = own.needed_calls(row)
+        assert len(calls) == row["calls"]
+        assert row["answer"] in re.findall(r"\d+", own.run_call(calls[-1], row))
+        made = [calls[0], "lookup(boat)", *calls]  # a useless call, and the first one again
+        episode = own.Episode(0, row, memory=[f"{call} -> a result" for call in made])
+        assert own.needed(episode) == [True, False, False, *[True] * (len(calls) - 1)]
 
 
 @pytest.mark.slow

@@ -1,7 +1,11 @@
 """What notebook 08 defines is what the package does."""
 
+from contextlib import contextmanager
+from unittest import mock
+
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from test_notebooks import defined_in, with_gradient
@@ -61,20 +65,6 @@ def test_without_a_cap_the_weight_of_08_takes_the_whole_bias_away(seed, cap):
     assert weight(p.log(), q.log(), cap).max() <= cap
 
 
-@given(st.integers(0, 10_000), st.integers(-8, 8))
-def test_rounded_weights_of_08_are_those_of_short_floats(seed, exponent):
-    rounded, weights = (
-        defined_in("08").rounded,
-        torch.randn(64, generator=torch.Generator().manual_seed(seed)),
-    )
-    assert torch.equal(
-        rounded(weights * 2.0**exponent, 7), (weights * 2.0**exponent).bfloat16().float()
-    )
-    normal = weights[(weights.abs() > 2**-6) & (weights.abs() < 448)]
-    assert torch.equal(rounded(normal, 3), normal.to(torch.float8_e4m3fn).float())
-    assert rounded(weights.half(), 2).dtype == torch.float16
-
-
 @given(st.integers(0, 10_000), st.sampled_from([2, 4, 8]))
 def test_the_workers_of_08_are_right_only_where_they_see_whole_groups(seed, size):
     own, rewards = (
@@ -82,12 +72,34 @@ def test_the_workers_of_08_are_right_only_where_they_see_whole_groups(seed, size
         torch.rand(4 * size, generator=torch.Generator().manual_seed(seed)),
     )
     expected = objective.group_advantages(rewards, size)
-    assert_close(own.dealt(rewards, size, workers=1), expected)
-    split = own.dealt(rewards, size, workers=2)
+    split = own.dealt(rewards, size)
     for worker in range(2):  # what each of the two computes alone, by the package
         alone = objective.group_advantages(rewards[worker::2], size)
         assert_close(split[worker::2], alone)
     assert expected.view(-1, size).sum(1).abs().max() < 1e-4  # the alarm
+    for rank in range(2):  # what each process of the notebook's script does, without the other
+        with process_of_two(rank, rewards):
+            rows, alone, together = own.work(rewards, size)
+        assert rows == [*range(rank, 4 * size, 2)]
+        assert_close(alone, split[rank::2])
+        assert_close(together, expected[rank::2])
+
+
+@contextmanager
+def process_of_two(rank, rewards):
+    """What `torch.distributed` says to process `rank`, with the other's rows in `rewards`."""
+
+    def all_gather(parts, own):
+        for i, part in enumerate(parts):
+            part.copy_(rewards[i::2])
+
+    with (
+        mock.patch.object(dist, "is_available", lambda: True),
+        mock.patch.object(dist, "get_world_size", lambda: 2),
+        mock.patch.object(dist, "get_rank", lambda: rank),
+        mock.patch.object(dist, "all_gather", all_gather),
+    ):
+        yield
 
 
 def test_the_bytes_of_08_are_those_that_the_planner_counts():

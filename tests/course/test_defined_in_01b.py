@@ -25,7 +25,6 @@ def _batch(seed: int, spread: float):
 SURROGATES = {  # of the notebook -> of the package
     "surrogate": objective.surrogate,
     "clip_higher": partial(objective.surrogate, epsilon_high=0.28),
-    "dual_clip": partial(objective.surrogate, delta=3.0),
     "cispo": partial(objective.surrogate, loss_type="cispo", epsilon_high=5.0),
     "sapo": surrogates.sapo,
     "sequence_mask": surrogates.off_policy_mask,

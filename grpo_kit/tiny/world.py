@@ -30,13 +30,15 @@ def recipe(*, steps: int = STEPS, seed: int = 1, folder: object = None, **shares
 def make_world(*, folder: str | Path | None = None, **given: Any) -> Path:
     """The shipped base after more batches with other shares, as `recipe` has it; its folder.
 
-    Shares are `solutions`, `checks`, `plans` or `fooled`, see `tiny.skills.Shares`. The base is
-    made once and kept in `folder`, by default in the user's cache. Raises ValueError for shares of
-    styles that there are not.
+    Shares are `solutions`, `checks`, `plans` or `fooled`, see `tiny.skills.Shares`. A base that is
+    shipped is taken as it is; another is made once and kept in `folder`, by default in the user's
+    cache. Raises ValueError for shares of styles that there are not.
     """
     made_of = recipe(**given)
     text = json.dumps(made_of, indent=1, sort_keys=True) + "\n"
     name = f"tiny-base-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    if (shipped := data_dir() / name).is_dir():
+        return shipped
     folder = make_output_dir(folder or cache_dir() / name).resolve()
     with FileLock(folder / ".lock"):  # of two runs that want it one makes it
         card = folder / CARD

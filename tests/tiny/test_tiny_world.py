@@ -1,9 +1,11 @@
 """The tiny world's texts keep their promises, and the warm-up of its base is reproducible."""
 
+import ast
 import hashlib
 import json
 import random
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from grpo_kit.flow.roles import read_action
+from grpo_kit.paths import data_dir
 from grpo_kit.rewards import accuracy_reward, extract_answer, format_reward
 from grpo_kit.tasks import split_of
 from grpo_kit.tasks import word_problems as W
@@ -261,3 +264,12 @@ def test_a_world_is_made_once_for_each_recipe(tmp_path, monkeypatch, policy):
     assert folders[0] == folders[1] != folders[2]
     assert json.loads((tmp_path / folders[0] / "recipe.json").read_text())["steps"] == 3
     assert (tmp_path / folders[0] / "model.safetensors").exists()
+
+
+def test_the_base_of_notebook_02_is_shipped_as_its_recipe_says():
+    notebook = (Path(__file__).parents[2] / "notebooks" / "02_diversity_reward.ipynb").read_text()
+    source = "".join(line for cell in json.loads(notebook)["cells"] for line in cell["source"])
+    solutions = ast.literal_eval(re.search(r"solutions=(\{.*?\})", source)[1])
+    folder = world.make_world(solutions=solutions)
+    assert folder.parent == data_dir()
+    assert json.loads((folder / "recipe.json").read_text()) == world.recipe(solutions=solutions)

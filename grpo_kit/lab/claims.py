@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from grpo_kit.config import reason
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import FRESH, command_of, usual_seeds
-from grpo_kit.lab.records import Record, by_arm, rounded
+from grpo_kit.lab.records import COSTS, Record, by_arm, rounded
 from grpo_kit.lab.statistics import DELTA, MIN_SEEDS, Judgement, judge, power, region
 from grpo_kit.lab.summary import cell, markdown_table, number
 from grpo_kit.paths import data_dir
@@ -323,8 +323,7 @@ def _costs(claim: Claim, pairs: Iterable[tuple[Record, Record]]) -> str:
     of = [[run.cost for run in runs] for runs in zip(*pairs, strict=True)]
     medians = [[number(median(column)) for column in zip(*arm, strict=True)] for arm in of]
     shown = zip(*medians[: len(claim.arms)][::-1], strict=True)
-    names = ("tokens", "updates", "seconds")
-    return ", ".join(f"{name} {' / '.join(of)}" for name, of in zip(names, shown, strict=True))
+    return ", ".join(f"{name} {' / '.join(of)}" for name, of in zip(COSTS, shown, strict=True))
 
 
 def families_of(judged: Iterable[Judged]) -> int:

@@ -14,12 +14,11 @@ from matplotlib.figure import Figure
 from grpo_kit.course.plots import arm_colours
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import Experiment, command_of
-from grpo_kit.lab.records import Record, by_arm
+from grpo_kit.lab.records import COSTS, Record, by_arm
 from grpo_kit.lab.statistics import interval
 from grpo_kit.lab.summary import cell, circumstances, difference_cell, markdown_table, number
 
 PREFIX = "dial-"
-COSTS = ("tokens", "updates", "seconds")
 
 
 def arms_of(experiment: Experiment) -> list[str]:

@@ -32,10 +32,11 @@ from grpo_kit.config import GRPOConfig, reason
 from grpo_kit.paths import results_dir, write_atomic
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-BASES = ("data/tiny-base", "data/smol-svamp", "data/smol-skills")
+BASES = ("data/tiny-base*", "data/smol-svamp", "data/smol-skills")
 NOTEBOOKS = "notebooks"  # the "experiment" of what notebooks measured, see `bands`
 LATE = 20  # steps
 REACHED = 0.8  # of accuracy, see `Record.steps`
+COSTS = ("tokens", "updates", "seconds")  # the names of `Record.cost`
 PACKAGES = ("grpo-kit", "torch", "transformers", "numpy", "sentence-transformers", "trl")
 
 

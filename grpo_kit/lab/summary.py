@@ -11,7 +11,7 @@ import pandas as pd
 
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import Experiment, command_of
-from grpo_kit.lab.records import Record, by_arm
+from grpo_kit.lab.records import COSTS, Record, by_arm
 from grpo_kit.lab.statistics import MIN_SEEDS, interval
 from grpo_kit.runs import value_of
 
@@ -73,7 +73,7 @@ def _end(record: Record) -> dict[str, float]:
     for grading in ("", "lenient/"):
         if len(record.curve(f"eval/{grading}pass@1")) > 2:
             values[f"{grading}fall"] = record.fall(f"eval/{grading}pass@1")
-    return values | dict(zip(("tokens", "updates", "seconds"), record.cost, strict=True))
+    return values | dict(zip(COSTS, record.cost, strict=True))
 
 
 def _intervals(rows: pd.DataFrame) -> dict[str, dict]:

@@ -38,7 +38,7 @@ CURVE_LABELS = {
 }
 VERDICT_LOOKS = {  # colour and marker
     "reproduced": ("#009E73", "o"), "contradicted": ("#D55E00", "X"),
-    "no effect": ("#0072B2", "s"), "inconclusive": ("#888888", "|"),
+    "no effect": ("#0072B2", "s"), "inconclusive": ("#666666", "$?$"),
     "not tested": ("#BBBBBB", "D"),
 }  # fmt: skip
 # Okabe and Ito's colours
@@ -46,7 +46,7 @@ COLOUR_BLIND_SAFE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56
 # What is pushed up is blue in every figure, what is pushed down orange.
 UP, DOWN = COLOUR_BLIND_SAFE[:2]
 SIGNS = LinearSegmentedColormap.from_list("signs", [DOWN, "white", UP])
-BASELINES = ("plain", "plain GRPO", "labels", "generate", "kit", "clip")  # grey
+BASELINES = ("plain", "plain GRPO", "labels", "generate", "kit", "clip", "your loop")  # grey
 METHOD_COLOURS = {  # as in the pictures of their loops
     "diversity": "#E69F00", "judge": "#CC79A7", "verification": "#009E73", "meta": "#D55E00",
     "flow": "#56B4E9",
@@ -61,9 +61,10 @@ ARMS = {  # the arms that stand for a method
 ARM_COLOURS = dict.fromkeys(BASELINES, "#555555")
 ARM_COLOURS |= {arm: METHOD_COLOURS[method] for method, arms in ARMS.items() for arm in arms}
 ARM_COLOURS |= {"mixed": "#0072B2", "verify-init": "#CC79A7", "verify-alter": "#E69F00"}
-ARM_COLOURS |= {"judge only": "#D55E00", "random": "#999999", "offline traces": "#E69F00"}
+ARM_COLOURS |= {"judge only": "#D55E00", "only correct": "#009E73", "offline traces": "#E69F00"}
+ARM_COLOURS |= {"random": "#999999", "neighbour": "#999999"}
 ARM_COLOURS |= {"per turn": "#009E73", "final turn only": "#CC79A7"}
-ARM_COLOURS |= {"no clip": "#D55E00", "SAPO": "#0072B2", "unbalanced": "#E69F00"}
+ARM_COLOURS |= {"no clip": "#CC79A7", "SAPO": "#009E73", "unbalanced": "#E69F00"}
 COUNTS = ("eval/mean_length", "eval/turns")  # all others of `eval/` are shares
 X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of training steps"}
 
@@ -196,12 +197,12 @@ def forest(rows: Sequence[tuple[str, str, str, Mapping[str, float], float]]) -> 
         colour, marker = VERDICT_LOOKS[verdict]
         mean, low, high = (found[name] / delta for name in ("mean", "low", "high"))
         axes.plot([low, high], [place, place], color=colour, linewidth=2)
-        axes.plot(mean, place, marker, color=colour, markersize=6, markeredgewidth=1.5)
+        axes.plot(mean, place, **_mark(marker, colour))
         axes.annotate(
             direction, (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=9
         )
     for verdict, (colour, marker) in VERDICT_LOOKS.items():
-        axes.plot([], [], marker, color=colour, label=verdict)
+        axes.plot([], [], label=verdict, **_mark(marker, colour))
     axes.set_xscale("symlog", linthresh=1, linscale=0.7)
     farthest = max([10.0, *(abs(x) for line in axes.lines for x in line.get_xdata())])
     ticks = [tick for tick in (1, 3, 10, 30, 100) if tick <= farthest]
@@ -217,3 +218,10 @@ def forest(rows: Sequence[tuple[str, str, str, Mapping[str, float], float]]) -> 
     axes.grid(axis="x", alpha=0.3)
     figure.legend(loc="outside lower center", ncols=5)
     return figure
+
+
+def _mark(marker: str, colour: str) -> dict:
+    """The look of a point of `forest`: a mark that is a letter is larger, a diamond hollow."""
+    size, fill = 14 if marker.startswith("$") else 6, "white" if marker == "D" else colour
+    return {"marker": marker, "linestyle": "none", "color": colour, "markersize": size,
+            "markeredgewidth": 1.5 if size == 6 else 0.8, "markerfacecolor": fill}  # fmt: skip

@@ -28,9 +28,9 @@ def arms_of(experiment: Experiment) -> list[str]:
 
 
 def turned(records: Iterable[Record], experiment: Experiment) -> dict[str, dict[str, dict]]:
-    """Arm -> setting -> `interval` of the metric shown, and, but for the first arm, `minus`: the
-    interval of the differences from it, paired by seed; of a lenient metric also the `strict` mean.
-    Settings without runs are left out."""
+    """Arm -> setting -> `interval` of the metric shown and its `values`, one a seed; but for the
+    first arm also `minus`, the interval of the differences from it, paired by seed; of a lenient
+    metric also the `strict` mean. Settings without runs are left out."""
     runs, (first, *_) = by_arm(records), arms_of(experiment)
     measure = methodcaller(experiment.of, experiment.shown)
     strict = methodcaller(experiment.of, experiment.shown.replace("lenient/", ""))
@@ -41,7 +41,8 @@ def turned(records: Iterable[Record], experiment: Experiment) -> dict[str, dict[
             measured = {seed: measure(run) for seed, run in mine.items()}
             if not measured:
                 continue
-            entry = found.setdefault(arm, {})[setting] = interval([*measured.values()])
+            values = [*measured.values()]
+            entry = found.setdefault(arm, {})[setting] = interval(values) | {"values": values}
             pairs = [
                 value - measure(base[seed]) for seed, value in measured.items() if seed in base
             ]
@@ -63,8 +64,9 @@ def dial(name: str) -> Figure:
     """The figure of one dial; ValueError where no run of it is stored."""
     if name not in (found := reported_dials()):
         raise ValueError(f"no run of {name!r} is stored: `{command_of(name, 'tiny')}` makes them.")
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
     draw(figure.subplots(), found[name], EXPERIMENTS[name])
+    figure.suptitle(EXPERIMENTS[name].question, fontsize=10)
     return figure
 
 
@@ -83,21 +85,26 @@ def all_dials(found: Mapping[str, dict] | None = None) -> Figure:
 
 
 def draw(axes, found: dict[str, dict[str, dict]], experiment: Experiment) -> None:
-    """Each arm's mean in each setting, with its 95 % interval over seeds."""
+    """Each arm's mean in each setting, with its 95 % interval over seeds, and each seed, pale."""
     colours = arm_colours(found)
     for i, (arm, of) in enumerate(found.items()):
-        places = [experiment.settings.index(setting) + 0.08 * i for setting in of]
+        beside = 0.08 * (i - (len(found) - 1) / 2)
+        places = [experiment.settings.index(setting) + beside for setting in of]
         means = [one["mean"] for one in of.values()]
         least = 0.0 if experiment.of == "end" else -1.0
         ends = [[one["mean"] - max(one["low"], least) for one in of.values()],
                 [min(one["high"], 1) - one["mean"] for one in of.values()]]  # fmt: skip
-        look = {"color": colours[arm], "marker": "o", "capsize": 3, "label": arm}
+        name = arm.replace("random", "coin")
+        look = {"color": colours[arm], "marker": "o", "capsize": 3, "label": name}
         axes.errorbar(places, means, ends, **look)
+        for place, one in zip(places, of.values(), strict=True):
+            seeds = one["values"]
+            axes.plot([place + 0.03] * len(seeds), seeds, ".", color=colours[arm], alpha=0.4, ms=6)
         if strict := [one["strict"] for one in of.values() if "strict" in one]:
-            dashed = {"linestyle": "--", "marker": "x", "label": f"{arm}, strict"}
+            dashed = {"linestyle": "--", "marker": "x", "label": f"{name}, strict"}
             axes.plot(places, strict, color=colours[arm], **dashed)
     axes.set_xticks(range(len(experiment.settings)), experiment.settings)
-    metric = experiment.shown.removeprefix("eval/")
+    metric = experiment.shown.removeprefix("eval/").replace("lenient/pass@1", "pass@1, lenient")
     if experiment.of == "change":
         axes.axhline(0, color="black", linewidth=0.8)
         metric = f"change of {metric}"

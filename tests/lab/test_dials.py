@@ -52,6 +52,8 @@ def test_the_effect_is_a_difference_of_pairs_and_settings_without_runs_are_left_
     assert at_end["plain"]["1"]["mean"] == pytest.approx(0.6)
     axes = Figure().subplots()
     dials.draw(axes, found, experiment)
+    dots = [line for line in axes.lines if line.get_marker() == "."]
+    assert [len(line.get_ydata()) for line in dots] == [3, 3], "each seed can be seen"
     assert axes.get_xlabel() == "updates" and axes.get_ylabel() == "change of pass@1"
     text = dials.dial_text(runs, experiment, summarise(runs, experiment))
     assert "change of pass@1, by updates | plain | soft | soft minus plain" in text

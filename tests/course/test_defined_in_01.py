@@ -1,4 +1,6 @@
-"""What notebook 01 defines is what the package does; advantages also those of 08 and 09."""
+"""What notebooks 01 and 01b define is what the package does; formulas also of 05, 08 and 09."""
+
+from functools import partial
 
 import pytest
 import torch
@@ -8,13 +10,27 @@ from test_notebooks import defined_in, with_gradient
 from torch.testing import assert_close
 
 from grpo_kit import generation, hooks, objective
+from grpo_kit.lab import surrogates
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward
 from grpo_kit.training import train
 
+seeds = st.integers(0, 10_000)
 
-@pytest.mark.parametrize(("notebook", "scored"), [("01", True), ("08", False), ("09", False)])
-@given(st.integers(0, 10_000), st.sampled_from([2, 3, 8]), st.booleans(), st.floats(0, 1))
+
+def batch_of(seed: int, spread: float):
+    """(logps, old_logps, advantages, mask) of four answers, masked tokens included."""
+    generator = torch.Generator().manual_seed(seed)
+    logps = -3 * torch.rand((4, 6), generator=generator)
+    old = logps + spread * torch.randn((4, 6), generator=generator)
+    mask = torch.arange(6)[None] < torch.randint(1, 7, (4, 1), generator=generator)
+    return logps, old, torch.randn(4, generator=generator), mask
+
+
+@pytest.mark.parametrize(
+    ("notebook", "scored"), [("01", True), ("01b", True), ("08", False), ("09", False)]
+)
+@given(seeds, st.sampled_from([2, 3, 8]), st.booleans(), st.floats(0, 1))
 def test_advantages_of_the_notebooks_equal_the_package(
     notebook, scored, seed, size, binary, missing
 ):
@@ -24,16 +40,77 @@ def test_advantages_of_the_notebooks_equal_the_package(
     rewards = rewards.round() if binary else rewards
     if not scored:
         rewards[torch.rand(4 * size, generator=generator) < missing] = torch.nan
-    expected = objective.group_advantages(rewards, size)
-    assert_close(defined_in(notebook).advantages(rewards, size), expected)
+    own, expected = defined_in(notebook), objective.group_advantages(rewards, size)
+    assert_close(own.advantages(rewards, size), expected)
+    if notebook == "01b":
+        for name, scale in {"no_std": "none", "maxrl": "mean"}.items():
+            packaged = objective.group_advantages(rewards, size, scale)
+            assert_close(getattr(own, name)(rewards, size), packaged)
+        assert own.mixed(rewards, size).tolist() == expected.view(-1, size).any(dim=1).tolist()
 
 
-@given(st.integers(0, 10_000), st.sampled_from([0.0, 0.04, 1.0]), st.sampled_from([0.1, 0.2]))
-def test_loss_and_kl_of_the_notebook_equal_the_package(seed, beta, epsilon):
-    generator = torch.Generator().manual_seed(seed)
-    logps, old, ref = -torch.rand((3, 4, 6), generator=generator) * 3
-    mask = torch.arange(6)[None] < torch.randint(1, 7, (4, 1), generator=generator)
-    advantages = torch.randn(4, generator=generator)
+CISPO = partial(objective.surrogate, loss_type="cispo", epsilon_high=5.0)
+SURROGATES = {  # of a notebook -> of the package
+    **{(number, "surrogate"): objective.surrogate for number in ("01", "01b", "08", "09")},
+    ("01b", "clip_higher"): partial(objective.surrogate, epsilon_high=0.28),
+    ("01b", "cispo"): CISPO,
+    ("05", "cispo"): CISPO,
+    ("01b", "sapo"): surrogates.sapo,
+    ("01b", "sequence_mask"): surrogates.off_policy_mask,
+}
+
+
+@pytest.mark.parametrize(("notebook", "name"), SURROGATES)
+@given(seeds, st.sampled_from([0.1, 0.5, 1.5]))
+def test_surrogates_of_the_notebooks_equal_the_package(notebook, name, seed, spread):
+    logps, *others, mask = batch_of(seed, spread)
+
+    def loss(function):
+        return lambda *batch: (function(*batch) * mask).sum()
+
+    mine = with_gradient(loss(getattr(defined_in(notebook), name)), logps, *others, mask)
+    packaged = SURROGATES[notebook, name]
+    assert_close(mine, with_gradient(loss(packaged), logps, *others, mask))
+
+
+AGGREGATES = {  # of a notebook -> options of the package's
+    ("01", "aggregate"): {"loss_type": "grpo"},
+    ("01b", "aggregate"): {"loss_type": "grpo"},
+    ("01b", "token_mean"): {"loss_type": "dapo"},
+    ("01b", "constant_divisor"): {"loss_type": "dr_grpo", "max_completion_length": 64},
+}
+
+
+@pytest.mark.parametrize(("notebook", "name"), AGGREGATES)
+@given(seeds, st.integers(1, 3))
+def test_aggregates_of_the_notebooks_equal_the_package_and_add_up(notebook, name, seed, cut):
+    per_token, _, _, mask = batch_of(seed, 0.0)
+    per_token, function = per_token * mask, getattr(defined_in(notebook), name)
+    whole = objective.aggregate(per_token, mask, **AGGREGATES[notebook, name])
+    assert_close(function(per_token, mask), whole)
+    totals = {"num_items_in_batch": mask.sum(), "num_sequences_in_batch": 4}
+    parts = [
+        function(per_token[rows], mask[rows], **totals) for rows in (slice(cut), slice(cut, 4))
+    ]
+    assert_close(sum(parts), whole)
+
+
+def test_the_hooks_of_the_notebooks_are_ones_that_train_takes_and_may_save_work_with():
+    """Their batches may be cut into parts, and rows without advantage left out."""
+    for notebook, name in (*SURROGATES, ("01b", "no_clip")):
+        hooks.check_hook("surrogate", getattr(defined_in(notebook), name))
+        assert hooks.ignores_zero_advantages(getattr(defined_in(notebook), name))
+    for notebook, name in AGGREGATES:
+        hooks.check_hook("aggregate", getattr(defined_in(notebook), name))
+        assert hooks.adds_up(getattr(defined_in(notebook), name))
+    for name in ("advantages", "no_std", "maxrl"):
+        hooks.check_hook("advantages", getattr(defined_in("01b"), name))
+
+
+@given(seeds, st.sampled_from([0.0, 0.04, 1.0]), st.sampled_from([0.1, 0.2]))
+def test_loss_and_kl_of_01_equal_the_package(seed, beta, epsilon):
+    logps, old, advantages, mask = batch_of(seed, 0.5)
+    ref = batch_of(seed + 1, 0.0)[0]
     assert_close(defined_in("01").kl(logps, ref), objective.kl_estimate(logps, ref, "k3"))
     given = {"epsilon": epsilon, "beta": beta, "ref_logps": ref}
     packaged = {"loss_type": "grpo", "use_bias_correction_kl": False, **given}
@@ -42,28 +119,12 @@ def test_loss_and_kl_of_the_notebook_equal_the_package(seed, beta, epsilon):
     assert_close(mine, theirs)
 
 
-@given(st.integers(0, 10_000), st.sampled_from([0.1, 0.2]), st.integers(1, 3))
-def test_surrogate_and_aggregate_of_01_equal_the_package(seed, epsilon, cut):
-    generator = torch.Generator().manual_seed(seed)
-    logps, old = -torch.rand((2, 4, 6), generator=generator) * 3
-    mask = torch.arange(6)[None] < torch.randint(1, 7, (4, 1), generator=generator)
-    advantages, own = torch.randn(4, generator=generator), defined_in("01")
-    per_token = own.surrogate(logps, old, advantages, mask, epsilon)
-    packaged = objective.surrogate(logps, old, advantages, mask, epsilon=epsilon)
-    assert_close(per_token, packaged)
-    whole = objective.aggregate(per_token, mask, loss_type="grpo")
-    assert_close(own.aggregate(per_token, mask), whole)
-    parts = [
-        own.aggregate(per_token[rows], mask[rows], num_sequences_in_batch=4)
-        for rows in (slice(cut), slice(cut, 4))
-    ]
-    assert_close(sum(parts), whole)
-
-
-def test_the_hooks_of_01_let_the_package_save_work():
-    """Their batches may be cut into parts, and rows without advantage left out."""
-    own = defined_in("01")
-    assert hooks.adds_up(own.aggregate) and hooks.ignores_zero_advantages(own.surrogate)
+@given(seeds)
+def test_kl_and_tis_of_01b_equal_the_package(seed):
+    logps, other, _, mask = batch_of(seed, 0.5)
+    assert_close(defined_in("01b").kl(logps, other), objective.kl_estimate(logps, other))
+    weighted = defined_in("01b").tis(torch.ones(4, 6), logps, other)
+    assert_close(weighted, objective.importance_weights(logps, other, cap=2.0))
 
 
 @pytest.mark.parametrize("seed", range(3))

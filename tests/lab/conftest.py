@@ -1,4 +1,6 @@
-"""Records of runs that never were, with known numbers."""
+"""Records of runs that never were, with known numbers; and a profile whose runs take seconds."""
+
+import dataclasses
 
 import pytest
 
@@ -56,3 +58,12 @@ def five(make_record):
         ]
 
     return make
+
+
+@pytest.fixture
+def profile(saved_policy):
+    """`smoke` with an untrained policy, of two steps."""
+    config = dataclasses.replace(
+        PROFILES["smoke"].config, max_steps=2, max_completion_length=6, eval_prompts=2, save_steps=1
+    )
+    return dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy), config=config)

@@ -1,13 +1,15 @@
 """`compare`: a reader's own arms, trained from one start and judged seed by seed."""
 
-import dataclasses
 import re
 import shutil
+import subprocess
+import sys
 from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from toy import even_ids
 
 from grpo_kit.lab import comparison, grid
 from grpo_kit.lab.comparison import Comparison, compare, seeds_to_decide
@@ -16,23 +18,10 @@ from grpo_kit.lab.identity import identity_of
 from grpo_kit.lab.records import load
 from grpo_kit.lab.statistics import judge
 from grpo_kit.paths import results_dir
-from grpo_kit.profiles import PROFILES
-
-
-def even(completion_ids, **columns):
-    return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
 
 
 def unclipped(logps, old_logps, advantages, mask):
     return -(logps - old_logps).exp() * advantages[:, None]
-
-
-@pytest.fixture
-def profile(saved_policy):
-    config = dataclasses.replace(
-        PROFILES["smoke"].config, max_steps=2, max_completion_length=6, eval_prompts=2
-    )
-    return dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy), config=config)
 
 
 @pytest.fixture
@@ -43,8 +32,8 @@ def compared(profile, tmp_path, monkeypatch):
 
 
 ARMS = {
-    "plain": {"rewards": [even]},
-    "loss": {"rewards": [even], "surrogate": unclipped, "config": {"beta": 0.1}},
+    "plain": {"rewards": [even_ids]},
+    "loss": {"rewards": [even_ids], "surrogate": unclipped, "config": {"beta": 0.1}},
 }
 
 
@@ -73,10 +62,10 @@ def test_finished_runs_are_kept_and_a_changed_function_is_run_again(compared, ca
     assert compared(ARMS, seeds=[0], metric="reward").table() == first
     assert "compare: 2 of 2 runs are finished" in capsys.readouterr().out
 
-    def even(completion_ids, **columns):
+    def even_ids(completion_ids, **columns):
         return [sum(i % 2 == 1 for i in ids) / len(ids) for ids in completion_ids]
 
-    again = {"plain": ARMS["plain"], "loss": {"rewards": [even]}}
+    again = {"plain": ARMS["plain"], "loss": {"rewards": [even_ids]}}
     compared(again, seeds=[0], metric="reward")
     assert "compare: 1 of 2 runs are finished" in capsys.readouterr().out
 
@@ -102,7 +91,7 @@ def test_other_rows_or_another_model_are_another_run(compared, profile, tmp_path
 def test_runs_go_to_processes_with_functions_of_no_module(profile, tmp_path):
     bonus = 0.25
     more = {"rewards": [lambda **columns: [bonus] * len(columns["answer"])]}
-    arms = {"plain": {"rewards": [even]}, "more": more}
+    arms = {"plain": {"rewards": [even_ids]}, "more": more}
     found = compare(arms, profile=profile, output_dir=tmp_path, seeds=[0], metric="reward")
     assert found.summary["final"]["more"]["reward"]["mean"] == 0.25
 
@@ -146,12 +135,12 @@ def test_an_arm_that_uses_more_is_named():
     ("arms", "options", "sentence"),
     [
         ({"plain": {}}, {}, "a comparison needs a baseline and another arm"),
-        ({"a": {}, "b": {"reward": [even]}}, {}, "arm 'b' has 'reward': choose among"),
+        ({"a": {}, "b": {"reward": [even_ids]}}, {}, "arm 'b' has 'reward': choose among"),
         ({"a": {}, 2: {}}, {}, "arm 2 is {}: give a name and a dict"),
-        ({"a": {}, "b": [even]}, {}, "arm 'b' is .*: give a name and a dict"),
+        ({"a": {}, "b": [even_ids]}, {}, "arm 'b' is .*: give a name and a dict"),
         ({"a 1": {}, "a-1": {}}, {}, "two arms of 'compare' would share a folder"),
-        ({"a": {}, "b": {"rewards": even}}, {}, "`rewards` is one function, not a list"),
-        ({"a": {}, "b": {"surrogate": even}}, {}, "surrogate hook even cannot be called as"),
+        ({"a": {}, "b": {"rewards": even_ids}}, {}, "`rewards` is one function, not a list"),
+        ({"a": {}, "b": {"surrogate": even_ids}}, {}, "surrogate hook even_ids cannot be called"),
         ({"a": {}, "b": {"config": {"beta": -1}}}, {}, "arm 'b': beta is -1; it should be greater"),
         ({"a": {}, "b": {"config": {"bta": 1}}}, {}, "arm 'b': bta is 1; GRPOConfig has no such"),
         ({"a": {}, "b": {"rewards": [lambda prompts: 0]}}, {}, "arm 'b': .*lacks the argument"),
@@ -208,7 +197,7 @@ def test_settings_closures_and_arguments_belong_to_a_function():
     def closed(weight):
         return lambda **columns: weight
 
-    for make in (Weighted, closed, partial(partial, even)):
+    for make in (Weighted, closed, partial(partial, even_ids)):
         for one, two in ((1, 2), ([1, [2]], [1, [3]]), (torch.tensor([1.0]), torch.tensor([2.0]))):
             assert identity_of(make(one)) == identity_of(make(one)) != identity_of(make(two))
     assert identity_of(Weighted(1).__call__) != identity_of(Weighted(2).__call__)
@@ -225,9 +214,6 @@ def test_each_of_many_functions_counts():
 
 
 def test_the_identity_of_a_function_is_that_of_another_process(tmp_path):
-    import subprocess
-    import sys
-
     source = "def reward(**c):\n    return len({'a', 'b', 'c', 'dd'} & set(c))\n"
     program = f"names = {{'__name__': 'idea'}}\nexec({source!r}, names)\n"
     program += "from grpo_kit.lab.identity import identity_of\nprint(identity_of(names['reward']))"

@@ -4,26 +4,7 @@ import pytest
 from scipy.stats import binomtest
 
 from grpo_kit.generation import reply
-from grpo_kit.lab.evaluation import READINGS, evaluate_test_set, in_words
-
-
-def graded(reward, text, gold):
-    return reward([], [text], [], answer=[gold]) == [1.0]
-
-
-@pytest.mark.parametrize(
-    ("text", "gold", "expected"),
-    [
-        ("<think>x</think><answer>48</answer>", "48", [True, True]),
-        ("So it is 48.", "48", [False, True]),
-        ("<answer>about 48</answer>", "48", [False, True]),
-        ("<answer>47</answer>", "48", [False, False]),
-        ("", "48", [False, False]),
-    ],
-)
-def test_numbers_are_graded_by_the_tag_and_by_the_last_number(text, gold, expected):
-    assert [graded(reward, text, gold) for reward in READINGS.values()] == expected
-
+from grpo_kit.lab.evaluation import evaluate_test_set, in_words
 
 ROWS = [{"prompt": [{"role": "user", "content": f"{i}?"}], "answer": str(i)} for i in range(7)]
 

@@ -14,7 +14,7 @@ import torch
 from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
-from toy import without_times
+from toy import even_ids, without_times
 
 from grpo_kit.lab import grid
 from grpo_kit.lab.grid import Arm, Experiment, Job, format_seeds, parse_seeds, run_grid
@@ -23,24 +23,12 @@ from grpo_kit.paths import writing
 from grpo_kit.profiles import PROFILES
 
 
-def even(prompts, completions, completion_ids, **columns):
-    return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
-
-
 def odd(prompts, completions, completion_ids, **columns):
-    return [1 - share for share in even(prompts, completions, completion_ids)]
+    return [1 - share for share in even_ids(prompts, completions, completion_ids)]
 
 
 def raising(*arguments, **columns):
     raise ValueError("no reward today")
-
-
-@pytest.fixture
-def profile(saved_policy):
-    config = dataclasses.replace(
-        PROFILES["smoke"].config, max_steps=2, max_completion_length=6, eval_prompts=2, save_steps=1
-    )
-    return dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy), config=config)
 
 
 def measure(trained):
@@ -52,7 +40,7 @@ def measure(trained):
 
 PARITY = Experiment(
     "odd or even?",
-    {"even": Arm(lambda *given: [even]), "odd, held": Arm(lambda *given: [odd], {"beta": 0.1})},
+    {"even": Arm(lambda *given: [even_ids]), "odd, held": Arm(lambda *given: [odd], {"beta": 0.1})},
     measure,
     show=lambda trained: [{"prompt": "p", "completion": "c"}],
 )
@@ -73,7 +61,7 @@ def test_runs_are_made_once_and_start_from_the_same_weights(made, tmp_path, caps
     first = made(arms=None)
     assert [(r.arm, r.evaluation["beta"]) for r in first] == [("even", 0.0), ("odd, held", 0.1)]
     assert first[0].start["first weights"] == first[1].start["first weights"]
-    assert first[0].start["rewards"] == ["even"] and first[0].config["max_steps"] == 2
+    assert first[0].start["rewards"] == ["even_ids"] and first[0].config["max_steps"] == 2
     assert first[0].seconds > 0 and first[0].samples == [{"prompt": "p", "completion": "c"}]
     again = made(seeds=[0, 1])
     assert again[0] == first[0] and [r.seed for r in again] == [0, 1]
@@ -97,7 +85,8 @@ def test_another_config_is_run_again_and_says_what_changed(made, tmp_path, capsy
 def test_a_broken_run_goes_on_from_its_checkpoint(made, tmp_path):
     """What was kept of the first attempt is its own; an unbroken run has the same numbers."""
     (whole,) = made(results=tmp_path / "whole", work=tmp_path / "whole-work")
-    breaks = Mock(wraps=even, side_effect=[DEFAULT, KeyboardInterrupt, DEFAULT], __name__="even")
+    breaks = Mock(wraps=even_ids, side_effect=[DEFAULT, KeyboardInterrupt, DEFAULT])
+    breaks.__name__ = "even_ids"
     broken = dataclasses.replace(PARITY, arms={"even": Arm(lambda *given: [breaks])})
     with pytest.raises(KeyboardInterrupt):
         made(broken)
@@ -136,12 +125,6 @@ def test_seeds_are_written_as_they_are_read(seeds):
 def test_wrong_seeds_are_named(wrong):
     with pytest.raises(ValueError, match=re.escape(f"--seeds is {wrong!r}")):
         parse_seeds(wrong)
-
-
-def test_arms_that_would_share_a_folder_are_named(made):
-    alike = Experiment("?", dict.fromkeys(("truth 1 %", "truth, 1"), PARITY.arms["even"]))
-    with pytest.raises(ValueError, match="would share a folder"):
-        made(alike, arms=None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

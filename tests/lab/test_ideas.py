@@ -64,8 +64,3 @@ def test_what_a_function_takes_from_a_file_beside_its_own_belongs_to_it(folder):
 def test_what_is_no_function_ends_in_a_sentence(text, words):
     with pytest.raises(ValueError, match=words):
         load_function(text)
-
-
-def test_a_file_without_arms_is_named():
-    with pytest.raises(ValueError, match="beside_idea.py has no `arms`: add a dict such as"):
-        load_arms("beside_idea.py")

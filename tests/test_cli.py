@@ -40,7 +40,6 @@ def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
         ("train --profile huge", "'huge' is not one of 'smoke', 'tiny', 'smol', 'colab', 'paper'"),
         ("train --policy nowhere", "no folder 'nowhere'; a name on the Hub is OWNER/NAME"),
         ("train --policy a_run/nowhere", "there is no folder 'a_run/nowhere'"),
-        ("train --reward a_run:short", "there is no Python file 'a_run'"),
         ("train --reward brief", "the kit has no reward 'brief': choose one of accuracy_reward"),
         ("train --set beta", "--set is 'beta': give NAME=VALUE, such as learning_rate=1e-5"),
         ("train --set beta=much", "beta is 'much'; it should be a valid number"),
@@ -48,7 +47,6 @@ def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
         ("train --set beta=[1", "--set is 'beta=[1': "),
         ("train --test a_file", "--test are rows beside those of --data"),
         ("compare a_file.py", "a_file.py has no `arms`: add a dict such as"),
-        ("compare one_arm.py", "a comparison needs a baseline and another arm"),
         ("train --engine trl --replay", "--replay is for the kit's trainer"),
         ("train --data a_file", "a_file is of an unknown kind: give .jsonl"),
         ("train --profile smoke --output a_file/out", "cannot write to the output folder"),
@@ -71,7 +69,6 @@ def test_a_mistake_ends_in_one_sentence_and_exit_code_2(command, sentence, tmp_p
     monkeypatch.delenv("GRPO_KIT_DEBUG", raising=False)
     (tmp_path / "a_file").touch()
     (tmp_path / "a_file.py").touch()
-    (tmp_path / "one_arm.py").write_text("arms = {'plain': {}}")
     saved = tmp_path / "a_run" / "checkpoint.pt"
     saved.parent.mkdir(), saved.write_bytes(b"of hours")
     done = invoke(*command.split())

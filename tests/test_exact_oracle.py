@@ -160,23 +160,6 @@ def test_mean_over_a_completions_tokens_biases_the_gradient_by_length():
     assert cosine(-got, gradient(expected(GRADED))) < 0.9999
 
 
-@pytest.mark.parametrize("loss_type", ["dapo", "bnpo"])
-def test_token_mean_over_all_pairs(loss_type):
-    # The divisor depends on the group, so every pair gets its own call. The oracle differentiates
-    # the completions' probabilities; `policy_loss` never sees them.
-    log_p = completion_logps(POLICY)
-    p = log_p.detach().exp()
-    got, want = torch.zeros_like(POLICY), torch.zeros(())
-    for a, b in itertools.product(range(N), repeat=2):
-        pair = [a, b]
-        advantages, logps = group_advantages(GRADED[pair], 2, "none"), token_logps(POLICY)[pair]
-        loss = policy_loss(logps, None, advantages, MASK[pair], loss_type=loss_type)
-        got += p[a] * p[b] * gradient(loss)
-        half_gap = (GRADED[a] - GRADED[b]) / 2
-        want = want - p[a] * p[b] * half_gap * (log_p[a] - log_p[b]) / (LENGTHS[a] + LENGTHS[b])
-    assert_same(got, gradient(want))
-
-
 def numpy_gradient(loss_type, level, beta, correction, advantages, eps_low=0.2, eps_high=0.3):
     """Gradient in the logits, from the chain rule written out for one token after another."""
     tables = (POLICY, OLD, REFERENCE)

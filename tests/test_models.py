@@ -17,15 +17,6 @@ def own_tokenizer(policy):
     return policy.tokenizer
 
 
-def test_a_saved_policy_loads_again_from_its_folder(policy, saved_policy):
-    again = load_policy(saved_policy)
-    assert again.encode([PROMPT]) == policy.encode([PROMPT])
-    ids = torch.tensor(policy.encode([PROMPT]))
-    torch.testing.assert_close(again.model(ids).logits, policy.model(ids).logits)
-    assert again.eos_token_ids == [policy.tokenizer.eos_token_id]
-    assert again.context_length == 512
-
-
 def test_every_eos_and_the_token_that_ends_a_turn_end_a_completion(policy, own_tokenizer):
     """Qwen2.5's base models end a turn by a token that they do not name as EOS."""
     end_of_turn = own_tokenizer.eos_token_id

@@ -113,9 +113,6 @@ def test_the_size_can_be_asked_for_and_a_missing_label_gives_nothing():
     assert labels(sv.post_process(items, 0, 2)) == {True: 1, False: 1}
     assert labels(sv.post_process(items, 0, 8)) == {True: 1, False: 1}, "no more than queries"
     assert labels(sv.balance(*sv.diversify(items), 8)) == {True: 4, False: 4}
-    assert sv.post_process([], 0) == sv.post_process(query("a", 4, 0), 0) == []
-    assert sv.post_process(query("a", 0, 4) + query("b", 4, 0), 0) == []
-    assert sv.post_process(query("a", 1, 1), 0) == [], "one query: half of one is none"
     assert sv.balance(query("a", 0, 3), [], 4) == []
 
 

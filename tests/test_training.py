@@ -9,17 +9,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from toy import (
-    CONFIG,
-    TASK,
-    all_right,
-    configure,
-    even_ids,
-    killed_in,
-    logged,
-    weights_of,
-    without_times,
-)
+from toy import TASK, all_right, configure, even_ids, killed_in, logged, weights_of, without_times
 
 from grpo_kit import generation, objective
 from grpo_kit.generation import completion_logps
@@ -188,7 +178,7 @@ def test_what_is_left_out_is_not_in_the_divisor_either(new_policy):
 def test_groups_without_spread_change_nothing(policy, tmp_path):
     before = weights_of(policy)
     same = [lambda completions, **columns: [0.5] * len(completions)]
-    run = train(policy, TASK, same, CONFIG, output_dir=tmp_path, seed=0)
+    run = train(policy, TASK, same, configure(), output_dir=tmp_path, seed=0)
     assert torch.equal(before, weights_of(policy))
     assert run.history[-1]["frac_reward_zero_std"] == 1.0
     assert run.history[-1]["grad_norm"] == 0.0
@@ -231,10 +221,10 @@ def test_float16_arithmetic_scales_the_loss_and_learns_the_same(new_policy, tmp_
 
 def test_a_step_that_overflows_is_skipped_and_the_next_is_scaled_less(policy, monkeypatch):
     monkeypatch.setattr(Policy, "half", torch.float16)
-    learner = Learner(policy, CONFIG)
+    learner = Learner(policy, configure())
     learner.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
     before = weights_of(policy)
-    stats = learner.update(batch_of(policy, CONFIG))
+    stats = learner.update(batch_of(policy, configure()))
     assert stats["loss_scale"] == 2.0**39 and "grad_norm" not in stats
     assert torch.equal(weights_of(policy), before)
 
@@ -269,7 +259,7 @@ def test_fewer_problems_are_asked_between_the_ends_of_a_run(policy, tmp_path):
 
 
 def test_the_prompts_come_once_an_epoch_in_changing_order(policy):
-    prompts, later = (PromptBatches(policy, TASK, [even_ids], CONFIG, seed=0) for _ in range(2))
+    prompts, later = (PromptBatches(policy, TASK, [even_ids], configure(), 0) for _ in range(2))
     epochs = [prompts.take(6) for _ in range(3)]
     assert all(sorted(epoch) == list(range(6)) for epoch in epochs)
     assert epochs[0] != epochs[1] or epochs[1] != epochs[2]
@@ -362,7 +352,7 @@ def test_a_group_whose_metric_has_no_spread_is_sampled_again(
 def test_a_task_without_answers_is_trained_and_says_what_is_not_measured(policy, tmp_path):
     task = Task("bare", TASK.train, TASK.test.remove_columns("answer"))
     with pytest.warns(UserWarning, match="'bare' have nothing in a column 'answer': accuracy"):
-        run = train(policy, task, [even_ids], CONFIG, output_dir=tmp_path, seed=0)
+        run = train(policy, task, [even_ids], configure(), output_dir=tmp_path, seed=0)
     assert not any("eval/pass@1" in row for row in run.history)
 
 
@@ -403,7 +393,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(policy, tmp_path, mon
     before, real = weights_of(policy), objective.loss_by
     monkeypatch.setattr(objective, "loss_by", lambda *a, **k: real(*a, **k) * math.nan)
     with pytest.raises(RuntimeError, match="not finite.* lower learning_rate.* at step 1"):
-        train(policy, TASK, [even_ids], CONFIG, output_dir=tmp_path, seed=0)
+        train(policy, TASK, [even_ids], configure(), output_dir=tmp_path, seed=0)
     assert torch.equal(before, weights_of(policy))
 
 
@@ -443,10 +433,10 @@ def test_pass_at_k_is_the_share_of_k_subsets_with_a_right_one(n, correct, k, exp
 
 
 def test_evaluation_counts_what_the_reward_calls_right_and_is_repeatable(policy):
-    first, again = (evaluate(policy, TASK.test, CONFIG, seed=3) for _ in range(2))
+    first, again = (evaluate(policy, TASK.test, configure(), seed=3) for _ in range(2))
     assert first == again and first["eval/n"] == 2
     between = evaluate(policy, TASK.test, configure(eval_prompts_between=1), seed=3)
-    alone = evaluate(policy, TASK.test.select([0]), CONFIG, seed=3)
+    alone = evaluate(policy, TASK.test.select([0]), configure(), seed=3)
     assert between["between/mean_length"] == alone["eval/mean_length"]
 
     def right(prompts, row, **columns):
@@ -473,7 +463,7 @@ def test_a_right_answer_without_its_tags_is_right_by_the_lenient_reading_alone(p
 
 def test_what_is_right_is_part_of_the_run(new_policy, tmp_path):
     bare = Task("bare", BARE.train, TASK.test.remove_columns("answer"))
-    given = {"config": CONFIG, "output_dir": tmp_path, "seed": 0}
+    given = {"config": configure(), "output_dir": tmp_path, "seed": 0}
     run = train(new_policy(), bare, [even_ids], **given, correct=all_right)
     assert run.history[-1]["eval/pass@1"] == 1.0 and run.start["correct"] == "all_right"
     assert "correct" not in train(new_policy(), TASK, [even_ids], **given).start

@@ -42,11 +42,12 @@ def system(base):
 
 def run(
     base, task, system, folder, source=FlowGRPO, reward=accuracy_reward, resume=False, changes=(),
-    **options,
+    hooks=(), **options,
 ):  # fmt: skip
     return train(
         base, task, [reward], dataclasses.replace(CONFIG, **dict(changes)), output_dir=folder,
         seed=0, resume=resume, batch_source=lambda prompts: source(prompts, system, **options),
+        **dict(hooks),
     )  # fmt: skip
 
 
@@ -71,16 +72,12 @@ def test_hooks_that_repeat_the_packages_functions_give_the_same_run(task, tmp_pa
         "surrogate": objective.surrogate,
         "aggregate": partial(objective.aggregate, loss_type="grpo"),
     }
-    runs = []
-    for options in ({}, hooks):
+    runs, changes = [], {"max_steps": 1, "num_iterations": 2, "beta": 0.05}
+    for name, given in (("without", {}), ("with", hooks)):
         policy = PROFILES["tiny"].load_policy()
-        source = partial(FlowGRPO, system=PROFILES["tiny"].load_agents(policy, max_turns=2))
-        config = dataclasses.replace(CONFIG, max_steps=1, num_iterations=2, beta=0.05)
-        made = train(
-            policy, task, [even_ids], config, output_dir=tmp_path / str(len(options)),
-            seed=0, batch_source=source, **options,
-        )  # fmt: skip
-        runs.append(without_times(made.history))
+        system = PROFILES["tiny"].load_agents(policy, max_turns=2)
+        given = {"reward": even_ids, "changes": changes, "hooks": given}
+        runs.append(without_times(run(policy, task, system, tmp_path / name, **given).history))
     assert runs[0] == runs[1] and runs[0][-1]["grad_norm"] > 0
 
 
@@ -238,24 +235,15 @@ def test_a_killed_run_goes_on_with_the_same_numbers(base, task, tmp_path, source
         run(again(), task, other, tmp_path / "killed", source, reward, resume=True)
 
 
-def test_the_reward_of_an_output_is_the_episodes():
+def test_an_episode_is_scored_by_its_output_and_by_the_ids_of_all_its_turns():
     row = {"prompt": [{"role": "user", "content": "?"}], "answer": "7"}
+    turns = [Turn([1], [3] * n, [-0.1] * n) for n in (2, 1)]
     outputs = ["<answer>7</answer>", "<answer>8</answer>", ""]
-    episodes = [Episode(0, None, [], row, output=output) for output in outputs]
+    episodes = [Episode(0, None, turns, row, output=output) for output in outputs]
     assert score_episodes(episodes, [accuracy_reward]).tolist() == [[1.0], [0.0], [0.0]]
     assert [e.reward for e in episodes] == [1.0, 0.0, 0.0]
-    score_episodes(episodes, [lambda completions, **columns: [None, 1.0, 0.0]])
-    assert [e.reward for e in episodes] == [None, 1.0, 0.0], "None is never 0"
-
-
-def test_a_reward_gets_the_ids_of_all_turns():
-    turns = [Turn([1], [3] * n, [-0.1] * n) for n in (2, 1)]
-    episodes = [Episode(0, None, turns, {"prompt": []}, output="7")]
-
-    def length(completion_ids, **columns):
-        return [float(len(ids)) for ids in completion_ids]
-
-    assert score_episodes(episodes, [length]).tolist() == [[3.0]]
+    score_episodes(episodes, [lambda completion_ids, **_: [None, *map(len, completion_ids[1:])]])
+    assert [e.reward for e in episodes] == [None, 3.0, 3.0], "None is never 0"
 
 
 def test_errors_repeats_and_stops_are_counted():
@@ -281,6 +269,9 @@ def test_success_is_measured_on_held_out_questions(base, task, system):
     assert 0 <= one["eval/pass@1"] <= 1 and 1 <= one["eval/turns"] <= 4
 
 
+OWN = {"advantages": objective.group_advantages}
+
+
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
@@ -291,19 +282,12 @@ def test_success_is_measured_on_held_out_questions(base, task, system):
         ({"eval_prompts": 8}, {}, "eval_prompts is 8.*evaluate_episodes"),
         ({"num_iterations": 2}, {"source": OfflineTraces}, r"updates a step.* are \(2, 0.0, None"),
         ({"beta": 0.1}, {"source": OfflineTraces}, r"beta.* are \(1, 0.1, None"),
+        ({}, {"source": OfflineTraces, "hooks": OWN}, "1 and would ignore the advantages hook"),
     ],
 )
 def test_what_episodes_do_not_have_is_refused(base, task, tmp_path, changes, options, message):
     with pytest.raises(ValueError, match=message):
         run(base, task, None, tmp_path, changes=changes, **options)
-
-
-def test_offline_traces_take_no_advantages_hook(base, task, tmp_path):
-    with pytest.raises(ValueError, match="have advantage 1 and would ignore the advantages hook"):
-        train(
-            base, task, [accuracy_reward], CONFIG, output_dir=tmp_path, seed=0,
-            advantages=objective.group_advantages, batch_source=partial(OfflineTraces, system=None),
-        )  # fmt: skip
 
 
 def test_a_reward_that_is_never_earned_leaves_no_trace(base, task, system, tmp_path):

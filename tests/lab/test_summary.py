@@ -24,10 +24,6 @@ def test_differences_are_paired_by_seed(crossed):
     plain, other = (crossed["final"][arm] for arm in ("plain", "diversity"))
     assert plain["eval/pass@1"]["median"] == other["eval/pass@1"]["median"] == 0.3
     assert other["eval/pass@1"]["mean"] == pytest.approx(0.32)
-    difference = crossed["difference"]["diversity"]["eval/pass@1"]
-    assert difference["mean"] == pytest.approx(0.02) and difference["n"] == 5
-    assert difference["low"] == pytest.approx(-0.2021, abs=1e-4)
-    assert difference["high"] == pytest.approx(0.2421, abs=1e-4)
     assert plain["seconds"]["values"] == [5.0] * 5 and plain["tokens"]["values"] == [200] * 5
     assert "eval/n" not in plain
 

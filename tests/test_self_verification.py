@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toy import all_right, killed_in, without_times
+from toy import all_right, items_of, killed_in, without_times
 
 from grpo_kit import self_verification as sv
 from grpo_kit import training
@@ -20,18 +20,9 @@ from grpo_kit.rewards import accuracy_reward, format_reward
 from grpo_kit.tasks import Task
 from grpo_kit.training import PromptBatches, train
 
-
-def query(name, right, wrong):
-    """Items of one query, each with an answer of its own, so that they can be told apart."""
-    return [
-        sv.VerificationItem(name, f"q{name}", f"{name}-{i}", i < right)
-        for i in range(right + wrong)
-    ]
-
-
 # (right, wrong) of each query: mixed, all right, all wrong, or without any valid output
 collections = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=12).map(
-    lambda sizes: [item for name, (r, w) in enumerate(sizes) for item in query(name, r, w)]
+    lambda sizes: [item for name, (r, w) in enumerate(sizes) for item in items_of(name, r, w)]
 )
 seeds = st.integers(0, 2**31)
 
@@ -109,11 +100,11 @@ def test_nothing_comes_twice_before_all_else_has_come_once(items, seed):
 
 
 def test_the_size_can_be_asked_for_and_a_missing_label_gives_nothing():
-    items = [item for name in range(3) for item in query(name, 2, 2)]
+    items = [item for name in range(3) for item in items_of(name, 2, 2)]
     assert labels(sv.post_process(items, 0, 2)) == {True: 1, False: 1}
     assert labels(sv.post_process(items, 0, 8)) == {True: 1, False: 1}, "no more than queries"
     assert labels(sv.balance(*sv.diversify(items), 8)) == {True: 4, False: 4}
-    assert sv.balance(query("a", 0, 3), [], 4) == []
+    assert sv.balance(items_of("a", 0, 3), [], 4) == []
 
 
 # --- schedules ------------------------------------------------------------------------------------
@@ -161,7 +152,7 @@ def batch_source(policy, task, strategy="self-verify", config=CONFIG, **options)
 
 def test_the_pass_rate_counts_rollouts_without_an_answer():
     """PITFALLS 43: two of the six rollouts of `a` gave no answer."""
-    items = [*query("a", 1, 3), *query("b", 2, 0)]
+    items = [*items_of("a", 1, 3), *items_of("b", 2, 0)]
     assert sv.pass_rates(items, ["a"] * 6 + ["b"] * 2 + ["c"]) == {"a": 1 / 6, "b": 1.0, "c": 0.0}
 
 

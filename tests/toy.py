@@ -13,6 +13,7 @@ from datasets import Dataset
 
 from grpo_kit.config import GRPOConfig
 from grpo_kit.runs import HISTORY
+from grpo_kit.self_verification import VerificationItem
 from grpo_kit.tasks import Task
 
 CONFIG = GRPOConfig(
@@ -99,3 +100,11 @@ def without_times(history: list[dict]) -> list[dict]:
 def logged(folder) -> list[dict]:
     """The history of a run as it lies on the disk."""
     return [json.loads(line) for line in (folder / HISTORY).read_text().splitlines()]
+
+
+def items_of(query, right: int, wrong: int) -> list[VerificationItem]:
+    """Items of one query, each with an answer of its own, so that they can be told apart."""
+    return [
+        VerificationItem(query, f"q{query}", f"{query}-{i}", i < right)
+        for i in range(right + wrong)
+    ]

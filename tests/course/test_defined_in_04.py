@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_notebooks import defined_in
+from toy import items_of
 
 from grpo_kit import self_verification as sv
 from grpo_kit.profiles import PROFILES
@@ -59,11 +60,7 @@ counts = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=8)
 
 @given(counts, st.integers(0, 9))
 def test_the_stages_of_the_notebook_count_as_the_package_does(sizes, n):
-    items = [
-        sv.VerificationItem(f"q{query}", f"q{query}", f"{query}-{i}", i < right)
-        for query, (right, wrong) in enumerate(sizes)
-        for i in range(right + wrong)
-    ]
+    items = [item for query, counts in enumerate(sizes) for item in items_of(query, *counts)]
     own = defined_in("04")
     count, kept, packaged = own.labels, own.filtered(items), sv.filter_queries(items)
     assert count(kept) == count(packaged)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from toy import items_of
 
 from grpo_kit.lab import experiments, measures
 from grpo_kit.lab.experiments import EXPERIMENTS
@@ -16,7 +17,7 @@ from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards.meta_evaluation import BREVITY_QUESTION, META_QUESTION, as_turns, read_yes
-from grpo_kit.self_verification import VerificationItem, diversify, filter_queries, post_process
+from grpo_kit.self_verification import diversify, filter_queries, post_process
 from grpo_kit.tasks import Task, tool_questions
 from grpo_kit.tasks.word_problems import DIFFICULTIES, make_problem
 from grpo_kit.tiny import problems, skills
@@ -139,17 +140,14 @@ def test_the_truth_is_read_by_rule_in_the_tiny_world_only(policy):
 
 
 def test_ablations_leave_out_one_stage_each():
-    def items(query, right, wrong):
-        return [VerificationItem(query, query, str(i), i < right) for i in range(right + wrong)]
-
-    hard, easy, mixed = items("hard", 0, 6), items("easy", 6, 0), items("mixed", 3, 3)
+    hard, easy, mixed = items_of("hard", 0, 6), items_of("easy", 6, 0), items_of("mixed", 3, 3)
     every = hard + easy + mixed
     assert any(item.query_id == "hard" for item in experiments.unfiltered(every, 0, 6))
     assert all(item.query_id != "hard" for item in post_process(every, 0, 6))
     assert len({i.answer for i in experiments.undiversified(mixed, 0, 6) if i.correct}) == 3
     chosen, filler = diversify(filter_queries(mixed))
     assert len({i.answer for i in chosen + filler if i.correct}) == 2
-    crowd = [item for i in range(9) for item in items(f"easy {i}", 6, 0)] + mixed
+    crowd = [item for i in range(9) for item in items_of(f"easy {i}", 6, 0)] + mixed
     assert sum(i.correct for i in experiments.unbalanced(crowd, 0, 8)) > 4
     assert sum(i.correct for i in post_process(crowd, 0, 8)) == 4
 

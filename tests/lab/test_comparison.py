@@ -2,8 +2,6 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -57,20 +55,7 @@ def test_accuracy_stands_in_both_gradings(compared):
     assert all(line.count("|") == table[0].count("|") for line in table[2:4])
 
 
-def test_finished_runs_are_kept_and_a_changed_function_is_run_again(compared, capsys):
-    first = compared(ARMS, seeds=[0], metric="reward").table()
-    assert compared(ARMS, seeds=[0], metric="reward").table() == first
-    assert "compare: 2 of 2 runs are finished" in capsys.readouterr().out
-
-    def even_ids(completion_ids, **columns):
-        return [sum(i % 2 == 1 for i in ids) / len(ids) for ids in completion_ids]
-
-    again = {"plain": ARMS["plain"], "loss": {"rewards": [even_ids]}}
-    compared(again, seeds=[0], metric="reward")
-    assert "compare: 1 of 2 runs are finished" in capsys.readouterr().out
-
-
-def test_other_rows_or_another_model_are_another_run(compared, profile, tmp_path, capsys):
+def test_other_rows_model_or_function_are_another_run(compared, profile, tmp_path, capsys):
     data = tmp_path / "mine.csv"
     own = profile.with_data(str(data), test_share=0.5)
     for number in (1, 1, 2):
@@ -83,9 +68,15 @@ def test_other_rows_or_another_model_are_another_run(compared, profile, tmp_path
             weights = load_file(model / "model.safetensors")
             save_file({k: 2 * w for k, w in weights.items()}, model / "model.safetensors")
         compared(ARMS, profile=own.with_policy(str(model)), seeds=[0], metric="reward")
+
+    def even_ids(completion_ids, **columns):
+        return [sum(i % 2 == 1 for i in ids) / len(ids) for ids in completion_ids]
+
+    arms = {"plain": ARMS["plain"], "loss": ARMS["loss"] | {"rewards": [even_ids]}}
+    compared(arms, profile=own.with_policy(str(model)), seeds=[0], metric="reward")
     said = capsys.readouterr().out
     finished = [int(n) for n in re.findall(r"compare: (\d) of 2 runs are finished", said)]
-    assert finished == [0, 2, 0, 0, 0]
+    assert finished == [0, 2, 0, 0, 0, 1]
 
 
 def test_runs_go_to_processes_with_functions_of_no_module(profile, tmp_path):
@@ -213,18 +204,12 @@ def test_each_of_many_functions_counts():
         assert identity_of(defined(changed)) != same == identity_of(defined(source)), i
 
 
-def test_the_identity_of_a_function_is_that_of_another_process(tmp_path):
+def test_the_identity_of_a_function_is_that_of_another_process(run_python):
     source = "def reward(**c):\n    return len({'a', 'b', 'c', 'dd'} & set(c))\n"
     program = f"names = {{'__name__': 'idea'}}\nexec({source!r}, names)\n"
     program += "from grpo_kit.lab.identity import identity_of\nprint(identity_of(names['reward']))"
-    said = {
-        subprocess.run(
-            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, check=True,
-            capture_output=True, text=True,
-        ).stdout.strip()
-        for seed in ("1", "2", "3")
-    }  # fmt: skip
-    assert said == {identity_of(defined(source))}, re.escape(str(said))
+    said = {run_python(program, PYTHONHASHSEED=seed).strip() for seed in "123"}
+    assert said == {identity_of(defined(source))}
 
 
 def test_the_stored_comparison_is_what_its_runs_say(monkeypatch):

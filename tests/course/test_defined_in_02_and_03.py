@@ -44,7 +44,7 @@ def test_the_quality_of_03_equals_the_package(scores, cut, around):
 
 
 pieces = ["Surely 15.", "</response>", "<response>", "</response", "<|user|>", "<|", "<", "|", "</",
-          "<answer>15</answer>", "response", "\n", "12 < 19", "</think>"]  # fmt: skip
+          "<answer>15</answer>", "response", "7\n", "12 < 19", "</think>"]  # fmt: skip
 
 
 @settings(max_examples=200)

@@ -56,8 +56,9 @@ def results_page(results: Path) -> str:
     counts = [[one.verdict for one in judged].count(verdict) for verdict in COUNTED]
     families = families_of(judged)
     rate = (
-        f"They are judged in {families} families, one an experiment and profile. In each, all "
-        f"intervals hold at once with a chance of {1 - ALPHA:.0%}. So the chance that any verdict "
+        f"They are judged in {families} families, one an experiment and profile. If differences are "
+        f"roughly normal, all intervals of a family hold at once with a chance of {1 - ALPHA:.0%}. "
+        "Where some seeds collapse it is less. By this rule the chance that any verdict "
         f"of the table is false is at most {min(1, families * ALPHA):.0%}.\n"
     )
     real = [one for one in judged if one.claim.profile == "smol"]

@@ -56,8 +56,8 @@ def results_page(results: Path) -> str:
     counts = [[one.verdict for one in judged].count(verdict) for verdict in COUNTED]
     families = families_of(judged)
     rate = (
-        f"They are judged in {families} families, one an experiment and profile. If differences are "
-        f"roughly normal, all intervals of a family hold at once with a chance of {1 - ALPHA:.0%}. "
+        f"They are judged in {families} families, one an experiment and profile. If differences "
+        f"are roughly normal, all intervals of one hold at once with a chance of {1 - ALPHA:.0%}. "
         "Where some seeds collapse it is less. By this rule the chance that any verdict "
         f"of the table is false is at most {min(1, families * ALPHA):.0%}.\n"
     )

@@ -123,9 +123,14 @@ def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figu
         axes.margins(x=0.02)
     for axes in list(panels):
         axes.remove()
-    handles = [Line2D([], [], color=colour, label=name) for name, colour in colours.items()]
+    handles = [Line2D([], [], color=colour, label=shown(name)) for name, colour in colours.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns)
     return figure
+
+
+def shown(arm: str) -> str:
+    """What figures call an arm: the reward `random` is a coin."""
+    return arm.replace("random", "coin")
 
 
 def arm_colours(names: Iterable[str]) -> dict[str, str]:
@@ -156,7 +161,7 @@ def arm_points(final: Mapping[str, Mapping], metrics: Mapping[str, str]) -> Figu
                     low, high = max(low, 0), high if metric in COUNTS else min(high, 1)
                 axes.plot([low, high], [place, place], color=colours[name], linewidth=2.5)
                 axes.plot(mean, place, "o", color=colours[name], markersize=7)
-        axes.set(title=title, yticks=range(len(final)), yticklabels=list(final))
+        axes.set(title=title, yticks=range(len(final)), yticklabels=[*map(shown, final)])
         axes.set_ylim(len(final) - 0.5, -0.5)
         left, right = axes.get_xlim()
         least = 0.05 * max(abs(left), abs(right))  # no magnifying of what hardly differs

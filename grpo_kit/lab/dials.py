@@ -11,7 +11,7 @@ from statistics import fmean
 
 from matplotlib.figure import Figure
 
-from grpo_kit.course.plots import arm_colours
+from grpo_kit.course.plots import arm_colours, shown
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import Experiment, command_of
 from grpo_kit.lab.records import COSTS, Record, by_arm
@@ -94,17 +94,18 @@ def draw(axes, found: dict[str, dict[str, dict]], experiment: Experiment) -> Non
         least = 0.0 if experiment.of == "end" else -1.0
         ends = [[one["mean"] - max(one["low"], least) for one in of.values()],
                 [min(one["high"], 1) - one["mean"] for one in of.values()]]  # fmt: skip
-        name = arm.replace("random", "coin")
-        look = {"color": colours[arm], "marker": "o", "capsize": 3, "label": name}
+        strict = [one["strict"] for one in of.values() if "strict" in one]
+        label = f"{shown(arm)}, lenient" if strict else shown(arm)
+        look = {"color": colours[arm], "marker": "o", "capsize": 3, "label": label}
         axes.errorbar(places, means, ends, **look)
         for place, one in zip(places, of.values(), strict=True):
             seeds = one["values"]
             axes.plot([place + 0.03] * len(seeds), seeds, ".", color=colours[arm], alpha=0.4, ms=6)
-        if strict := [one["strict"] for one in of.values() if "strict" in one]:
-            dashed = {"linestyle": "--", "marker": "x", "label": f"{name}, strict"}
+        if strict:
+            dashed = {"linestyle": "--", "marker": "x", "label": f"{shown(arm)}, strict"}
             axes.plot(places, strict, color=colours[arm], **dashed)
     axes.set_xticks(range(len(experiment.settings)), experiment.settings)
-    metric = experiment.shown.removeprefix("eval/").replace("lenient/pass@1", "pass@1, lenient")
+    metric = experiment.shown.removeprefix("eval/").removeprefix("lenient/")
     if experiment.of == "change":
         axes.axhline(0, color="black", linewidth=0.8)
         metric = f"change of {metric}"

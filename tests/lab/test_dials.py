@@ -76,7 +76,8 @@ def test_strict_accuracy_is_drawn_beside_lenient_accuracy():
     assert found["plain"]["1"]["strict"] == pytest.approx(0.1)
     axes = Figure().subplots()
     dials.draw(axes, found, experiment)
-    assert axes.get_legend_handles_labels()[1] == ["plain, strict", "plain"]
+    assert axes.get_legend_handles_labels()[1] == ["plain, strict", "plain, lenient"]
+    assert axes.get_ylabel() == "change of pass@1", "of both"
 
 
 def test_a_dial_of_the_world_has_its_recipe_in_the_identity_and_others_have_none():

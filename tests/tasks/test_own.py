@@ -12,7 +12,7 @@ from toy import configure, even_ids
 from grpo_kit import training, trl_bridge
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward
-from grpo_kit.tasks import Task, own
+from grpo_kit.tasks import own
 from grpo_kit.tasks.own import read_rows, read_task
 from grpo_kit.tasks.published import gsm8k
 
@@ -223,14 +223,3 @@ def test_a_profile_asks_own_rows_by_the_system_prompt_of_its_task(tmp_path):
     words = PROFILES["tiny"].with_data(str(tmp_path / "a.jsonl"), str(tmp_path / "a.jsonl"))
     with pytest.raises(ValueError, match="0 rows to learn from"):
         words.load_task()
-
-
-DATASET = datasets.Dataset.from_list(ROWS)
-
-
-@pytest.mark.parametrize("rows", [ROWS, None, pd.DataFrame(ROWS), datasets.DatasetDict(a=DATASET)])
-def test_rows_of_a_task_that_are_no_dataset_are_refused_in_a_sentence(rows):
-    for split, given in (("train", (rows, DATASET)), ("test", (DATASET, rows))):
-        message = f"the {split} rows of task 'own' are a {type(rows).__name__}: give a Dataset, by"
-        with pytest.raises(TypeError, match=message + " datasets.Dataset.from_list"):
-            Task("own", *given)

@@ -1,29 +1,17 @@
-"""What notebooks 02 and 03 define is what the package does."""
+"""What notebook 03 defines is what the package does."""
 
 import asyncio
 import functools
 import json
 
-import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_notebooks import defined_in
-from torch.testing import assert_close
 
 from grpo_kit.profiles import PROFILES
-from grpo_kit.rewards import LocalJudge, QualityJudgeReward, group_similarities, linear_weight
+from grpo_kit.rewards import LocalJudge, QualityJudgeReward
 from grpo_kit.rewards.judge import parse_judgement, tiny_prompt
 from grpo_kit.rewards.judge.texts import CRITERIA
-
-
-@given(st.integers(0, 10_000), st.sampled_from([2, 3, 8]), st.floats(0, 1))
-def test_similarities_and_weight_of_02_equal_the_package(seed, size, progress):
-    embeddings = torch.randn(4 * size, 5, generator=torch.Generator().manual_seed(seed))
-    expected = group_similarities(embeddings, size)
-    assert_close(defined_in("02").similarities(embeddings, size), expected)
-    assert defined_in("02").weight(progress) == pytest.approx(linear_weight(progress))
-
 
 values = st.one_of(st.integers(-1, 7), st.just(4.5), st.just(5.0), st.just("5"), st.booleans())
 whole = st.fixed_dictionaries({name: st.integers(1, 5) for name in CRITERIA})
@@ -33,7 +21,7 @@ wrapped = st.sampled_from(["{}", " {}\n", "```json\n{}\n```", "```json{}```", "S
 
 @settings(max_examples=200)
 @given(st.one_of(whole, some), st.integers(0, 3), wrapped)
-def test_the_quality_of_03_equals_the_package(scores, cut, around):
+def test_the_quality_of_the_notebook_equals_the_package(scores, cut, around):
     reply = json.dumps(scores)
     reply = around.replace("{}", reply[: len(reply) - cut])
     try:
@@ -49,7 +37,7 @@ pieces = ["Surely 15.", "</response>", "<response>", "</response", "<|user|>", "
 
 @settings(max_examples=200)
 @given(st.text(alphabet="Mia 12+7=19.think\n"), st.lists(st.sampled_from(pieces), max_size=5))
-def test_the_judge_of_03_is_asked_as_in_the_package(question, response):
+def test_the_judge_is_asked_as_in_the_package(question, response):
     """But for other spellings of the tags, which an exercise of the notebook is about."""
     response = "".join(response)
     assert defined_in("03").ask(question, response) == tiny_prompt(question, response)
@@ -71,7 +59,7 @@ solutions = st.sampled_from([
 
 @settings(max_examples=6)
 @given(st.lists(solutions, min_size=1, max_size=5), st.booleans())
-def test_the_judges_reward_of_03_equals_the_package(texts, gate):
+def test_the_judges_reward_of_the_notebook_equals_the_package(texts, gate):
     """With and without the gate, twice, so that the second time the judgements are known."""
     prompt = [{"role": "user", "content": "Mia has 12 coins. Mia first finds 7. Mia then sells 4."}]
     batch = {

@@ -4,6 +4,7 @@ which importing this module sets.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 
@@ -22,6 +23,7 @@ HEALTH = ("reward", "eval/pass@1", "entropy", "completions/mean_length", "frac_r
 CURVE_LABELS = {
     "reward": ("reward", "mean of a step"),
     "eval/pass@1": ("accuracy", "held-out pass@1"),
+    "eval/lenient/pass@1": ("accuracy, lenient", "held-out pass@1"),
     "entropy": ("entropy", "nats per token"),
     "completions/mean_length": ("length", "tokens per completion"),
     "eval/mean_length": ("length", "tokens per answer, held-out"),
@@ -66,6 +68,7 @@ ARM_COLOURS |= {"random": "#999999", "neighbour": "#999999"}
 ARM_COLOURS |= {"per turn": "#009E73", "final turn only": "#CC79A7"}
 ARM_COLOURS |= {"no clip": "#CC79A7", "SAPO": "#009E73", "unbalanced": "#E69F00"}
 COUNTS = ("eval/mean_length", "eval/turns")  # all others of `eval/` are shares
+LINES = ("-", "--", ":")
 X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of training steps"}
 
 
@@ -108,13 +111,17 @@ def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figu
     """
     fullest = sorted(curves.values(), key=len, reverse=True)  # for the order of the arms
     colours = arm_colours(dict.fromkeys(name for arms in fullest for name in arms))
+    before, styles = Counter(), {}  # of many arms some share a colour
+    for name, colour in colours.items():
+        styles[name] = LINES[min(before[colour], len(LINES) - 1)]
+        before[colour] += 1
     columns = min(2, len(curves))
     rows = -(-len(curves) // columns)
     figure = Figure(figsize=(5.6 * columns, 3.1 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for (metric, arms), axes in zip(curves.items(), panels, strict=False):  # drops no panel
         for name, curve in arms.items():
-            _band(axes, curve, colours[name])
+            _band(axes, curve, {"color": colours[name], "linestyle": styles[name]})
         title, unit = CURVE_LABELS.get(metric, (metric, metric))
         axes.set(title=title, xlabel=X_LABELS.get(x, x), ylabel=unit)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=x == "step"))
@@ -123,7 +130,10 @@ def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figu
         axes.margins(x=0.02)
     for axes in list(panels):
         axes.remove()
-    handles = [Line2D([], [], color=colour, label=shown(name)) for name, colour in colours.items()]
+    handles = [
+        Line2D([], [], color=colour, linestyle=styles[name], label=shown(name))
+        for name, colour in colours.items()
+    ]
     figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns)
     return figure
 
@@ -172,7 +182,7 @@ def arm_points(final: Mapping[str, Mapping], metrics: Mapping[str, str]) -> Figu
     return figure
 
 
-def _band(axes, curve: dict, colour: str) -> None:
+def _band(axes, curve: dict, look: dict) -> None:
     """Draw the median of a curve's seeds and a band around it.
 
     Of a curve of more than 30 points each is a mean over five: single steps are noise.
@@ -181,10 +191,9 @@ def _band(axes, curve: dict, colour: str) -> None:
     if values.shape[1] > 30:
         values = uniform_filter1d(values, 5, axis=1, mode="nearest")
     low, high = values.min(0), values.max(0)
-    axes.fill_between(curve["steps"], low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.fill_between(curve["steps"], low, high, color=look["color"], alpha=0.15, linewidth=0)
     marker = "o" if values.shape[1] < 12 else None  # few points: show which were measured
-    look = {"color": colour, "linewidth": 2, "marker": marker, "markersize": 4}
-    axes.plot(curve["steps"], np.median(values, 0), **look)
+    axes.plot(curve["steps"], np.median(values, 0), linewidth=2, marker=marker, ms=4, **look)
 
 
 def forest(rows: Sequence[tuple[str, str, str, Mapping[str, float], float]]) -> Figure:

@@ -389,7 +389,7 @@ cured_rewards = Exercise("(p, right, shown): log P, by the truth where it is sho
     "Where all is shown, P is 0.98 or 0.02.": (*TOLD, tensor([True] * 4)),
     "Replace only what is shown.": (*TOLD, tensor([True, False, False, True])),
     "The rest stays.": (*TOLD, tensor([False, True, True, False])),
-}), "a few of these keep the evaluator from being fooled for long.")  # fmt: skip
+}), "a few of these tie the reward to the truth.")  # fmt: skip
 
 stop_early = Exercise("(accuracies, patience): index of the best before `patience` others", {
     "Of equals the first: later is not better.": ([0.2, 0.6, 0.6], 5, 1),
@@ -447,6 +447,8 @@ sequence_weight = Exercise("(old_logps, sampled_logps, mask, cap): one weight an
         (P_LOGS, Q_LOGS, SEEN, 2.5, [0.0, 2.25]),
     "The policy itself has weight 1, which is not above a cap of 1.":
         (P_LOGS, P_LOGS, SEEN, 1.0, [1.0, 1.0]),
+    "exp of a large sum is infinite, and infinity times 0 is no number.":
+        (P_LOGS[:1], P_LOGS[:1] - 100, SEEN[:1], 2.0, [0.0]),
 }, "one unlikely token can silence a whole answer: that is the price of this mode.")  # fmt: skip
 
 split_groups = Exercise("(rows, processes, size): groups that lie in more than one process", {

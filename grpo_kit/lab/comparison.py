@@ -100,7 +100,7 @@ class Comparison:
                     found.append(f"{used}, which may explain part of the difference.")
         return found
 
-    __str__ = _repr_markdown_ = table
+    __repr__ = __str__ = _repr_markdown_ = table
 
     def plot(self) -> Figure:
         """Curves of all arms: median of the seeds, band from the lowest to the highest."""

@@ -342,7 +342,7 @@ def reported_claims(results: str | Path | None = None) -> tuple[list[Judged], li
 def forest_rows(judged: Iterable[Judged], *only: str) -> list[tuple]:
     """What `plots.forest` draws: the claims whose interval is known, as differences from 0.
 
-    All by their ids, or those of the ids `only` by their statements.
+    All by their ids, or those of the ids `only` by method (if it has a name) and statement.
     """
     rows, by_id = [], {one.claim.id: one for one in judged}
     for one in (by_id[name] for name in only or by_id):
@@ -353,7 +353,8 @@ def forest_rows(judged: Iterable[Judged], *only: str) -> list[tuple]:
         if not isinstance(expects, str):
             value, unit = expects["value"], expects["within"]
         bounds = {name: getattr(found, name) - value for name in ("mean", "low", "high")}
-        label = fill(one.claim.statement, 46) if only else one.claim.id
+        method = f"{one.claim.seed}: " if one.claim.seed[:1].isalpha() else ""
+        label = fill(method + one.claim.statement, 46) if only else one.claim.id
         rows.append((label, one.claim.direction, one.verdict, bounds, unit))
     return rows
 

@@ -73,7 +73,7 @@ class Comparison:
         if verdict != "inconclusive":
             return f"**{verdict}**"
         wanted = seeds_to_decide(self.judged[arm], self.delta)
-        return f"**{verdict}**, {wanted} seeds of this spread would decide"
+        return f"**{verdict}**, {wanted} fresh seeds of this spread would decide"
 
     def warnings(self) -> list[str]:
         """Sentences: no arm has learnt; an arm changed nothing; an arm cost much more."""

@@ -75,7 +75,7 @@ def verdicts_table(judged: Iterable[Judged]) -> str:
     rows = [
         (one.claim.experiment, one.verdict_text, one.claim.statement, one.here) for one in judged
     ]
-    return markdown_table(("experiment", "verdict", "claim", "here"), *rows)
+    return markdown_table(("experiment", "verdict", "claim", "mean [interval]"), *rows)
 
 
 def with_parts(text: str, parts: Mapping[str, str]) -> str:

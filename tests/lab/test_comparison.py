@@ -43,7 +43,7 @@ def test_arms_start_alike_and_are_judged_beside_the_first(compared, capsys):
     assert [values[0] for values in start[0]] == [values[0] for values in start[1]], "one start"
     text = found.table()
     assert "| arm | reward | minus the first | verdict | tokens | seconds |" in text
-    assert "seeds of this spread would decide" in text and "fewer than 5 seeds" in text
+    assert "fresh seeds of this spread would decide" in text and "fewer than 5 seeds" in text
     assert found.plot().axes
     assert "2 seeds give no verdict, 5 are needed." in (said := capsys.readouterr().out)
     assert said.count("/4] ") == 4, "a line for each run"

@@ -23,9 +23,17 @@ from grpo_kit.lab.claims import claims_text, forest_rows, judge_claims, load_cla
 from grpo_kit.lab.dials import dial_text
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import Experiment, command_of
-from grpo_kit.lab.records import Record, by_arm, fingerprint
+from grpo_kit.lab.records import COSTS, Record, by_arm, fingerprint
 from grpo_kit.lab.statistics import VERDICTS, interval
-from grpo_kit.lab.summary import cell, markdown_table, plain, summarise, summary_text
+from grpo_kit.lab.summary import (
+    cell,
+    circumstances,
+    markdown_table,
+    number,
+    plain,
+    summarise,
+    summary_text,
+)
 from grpo_kit.paths import make_output_dir, results_dir, sha256_of, write_atomic
 from grpo_kit.visible import visible
 
@@ -115,8 +123,8 @@ def arms_of(name: str, records: list[Record], folder: Path) -> list[str]:
         used = {cpu if gpu == "none" else gpu for gpu, cpu in machines}
         made = f"{len(runs)} runs on {', '.join(sorted(used))}, finished {days[0]} to {days[-1]}"
         if EXPERIMENTS[name].rates:
-            parts.append(best_rates(runs, EXPERIMENTS[name]))
-        if EXPERIMENTS[name].turned:
+            parts.append(best_rates(runs, EXPERIMENTS[name], summary))
+        elif EXPERIMENTS[name].turned:
             parts.append(dial_text(runs, EXPERIMENTS[name], summary))
         else:
             parts.append(summary_text(summary))
@@ -125,10 +133,11 @@ def arms_of(name: str, records: list[Record], folder: Path) -> list[str]:
     return parts
 
 
-def best_rates(records: Iterable[Record], experiment: Experiment) -> str:
+def best_rates(records: Iterable[Record], experiment: Experiment, summary: dict) -> str:
     """Markdown: each arm at its best rate minus the first at its own, in pass@1, seed by seed.
 
-    The first `CHOOSE` seeds choose the rate, the others judge: no luck counts twice.
+    The first `CHOOSE` seeds choose the rate, the others judge: no luck counts twice. `summary`: of
+    the same records, as `summarise` returns it.
     """
     recorded, rows, ends = by_arm(records), [], {}
     for name in dict.fromkeys(arm.rsplit(", lr ", 1)[0] for arm in experiment.arms):
@@ -149,8 +158,14 @@ def best_rates(records: Iterable[Record], experiment: Experiment) -> str:
         row.append(cell(interval(own)) if len(own) else "–")
         family = interval(paired, len(rows) - 1) if len(paired) and row is not rows[0] else None
         row.append(cell(family, "+"))
+        spent = summary["final"].get(f"{row[0]}, lr {row[2]}", {})
+        row.append(", ".join(number(spent[cost]["mean"]) for cost in COSTS if cost in spent))
     head = ["arm", "three seeds choose", "rate", "pass@1, other seeds", "minus the first"]
-    return "Best against best:\n\n" + markdown_table(head, *rows) if len(rows) > 1 else ""
+    if len(rows) < 2:
+        return ""
+    text = markdown_table([*head, ", ".join(COSTS)], *rows)
+    rule = "the intervals of *minus the first* are widened for the whole table"
+    return f"Best against best; {rule}:\n\n{text}\n\n{circumstances(summary)}"
 
 
 def picture(path: Path, draw: Callable[[], Figure], shown: object, alt: str, dpi: int = 80) -> str:

@@ -96,11 +96,12 @@ def test_the_rate_that_three_seeds_choose_is_judged_by_the_others(make_record):
         make_record(f"{arm}, lr {rate:g}", seed, end)
         for (arm, rate), values in ends.items() for seed, end in enumerate(values)
     ]  # fmt: skip
-    text = best_rates(records, experiment, summarise(records, experiment))
+    summary = summarise(records, experiment)
+    summary["config"] |= {"eval_prompts": 4, "num_generations_eval": 1}
+    text = best_rates(records, experiment, summary)
     assert "| plain | 0.500 at 0.1, 0.600 at 0.2 | 0.2 | 0.625 [" in text and "late" not in text
     assert "| mine | 0.700 at 0.1, 0.600 at 0.2 | 0.1 | 0.5 [0.5, 0.5] | -0.125 [" in text
-    few = records[:10]
-    assert best_rates(few, experiment, summarise(few, experiment)) == "", "with nothing to compare"
+    assert best_rates(records[:10], experiment, summary) == "", "with nothing to compare"
 
 
 def test_what_cannot_be_used_is_named_and_the_rest_comes_out(tmp_path, make_record, write_runs):

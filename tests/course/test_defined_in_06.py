@@ -57,7 +57,7 @@ def test_the_loss_of_06_equals_the_package(seed, lengths):
     batch = (old, advantages[index], mask)
 
     def hooks_loss(logps, old, advantages, mask):
-        per_token = defined_in("06").clipped(logps, old, advantages, mask) * weights[:, None]
+        per_token = defined_in("06").surrogate(logps, old, advantages, mask) * weights[:, None]
         totals = {"num_items_in_batch": mask.sum(), "num_sequences_in_batch": len(lengths)}
         return defined_in("06").three_means(per_token, mask, **totals)
 

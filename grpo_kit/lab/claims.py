@@ -205,6 +205,8 @@ class Judged:
     def verdict_text(self) -> str:
         """The verdict, and what else it hangs on: "**no effect**, at the edge; greedy: ..."."""
         text = f"**{self.verdict}**" + ", at the edge" * self.at_edge
+        if self.verdict == "inconclusive" and self.judgement.reason:
+            text += f": {self.judgement.reason}"
         others = [(name, one.verdict) for name, one in self.readings.items()]
         return "; ".join([text, *(f"{name}: {v}" for name, v in others if v != self.verdict)])
 
@@ -371,6 +373,6 @@ def claims_text(judged: Iterable[Judged], details: bool = False) -> str:
             statement += f" ({one.claim.id}; {one.claim.source})"
         if details and one.judgement:
             here += f" ({one.statistics}; {one.costs})"
-            verdict += f"; {one.judgement.reason}" if one.judgement.reason else ""
+            verdict += f": {one.judgement.reason}" if one.verdict == "not tested" else ""
         rows.append((verdict, statement, one.claim.paper, here, one.claim.band))
     return markdown_table(("verdict", "claim", "claimed", "here", "matters from"), *rows)

@@ -101,8 +101,8 @@ class Experiment:
         if self.x == "num_generated_tokens" and config.max_generated_tokens is None:
             lacks = f"profile {profile.name!r} sets no max_generated_tokens"
             raise ValueError(f"{lacks}, and arms are compared at that: choose another profile.")
-        every = config.eval_steps or max(1, config.max_steps // self.evaluations)
-        every = size.get("eval_steps", every)
+        equal = max(1, config.max_steps // self.evaluations)
+        every = size.get("eval_steps", config.eval_steps or equal)  # a size's 0: at the end alone
         rest = {"eval_steps": every, **self.arms[arm].changes}
         if shares := changes.pop("shares", None):
             profile = profile.with_shares(**shares)

@@ -71,12 +71,10 @@ def results_page(results: Path) -> str:
 
 
 def verdicts_table(judged: Iterable[Judged]) -> str:
-    """Claims in short: experiment, verdict, statement, the number that decides, missing seeds."""
-    rows = []
-    for one in judged:
-        missing = one.judgement.reason if one.verdict == "inconclusive" else ""
-        here = f"{one.here}; {missing}" if missing else one.here
-        rows.append((one.claim.experiment, one.verdict_text, one.claim.statement, here))
+    """Claims in short: experiment, verdict, statement, the number that decides."""
+    rows = [
+        (one.claim.experiment, one.verdict_text, one.claim.statement, one.here) for one in judged
+    ]
     return markdown_table(("experiment", "verdict", "claim", "mean [interval]"), *rows)
 
 

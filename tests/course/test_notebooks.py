@@ -21,6 +21,9 @@ from grpo_kit import smollm2
 from grpo_kit.course import check
 from grpo_kit.course.runner import execute
 from grpo_kit.lab.claims import reported_claims
+from grpo_kit.lab.dials import reported_dials
+from grpo_kit.lab.experiments import load_current
+from grpo_kit.lab.summary import reported
 
 CHECKOUT = Path(__file__).parents[2]
 NOTEBOOKS = {path.stem: path for path in sorted((CHECKOUT / "notebooks").glob("*.ipynb"))}
@@ -193,6 +196,34 @@ def test_the_verdicts_that_07_tells_are_those_of_today():
             assert f"mean {judged[i].judgement.mean:+.3f}," in shown, f"execute 07 again: {i}"
             told.append(verdict)
     assert {*told} == {"reproduced", "contradicted", "no effect", "inconclusive", "not tested"}
+
+
+def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
+    def ends(experiment, profile="tiny"):
+        final = reported(experiment, profile)["final"]
+        return lambda arm, metric="eval/pass@1": f"{final[arm][metric]['mean']:.2f}"
+
+    flow, real, checks = ends("flow"), ends("flow", "smol"), ends("verification", "smol")
+    offline, method, greedy = "offline traces", "trajectory", "eval/greedy"
+    last_turn = -reported_dials()["dial-turns"][method]["0.7"]["minus"]["mean"]
+    runs, _ = load_current(None, "tiny", "dial-evaluator")
+    fast = [run for run in runs if run.arm == "P(Yes) alone, 4e-4"]
+    alone = [run.end("eval/lenient/pass@1") for run in fast]
+    said = {
+        "04": [f"answers by {checks('generate', 'gained/generation')}, *self-verify* by "
+               f"{checks('self-verify', 'gained/generation')}"],
+        "05": [f"between {min(alone):.0%} and {max(alone):.0%} after".replace("%", " %")],
+        "06": [f"{flow(offline)} against {flow(method)}, after",
+               f"as well: {flow('final turn only')}.",
+               f"as good: {flow(offline, greedy)} against {flow(method, greedy)}.",
+               f"no lower here: {flow('per turn')} against {flow(method)}.",
+               f"({real(offline)} against {real(method)})", f"gains {last_turn:.2f} more",
+               f"({real(offline, greedy)}, {real(method, greedy)})"],
+    }  # fmt: skip
+    for number, phrases in said.items():
+        (text,) = (markdown(name) for name in NOTEBOOKS if name.startswith(f"{number}_"))
+        for phrase in phrases:
+            assert phrase in " ".join(text.split()), f"notebook {number}: {phrase}"
 
 
 @functools.cache

@@ -271,6 +271,9 @@ def test_a_claim_is_drawn_around_what_it_claims_in_units_of_what_matters(up):
     assert forest(forest_rows(judged)).axes[0].get_yticklabels()[0].get_text() == "there"
     ((told, *same),) = forest_rows(judged, "there")
     assert same == list(second[1:]) and told == judged[1].claim.statement
+    judged, _ = judge_claims([claim(id="there", seed="RLOO"), claim(id="own", seed="002")], up)
+    named, told = (row[0] for row in forest_rows(judged, "there", "own"))
+    assert named.startswith("RLOO: ") and not told.startswith("002"), "a number names no method"
 
 
 def test_every_shipped_claim_of_the_tiny_profile_has_its_seeds():

@@ -135,10 +135,12 @@ def unbalanced(items: Sequence, seed: int, n: int) -> list:
     return random.Random(seed).sample(pool, min(n, len(pool)))
 
 
-POST_PROCESSES = {
-    process.__name__: process
-    for process in (verification.post_process, unfiltered, undiversified, unbalanced)
-}
+def unprocessed(items: Sequence, seed: int, n: int) -> list:
+    return random.Random(seed).sample(items, min(n, len(items)))
+
+
+STAGES = (verification.post_process, unfiltered, undiversified, unbalanced, unprocessed)
+POST_PROCESSES = {process.__name__: process for process in STAGES}
 COLLECTORS = {"FlowGRPO": FlowGRPO, "OfflineTraces": OfflineTraces}
 
 

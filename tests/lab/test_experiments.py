@@ -150,6 +150,7 @@ def test_ablations_leave_out_one_stage_each():
     crowd = [item for i in range(9) for item in items_of(f"easy {i}", 6, 0)] + mixed
     assert sum(i.correct for i in experiments.unbalanced(crowd, 0, 8)) > 4
     assert sum(i.correct for i in post_process(crowd, 0, 8)) == 4
+    assert len(experiments.unprocessed(hard, 0, 4)) == 4 and not post_process(hard, 0, 4)
 
 
 def test_what_a_judge_thinks_of_answers_and_how_many_claim_to_be_checked(base, task, monkeypatch):

@@ -69,6 +69,7 @@ ARM_COLOURS |= {"per turn": "#009E73", "final turn only": "#CC79A7"}
 ARM_COLOURS |= {"no clip": "#CC79A7", "SAPO": "#009E73", "unbalanced": "#E69F00"}
 COUNTS = ("eval/mean_length", "eval/turns")  # all others of `eval/` are shares
 LINES = ("-", "--", ":")
+MOST_BANDS = 8
 X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of training steps"}
 
 
@@ -106,6 +107,8 @@ def health(runs: Mapping[str, Sequence[dict]]) -> Figure:
 def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figure:
     """Arms of an experiment, a panel a metric: median over seeds, band from lowest to highest.
 
+    Of more than `MOST_BANDS` arms the medians alone: bands would hide each other.
+
     `curves`: metric -> arm -> `steps`, which are of `x`, and `values`, one list a seed, as
     `summarise` returns them; an arm may lack a metric.
     """
@@ -121,7 +124,8 @@ def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figu
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for (metric, arms), axes in zip(curves.items(), panels, strict=False):  # drops no panel
         for name, curve in arms.items():
-            _band(axes, curve, {"color": colours[name], "linestyle": styles[name]})
+            look = {"color": colours[name], "linestyle": styles[name]}
+            _band(axes, curve, look, 0.15 if len(colours) <= MOST_BANDS else 0)
         title, unit = CURVE_LABELS.get(metric, (metric, metric))
         axes.set(title=title, xlabel=X_LABELS.get(x, x), ylabel=unit)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=x == "step"))
@@ -182,8 +186,8 @@ def arm_points(final: Mapping[str, Mapping], metrics: Mapping[str, str]) -> Figu
     return figure
 
 
-def _band(axes, curve: dict, look: dict) -> None:
-    """Draw the median of a curve's seeds and a band around it.
+def _band(axes, curve: dict, look: dict, alpha: float) -> None:
+    """Draw the median of a curve's seeds and a band around it, as opaque as `alpha`.
 
     Of a curve of more than 30 points each is a mean over five: single steps are noise.
     """
@@ -191,7 +195,7 @@ def _band(axes, curve: dict, look: dict) -> None:
     if values.shape[1] > 30:
         values = uniform_filter1d(values, 5, axis=1, mode="nearest")
     low, high = values.min(0), values.max(0)
-    axes.fill_between(curve["steps"], low, high, color=look["color"], alpha=0.15, linewidth=0)
+    axes.fill_between(curve["steps"], low, high, color=look["color"], alpha=alpha, linewidth=0)
     marker = "o" if values.shape[1] < 12 else None  # few points: show which were measured
     axes.plot(curve["steps"], np.median(values, 0), linewidth=2, marker=marker, ms=4, **look)
 

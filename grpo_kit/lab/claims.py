@@ -24,7 +24,7 @@ from grpo_kit.config import reason
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import FRESH, command_of, usual_seeds
 from grpo_kit.lab.records import COSTS, Record, by_arm, rounded
-from grpo_kit.lab.statistics import DELTA, MIN_SEEDS, Judgement, judge, power, region
+from grpo_kit.lab.statistics import ALPHA, DELTA, MIN_SEEDS, Judgement, judge, power, region
 from grpo_kit.lab.summary import cell, markdown_table, number
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
@@ -36,6 +36,7 @@ READINGS = {  # of the same answers, by the other grading, and of greedy ones
     "eval/lenient/pass@1": {"strict": "eval/pass@1", "greedy": "eval/lenient/greedy"},
 }
 SHARES = ("pass@", "greedy", "accuracy")  # in names of what cannot lie above 1
+AGAIN = 220  # the first seed of a second try, see `data/claims.yaml`
 EDGES = (4 / 3, 2 / 3)  # a verdict that changes with delta times one of these is at the edge
 
 
@@ -331,6 +332,20 @@ def _costs(claim: Claim, pairs: Iterable[tuple[Record, Record]]) -> str:
 def families_of(judged: Iterable[Judged]) -> int:
     """How many families have a verdict."""
     return len({(one.claim.profile, one.claim.experiment) for one in judged if one.judgement})
+
+
+def judged_again(judged: Iterable[Judged]) -> list[Judged]:
+    """The claims that were inconclusive once and are judged by seeds from `AGAIN` on instead."""
+    return [one for one in judged if one.judgement and one.claim.n and one.claim.first >= AGAIN]
+
+
+def risk_of(judged: list[Judged]) -> float:
+    """The chance that any verdict is false, at most, if differences are roughly normal.
+
+    `ALPHA` for each family, and once more the share of each claim that got a second try.
+    """
+    again = sum(ALPHA / one.judgement.claims for one in judged_again(judged))
+    return min(1.0, families_of(judged) * ALPHA + again)
 
 
 def reported_claims(results: str | Path | None = None) -> tuple[list[Judged], list[str]]:

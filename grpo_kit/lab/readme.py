@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from grpo_kit.course.plots import arm_bands
 from grpo_kit.lab import dials
-from grpo_kit.lab.claims import Judged, families_of, reported_claims
+from grpo_kit.lab.claims import Judged, families_of, judged_again, reported_claims, risk_of
 from grpo_kit.lab.records import CHECKOUT, gather
 from grpo_kit.lab.report import COUNTED, picture, write_report
 from grpo_kit.lab.statistics import ALPHA
@@ -58,8 +58,9 @@ def results_page(results: Path) -> str:
     rate = (
         f"They are judged in {families} families, one an experiment and profile. If differences "
         f"are roughly normal, all intervals of one hold at once with a chance of {1 - ALPHA:.0%}. "
-        "Where some seeds collapse it is less. By this rule the chance that any verdict "
-        f"of the table is false is at most {min(1, families * ALPHA):.0%}.\n"
+        f"Where some seeds collapse it is less. {len(judged_again(judged))} claims were "
+        "*inconclusive* and got a second try, with fresh seeds. So the chance that any verdict of "
+        f"the table is false is at most {risk_of(judged):.0%}.\n"
     )
     real = [one for one in judged if one.claim.profile == "smol"]
     parts = {

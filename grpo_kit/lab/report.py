@@ -114,7 +114,7 @@ def arms_of(name: str, records: list[Record], folder: Path) -> list[str]:
         parts.append(f"### {name}, profile {profile}\n")
         if curves:
             shown = {"curves": curves, "x": summary["x"]}
-            alt = "Curves of all arms: median of the seeds, band from the lowest to the highest"
+            alt = "Curves of all arms: medians of the seeds, of up to eight arms with ranges"
             path = folder / "figures" / f"{profile}-{name}.png"
             parts.append(picture(path, partial(arm_bands, **shown), shown, alt))
         seeds = sorted({record.seed for record in runs})

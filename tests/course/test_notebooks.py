@@ -46,6 +46,17 @@ def markdown(name: str) -> str:
     return "\n\n".join(cell.source for cell in read(name).cells if cell.cell_type == "markdown")
 
 
+def test_the_quiz_names_headings_that_there_are():
+    headings = {n.partition("_")[0]: re.findall("(?m)^##+ (.*)", markdown(n)) for n in NOTEBOOKS}
+    quiz = (CHECKOUT / "notebooks" / "quiz.md").read_text(encoding="utf-8")
+    taught = re.findall(r"(?m)^\*Taught in\* (.*)", quiz)
+    for place in itertools.chain.from_iterable(line.split("; ") for line in taught):
+        if named := re.match(r"(\d\db?), ", place):
+            book = named[1]
+        heading = place.removeprefix(f"{book}, ")
+        assert heading in headings[book] or re.match("(question|exercise) ", heading), place
+
+
 def links(text: str, folder: str = "") -> list[str]:
     """Names of the notebooks that a text links to, in its order."""
     return re.findall(rf"\]\({folder}(\d\db?_\w+)\.ipynb\)", text)

@@ -1,5 +1,6 @@
 """Claims: read with their mistakes named, judged together, and shown with what was measured."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,13 +8,16 @@ import pytest
 from grpo_kit.course.plots import forest
 from grpo_kit.lab import grid
 from grpo_kit.lab.claims import (
+    AGAIN,
     Claim,
     families_of,
     forest_rows,
     judge_claims,
+    judged_again,
     load_claims,
     planned,
     reported_claims,
+    risk_of,
 )
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.profiles import PROFILES
@@ -238,6 +242,14 @@ def test_only_families_with_a_verdict_count(up, five):
         [claim(), claim(id="c", experiment="judge", arm="plain", against=None)], [*up, *other]
     )
     assert families_of(judged) == 2
+    assert risk_of(judged) == pytest.approx(2 * 0.05)
+
+
+def test_a_claim_that_got_a_second_try_may_err_twice(up):
+    later = [dataclasses.replace(record, seed=AGAIN + record.seed) for record in up]
+    judged, _ = judge_claims([claim(first=AGAIN, n=5), claim(id="b", metric="entropy")], later)
+    assert [one.claim.first for one in judged_again(judged)] == [AGAIN]
+    assert risk_of(judged) == pytest.approx(0.05 + 0.05 / 2)
 
 
 def test_what_was_not_run_says_how_to_run_it_and_another_profile_is_judged_apart(up, five):

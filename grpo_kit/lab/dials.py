@@ -11,7 +11,7 @@ from statistics import fmean
 
 from matplotlib.figure import Figure
 
-from grpo_kit.course.plots import arm_colours, shown
+from grpo_kit.course.plots import CURVE_LABELS, arm_colours, shown
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import Experiment, command_of
 from grpo_kit.lab.records import COSTS, Record, by_arm
@@ -106,6 +106,7 @@ def draw(axes, found: dict[str, dict[str, dict]], experiment: Experiment) -> Non
             axes.plot(places, strict, color=colours[arm], **dashed)
     axes.set_xticks(range(len(experiment.settings)), experiment.settings)
     metric = experiment.shown.removeprefix("eval/").removeprefix("lenient/")
+    metric, *_ = CURVE_LABELS.get(metric, [metric])
     if experiment.of == "change":
         axes.axhline(0, color="black", linewidth=0.8)
         metric = f"change of {metric}"

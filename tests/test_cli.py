@@ -28,6 +28,14 @@ def test_every_command_explains_itself():
         assert command in text and invoke(command, "--help").exit_code == 0
 
 
+def test_run_names_every_experiment_and_dial():
+    from grpo_kit.lab.experiments import EXPERIMENTS
+
+    text = " ".join(invoke("run", "--help").stdout.split())
+    for name in EXPERIMENTS:
+        assert name.replace("dial-", "dial/") in text, name
+
+
 def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
     heavy = "torch transformers trl datasets papermill matplotlib pandas numpy"
     code = "import grpo_kit.cli, grpo_kit.tasks.published, grpo_kit.rewards, sys"

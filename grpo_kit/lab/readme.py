@@ -44,7 +44,8 @@ def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
 
 def _rise_and_fall(lines: Mapping[str, dict]) -> Figure:
     figure = arm_bands({"": lines}, "training step")
-    figure.axes[0].set(title="The score goes on rising, accuracy collapses", ylim=(0, 1))
+    title = "The judge's score rises and stays, accuracy collapses"
+    figure.axes[0].set(title=title, ylim=(0, 1), ylabel="share, or score from 0 to 1")
     return figure
 
 

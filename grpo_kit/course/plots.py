@@ -16,6 +16,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from scipy.ndimage import uniform_filter1d
 
+from grpo_kit.lab.statistics import within
+
 style.use("grpo_kit.course.figures")
 
 HEALTH = ("reward", "eval/pass@1", "entropy", "completions/mean_length", "frac_reward_zero_std",
@@ -67,7 +69,6 @@ ARM_COLOURS |= {"judge only": "#D55E00", "only correct": "#009E73", "offline tra
 ARM_COLOURS |= dict.fromkeys(("random", "neighbour", "as they come"), "#999999")
 ARM_COLOURS |= {"per turn": "#009E73", "final turn only": "#CC79A7"}
 ARM_COLOURS |= {"no clip": "#CC79A7", "SAPO": "#009E73", "unbalanced": "#E69F00"}
-COUNTS = ("eval/mean_length", "eval/turns")  # all others of `eval/` are shares
 LINES = ("-", "--", ":")
 MOST_BANDS = 8
 X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of training steps"}
@@ -170,9 +171,8 @@ def arm_points(final: Mapping[str, Mapping], metrics: Mapping[str, str]) -> Figu
     for axes, (metric, title) in zip(panels, metrics.items(), strict=True):
         for place, (name, table) in enumerate(final.items()):
             if metric in table:
-                low, mean, high = (table[metric][key] for key in ("low", "mean", "high"))
-                if metric.startswith(("eval/", "judge/")):  # an interval leaves no share's range
-                    low, high = max(low, 0), high if metric in COUNTS else min(high, 1)
+                low, high = within(metric, table[metric]["low"], table[metric]["high"])
+                mean = table[metric]["mean"]
                 axes.plot([low, high], [place, place], color=colours[name], linewidth=2.5)
                 axes.plot(mean, place, "o", color=colours[name], markersize=7)
         axes.set(title=title, yticks=range(len(final)), yticklabels=[*map(shown, final)])

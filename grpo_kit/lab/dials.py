@@ -16,7 +16,7 @@ from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import Experiment, command_of
 from grpo_kit.lab.records import COSTS, Record, by_arm
 from grpo_kit.lab.statistics import interval
-from grpo_kit.lab.summary import cell, circumstances, difference_cell, markdown_table, number
+from grpo_kit.lab.summary import circumstances, difference_cell, end_cell, markdown_table, number
 
 PREFIX = "dial-"
 
@@ -114,10 +114,10 @@ def draw(axes, found: dict[str, dict[str, dict]], experiment: Experiment) -> Non
     axes.legend(fontsize=8)
 
 
-def level(found: dict) -> str:
+def level(found: dict, metric: str) -> str:
     """A cell: the mean and its interval, of a lenient metric with the strict mean."""
     strict = f"; strict {number(found['strict'])}" if "strict" in found else ""
-    return cell(found or None) + strict
+    return end_cell(found or None, metric) + strict
 
 
 def dial_text(records: Iterable[Record], experiment: Experiment, summary: dict) -> str:
@@ -128,8 +128,9 @@ def dial_text(records: Iterable[Record], experiment: Experiment, summary: dict) 
     found = turned(records, experiment)
     first, *others = found
     effects, spent = [], []
+    metric = experiment.shown if experiment.of == "end" else ""  # a change is no share
     for setting in experiment.settings:
-        levels = [level(of.get(setting, {})) for of in found.values()]
+        levels = [level(of.get(setting, {}), metric) for of in found.values()]
         minus = [difference_cell(found[arm].get(setting, {}).get("minus")) for arm in others]
         effects.append([setting, *levels, *minus])
         ends = [summary["final"].get(f"{arm}, {setting}", {}) for arm in found]

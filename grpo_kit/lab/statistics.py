@@ -17,6 +17,8 @@ MIN_SEEDS = 5
 ALPHA = 0.05
 DELTA = 0.03  # the smallest difference that matters, in shares and accuracies
 VERDICTS = ("reproduced", "contradicted", "no effect")
+SHARES = ("eval/", "judge/", "verdicts/", "of_n/", "test_set/")  # metrics that begin so are shares
+COUNTS = ("length", "turns")  # but for those with such a word
 ONE_SIDED = {"rises": (0.0, math.inf), "falls": (-math.inf, 0.0)}
 
 Expects = str | Mapping[str, float]
@@ -38,6 +40,14 @@ def interval(values: Sequence[float], claims: int = 1) -> dict[str, float]:
         "mean": float(mean), "low": float(mean - half), "high": float(mean + half),
         "median": float(np.median(values)), "n": n,
     }  # fmt: skip
+
+
+def within(metric: str, low: float, high: float) -> tuple[float, float]:
+    """The interval of a metric at its end, cut where a share or a count cannot lie."""
+    if metric.startswith(SHARES):
+        low = max(low, 0.0)
+        high = high if any(count in metric for count in COUNTS) else min(high, 1.0)
+    return low, high
 
 
 def half_width(sd, n, claims: int = 1):

@@ -12,7 +12,7 @@ import pandas as pd
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import Experiment, command_of
 from grpo_kit.lab.records import COSTS, Record, by_arm
-from grpo_kit.lab.statistics import MIN_SEEDS, interval
+from grpo_kit.lab.statistics import MIN_SEEDS, interval, within
 from grpo_kit.runs import value_of
 
 GRID = 17  # points of a curve over tokens or seconds
@@ -131,13 +131,13 @@ def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
     first, alike = next(iter(counts)), len({*counts.values()}) == 1
     heads = {a: a if alike else f"{a} ({n} seed{'s' * (n != 1)})" for a, n in counts.items()}
     for title, arms, show in (
-        ("at the end", summary["final"], cell),
+        ("at the end", summary["final"], end_cell),
         (f"minus {first}, paired by seed", summary["difference"], difference_cell),
     ):
         rows = []
         for metric in metrics or summary["final"][first]:
             if any(metric in of for of in summary["final"].values()):
-                cells = (show(values.get(metric)) for values in arms.values())
+                cells = (show(values.get(metric), metric) for values in arms.values())
                 rows.append([metric.removeprefix("eval/"), *cells])
         if arms:
             text += "\n" + markdown_table([title, *(heads[arm] for arm in arms)], *rows)
@@ -163,7 +163,15 @@ def cell(values: Mapping | None, sign: str = "") -> str:
     return mean + (f" [{low}, {high}]" if values["n"] > 1 else "")
 
 
-def difference_cell(values: Mapping | None) -> str:
+def end_cell(values: Mapping | None, metric: str) -> str:
+    """`cell` of a metric at its end: the interval of a share lies in 0 to 1."""
+    if values is None:
+        return cell(None)
+    low, high = within(metric, values["low"], values["high"])
+    return cell({**values, "low": low, "high": high})
+
+
+def difference_cell(values: Mapping | None, metric: str = "") -> str:
     """`cell` with signs; *few seeds*, or *may be 0* of an interval that holds it."""
     shown = cell(values, "+")
     if values is None or values["n"] < MIN_SEEDS:

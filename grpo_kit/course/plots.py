@@ -16,8 +16,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from scipy.ndimage import uniform_filter1d
 
-from grpo_kit.lab.statistics import within
-
 style.use("grpo_kit.course.figures")
 
 HEALTH = ("reward", "eval/pass@1", "entropy", "completions/mean_length", "frac_reward_zero_std",
@@ -171,8 +169,7 @@ def arm_points(final: Mapping[str, Mapping], metrics: Mapping[str, str]) -> Figu
     for axes, (metric, title) in zip(panels, metrics.items(), strict=True):
         for place, (name, table) in enumerate(final.items()):
             if metric in table:
-                low, high = within(metric, table[metric]["low"], table[metric]["high"])
-                mean = table[metric]["mean"]
+                low, mean, high = (table[metric][key] for key in ("low", "mean", "high"))
                 axes.plot([low, high], [place, place], color=colours[name], linewidth=2.5)
                 axes.plot(mean, place, "o", color=colours[name], markersize=7)
         axes.set(title=title, yticks=range(len(final)), yticklabels=[*map(shown, final)])

@@ -24,7 +24,16 @@ from grpo_kit.config import reason
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import FRESH, command_of, usual_seeds
 from grpo_kit.lab.records import COSTS, Record, by_arm, rounded
-from grpo_kit.lab.statistics import ALPHA, DELTA, MIN_SEEDS, Judgement, judge, power, region
+from grpo_kit.lab.statistics import (
+    ALPHA,
+    DELTA,
+    MIN_SEEDS,
+    Judgement,
+    is_share,
+    judge,
+    power,
+    region,
+)
 from grpo_kit.lab.summary import cell, markdown_table, number
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
@@ -35,8 +44,6 @@ READINGS = {  # of the same answers, by the other grading, and of greedy ones
     "eval/pass@1": {"lenient": "eval/lenient/pass@1", "greedy": "eval/greedy"},
     "eval/lenient/pass@1": {"strict": "eval/pass@1", "greedy": "eval/lenient/greedy"},
 }
-SHARES = ("pass@", "greedy", "accuracy")  # in names of what cannot lie above 1
-AGAIN = 220  # the first seed of a second try, see `data/claims.yaml`
 EDGES = (4 / 3, 2 / 3)  # a verdict that changes with delta times one of these is at the edge
 
 
@@ -73,6 +80,7 @@ class Claim(BaseModel):
         None, ge=MIN_SEEDS
     )  # that many fresh seeds decide, from `first` on; None: all that ran
     first: int = FRESH
+    again: bool = False  # older fresh seeds left it inconclusive: these are a second try
     acts: Mechanism | None = None
     printed: dict[str, list[float]] = {}
 
@@ -161,7 +169,7 @@ class Claim(BaseModel):
         """Why a share cannot rise by delta above the other arm's; empty where it can."""
         if self.of == "end" and self.against and not self.minus:
             mean = fmean(self._of(base) for _, base in pairs)
-            if any(share in self.metric for share in SHARES) and mean > 1 - self.delta:
+            if is_share(self.metric) and mean > 1 - self.delta:
                 return f"{self.against!r} is at {number(mean)}: there is no room to rise"
         return ""
 
@@ -335,8 +343,8 @@ def families_of(judged: Iterable[Judged]) -> int:
 
 
 def judged_again(judged: Iterable[Judged]) -> list[Judged]:
-    """The claims that were inconclusive once and are judged by seeds from `AGAIN` on instead."""
-    return [one for one in judged if one.judgement and one.claim.n and one.claim.first >= AGAIN]
+    """The claims with a judgement that is their second."""
+    return [one for one in judged if one.judgement and one.claim.again]
 
 
 def risk_of(judged: list[Judged]) -> float:

@@ -16,7 +16,7 @@ from grpo_kit.lab.grid import Arm, Experiment
 from grpo_kit.lab.identity import identity_of
 from grpo_kit.lab.records import Record
 from grpo_kit.lab.statistics import DELTA, MIN_SEEDS, Judgement, half_width, judge
-from grpo_kit.lab.summary import cell, end_cell, markdown_table, number, summarise
+from grpo_kit.lab.summary import cell, markdown_table, number, summarise
 from grpo_kit.profiles import PROFILES, Profile
 from grpo_kit.rewards import accuracy_reward, format_reward
 from grpo_kit.rewards.scoring import check_rewards
@@ -58,7 +58,7 @@ class Comparison:
             judged = self.judged.get(arm)
             difference = cell(vars(judged), "+") if judged else "–"
             costs = [number(ends[cost]["mean"]) if cost in ends else "–" for cost in UNEVEN]
-            values = [end_cell(ends[n], n) for n in (self.metric, lenient) if n in ends]
+            values = [cell(ends[name]) for name in (self.metric, lenient) if name in ends]
             rows.append([arm, *values, difference, self._words(arm), *costs])
         seeds = ", ".join(map(str, next(iter(self.summary["seeds"].values()))))
         lines = [f"Seeds {seeds}. {RULE.format(delta=self.delta)}", *self.warnings()]

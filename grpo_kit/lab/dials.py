@@ -15,8 +15,8 @@ from grpo_kit.course.plots import CURVE_LABELS, arm_colours, shown
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import Experiment, command_of
 from grpo_kit.lab.records import COSTS, Record, by_arm
-from grpo_kit.lab.statistics import interval
-from grpo_kit.lab.summary import circumstances, difference_cell, end_cell, markdown_table, number
+from grpo_kit.lab.statistics import interval, within
+from grpo_kit.lab.summary import cell, circumstances, difference_cell, markdown_table, number
 
 PREFIX = "dial-"
 
@@ -35,6 +35,7 @@ def turned(records: Iterable[Record], experiment: Experiment) -> dict[str, dict[
     measure = methodcaller(experiment.of, experiment.shown)
     strict = methodcaller(experiment.of, experiment.shown.replace("lenient/", ""))
     found: dict[str, dict[str, dict]] = {}
+    least = 0.0 if experiment.of == "end" else -1.0  # of a share, or of its change
     for arm in arms_of(experiment):
         for setting in experiment.settings:
             mine, base = (runs.get(f"{name}, {setting}", {}) for name in (arm, first))
@@ -42,7 +43,8 @@ def turned(records: Iterable[Record], experiment: Experiment) -> dict[str, dict[
             if not measured:
                 continue
             values = [*measured.values()]
-            entry = found.setdefault(arm, {})[setting] = interval(values) | {"values": values}
+            own = within(experiment.shown, interval(values), least)
+            entry = found.setdefault(arm, {})[setting] = own | {"values": values}
             pairs = [
                 value - measure(base[seed]) for seed, value in measured.items() if seed in base
             ]
@@ -91,9 +93,8 @@ def draw(axes, found: dict[str, dict[str, dict]], experiment: Experiment) -> Non
         beside = 0.08 * (i - (len(found) - 1) / 2)
         places = [experiment.settings.index(setting) + beside for setting in of]
         means = [one["mean"] for one in of.values()]
-        least = 0.0 if experiment.of == "end" else -1.0
-        ends = [[one["mean"] - max(one["low"], least) for one in of.values()],
-                [min(one["high"], 1) - one["mean"] for one in of.values()]]  # fmt: skip
+        ends = [[one["mean"] - one["low"] for one in of.values()],
+                [one["high"] - one["mean"] for one in of.values()]]  # fmt: skip
         strict = [one["strict"] for one in of.values() if "strict" in one]
         label = f"{shown(arm)}, lenient" if strict else shown(arm)
         look = {"color": colours[arm], "marker": "o", "capsize": 3, "label": label}
@@ -114,10 +115,10 @@ def draw(axes, found: dict[str, dict[str, dict]], experiment: Experiment) -> Non
     axes.legend(fontsize=8)
 
 
-def level(found: dict, metric: str) -> str:
+def level(found: dict) -> str:
     """A cell: the mean and its interval, of a lenient metric with the strict mean."""
     strict = f"; strict {number(found['strict'])}" if "strict" in found else ""
-    return end_cell(found or None, metric) + strict
+    return cell(found or None) + strict
 
 
 def dial_text(records: Iterable[Record], experiment: Experiment, summary: dict) -> str:
@@ -128,9 +129,8 @@ def dial_text(records: Iterable[Record], experiment: Experiment, summary: dict) 
     found = turned(records, experiment)
     first, *others = found
     effects, spent = [], []
-    metric = experiment.shown if experiment.of == "end" else ""  # a change is no share
     for setting in experiment.settings:
-        levels = [level(of.get(setting, {}), metric) for of in found.values()]
+        levels = [level(of.get(setting, {})) for of in found.values()]
         minus = [difference_cell(found[arm].get(setting, {}).get("minus")) for arm in others]
         effects.append([setting, *levels, *minus])
         ends = [summary["final"].get(f"{arm}, {setting}", {}) for arm in found]

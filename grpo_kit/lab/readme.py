@@ -34,7 +34,8 @@ def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
     score["values"] = [[reward + 0.5 for reward in of] for of in score["values"]]  # of -0.5..0.5
     lines = {"the judge's score (1 = full marks)": score, "accuracy on held-out problems": accuracy}
     draw = partial(_rise_and_fall, lines)
-    picture(results / "figures" / "rise-and-fall.png", draw, lines, "", dpi=150)
+    shown = [lines, sha256_of(__file__)]
+    picture(results / "figures" / "rise-and-fall.png", draw, shown, "", dpi=150)
     if found := dials.reported_dials(results):
         draw = partial(dials.all_dials, found)
         picture(results / "figures" / "dials.png", draw, [found, sha256_of(dials.__file__)], "")

@@ -17,7 +17,7 @@ MIN_SEEDS = 5
 ALPHA = 0.05
 DELTA = 0.03  # the smallest difference that matters, in shares and accuracies
 VERDICTS = ("reproduced", "contradicted", "no effect")
-SHARES = ("eval/", "judge/", "verdicts/", "of_n/", "test_set/")  # metrics that begin so are shares
+SHARES = ("eval/", "judge/", "verdicts/", "of_n/", "test_set/")  # metrics that begin so are shares,
 COUNTS = ("length", "turns")  # but for those with such a word
 ONE_SIDED = {"rises": (0.0, math.inf), "falls": (-math.inf, 0.0)}
 
@@ -42,12 +42,15 @@ def interval(values: Sequence[float], claims: int = 1) -> dict[str, float]:
     }  # fmt: skip
 
 
-def within(metric: str, low: float, high: float) -> tuple[float, float]:
-    """The interval of a metric at its end, cut where a share or a count cannot lie."""
-    if metric.startswith(SHARES):
-        low = max(low, 0.0)
-        high = high if any(count in metric for count in COUNTS) else min(high, 1.0)
-    return low, high
+def is_share(metric: str) -> bool:
+    return metric.startswith(SHARES) and not any(count in metric for count in COUNTS)
+
+
+def within(metric: str, found: Mapping[str, float], least: float = 0.0) -> dict[str, float]:
+    """The `interval` of a metric, cut to `least` .. 1 where that is a share."""
+    if not is_share(metric):
+        return dict(found)
+    return {**found, "low": max(found["low"], least), "high": min(found["high"], 1.0)}
 
 
 def half_width(sd, n, claims: int = 1):

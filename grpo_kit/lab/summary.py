@@ -62,7 +62,7 @@ def summarise(records: Iterable[Record], experiment: Experiment, x: str | None =
         "question": experiment.question, "profile": runs[0].profile, "config": runs[0].config,
         "problems": runs[0].evaluation.get("eval/n"),
         "seeds": {arm: sorted(by_seed) for arm, by_seed in arms.items()}, "x": x,
-        "final": {arm: _intervals(of) for arm, of in rows.items()},
+        "final": {arm: _within(_intervals(of)) for arm, of in rows.items()},
         "difference": {arm: _intervals(rows[arm] - rows[baseline]) for arm in others},
         "curves": curves,
     }  # fmt: skip
@@ -80,6 +80,10 @@ def _intervals(rows: pd.DataFrame) -> dict[str, dict]:
     """Metric -> `values` and their `interval`, of the metrics that all rows (seeds) have."""
     shared = rows.dropna(how="all").dropna(axis=1)
     return {metric: {"values": of.tolist(), **interval(of)} for metric, of in shared.items()}
+
+
+def _within(of: dict[str, dict]) -> dict[str, dict]:
+    return {metric: within(metric, found) for metric, found in of.items()}
 
 
 def _curve(records: Iterable[Record], metric: str, x: str) -> dict:
@@ -131,13 +135,13 @@ def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
     first, alike = next(iter(counts)), len({*counts.values()}) == 1
     heads = {a: a if alike else f"{a} ({n} seed{'s' * (n != 1)})" for a, n in counts.items()}
     for title, arms, show in (
-        ("at the end", summary["final"], end_cell),
+        ("at the end", summary["final"], cell),
         (f"minus {first}, paired by seed", summary["difference"], difference_cell),
     ):
         rows = []
         for metric in metrics or summary["final"][first]:
             if any(metric in of for of in summary["final"].values()):
-                cells = (show(values.get(metric), metric) for values in arms.values())
+                cells = (show(values.get(metric)) for values in arms.values())
                 rows.append([metric.removeprefix("eval/"), *cells])
         if arms:
             text += "\n" + markdown_table([title, *(heads[arm] for arm in arms)], *rows)
@@ -163,15 +167,7 @@ def cell(values: Mapping | None, sign: str = "") -> str:
     return mean + (f" [{low}, {high}]" if values["n"] > 1 else "")
 
 
-def end_cell(values: Mapping | None, metric: str) -> str:
-    """`cell` of a metric at its end: the interval of a share lies in 0 to 1."""
-    if values is None:
-        return cell(None)
-    low, high = within(metric, values["low"], values["high"])
-    return cell({**values, "low": low, "high": high})
-
-
-def difference_cell(values: Mapping | None, metric: str = "") -> str:
+def difference_cell(values: Mapping | None) -> str:
     """`cell` with signs; *few seeds*, or *may be 0* of an interval that holds it."""
     shown = cell(values, "+")
     if values is None or values["n"] < MIN_SEEDS:

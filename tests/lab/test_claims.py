@@ -1,6 +1,5 @@
 """Claims: read with their mistakes named, judged together, and shown with what was measured."""
 
-import dataclasses
 import json
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from grpo_kit.course.plots import forest
 from grpo_kit.lab import grid
 from grpo_kit.lab.claims import (
-    AGAIN,
     Claim,
     families_of,
     forest_rows,
@@ -246,9 +244,8 @@ def test_only_families_with_a_verdict_count(up, five):
 
 
 def test_a_claim_that_got_a_second_try_may_err_twice(up):
-    later = [dataclasses.replace(record, seed=AGAIN + record.seed) for record in up]
-    judged, _ = judge_claims([claim(first=AGAIN, n=5), claim(id="b", metric="entropy")], later)
-    assert [one.claim.first for one in judged_again(judged)] == [AGAIN]
+    judged, _ = judge_claims([claim(again=True), claim(id="b", metric="entropy")], up)
+    assert [one.claim.id for one in judged_again(judged)] == ["more"]
     assert risk_of(judged) == pytest.approx(0.05 + 0.05 / 2)
 
 

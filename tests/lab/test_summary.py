@@ -7,7 +7,7 @@ import pytest
 from grpo_kit.course.plots import arm_bands
 from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.grid import Arm, Experiment
-from grpo_kit.lab.summary import cell, end_cell, reported, summarise, summary_text
+from grpo_kit.lab.summary import reported, summarise, summary_text
 
 ARMS = {"plain": Arm(None), "diversity": Arm(None)}
 TWO = Experiment("Which?", ARMS, curves=("reward", "eval/pass@1"))
@@ -63,12 +63,21 @@ def test_what_an_arm_does_not_log_is_left_out_of_its_differences_and_dashed(make
     assert "| entropy | 0.2 [0.2, 0.2] | – |" in summary_text(summary)
 
 
-def test_the_interval_of_a_share_leaves_no_range_and_that_of_a_length_or_difference_may():
-    values = {"mean": 0.5, "low": -0.2, "high": 1.3, "n": 5}
-    assert end_cell(values, "eval/pass@1") == "0.5 [0, 1]"
-    assert end_cell(values, "verdicts/mean_length") == "0.5 [0, 1.3]"
-    assert end_cell(values, "reward") == cell(values) == "0.5 [-0.2, 1.3]"
-    assert end_cell(None, "eval/pass@1") == "–"
+def test_the_interval_of_a_share_leaves_no_range_and_that_of_a_length_or_difference_may(
+    make_record,
+):
+    names = ("eval/pass@1", "eval/mean_length", "reward")
+
+    def runs(arm, *values):
+        return [make_record(arm, s, evaluation=dict.fromkeys(names, v))
+                for s, v in enumerate(values)]  # fmt: skip
+
+    summary = summarise(runs("plain", 0.0, 1.0) + runs("diversity", 1.0, 0.0), TWO)
+    ends = {name: summary["final"]["plain"][name] for name in names}
+    assert (ends["eval/pass@1"]["low"], ends["eval/pass@1"]["high"]) == (0, 1)
+    for name in names[1:]:
+        assert ends[name]["low"] < 0 and ends[name]["high"] > 1
+    assert summary["difference"]["diversity"]["eval/pass@1"]["low"] < -1
 
 
 def test_a_step_without_any_score_in_one_seed_is_left_out_of_the_curves(make_record):

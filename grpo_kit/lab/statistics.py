@@ -17,7 +17,7 @@ MIN_SEEDS = 5
 ALPHA = 0.05
 DELTA = 0.03  # the smallest difference that matters, in shares and accuracies
 VERDICTS = ("reproduced", "contradicted", "no effect")
-SHARES = ("eval/", "judge/", "verdicts/", "of_n/", "test_set/")  # metrics that begin so are shares,
+SHARES = ("eval/", "judge/", "verdicts/", "of_n/", "test_set/")  # metrics that begin so are shares
 COUNTS = ("length", "turns")  # but for those with such a word
 ONE_SIDED = {"rises": (0.0, math.inf), "falls": (-math.inf, 0.0)}
 
@@ -47,10 +47,11 @@ def is_share(metric: str) -> bool:
 
 
 def within(metric: str, found: Mapping[str, float], least: float = 0.0) -> dict[str, float]:
-    """The `interval` of a metric, cut to `least` .. 1 where that is a share."""
-    if not is_share(metric):
+    """The `interval` of a metric, cut where a share (`least` .. 1) or a count cannot lie."""
+    if not metric.startswith(SHARES):
         return dict(found)
-    return {**found, "low": max(found["low"], least), "high": min(found["high"], 1.0)}
+    most = 1.0 if is_share(metric) else math.inf
+    return {**found, "low": max(found["low"], least), "high": min(found["high"], most)}
 
 
 def half_width(sd, n, claims: int = 1):

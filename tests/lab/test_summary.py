@@ -75,8 +75,8 @@ def test_the_interval_of_a_share_leaves_no_range_and_that_of_a_length_or_differe
     summary = summarise(runs("plain", 0.0, 1.0) + runs("diversity", 1.0, 0.0), TWO)
     ends = {name: summary["final"]["plain"][name] for name in names}
     assert (ends["eval/pass@1"]["low"], ends["eval/pass@1"]["high"]) == (0, 1)
-    for name in names[1:]:
-        assert ends[name]["low"] < 0 and ends[name]["high"] > 1
+    assert ends["eval/mean_length"]["low"] == 0 and ends["eval/mean_length"]["high"] > 1
+    assert ends["reward"]["low"] < 0 and ends["reward"]["high"] > 1
     assert summary["difference"]["diversity"]["eval/pass@1"]["low"] < -1
 
 

@@ -214,22 +214,55 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
         final = reported(experiment, profile)["final"]
         return lambda arm, metric="eval/pass@1": f"{final[arm][metric]['mean']:.2f}"
 
+    def dial(name):
+        found = reported_dials()[f"dial-{name}"]
+        return lambda arm, setting: f"{found[arm][setting]['mean']:.2f}"
+
+    def less(experiment, arm, metric="eval/pass@1", digits=2):
+        mean = reported(experiment)["difference"][arm][metric]["mean"]
+        return f"{abs(mean):.{digits}f}"
+
+    judged = {one.claim.id: one.judgement for one in judged_claims()}
     flow, real, checks = ends("flow"), ends("flow", "smol"), ends("verification", "smol")
+    judge, meta, kept = ends("judge"), ends("meta"), ends("dial-shortcut")
+    updates, shortcut, sound = dial("updates"), dial("shortcut"), dial("checks")
+    balance, honest = dial("balance"), dial("judge")
     offline, method, greedy = "offline traces", "trajectory", "eval/greedy"
     last_turn = -reported_dials()["dial-turns"][method]["0.7"]["minus"]["mean"]
     runs, _ = load_current(None, "tiny", "dial-evaluator")
     fast = [run for run in runs if run.arm == "P(Yes) alone, 4e-4"]
     alone = [run.end("eval/lenient/pass@1") for run in fast]
     said = {
-        "04": [f"answers by {checks('generate', 'gained/generation')}, *self-verify* by "
+        "01b": [f"ends {less('sooner', 'dynamic sampling', digits=3)} higher",
+                f"{less('corrections', 'dynamic sampling', digits=3)} lower for as many tokens"],
+        "02": [f"*diversity* ends at {kept('diversity, 0.5')}.",
+               f"it costs {less('diversity', 'normalised first')}."],
+        "03": [f"right {float(judge('KL')):.0%} of".replace("%", " %"),
+               f"right {reported('judge')['final']['KL']['eval/greedy']['mean']:.1%} of".replace(
+                   "%", " %")],
+        "04": [f"{sound('self-verify', '0.02')} at 2 % in 60 steps, "
+               f"{sound('self-verify', '0.37')} on the usual base",
+               f"lifts verdicts, by {ends('verification')('generate', 'gained/verification')}.",
+               f"by its verdicts, by {-judged['real-own-verdicts'].mean:.2f}.",
+               f"answers by {checks('generate', 'gained/generation')}, *self-verify* by "
                f"{checks('self-verify', 'gained/generation')}"],
-        "05": [f"between {min(alone):.0%} and {max(alone):.0%} after".replace("%", " %")],
+        "05": [f"from {meta('our defaults', 'lenient/fall')[1:]} to "
+               f"{meta('truth 10 %', 'lenient/fall')[1:]} and",
+               f"{less('label-free', 'majority', 'eval/lenient/pass@1')} lower here, and "
+               f"{-judged['real-majority'].mean:.2f} lower on SmolLM2",
+               f"between {min(alone):.0%} and {max(alone):.0%} after".replace("%", " %")],
         "06": [f"{flow(offline)} against {flow(method)}, after",
                f"as well: {flow('final turn only')}.",
                f"as good: {flow(offline, greedy)} against {flow(method, greedy)}.",
                f"no lower here: {flow('per turn')} against {flow(method)}.",
                f"({real(offline)} against {real(method)})", f"gains {last_turn:.2f} more",
                f"({real(offline, greedy)}, {real(method, greedy)})"],
+        "07": [f"ends at {updates('clip', '8')}, without it {updates('no clip', '8')}.",
+               f"*diversity* ends at {shortcut('diversity', '0.7')}, *plain* at "
+               f"{shortcut('plain', '0.7')}.", f"gain {sound('self-verify', '0.02')} at 0.02",
+               f"end at {balance('self-verify', '0.05')}, without any stage at "
+               f"{balance('as they come', '0.05')}.",
+               f"still ends at {honest('judge only', '0')},"],
     }  # fmt: skip
     for number, phrases in said.items():
         (text,) = (markdown(name) for name in NOTEBOOKS if name.startswith(f"{number}_"))

@@ -141,9 +141,17 @@ def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figu
     return figure
 
 
+SHOWN = {  # parts of arms' names, as stored and as figures say them
+    "random": "coin", " and format, our defaults": ", std + format", ", our defaults": ", std",
+    "our defaults": "std + format", " and format": " + format", "self-verification": "mixed",
+}  # fmt: skip
+
+
 def shown(arm: str) -> str:
-    """What figures call an arm: the reward `random` is a coin."""
-    return arm.replace("random", "coin")
+    """What figures and notebooks call an arm."""
+    for stored, said in SHOWN.items():
+        arm = arm.replace(stored, said)
+    return arm
 
 
 def arm_colours(names: Iterable[str]) -> dict[str, str]:

@@ -14,9 +14,18 @@ from grpo_kit.lab import dials
 from grpo_kit.lab.claims import Judged, families_of, judged_again, reported_claims, risk_of
 from grpo_kit.lab.records import CHECKOUT, gather
 from grpo_kit.lab.report import COUNTED, picture, write_report
-from grpo_kit.lab.statistics import ALPHA
+from grpo_kit.lab.statistics import ALPHA, DELTA
 from grpo_kit.lab.summary import markdown_table, reported
 from grpo_kit.paths import sha256_of, write_atomic
+
+DRAWN = {  # the arms of an experiment that the page draws, where these are not all
+    "basic": ["plain"],
+    "judge": ["plain", "judge added", "judge only", "only correct"],
+    "verification": ["generate", "self-verify", "mixed"],
+    "meta": ["labels", "P(Yes) alone", "random", "our defaults", "truth 10 %"],
+    "label-free": ["labels", "majority", "self-certainty", "likelihood", "random"],
+    "flow": ["trajectory", "offline traces"],
+}
 
 
 def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
@@ -36,6 +45,11 @@ def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
     draw = partial(_rise_and_fall, lines)
     shown = [lines, sha256_of(__file__)]
     picture(results / "figures" / "rise-and-fall.png", draw, shown, "", dpi=150)
+    for name, arms in DRAWN.items():
+        summary = reported(name, results=results)
+        curves = {m: {a: of[a] for a in arms if a in of} for m, of in summary["curves"].items()}
+        draw = partial(arm_bands, curves, summary["x"])
+        picture(results / "figures" / f"page-{name}.png", draw, [curves, summary["x"]], "")
     if found := dials.reported_dials(results):
         draw = partial(dials.all_dials, found)
         picture(results / "figures" / "dials.png", draw, [found, sha256_of(dials.__file__)], "")
@@ -74,11 +88,21 @@ def results_page(results: Path) -> str:
 
 
 def verdicts_table(judged: Iterable[Judged]) -> str:
-    """Claims in short: experiment, verdict, statement, the number that decides."""
-    rows = [
-        (one.claim.experiment, one.verdict_text, one.claim.statement, one.here) for one in judged
-    ]
-    return markdown_table(("experiment", "verdict", "claim", "mean [interval]"), *rows)
+    """Claims in short: id, verdict, statement, the number that decides, and how many seeds it has.
+
+    Marked are predictions of ours, and a δ that is not the usual one.
+    """
+    rows = []
+    for one in judged:
+        claim, found, here = one.claim, one.judgement, one.here
+        ours = " *(ours)*" if claim.evidence == "I" else ""
+        if found:
+            here = "{:+.3f} [{:+.3f}, {:+.3f}]".format(found.mean, found.low, found.high)
+        if claim.delta != DELTA:
+            here += f" (δ {claim.delta:g})"
+        seeds = found.n if found else ""
+        rows.append((claim.id, one.verdict_text, claim.statement + ours, here, seeds))
+    return markdown_table(("id", "verdict", "claim", "mean [interval]", "n"), *rows)
 
 
 def with_parts(text: str, parts: Mapping[str, str]) -> str:

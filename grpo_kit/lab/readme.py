@@ -97,7 +97,7 @@ def verdicts_table(judged: Iterable[Judged]) -> str:
         claim, found, here = one.claim, one.judgement, one.here
         ours = " *(ours)*" if claim.evidence == "I" else ""
         if found:
-            here = "{:+.3f} [{:+.3f}, {:+.3f}]".format(found.mean, found.low, found.high)
+            here = f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
         if claim.delta != DELTA:
             here += f" (δ {claim.delta:g})"
         seeds = found.n if found else ""

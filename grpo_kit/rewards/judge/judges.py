@@ -119,6 +119,13 @@ class EndpointJudge:
         digest = hashlib.sha256(json.dumps(self.request, sort_keys=True).encode()).hexdigest()
         self.name = f"{self.model}-{digest[:8]}"
 
+    def __getstate__(self) -> dict:
+        """Without what belongs to event loops, which no other process has."""
+        return {name: value for name, value in vars(self).items() if name != "_gates"}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__ = state | {"_gates": weakref.WeakKeyDictionary()}
+
     def _key(self) -> str:
         if self.api_key_env is None:
             return "no-key-wanted"  # the client insists on one

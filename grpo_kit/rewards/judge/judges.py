@@ -164,7 +164,7 @@ class EndpointJudge:
         except ValidationError:
             reason = f"{self.base_url} answered with no chat completion: does it end in /v1?"
             return Failure("no completion", reason)
-        except (asyncio.TimeoutError, openai.OpenAIError) as error:
+        except (TimeoutError, openai.OpenAIError) as error:
             return self._failure(error, key)
         text, ended_by = completion.text or "", completion.ended_by
         if ended_by == "length":
@@ -179,7 +179,7 @@ class EndpointJudge:
         import openai
 
         url, status = self.base_url, getattr(error, "status_code", None)
-        if isinstance(error, asyncio.TimeoutError | openai.APITimeoutError):
+        if isinstance(error, TimeoutError | openai.APITimeoutError):
             problem = f"{url} did not answer within timeout={self.timeout} s"
             return Failure("timeout", f"{problem}: raise it or lower concurrency.")
         # by name, since the openai client changed its HTTP library between versions

@@ -34,6 +34,7 @@ from grpo_kit.tasks import Task
 from grpo_kit.tiny.world import recipe
 from grpo_kit.training import train
 
+PICKLED = "job.pickle"  # a job on its way to another process
 FRESH = 100  # the first seed that nobody had looked at when claims were written
 
 
@@ -238,8 +239,8 @@ class Job:
                 samples=self.experiment.show(trained), evaluator=self.experiment.evaluator,
                 **records.where_it_ran(self.profile.device),
             ).write(self.results)  # fmt: skip
-            for checkpoint in (CHECKPOINT, PREVIOUS):
-                (self.folder / checkpoint).unlink(missing_ok=True)
+            for done_with in (CHECKPOINT, PREVIOUS, PICKLED):
+                (self.folder / done_with).unlink(missing_ok=True)
             for checkpoint in self.folder.glob("checkpoint-*"):  # TRL's
                 shutil.rmtree(checkpoint)
 
@@ -364,7 +365,7 @@ def in_processes(jobs: Sequence[Job], processes: int) -> list[str]:
         while waiting or busy:
             while waiting and idle:
                 worker, job = idle.pop(), waiting.pop(0)
-                file = make_output_dir(job.folder) / "job.pickle"
+                file = make_output_dir(job.folder) / PICKLED
                 file.write_bytes(cloudpickle.dumps(job))
                 file.with_name("log.txt").touch()
                 print(file.resolve(), file=worker.stdin, flush=True)

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -358,7 +359,9 @@ def in_processes(jobs: Sequence[Job], processes: int) -> list[str]:
     A run writes a log beside its checkpoint. What ends this function ends the processes too.
     """
     waiting, busy, failed, progress = list(jobs), {}, [], Progress(len(jobs))
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    in_main = threading.current_thread() is threading.main_thread()  # others set no handlers
+    if in_main:
+        before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     workers = [_worker() for _ in jobs[:processes]]
     idle = list(workers)
     try:
@@ -386,7 +389,8 @@ def in_processes(jobs: Sequence[Job], processes: int) -> list[str]:
             worker.terminate()
         for worker in workers:
             worker.communicate()  # waits, and closes its pipes
-        signal.signal(signal.SIGTERM, before)
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
     return failed
 
 

@@ -69,6 +69,9 @@ def train(
 ) -> Run:
     """Train `policy` in place by GRPO and return its history.
 
+    `surrogate` and `aggregate` are also tried out on small invented tensors before the run, and a
+    surrogate is called once more for each micro-batch, for the log: they should not count calls.
+
     Args:
         policy: model and tokenizer; the model's weights change.
         task: `train` rows to learn from, `test` rows to evaluate on.

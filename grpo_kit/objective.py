@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo_kit.config import Baseline, Level, LossType, Scale, WeightMode
+from grpo_kit.config import Baseline, Level, LossType, Scale
 
 LOSS_TYPES = get_args(LossType)
 IMPORTANCE_SAMPLING_LEVELS = get_args(Level)
-IMPORTANCE_SAMPLING_MODES = get_args(WeightMode)
 SCALES, BASELINES = get_args(Scale), get_args(Baseline)
 LOG_RATIO_LIMIT = 20.0  # nats; e^20 is far beyond any clip
 
@@ -163,24 +162,15 @@ def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: str = "k3") -> Tensor:
 # --- 4. the loss of each token --------------------------------------------------------------------
 
 
-def importance_weights(
-    train_logps: Tensor, rollout_logps: Tensor, cap: float = 2.0, mode: str = "token_truncate"
-) -> Tensor:
-    """Weights w = pi_train / pi_rollout, for a sampler that rounds differently (vLLM, bf16).
+def importance_weights(train_logps: Tensor, rollout_logps: Tensor, cap: float = 2.0) -> Tensor:
+    """min(pi_train / pi_rollout, cap), for a sampler that rounds differently (vLLM, bf16).
 
-    `cap` is TRL's `vllm_importance_sampling_clip_max`, `mode` its `vllm_importance_sampling_mode`:
-    "token_truncate" gives min(w, cap), truncated importance sampling; "token_mask" gives w, and 0
-    where w > cap, which leaves that token out. A token that the sampler could not score (NaN) gets
-    weight 1. Shapes (N, T), nats; no gradient. Raises ValueError for an unknown mode.
+    Truncated importance sampling; `cap` is TRL's `vllm_importance_sampling_clip_max` in the mode
+    "token_truncate". A token that the sampler could not score (NaN) gets weight 1. Shapes (N, T),
+    nats; no gradient.
     """
-    if mode not in IMPORTANCE_SAMPLING_MODES:
-        known = ", ".join(map(repr, IMPORTANCE_SAMPLING_MODES))
-        raise ValueError(f"importance_sampling_mode is {mode!r}; choose among {known}.")
     log_weights = torch.nan_to_num((train_logps - rollout_logps).detach(), nan=0.0)
-    weights = log_weights.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    if mode == "token_mask":
-        return weights.masked_fill(weights > cap, 0.0)
-    return weights.clamp(max=cap)
+    return log_weights.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(max=cap)
 
 
 def high_entropy(entropies: Tensor, mask: Tensor, quantile: float) -> Tensor:

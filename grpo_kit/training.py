@@ -550,8 +550,7 @@ class Learner:
         Raises FloatingPointError, and leaves the weights alone, where the loss is not finite.
         """
         whole, config = self._loss_inputs(batch), self.config
-        cap, mode = config.importance_sampling_cap, config.importance_sampling_mode
-        stats: dict[str, float] = {}
+        cap, stats = config.importance_sampling_cap, {}
         mismatch: list[Tensor] = []  # between the sampler's log-probabilities and the policy's
         for micro_batches, divisors in self._optimizer_batches(batch, whole["mask"]):
             loss = 0.0
@@ -561,7 +560,7 @@ class Learner:
                 if cap is not None:
                     old = logps.detach() if inputs["old_logps"] is None else inputs["old_logps"]
                     sampled = _cut(batch.rollouts.logps, rows, logps)
-                    weights = objective.importance_weights(old, sampled, cap, mode)
+                    weights = objective.importance_weights(old, sampled, cap)
                     inputs["token_weights"] = weights * inputs.get("token_weights", 1.0)
                     mismatch.append((old - sampled)[inputs["mask"]].abs())
                 functions = self.surrogate, self.aggregate

@@ -61,8 +61,7 @@ REFUSED = {  # field -> the value that TRL's trainer has, and why there is no ot
 # These mean the same: they are translated here, or read by the callback below.
 OURS = ("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "reward_weights",
         "eval_steps", "eval_on_start", "eval_prompts", "eval_prompts_between",
-        "num_generations_eval", "save_steps", "max_unscored_steps", "bf16",
-        "importance_sampling_mode")  # fmt: skip
+        "num_generations_eval", "save_steps", "max_unscored_steps", "bf16")  # fmt: skip
 # These have TRL's names.
 SAME = tuple(f.name for f in fields(GRPOConfig) if f.name not in (*REFUSED, *OURS))
 IDENTITY = "identity.json"  # of a checkpoint's run; written last, so it marks one that is whole
@@ -110,7 +109,7 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
         "disable_tqdm": True,  # there is a bar below
     }
     if cap is not None:
-        settings["vllm_importance_sampling_mode"] = config.importance_sampling_mode
+        settings["vllm_importance_sampling_mode"] = "token_truncate"
         settings["vllm_importance_sampling_clip_max"] = cap
     return trl.GRPOConfig(**{**settings, **overrides})
 

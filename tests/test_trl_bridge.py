@@ -81,10 +81,9 @@ def test_what_is_called_alike_arrives(trl_config):
         ({"reward_weights": (1, 0.5), "run_name_": "a"},
          {"reward_weights": [1.0, 0.5], "run_name": "a"}),
         ({"save_steps": 0}, {"save_steps": 2, "vllm_importance_sampling_correction": False}),
-        ({"importance_sampling_cap": 3.0, "importance_sampling_mode": "token_mask",
-          "use_vllm_": True},
+        ({"importance_sampling_cap": 3.0, "use_vllm_": True},
          {"vllm_importance_sampling_correction": True, "vllm_importance_sampling_clip_max": 3.0,
-          "vllm_importance_sampling_mode": "token_mask"}),
+          "vllm_importance_sampling_mode": "token_truncate"}),
     ],
 )  # fmt: skip
 def test_what_has_another_name_arrives_too(trl_config, changes, expected):

@@ -36,7 +36,7 @@ from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.paths import make_output_dir, write_atomic, writing
 from grpo_kit.rewards.rules import accuracy_reward
 from grpo_kit.rewards.scoring import finite_values, reward_name, score_texts
-from grpo_kit.runs import CHECKPOINT, PREVIOUS, RUN, Run, RunFiles
+from grpo_kit.runs import CHECKPOINT, RUN, Run, RunFiles
 from grpo_kit.tasks import Task
 
 HOOKS = {  # argument of `training.train` that TRL's trainer lacks -> what it has instead
@@ -225,8 +225,7 @@ class _Trainer(trl.GRPOTrainer):
         folder = Path(self.args.output_dir)
         last = last_checkpoint(folder) if resume_from_checkpoint else None
         if not last:
-            kits = any((folder / name).exists() for name in (CHECKPOINT, PREVIOUS))
-            if kits and resume_from_checkpoint:
+            if resume_from_checkpoint and (folder / CHECKPOINT).exists():
                 problem = f"{folder} holds a run by the kit's trainer"
                 raise ValueError(f"{problem}: resume with that (--engine kit), or choose another.")
             self.watcher.begin()

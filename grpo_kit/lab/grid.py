@@ -30,7 +30,7 @@ from grpo_kit.lab.records import Record, fingerprint, path_of
 from grpo_kit.models import Policy
 from grpo_kit.paths import data_dir, make_output_dir, results_dir, sha256_of, writing
 from grpo_kit.profiles import Profile
-from grpo_kit.runs import CHECKPOINT, PREVIOUS, Run
+from grpo_kit.runs import CHECKPOINT, Run
 from grpo_kit.tasks import Task
 from grpo_kit.tiny.world import recipe
 from grpo_kit.training import train
@@ -240,7 +240,7 @@ class Job:
                 samples=self.experiment.show(trained), evaluator=self.experiment.evaluator,
                 **records.where_it_ran(self.profile.device),
             ).write(self.results)  # fmt: skip
-            for done_with in (CHECKPOINT, PREVIOUS, PICKLED):
+            for done_with in (CHECKPOINT, PICKLED):
                 (self.folder / done_with).unlink(missing_ok=True)
             for checkpoint in self.folder.glob("checkpoint-*"):  # TRL's
                 shutil.rmtree(checkpoint)

@@ -90,7 +90,7 @@ def test_the_sampled_ids_are_those_that_are_scored(base, world, temperature):
     episodes = play(system, rows, 4, generator=generator, temperature=temperature)
     turns = [turn for episode in episodes for turn in episode.turns]
     assert sorted((t.prompt_ids, t.completion_ids) for t in turns) == sorted(seen)
-    rollouts, _ = turn_rows(episodes, base.pad_token_id)
+    rollouts, _ = turn_rows(episodes, base)
     options = {"temperature": temperature, "pad_token_id": base.pad_token_id}
     with torch.no_grad():
         logps, _ = completion_logps(base.model, rollouts, **options)

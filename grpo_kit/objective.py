@@ -21,6 +21,13 @@ IMPORTANCE_SAMPLING_LEVELS = get_args(Level)
 SCALES, BASELINES = get_args(Scale), get_args(Baseline)
 LOG_RATIO_LIMIT = 20.0  # nats; e^20 is far beyond any clip
 
+
+def _check_choice(name: str, value: Any, choices: Sequence) -> None:
+    if value not in choices:
+        known = ", ".join(map(repr, choices))
+        raise ValueError(f"{name} is {value!r}; choose among {known}.")
+
+
 # --- 1. rewards -----------------------------------------------------------------------------------
 
 
@@ -74,12 +81,8 @@ def group_advantages(
     Returns (N,) float, finite. Raises ValueError for what does not fit or is infinite.
     """
     scale_rewards = {True: "group", False: "none"}.get(scale_rewards, scale_rewards)
-    if scale_rewards not in SCALES:
-        known = ", ".join(map(repr, SCALES))
-        raise ValueError(f"scale_rewards is {scale_rewards!r}; choose among {known}.")
-    if baseline not in BASELINES:
-        known = ", ".join(map(repr, BASELINES))
-        raise ValueError(f"baseline is {baseline!r}; choose among {known}.")
+    _check_choice("scale_rewards", scale_rewards, SCALES)
+    _check_choice("baseline", baseline, BASELINES)
     if rewards.ndim != 1 or not rewards.is_floating_point():
         given = f"{rewards.dtype} of shape {tuple(rewards.shape)}"
         raise ValueError(f"rewards is {given}; give one float a completion, shape (N,).")
@@ -230,8 +233,7 @@ def surrogate(
 
     Raises ValueError for shapes that do not fit, an unknown name, or a missing argument.
     """
-    if loss_type not in LOSS_TYPES:
-        raise ValueError(f"loss_type is {loss_type!r}; choose one of {', '.join(LOSS_TYPES)}.")
+    _check_choice("loss_type", loss_type, LOSS_TYPES)
     epsilon_high = _epsilon_high(loss_type, epsilon, epsilon_high)
     mask = _checked(logps, advantages, mask, old_logps)
 
@@ -401,8 +403,7 @@ def loss_by(
 
 def _ratio(logps: Tensor, old_logps: Tensor | None, mask: Tensor, level: str) -> Tensor:
     """pi / pi_old, 1 at masked tokens: (N, T) for level "token", (N, 1) for "sequence"."""
-    if level not in IMPORTANCE_SAMPLING_LEVELS:
-        raise ValueError(f"importance_sampling_level is {level!r}; choose 'token' or 'sequence'.")
+    _check_choice("importance_sampling_level", level, IMPORTANCE_SAMPLING_LEVELS)
     old_logps = logps.detach() if old_logps is None else old_logps.detach()
     log_ratio = torch.where(mask, logps - torch.where(mask, old_logps, 0.0), 0.0)
     if level == "sequence":

@@ -39,15 +39,7 @@ from grpo_kit.rewards.scoring import finite_values, reward_name, score_texts
 from grpo_kit.runs import CHECKPOINT, RUN, Run, RunFiles
 from grpo_kit.tasks import Task
 
-HOOKS = {  # argument of `training.train` that TRL's trainer lacks -> what it has instead
-    "advantages": "choose scale_rewards or multi_objective_aggregation in the config",
-    "surrogate": "choose loss_type or importance_sampling_level in the config, or override "
-    "`_compute_loss` in a subclass of trl.GRPOTrainer",
-    "aggregate": "choose loss_type in the config, or override `_compute_loss` in a subclass of "
-    "trl.GRPOTrainer",
-    "batch_source": "write a `rollout_func`, an argument of trl.GRPOTrainer: it samples one "
-    "sequence for each prompt of the dataset",
-}
+HOOKS = ("advantages", "surrogate", "aggregate", "batch_source")  # what TRL's trainer lacks
 REFUSED = {  # field -> the value that TRL's trainer has, and why there is no other
     "max_generated_tokens": (None, "TRL counts steps only: give max_steps"),
     "baseline": ("group", "choose 'group', or --engine kit"),
@@ -74,9 +66,10 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
     `processes` share the batch: their number changes nothing that is learnt. Raises ValueError,
     naming the field, for what TRL cannot do, and for overrides of what `config` decides.
     """
-    for name, instead in HOOKS.items():
+    for name in HOOKS:
         if overrides.pop(name, None) is not None:
-            raise ValueError(f"{name} is a hook of the kit's trainer, TRL's has none: {instead}.")
+            problem = f"{name} is a hook of the kit's trainer, TRL's has none"
+            raise ValueError(f"{problem}: change the config, or subclass trl.GRPOTrainer.")
     if taken := sorted({*SAME, *OURS, "logging_steps"} & set(overrides)):
         raise ValueError(f"{', '.join(taken)}: that is the config's to say; change it there.")
     known = {"importance_sampling_cap"} if overrides.get("use_vllm") else set()

@@ -107,9 +107,9 @@ def test_what_trl_cannot_do_or_the_config_decides_is_refused(trl_config, changes
 
 
 @pytest.mark.parametrize("hook", ["advantages", "surrogate", "aggregate", "batch_source"])
-def test_hooks_are_refused_with_what_trl_has_instead(hook, trl_config, policy, tmp_path):
+def test_hooks_are_refused_with_what_to_do_instead(hook, trl_config, policy, tmp_path):
     options = {"output_dir": tmp_path, "seed": 0, hook: len}
-    with pytest.raises(ValueError, match=f"^{hook} is a hook of the kit's trainer, "):
+    with pytest.raises(ValueError, match=f"^{hook} is a hook .*: change the config, or"):
         trl_bridge.train(policy, few_rows(2), [format_reward], small(), **options)
     trl_config(**{f"{hook}_": None})
 

@@ -176,12 +176,9 @@ def test_no_attempt_changes_what_is_read_of_a_judge_that_quotes_it(name):
     assert read(f"The response is {attempt}\n{own}") is None
 
 
-def test_no_attempt_changes_its_own_reward_and_few_cost_the_judgement_when_quoted():
+def test_few_attempts_cost_the_judgement_when_a_judge_thinks_of_them():
     readable = [read(f"<think>{a}</think>{json.dumps(OWN)}") for a in ATTEMPTS.values()]
     assert sum(judgement is not None for judgement in readable) > 0.8 * len(ATTEMPTS)
-    judge = FakeJudge(lambda message: json.dumps({**OWN, "rationale": response_in(message)}))
-    rewards = rewards_of(QualityJudgeReward(judge), list(ATTEMPTS.values()))
-    assert rewards == [(2.0 - 1) / 4 - 0.5] * len(ATTEMPTS)
 
 
 @pytest.mark.parametrize("name", [name for name in ATTEMPTS if name.startswith("long")])

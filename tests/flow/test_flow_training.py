@@ -20,6 +20,7 @@ from grpo_kit.flow import (
     score_episodes,
 )  # fmt: skip
 from grpo_kit.flow.episodes import Action, Step
+from grpo_kit.generation import completion_logps
 from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
@@ -65,15 +66,29 @@ def test_the_planner_learns_and_no_gradient_reaches_a_frozen_module(base, task, 
 
 
 def test_only_what_the_planner_sampled_is_in_a_batch(base, task, system):
-    """Every trained token is a sampled one, every prompt is the request of its turn."""
+    """Every trained token is a sampled one, every prompt is the request of its turn.
+
+    PITFALLS 5, 16, 17 and 21: through every turn, tool text in between.
+    """
     config = dataclasses.replace(CONFIG, generation_batch_size=16)
     prompts = PromptBatches(base, task, [accuracy_reward], config, seed=0)
-    flow, metrics = FlowGRPO(prompts, system), {}
+    flow, metrics, seen = FlowGRPO(prompts, system), {}, []
+    plan = flow.system.planner.plan
+
+    def watched(prompt_ids, *arguments, **options):
+        rollouts, actions = plan(prompt_ids, *arguments, **options)
+        seen.extend(zip(map(list, prompt_ids), rollouts.completion_lists(), strict=True))
+        return rollouts, actions
+
+    flow.system.planner.plan = watched
     played = flow.episodes(torch.Generator().manual_seed(0))
     flow.episodes = lambda *_: played
     (batch,), episodes = flow(None, None, metrics), played[0]
     assert batch.advantages.any()
     turns = [(i, turn) for i, episode in enumerate(episodes) for turn in episode.turns]
+    assert sorted((turn.prompt_ids, turn.completion_ids) for _, turn in turns) == sorted(seen)
+    logps, _ = completion_logps(base.model, batch.rollouts, pad_token_id=base.pad_token_id)
+    assert torch.allclose(logps, batch.rollouts.logps, atol=2e-4)
     assert batch.rollouts.completion_lists() == [turn.completion_ids for _, turn in turns]
     assert batch.generated_tokens == sum(len(turn.completion_ids) for _, turn in turns)
     for row, (i, turn) in enumerate(turns):

@@ -101,14 +101,6 @@ def test_no_attempt_leaves_its_fence(name, prompt):
     assert not re.search(r"<\||<｜|\[/?INST|<</?SYS|</?s>|<(start|end)_of_turn", inside)
 
 
-@pytest.mark.parametrize("name", ATTEMPTS)
-def test_no_attempt_brings_a_role_mark_into_the_tokens(name, policy):
-    prompts = policy.encode([tiny_prompt("How many?", text) for text in (ATTEMPTS[name], "15")])
-    special = set(policy.tokenizer.all_special_ids)
-    attempted, honest = ([i for i in ids if i in special] for ids in prompts)
-    assert attempted == honest
-
-
 @pytest.mark.parametrize(
     "reply",
     [

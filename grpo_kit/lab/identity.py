@@ -81,7 +81,7 @@ def _settings(value: Any, kind: type) -> dict[str, Any]:
     """What decides what an object does, and does not change while it is used."""
     settings = dict(getattr(value, "__dict__", {}))
     if isinstance(value, Module):
-        settings.pop("training")
+        settings.pop("training", None)  # using it may set it; a scripted module has none
         # rounded: an embedder's are loaded in whichever type is faster
         rounded = (parameter.bfloat16() for parameter in value.parameters())
         settings["weights"] = weights_hash(rounded, samples=256)

@@ -73,7 +73,7 @@ Seed = Annotated[int, Option(min=0, max=2**32 - 1, help="Of sampling, weights, o
 Correct = Annotated[str, Option(help="The reward that is 1 for what is right: as --reward.")]
 Processes = Annotated[int | None, Option(min=1, help="Processes at a time.")]
 Minutes = Annotated[float, Option(min=0, help="To spend.")]
-Gpu = Literal["T4", "L4", "A100-40", "A100-80", "H100"]
+Gpu = Literal["T4", "L4", "A100-40", "A100-80", "H100", "H200"]
 Jobs = Annotated[int | None, Option(min=1, help="Notebooks at a time. [default: 2, of one core 1]")]
 
 

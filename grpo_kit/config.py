@@ -21,7 +21,6 @@ LossType = Literal["grpo", "bnpo", "dapo", "dr_grpo", "cispo"]
 Schedule = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant",
                    "constant_with_warmup", "inverse_sqrt"]  # fmt: skip
 Level = Literal["token", "sequence"]
-WeightMode = Literal["token_truncate", "token_mask"]
 Scale = Literal["group", "batch", "none", "mean"]
 Baseline = Literal["group", "others", "batch"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
@@ -124,7 +123,6 @@ class GRPOConfig:
     # what says what is right, where it is one of them, as in DAPO, else "reward"
     dynamic_sampling_metric: str | None = None
     importance_sampling_cap: Positive | None = None  # truncated importance sampling, C
-    importance_sampling_mode: WeightMode = "token_truncate"  # what becomes of a weight above C
     max_unscored_steps: AtLeast1 = 3  # steps in a row without a score before the run stops
 
     @model_validator(mode="after")

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from grpo_kit.config import MOST_AT_ONCE, GRPOConfig
@@ -62,28 +61,37 @@ class Rollouts:
 
     @staticmethod
     def given(
-        prompt_ids: Sequence[Sequence[int]],
-        completions: Sequence[Sequence[int]],
-        policy: Policy,
-    ) -> Rollouts:
-        """Completions that come from elsewhere, one a prompt.
+        prompt_ids: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], policy: Policy,
+        *, logps: Sequence[Sequence[float]] | None = None,
+        entropies: Sequence[Sequence[float]] | None = None,
+        finished: Sequence[bool] | None = None,
+    ) -> Rollouts:  # fmt: skip
+        """Completions that come from elsewhere, one a prompt; equal prompts are run once.
 
-        Their log-probabilities are unknown, NaN, and their entropies 0.
+        Where they are not known log-probabilities are NaN, entropies 0, and a completion is
+        finished if it ends in an EOS.
         """
-        device, ends = policy.device, {*policy.eos_token_ids}
+        device, ends, none = policy.device, {*policy.eos_token_ids}, [[]] * len(completions)
+        prompts: dict[tuple[int, ...], int] = {}
+        prompt_index = [prompts.setdefault(tuple(ids), len(prompts)) for ids in prompt_ids]
         lengths = torch.tensor([len(ids) for ids in completions], device=device)
-        padded = pad_sequence(
-            [torch.tensor(ids, device=device) for ids in completions],
-            batch_first=True, padding_value=policy.pad_token_id,
-        )  # fmt: skip
-        entropies = torch.zeros(padded.shape, device=device)
-        finished = torch.tensor([ids[-1] in ends for ids in completions], device=device)
+        width = max(int(lengths.max()), 1)
+        if finished is None:
+            finished = [ids[-1] in ends for ids in completions]
+
+        def padded(rows: Sequence, fill: float) -> Tensor:
+            filled = [[*row, *[fill] * (width - len(row))] for row in rows]
+            return torch.tensor(filled, device=device)
+
         return Rollouts(
-            [list(ids) for ids in prompt_ids],
-            torch.arange(len(prompt_ids), device=device), padded,
-            torch.arange(padded.shape[1], device=device) < lengths[:, None],
-            torch.full_like(entropies, torch.nan), entropies, finished,
-        )  # fmt: skip
+            [list(ids) for ids in prompts],
+            torch.tensor(prompt_index, device=device),
+            padded(completions, policy.pad_token_id),
+            torch.arange(width, device=device) < lengths[:, None],
+            padded(none, torch.nan) if logps is None else padded(logps, 0.0),
+            padded(none if entropies is None else entropies, 0.0),
+            torch.tensor(finished, device=device),
+        )
 
     @staticmethod
     def concatenate(parts: Sequence[Rollouts]) -> Rollouts:

@@ -14,13 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo_kit.config import Baseline, Level, LossType, Scale, WeightMode
+from grpo_kit.config import Baseline, Level, LossType, Scale
 
 LOSS_TYPES = get_args(LossType)
 IMPORTANCE_SAMPLING_LEVELS = get_args(Level)
-IMPORTANCE_SAMPLING_MODES = get_args(WeightMode)
 SCALES, BASELINES = get_args(Scale), get_args(Baseline)
 LOG_RATIO_LIMIT = 20.0  # nats; e^20 is far beyond any clip
+
+
+def _check_choice(name: str, value: Any, choices: Sequence) -> None:
+    if value not in choices:
+        known = ", ".join(map(repr, choices))
+        raise ValueError(f"{name} is {value!r}; choose among {known}.")
+
 
 # --- 1. rewards -----------------------------------------------------------------------------------
 
@@ -75,12 +81,8 @@ def group_advantages(
     Returns (N,) float, finite. Raises ValueError for what does not fit or is infinite.
     """
     scale_rewards = {True: "group", False: "none"}.get(scale_rewards, scale_rewards)
-    if scale_rewards not in SCALES:
-        known = ", ".join(map(repr, SCALES))
-        raise ValueError(f"scale_rewards is {scale_rewards!r}; choose among {known}.")
-    if baseline not in BASELINES:
-        known = ", ".join(map(repr, BASELINES))
-        raise ValueError(f"baseline is {baseline!r}; choose among {known}.")
+    _check_choice("scale_rewards", scale_rewards, SCALES)
+    _check_choice("baseline", baseline, BASELINES)
     if rewards.ndim != 1 or not rewards.is_floating_point():
         given = f"{rewards.dtype} of shape {tuple(rewards.shape)}"
         raise ValueError(f"rewards is {given}; give one float a completion, shape (N,).")
@@ -163,24 +165,15 @@ def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: str = "k3") -> Tensor:
 # --- 4. the loss of each token --------------------------------------------------------------------
 
 
-def importance_weights(
-    train_logps: Tensor, rollout_logps: Tensor, cap: float = 2.0, mode: str = "token_truncate"
-) -> Tensor:
-    """Weights w = pi_train / pi_rollout, for a sampler that rounds differently (vLLM, bf16).
+def importance_weights(train_logps: Tensor, rollout_logps: Tensor, cap: float = 2.0) -> Tensor:
+    """min(pi_train / pi_rollout, cap), for a sampler that rounds differently (vLLM, bf16).
 
-    `cap` is TRL's `vllm_importance_sampling_clip_max`, `mode` its `vllm_importance_sampling_mode`:
-    "token_truncate" gives min(w, cap), truncated importance sampling; "token_mask" gives w, and 0
-    where w > cap, which leaves that token out. A token that the sampler could not score (NaN) gets
-    weight 1. Shapes (N, T), nats; no gradient. Raises ValueError for an unknown mode.
+    Truncated importance sampling; `cap` is TRL's `vllm_importance_sampling_clip_max` in the mode
+    "token_truncate". A token that the sampler could not score (NaN) gets weight 1. Shapes (N, T),
+    nats; no gradient.
     """
-    if mode not in IMPORTANCE_SAMPLING_MODES:
-        known = ", ".join(map(repr, IMPORTANCE_SAMPLING_MODES))
-        raise ValueError(f"importance_sampling_mode is {mode!r}; choose among {known}.")
     log_weights = torch.nan_to_num((train_logps - rollout_logps).detach(), nan=0.0)
-    weights = log_weights.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    if mode == "token_mask":
-        return weights.masked_fill(weights > cap, 0.0)
-    return weights.clamp(max=cap)
+    return log_weights.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(max=cap)
 
 
 def high_entropy(entropies: Tensor, mask: Tensor, quantile: float) -> Tensor:
@@ -240,8 +233,7 @@ def surrogate(
 
     Raises ValueError for shapes that do not fit, an unknown name, or a missing argument.
     """
-    if loss_type not in LOSS_TYPES:
-        raise ValueError(f"loss_type is {loss_type!r}; choose one of {', '.join(LOSS_TYPES)}.")
+    _check_choice("loss_type", loss_type, LOSS_TYPES)
     epsilon_high = _epsilon_high(loss_type, epsilon, epsilon_high)
     mask = _checked(logps, advantages, mask, old_logps)
 
@@ -411,8 +403,7 @@ def loss_by(
 
 def _ratio(logps: Tensor, old_logps: Tensor | None, mask: Tensor, level: str) -> Tensor:
     """pi / pi_old, 1 at masked tokens: (N, T) for level "token", (N, 1) for "sequence"."""
-    if level not in IMPORTANCE_SAMPLING_LEVELS:
-        raise ValueError(f"importance_sampling_level is {level!r}; choose 'token' or 'sequence'.")
+    _check_choice("importance_sampling_level", level, IMPORTANCE_SAMPLING_LEVELS)
     old_logps = logps.detach() if old_logps is None else old_logps.detach()
     log_ratio = torch.where(mask, logps - torch.where(mask, old_logps, 0.0), 0.0)
     if level == "sequence":

@@ -1,8 +1,7 @@
 """What a run leaves in its folder, and how it is resumed; the kit's loop and TRL's use it.
 
-`history.jsonl` grows by a line per step, `checkpoint.pt` is replaced whole (the one before it stays
-as `checkpoint.previous.pt`), `run.json` comes at the end. A run can be killed at any instant and
-resumed from its checkpoint.
+`history.jsonl` grows by a line per step, `checkpoint.pt` is replaced whole, `run.json` comes at the
+end. A run can be killed at any instant and resumed from its checkpoint.
 """
 
 import dataclasses
@@ -10,10 +9,11 @@ import functools
 import hashlib
 import json
 import os
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
@@ -21,8 +21,7 @@ from grpo_kit.config import GRPOConfig
 from grpo_kit.paths import make_output_dir, write_atomic, writing
 
 CHECKPOINT, HISTORY, RUN = "checkpoint.pt", "history.jsonl", "run.json"
-PREVIOUS, REPLAY = "checkpoint.previous.pt", "replay.jsonl"  # the last: see course.replay
-MARK = b"#sha256:"  # with the digest of what is before it, the end of a checkpoint
+REPLAY = "replay.jsonl"  # see course.replay
 
 
 @dataclass
@@ -60,26 +59,14 @@ def one_writer(train: Callable) -> Callable:
     return held
 
 
-class _Hashed:
-    """A file that is only written, and the digest of what it was given."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.flush, self.digest = file, file.flush, hashlib.sha256()
-
-    def write(self, content: bytes) -> int:
-        self.digest.update(content)
-        return self.file.write(content)
-
-
 def is_intact(checkpoint: Path) -> bool:
-    """Whether a checkpoint is, byte for byte, what was saved."""
-    end, digest = len(MARK) + 64, hashlib.sha256()
-    with open(checkpoint, "rb") as file:
-        left = os.fstat(file.fileno()).st_size - end
-        while left > 0 and (content := file.read(min(left, 1 << 20))):
-            digest.update(content)
-            left -= len(content)
-        return file.read() == MARK + digest.hexdigest().encode()
+    """Whether a checkpoint reads back as it was saved: torch writes a zip file with checksums."""
+    try:
+        torch.load(checkpoint, weights_only=True, map_location="meta")  # all but the numbers
+        with zipfile.ZipFile(checkpoint) as file:
+            return file.testzip() is None
+    except Exception:  # what a damaged zip file raises depends on where it is damaged
+        return False
 
 
 def _lines(history: list[dict]) -> str:
@@ -97,7 +84,6 @@ class RunFiles:
         self.folder = make_output_dir(output_dir)
         self.run = Run(self.folder, config, seed, start=start)
         self.remedy = "there is no checkpoint yet, start again"  # the end of an error's sentence
-        self.has_checkpoint = False  # of this run: an older one's is not kept as the one before
         for unfinished in self.folder.glob(f".{CHECKPOINT}.*.partial"):  # of a run that was killed
             unfinished.unlink()
 
@@ -116,10 +102,8 @@ class RunFiles:
             self._check_same_run(identity)
             self.run.history = self._rows_up_to(step, identity.get("history"))
             self.remedy = f"resume from {checkpoint} in {self.folder}"
-            self.has_checkpoint = True
         else:
-            for older in (PREVIOUS, REPLAY):
-                (self.folder / older).unlink(missing_ok=True)
+            (self.folder / REPLAY).unlink(missing_ok=True)
         write_atomic(self.folder / HISTORY, _lines(self.run.history))
 
     def _check_same_run(self, identity: dict) -> None:
@@ -186,17 +170,12 @@ class RunFiles:
         temporary = self.folder / f".{CHECKPOINT}.{os.getpid()}.partial"
         try:
             with open(temporary, "wb") as file:
-                hashed = _Hashed(file)
-                torch.save(content, hashed)
-                file.write(MARK + hashed.digest.hexdigest().encode())
+                torch.save(content, file)
                 file.flush()
                 os.fsync(file.fileno())
             if not is_intact(temporary):
                 raise OSError("it does not read back as it was written")
-            if self.has_checkpoint and checkpoint.exists():
-                os.replace(checkpoint, self.folder / PREVIOUS)
             os.replace(temporary, checkpoint)
-            self.has_checkpoint = True
         except (OSError, RuntimeError) as error:
             raise self.unwritten(f"checkpoint of step {step}", error) from error
         finally:
@@ -214,22 +193,17 @@ class RunFiles:
     def resume(self, device: torch.device) -> dict[str, Any] | None:
         """Begin after the last checkpoint and return its state; without one, start anew: None.
 
-        Raises RuntimeError where it is damaged, and says whether the one before it is whole;
-        ValueError where TRL's trainer made it.
+        Raises RuntimeError where it is damaged, ValueError where TRL's trainer made it.
         """
-        checkpoint, previous = self.folder / CHECKPOINT, self.folder / PREVIOUS
-        if not checkpoint.exists() and previous.exists():  # killed while they changed places
-            checkpoint = previous
+        checkpoint = self.folder / CHECKPOINT
         if not checkpoint.exists():
             if any(self.folder.glob("checkpoint-*")):
                 problem = f"{self.folder} holds a run by TRL's trainer"
                 raise ValueError(f"{problem}: resume with that (--engine trl), or choose another.")
             return self.begin()
         if not is_intact(checkpoint):
-            whole = checkpoint != previous and previous.exists() and is_intact(previous)
-            remedy = f"go on from {PREVIOUS}, which is whole" if whole else "start again"
-            problem = f"{checkpoint} is damaged, its checksum differs"
-            raise RuntimeError(f"{problem}: delete it to {remedy}.")
+            problem = f"{checkpoint} is damaged, it does not read back as it was saved"
+            raise RuntimeError(f"{problem}: delete it to start again.")
         state = torch.load(checkpoint, weights_only=True, map_location=device)
         self.begin(state, state["step"], f"the checkpoint of step {state['step']}")
         return state

@@ -124,15 +124,6 @@ def post_process(items: Items, seed: int, n: int | None = None) -> list[Verifica
     return balance(chosen, filler, n, seed)
 
 
-def pass_rates(items: Items, questions: Sequence[str]) -> dict[Hashable, float]:
-    """The share of right answers to each query, of all its rollouts: `questions` has one for each.
-
-    A rollout without an answer gives no item and counts as wrong, as in the paper's code.
-    """
-    right = Counter(item.query_id for item in items if item.correct)
-    return {query: right[query] / rollouts for query, rollouts in Counter(questions).items()}
-
-
 def verification_prompt(item: VerificationItem) -> list[dict]:
     """Ask for a graded analysis of the item's answer; role marks in the answer are broken."""
     return [{"role": "user", "content": verify_prompt(item.question, fenced(item.answer))}]
@@ -160,7 +151,7 @@ class SelfVerification:
 
     strategy: one of `STRATEGIES`. They generate different numbers of tokens per step: compare them
     with `max_generated_tokens`.
-    reward: of verdicts; gets the columns `correct` and `pass_rate` (see `pass_rates`).
+    reward: of verdicts; gets the column `correct`.
     Raises ValueError for an unknown strategy, missing columns, or fewer than two verdict groups.
     """
 
@@ -172,7 +163,7 @@ class SelfVerification:
         task, config = prompts.task, prompts.config
         check_columns(prompts.correct, task.train.column_names, f"task {task.name!r}")
         self.reward = rules.VerificationReward() if reward is None else reward
-        check_columns(self.reward, ["correct", "pass_rate"], "a verification item")
+        check_columns(self.reward, ["correct"], "a verification item")
         size, group = config.generation_batch_size, config.num_generations
         least = {"generate": 1, "mixed": 4}.get(strategy, 2) * group
         if size < least:
@@ -181,9 +172,8 @@ class SelfVerification:
         self.prompts, self.schedule, self.post_process = prompts, STRATEGIES[strategy], post_process
         process = reward_name(post_process)  # a resumed run must have the same name
         self.name = f"self-verification {strategy} {process}".removesuffix(" post_process")
-        # of each step its items, and the question of each rollout, also of those without an answer;
-        # bounded, as verify-init flushes none after its first part
-        self.buffer: deque[tuple[list[VerificationItem], list[str]]] = deque(maxlen=2 * ALTER_EVERY)
+        # the items of each step; bounded, as verify-init flushes none after its first part
+        self.buffer: deque[list[VerificationItem]] = deque(maxlen=2 * ALTER_EVERY)
 
     def __call__(self, generator: torch.Generator, state: Any, metrics: dict) -> Iterator[Batch]:
         updates, config = self.schedule(state.global_step, state.progress), self.prompts.config
@@ -192,10 +182,8 @@ class SelfVerification:
         changes = ONE_UPDATE | {"generation_batch_size": size * config.num_generations}
         (answers,) = self.prompts(generator, state, metrics, **changes)
         texts = self.prompts.policy.decode(answers.rollouts.completion_lists())
-        questions = [rules.question_text(row["prompt"]) for row in answers.examples]
         given = self.prompts.policy, answers.examples, texts, config, self.prompts.correct
-        items = labelled(*given)
-        self.buffer.append((items, questions))
+        self.buffer.append(labelled(*given))
         for kinds in updates:
             parts = [answers] if "G" in kinds else []
             if "V" in kinds:  # sampled after an update on answers: on-policy
@@ -206,17 +194,13 @@ class SelfVerification:
     def _verdicts(self, n: int, generator: torch.Generator, state, metrics: dict) -> list[Batch]:
         """A batch of verdicts on the buffer's items; none where post-processing leaves no item."""
         config = self.prompts.config
-        collected = [item for items, _ in self.buffer for item in items]
-        rates = pass_rates(collected, [q for _, questions in self.buffer for q in questions])
+        collected = [item for items in self.buffer for item in items]
         items = self.post_process(collected, self.prompts.seed * 1_000_003 + state.global_step, n=n)
         metrics["verification/items"] = len(items)
         if not items:
             logger.warning("step %d has no verification items", state.global_step + 1)
             return []
-        rows = [
-            {"prompt": verification_prompt(i), "correct": i.correct, "pass_rate": rates[i.query_id]}
-            for i in items
-        ]
+        rows = [{"prompt": verification_prompt(i), "correct": i.correct} for i in items]
         changes = ONE_UPDATE | {"dynamic_sampling_rounds": 0, "reward_weights": None}
         changes["generation_batch_size"] = len(rows) * config.num_generations
         (batch,) = self.prompts.of(rows, [self.reward])(generator, state, {}, **changes)
@@ -226,13 +210,13 @@ class SelfVerification:
         return [batch]
 
     def state_dict(self) -> dict:
-        buffer = [([*map(dataclasses.astuple, items)], asked) for items, asked in self.buffer]
+        buffer = [[*map(dataclasses.astuple, items)] for items in self.buffer]
         return {"prompts": self.prompts.state_dict(), "buffer": buffer}
 
     def load_state_dict(self, state: dict) -> None:
         self.prompts.load_state_dict(state["prompts"])
-        for items, questions in state["buffer"]:
-            self.buffer.append(([VerificationItem(*item) for item in items], questions))
+        for items in state["buffer"]:
+            self.buffer.append([VerificationItem(*item) for item in items])
 
 
 def labelled(

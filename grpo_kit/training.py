@@ -69,6 +69,9 @@ def train(
 ) -> Run:
     """Train `policy` in place by GRPO and return its history.
 
+    `surrogate` and `aggregate` are also tried out on small invented tensors before the run, and a
+    surrogate is called once more for each micro-batch, for the log: they should not count calls.
+
     Args:
         policy: model and tokenizer; the model's weights change.
         task: `train` rows to learn from, `test` rows to evaluate on.
@@ -547,8 +550,7 @@ class Learner:
         Raises FloatingPointError, and leaves the weights alone, where the loss is not finite.
         """
         whole, config = self._loss_inputs(batch), self.config
-        cap, mode = config.importance_sampling_cap, config.importance_sampling_mode
-        stats: dict[str, float] = {}
+        cap, stats = config.importance_sampling_cap, {}
         mismatch: list[Tensor] = []  # between the sampler's log-probabilities and the policy's
         for micro_batches, divisors in self._optimizer_batches(batch, whole["mask"]):
             loss = 0.0
@@ -558,7 +560,7 @@ class Learner:
                 if cap is not None:
                     old = logps.detach() if inputs["old_logps"] is None else inputs["old_logps"]
                     sampled = _cut(batch.rollouts.logps, rows, logps)
-                    weights = objective.importance_weights(old, sampled, cap, mode)
+                    weights = objective.importance_weights(old, sampled, cap)
                     inputs["token_weights"] = weights * inputs.get("token_weights", 1.0)
                     mismatch.append((old - sampled)[inputs["mask"]].abs())
                 functions = self.surrogate, self.aggregate

@@ -36,18 +36,10 @@ from grpo_kit.models import Policy, frozen_copy
 from grpo_kit.paths import make_output_dir, write_atomic, writing
 from grpo_kit.rewards.rules import accuracy_reward
 from grpo_kit.rewards.scoring import finite_values, reward_name, score_texts
-from grpo_kit.runs import CHECKPOINT, PREVIOUS, RUN, Run, RunFiles
+from grpo_kit.runs import CHECKPOINT, RUN, Run, RunFiles
 from grpo_kit.tasks import Task
 
-HOOKS = {  # argument of `training.train` that TRL's trainer lacks -> what it has instead
-    "advantages": "choose scale_rewards or multi_objective_aggregation in the config",
-    "surrogate": "choose loss_type or importance_sampling_level in the config, or override "
-    "`_compute_loss` in a subclass of trl.GRPOTrainer",
-    "aggregate": "choose loss_type in the config, or override `_compute_loss` in a subclass of "
-    "trl.GRPOTrainer",
-    "batch_source": "write a `rollout_func`, an argument of trl.GRPOTrainer: it samples one "
-    "sequence for each prompt of the dataset",
-}
+HOOKS = ("advantages", "surrogate", "aggregate", "batch_source")  # what TRL's trainer lacks
 REFUSED = {  # field -> the value that TRL's trainer has, and why there is no other
     "max_generated_tokens": (None, "TRL counts steps only: give max_steps"),
     "baseline": ("group", "choose 'group', or --engine kit"),
@@ -61,8 +53,7 @@ REFUSED = {  # field -> the value that TRL's trainer has, and why there is no ot
 # These mean the same: they are translated here, or read by the callback below.
 OURS = ("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "reward_weights",
         "eval_steps", "eval_on_start", "eval_prompts", "eval_prompts_between",
-        "num_generations_eval", "save_steps", "max_unscored_steps", "bf16",
-        "importance_sampling_mode")  # fmt: skip
+        "num_generations_eval", "save_steps", "max_unscored_steps", "bf16")  # fmt: skip
 # These have TRL's names.
 SAME = tuple(f.name for f in fields(GRPOConfig) if f.name not in (*REFUSED, *OURS))
 IDENTITY = "identity.json"  # of a checkpoint's run; written last, so it marks one that is whole
@@ -75,9 +66,10 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
     `processes` share the batch: their number changes nothing that is learnt. Raises ValueError,
     naming the field, for what TRL cannot do, and for overrides of what `config` decides.
     """
-    for name, instead in HOOKS.items():
+    for name in HOOKS:
         if overrides.pop(name, None) is not None:
-            raise ValueError(f"{name} is a hook of the kit's trainer, TRL's has none: {instead}.")
+            problem = f"{name} is a hook of the kit's trainer, TRL's has none"
+            raise ValueError(f"{problem}: change the config, or subclass trl.GRPOTrainer.")
     if taken := sorted({*SAME, *OURS, "logging_steps"} & set(overrides)):
         raise ValueError(f"{', '.join(taken)}: that is the config's to say; change it there.")
     known = {"importance_sampling_cap"} if overrides.get("use_vllm") else set()
@@ -110,7 +102,7 @@ def trl_config(config: GRPOConfig, policy: Policy, processes: int = 1, **overrid
         "disable_tqdm": True,  # there is a bar below
     }
     if cap is not None:
-        settings["vllm_importance_sampling_mode"] = config.importance_sampling_mode
+        settings["vllm_importance_sampling_mode"] = "token_truncate"
         settings["vllm_importance_sampling_clip_max"] = cap
     return trl.GRPOConfig(**{**settings, **overrides})
 
@@ -226,8 +218,7 @@ class _Trainer(trl.GRPOTrainer):
         folder = Path(self.args.output_dir)
         last = last_checkpoint(folder) if resume_from_checkpoint else None
         if not last:
-            kits = any((folder / name).exists() for name in (CHECKPOINT, PREVIOUS))
-            if kits and resume_from_checkpoint:
+            if resume_from_checkpoint and (folder / CHECKPOINT).exists():
                 problem = f"{folder} holds a run by the kit's trainer"
                 raise ValueError(f"{problem}: resume with that (--engine kit), or choose another.")
             self.watcher.begin()

@@ -48,7 +48,7 @@ from grpo_kit.lab.grid import run_grid
 from grpo_kit.paths import write_atomic
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward, format_reward
-from grpo_kit.runs import CHECKPOINT, HISTORY, PREVIOUS
+from grpo_kit.runs import CHECKPOINT, HISTORY
 from grpo_kit.self_verification import SelfVerification
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.training import train
@@ -257,9 +257,10 @@ def files_of(folder: Path) -> dict[str, str]:
 
 
 def files_to_damage(folder: Path) -> list[str]:
-    """A run's checkpoint, the one before, and its history; of a run by TRL its history."""
-    saved = [name for name in (CHECKPOINT, PREVIOUS) if (folder / name).exists()]
-    return [*saved, HISTORY] if saved or trl_bridge.last_checkpoint(folder) else []
+    """A run's checkpoint and history; of a run by TRL its history."""
+    if (folder / CHECKPOINT).exists():
+        return [CHECKPOINT, HISTORY]
+    return [HISTORY] if trl_bridge.last_checkpoint(folder) else []
 
 
 class Chaos:

@@ -168,15 +168,6 @@ def test_of_a_text_without_end_a_page_shows_the_beginning(tmp_path):
     assert len(doctor.in_words(doctor.diagnose(rows), rows)) < 5_000_000
 
 
-@pytest.mark.slow
-def test_no_page_runs_or_loads_what_a_stranger_wrote(browser, tmp_path):
-    for name, page in hostile_pages(tmp_path).items():
-        # beside the report's figures, which its page shows
-        file = tmp_path / "report" / f"{name}.html"
-        browser.open(f"<title>as it was</title>{page}", file)
-        assert browser.js("document.title") == "as it was", name
-
-
 def test_a_sentence_on_the_terminal_carries_no_colour_or_title():
     done = CliRunner().invoke(app, ["train", "--data", "\x1b]0;title\x07\x1b[31m"])
     assert done.exit_code == 2 and "\\u001b]0;title\\u0007" in done.output

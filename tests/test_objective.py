@@ -219,10 +219,9 @@ def test_fully_masked_batch_gives_zero_and_a_finite_gradient(loss_type, level):
     [
         ({}, [2.0, 2.0, 1.5, 0.01, 1.0]),
         ({"cap": 3.0}, [3.0, 2.5, 1.5, 0.01, 1.0]),
-        ({"cap": 3.0, "mode": "token_mask"}, [0.0, 2.5, 1.5, 0.01, 1.0]),
     ],
 )
-def test_importance_weights_above_the_cap_are_cut_to_it_or_to_nothing(options, expected):
+def test_importance_weights_above_the_cap_are_cut_to_it(options, expected):
     """The last token is one that the sampler could not score."""
     train = torch.tensor([[4.0, 2.5, 1.5, 0.01, NAN]]).log().requires_grad_()
     weights = importance_weights(train, torch.zeros(1, 5), **options)
@@ -247,7 +246,8 @@ def test_all_tokens_or_none_can_be_the_least_sure():
         (group_advantages, {"scale_rewards": "mean", "rewards": -torch.ones(4)}, "none below 0"),
         (kl_estimate, {"ref_logps": torch.zeros(4, 1)}, "score the same tokens"),
         (kl_estimate, {"kind": "k4"}, "kind is 'k4'; choose 'k1'"),
-        (policy_loss, {"loss_type": "ppo"}, "loss_type is 'ppo'; choose one of grpo, bnpo"),
+        (policy_loss, {"loss_type": "ppo"}, "loss_type is 'ppo'; choose among 'grpo'"),
+        (policy_loss, {"importance_sampling_level": "turn"}, "choose among 'token', 'seq"),
         (policy_loss, {"loss_type": "dr_grpo"}, "needs max_completion_length"),
         (policy_loss, {"loss_type": "cispo"}, "needs epsilon_high"),
         (policy_loss, {"beta": 0.1}, "beta is 0.1 but ref_logps is missing"),

@@ -120,7 +120,7 @@ def test_only_the_least_sure_tokens_are_learnt_from(new_policy):
 
 
 def test_importance_weights_of_the_sampler_reach_the_update(new_policy):
-    """By the mode of the config; a token that no sampler scored weighs as any other."""
+    """Cut to the cap of the config; a token that no sampler scored weighs as any other."""
 
     def sampled_with(offset):
         def change(batch):
@@ -128,13 +128,13 @@ def test_importance_weights_of_the_sampler_reach_the_update(new_policy):
 
         return change
 
-    def norm(offset, mode="token_truncate", cap=2.0):
-        options = {"importance_sampling_cap": cap, "importance_sampling_mode": mode}
-        return grad_norm(new_policy(), sampled_with(offset), **options)
+    def norm(offset):
+        return grad_norm(new_policy(), sampled_with(offset), importance_sampling_cap=2.0)
 
-    likelier = math.log(3)  # pi_train / pi_rollout is 3 everywhere
-    assert norm(likelier, "token_mask") == 0 < norm(likelier)
-    assert norm(math.nan) == grad_norm(new_policy())  # `Rollouts.given` has NaN
+    plain = grad_norm(new_policy())
+    assert norm(math.log(3)) == pytest.approx(2 * plain), "pi_train / pi_rollout is 3 everywhere"
+    assert norm(math.log(1.5)) == pytest.approx(1.5 * plain)
+    assert norm(math.nan) == plain, "`Rollouts.given` has NaN"
 
 
 def test_a_batch_source_may_weigh_tokens(new_policy):

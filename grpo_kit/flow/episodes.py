@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from grpo_kit.generation import Rollouts
+from grpo_kit.models import Policy
 from grpo_kit.objective import group_advantages
 from grpo_kit.rewards.judge.texts import fenced
 
@@ -135,25 +136,13 @@ def episode_advantages(
     return values
 
 
-def turn_rows(episodes: Sequence[Episode], pad_token_id, device="cpu") -> tuple[Rollouts, Tensor]:
+def turn_rows(episodes: Sequence[Episode], policy: Policy) -> tuple[Rollouts, Tensor]:
     """All turns as rows to train on, episode by episode, and the episode of each row, (N,) long."""
-    turns = [(i, turn) for i, episode in enumerate(episodes) for turn in episode.turns]
-    prompts: dict[tuple[int, ...], int] = {}
-    prompt_index = [prompts.setdefault(tuple(t.prompt_ids), len(prompts)) for _, t in turns]
-    lengths = torch.tensor([len(turn.completion_ids) for _, turn in turns], device=device)
-    width = max(int(lengths.max()), 1)
-
-    def padded(lists, fill) -> Tensor:
-        rows = [[*values, *[fill] * (width - len(values))] for values in lists]
-        return torch.tensor(rows, device=device)
-
-    rollouts = Rollouts(
-        prompt_ids=[list(ids) for ids in prompts],
-        prompt_index=torch.tensor(prompt_index, device=device),
-        completion_ids=padded([turn.completion_ids for _, turn in turns], pad_token_id),
-        mask=torch.arange(width, device=device) < lengths[:, None],
-        logps=padded([turn.logprobs for _, turn in turns], 0.0),
-        entropies=padded([turn.entropies for _, turn in turns], 0.0),
-        finished=torch.tensor([turn.finished for _, turn in turns], device=device),
-    )
-    return rollouts, torch.tensor([i for i, _ in turns], device=device)
+    turns = [turn for episode in episodes for turn in episode.turns]
+    rollouts = Rollouts.given(
+        [turn.prompt_ids for turn in turns], [turn.completion_ids for turn in turns], policy,
+        logps=[turn.logprobs for turn in turns], entropies=[turn.entropies for turn in turns],
+        finished=[turn.finished for turn in turns],
+    )  # fmt: skip
+    index = [i for i, episode in enumerate(episodes) for _ in episode.turns]
+    return rollouts, torch.tensor(index)

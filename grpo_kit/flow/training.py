@@ -133,9 +133,7 @@ class FlowGRPO:
         self, episodes: Sequence[Episode], names: list[str], rewards_per_func: Tensor, advantages
     ) -> Batch:
         """All turns as a `Batch`, one row each, with rewards and advantage of its episode."""
-        policy = self.prompts.policy
-        rollouts, index = turn_rows(episodes, policy.pad_token_id, policy.device)
-        index = index.cpu()
+        rollouts, index = turn_rows(episodes, self.prompts.policy)
         own = advantages[index]
         if self.credit == "final":
             own = own.where(index.diff(append=torch.tensor([-1])).bool(), 0.0)

@@ -7,7 +7,6 @@ each trainer's peak is measured in a process of its own.
 
 import json
 import re
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -239,6 +238,8 @@ def train_and_measure(trainer: str, policy_dir: Path, config, task: Task, loadin
     status = Path("/proc/self/status")
     if status.exists():  # ru_maxrss would start from what the parent process held
         return int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) / 2**10
+    import resource  # which Windows lacks
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
 
 

@@ -384,17 +384,15 @@ def forest_rows(judged: Iterable[Judged], *only: str) -> list[tuple]:
     return rows
 
 
-def claims_text(judged: Iterable[Judged], details: bool = False) -> str:
-    """Markdown table of judged claims; `details`: with id, source, seeds, power and costs."""
+def claims_text(judged: Iterable[Judged]) -> str:
+    """Markdown table of judged claims, with id, source, seeds, power and costs."""
     rows = []
     for one in judged:
-        verdict, statement, here = one.verdict_text, one.claim.statement, one.here
+        verdict, here = one.verdict_text, one.here
+        statement = f"{one.claim.statement} ({one.claim.id}; {one.claim.source})"
         if one.judgement:
             here = f"{one.claim.number}: {one.here}"
             here += "".join(f"; {k} {number(v.mean, '+')}" for k, v in one.readings.items())
-        if details:
-            statement += f" ({one.claim.id}; {one.claim.source})"
-        if details and one.judgement:
             here += f" ({one.statistics}; {one.costs})"
             verdict += f": {one.judgement.reason}" if one.verdict == "not tested" else ""
         rows.append((verdict, statement, one.claim.paper, here, one.claim.band))

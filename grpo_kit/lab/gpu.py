@@ -97,6 +97,7 @@ SMALL_WARM_UP, WARM_UP = "svamp --steps 1 --output runs/warm", "gsm8k --output {
 MEASURED = "t/(strict|lenient) |pass@8"  # rows of the table of a run
 TESTS = "-m pytest -sm gpu tests/test_gpu.py -k"
 RUN = f"-m grpo_kit run --profile {PROFILE} --processes 1 --output {{results}} --seeds"
+MAIN = "00 01 01b 02 03 04 05 06 07"
 NOTEBOOKS = f"-m grpo_kit reproduce --jobs 1 --profile {PROFILE} --output runs/gpu"
 PRETRAIN = f"-m grpo_kit pretrain --base smollm2 --task {WARM_UP if ON_GPU else SMALL_WARM_UP}"
 
@@ -120,7 +121,7 @@ JOBS = {
     "GSM8K, seeds 1 and 2": python(400, MEASURED, f"{RUN} 1-2 {GSM8K}", resumes=True),
     "SVAMP, seeds 1 and 2": python(800, MEASURED, f"{RUN} 1-2 long-svamp", resumes=True),
     "notebooks 08, 09": python(300, " ok, | failed,", f"{NOTEBOOKS} 08 09"),
-    "notebooks 00 to 07": python(900, " ok, | failed,", f"{NOTEBOOKS} 00 01 02 03 04 05 06 07"),
+    "notebooks 00 to 07": python(900, " ok, | failed,", f"{NOTEBOOKS} {MAIN}"),
     "chaos": python(120, "trials", f"tests/chaos.py {TRIALS} 0 {os.devnull}"),
 }
 

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,11 +30,12 @@ from grpo_kit.lab.records import Record, fingerprint, path_of
 from grpo_kit.models import Policy
 from grpo_kit.paths import data_dir, make_output_dir, results_dir, sha256_of, writing
 from grpo_kit.profiles import Profile
-from grpo_kit.runs import CHECKPOINT, PREVIOUS, Run
+from grpo_kit.runs import CHECKPOINT, Run
 from grpo_kit.tasks import Task
 from grpo_kit.tiny.world import recipe
 from grpo_kit.training import train
 
+PICKLED = "job.pickle"  # a job on its way to another process
 FRESH = 100  # the first seed that nobody had looked at when claims were written
 
 
@@ -238,8 +240,8 @@ class Job:
                 samples=self.experiment.show(trained), evaluator=self.experiment.evaluator,
                 **records.where_it_ran(self.profile.device),
             ).write(self.results)  # fmt: skip
-            for checkpoint in (CHECKPOINT, PREVIOUS):
-                (self.folder / checkpoint).unlink(missing_ok=True)
+            for done_with in (CHECKPOINT, PICKLED):
+                (self.folder / done_with).unlink(missing_ok=True)
             for checkpoint in self.folder.glob("checkpoint-*"):  # TRL's
                 shutil.rmtree(checkpoint)
 
@@ -357,14 +359,16 @@ def in_processes(jobs: Sequence[Job], processes: int) -> list[str]:
     A run writes a log beside its checkpoint. What ends this function ends the processes too.
     """
     waiting, busy, failed, progress = list(jobs), {}, [], Progress(len(jobs))
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    in_main = threading.current_thread() is threading.main_thread()  # others set no handlers
+    if in_main:
+        before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     workers = [_worker() for _ in jobs[:processes]]
     idle = list(workers)
     try:
         while waiting or busy:
             while waiting and idle:
                 worker, job = idle.pop(), waiting.pop(0)
-                file = make_output_dir(job.folder) / "job.pickle"
+                file = make_output_dir(job.folder) / PICKLED
                 file.write_bytes(cloudpickle.dumps(job))
                 file.with_name("log.txt").touch()
                 print(file.resolve(), file=worker.stdin, flush=True)
@@ -385,7 +389,8 @@ def in_processes(jobs: Sequence[Job], processes: int) -> list[str]:
             worker.terminate()
         for worker in workers:
             worker.communicate()  # waits, and closes its pipes
-        signal.signal(signal.SIGTERM, before)
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
     return failed
 
 

@@ -4,22 +4,29 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from torch.nn import Module
+
 from grpo_kit.lab.records import fingerprint
+from grpo_kit.models import Policy, weights_hash
 from grpo_kit.rewards.scoring import reward_name
 
 INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 PLAIN = (str, int, float, bool, bytes, type(None))
+# What the kit's objects remember or count, as do attributes whose names begin with an underscore
+REMEMBERED = ("cache", "cache_dir", "totals")
 
 
 def identity_of(function: Callable) -> str:
     """A function's name and a hash of its code, its settings, and what both refer to.
 
     Comments and line numbers do not count. Functions and classes of installed packages, this one
-    among them, count by their names, objects of theirs by their plain settings too.
+    among them, count by their names, objects of theirs by their plain settings too, those of this
+    one by all their settings. Models count by their weights. What an object remembers of its use
+    does not count.
     """
     return f"{reward_name(function)} {fingerprint(_described(function, {}))[:12]}"
 
@@ -34,6 +41,8 @@ def _described(value: Any, seen: dict[int, Any]) -> Any:
     if id(value) in seen:
         return "again"
     seen[id(value)] = value
+    if isinstance(value, PurePath):
+        return str(value)
     if isinstance(value, (list, tuple)):
         return [_described(item, seen) for item in value]
     if isinstance(value, (set, frozenset)):  # their order differs from process to process
@@ -63,10 +72,24 @@ def _described(value: Any, seen: dict[int, Any]) -> Any:
     name = f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', kind.__name__)}"
     if kind is value:
         return name
-    settings = getattr(value, "__dict__", {})
-    if not _is_own(kind):
-        settings = {key: item for key, item in settings.items() if isinstance(item, PLAIN)}
-    return [name, _described(kind, seen), _described(settings, seen)]
+    if isinstance(value, Policy):
+        return [name, weights_hash(value.model.parameters(), samples=256), value.bf16]
+    return [name, _described(kind, seen), _described(_settings(value, kind), seen)]
+
+
+def _settings(value: Any, kind: type) -> dict[str, Any]:
+    """What decides what an object does, and does not change while it is used."""
+    settings = dict(getattr(value, "__dict__", {}))
+    if isinstance(value, Module):
+        settings.pop("training", None)  # using it may set it; a scripted module has none
+        # rounded: an embedder's are loaded in whichever type is faster
+        rounded = (parameter.bfloat16() for parameter in value.parameters())
+        settings["weights"] = weights_hash(rounded, samples=256)
+    if _is_own(kind):
+        return settings
+    if kind.__module__.partition(".")[0] == "grpo_kit":
+        return {k: v for k, v in settings.items() if k[0] != "_" and k not in REMEMBERED}
+    return {key: item for key, item in settings.items() if isinstance(item, PLAIN)}
 
 
 def _names(code: CodeType) -> set[str]:

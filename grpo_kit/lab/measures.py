@@ -9,6 +9,7 @@ from itertools import combinations
 from statistics import fmean
 
 import torch
+from scipy.stats import mannwhitneyu
 
 from grpo_kit import self_verification as verification
 from grpo_kit.config import GRPOConfig
@@ -89,11 +90,12 @@ def diversity_of(policy: Policy, task: Task, embedder, config: GRPOConfig) -> di
 
 def auc(scores: Sequence[float], labels: Sequence[bool]) -> float:
     """Chance that a right one is scored above a wrong one, ties half; NaN without both."""
-    scores = torch.tensor(scores, dtype=torch.float64)
-    labels = torch.tensor(labels, dtype=torch.bool)
-    right, wrong = scores[labels][:, None], scores[~labels]
-    above, equal = (right > wrong).double(), (right == wrong).double()
-    return (above + equal / 2).mean().item()
+    pairs = list(zip(scores, labels, strict=True))
+    right, wrong = ([score for score, own in pairs if own == label] for label in (True, False))
+    if not (right and wrong):
+        return math.nan
+    found = mannwhitneyu(right, wrong, method="asymptotic")
+    return float(found.statistic) / (len(right) * len(wrong))
 
 
 def quality_of(t: Trained) -> dict[str, float]:

@@ -23,7 +23,7 @@ MODELS = {  # of the profiles, so that planning needs no Hub: the type, then FIE
     "Qwen/Qwen2.5-0.5B-Instruct": ("qwen2", 896, 24, 14, 2, 4864, 151_936, True),
     "Qwen/Qwen2.5-1.5B": ("qwen2", 1536, 28, 12, 2, 8960, 151_936, True),
 }
-GPUS = {"T4": 15, "L4": 22, "A100-40": 40, "A100-80": 80, "H100": 80}  # GiB
+GPUS = {"T4": 15, "L4": 22, "A100-40": 40, "A100-80": 80, "H100": 80, "H200": 140}  # GiB
 SAMPLING, UPDATING = ["cache of sampling"], ["gradients", "16-bit weights", "activations", "logits"]
 RESERVE, PROCESS = 1.5, 0.55  # GiB: a GPU's context, kernels, fragments; Python's with torch
 

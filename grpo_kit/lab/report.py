@@ -90,7 +90,7 @@ def write_report(
         runs = [record for record in records if record.experiment == name]
         if own or runs:
             text += [f"## {name}\n", f"{experiment.question}\n"]
-            text += [claims_text(own, details=True)] if own else []
+            text += [claims_text(own)] if own else []
             text += arms_of(name, runs, folder)
     speed = Path(results or results_dir()) / "bench" / "bench.json"
     if speed.exists():

@@ -3,14 +3,11 @@
 import numbers
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any
 
 from grpo_kit.tasks.answers import extract_answer, is_correct
-
-PASS_RATE_CAP = 0.5
 
 _FORMAT = re.compile(r"\s*<think>(.*)</think>\s*<answer>(.*)</answer>\s*", re.DOTALL)
 _BOXED = re.compile(r"\\boxed\{(?:\\text\{)?\s*(yes|no)\s*\.?\s*\}", re.IGNORECASE)
@@ -125,15 +122,11 @@ def verdict_stats(verdicts: Sequence[bool | None], labels: Sequence[bool]) -> di
     return stats
 
 
-@dataclass(eq=False)
 class VerificationReward:
     """1.0 where the verdict equals the column `correct`, else 0.0; None where that is None.
 
     `log_metric` gets `verdict_stats` but the accuracy, the mean reward (arXiv 2602.07594).
     """
-
-    _: KW_ONLY
-    pass_rate_factor: bool = False  # times min(column `pass_rate`, 0.5), as in the paper's code
 
     __name__ = "verification_reward"
 
@@ -141,10 +134,6 @@ class VerificationReward:
         self, prompts: list, completions: list, completion_ids: list, *, correct: list,
         log_metric: Callable | None = None, **columns,
     ) -> list[float | None]:  # fmt: skip
-        factors = [1.0] * len(correct)
-        if self.pass_rate_factor:
-            rates = column(columns, "pass_rate", "VerificationReward(pass_rate_factor=True)")
-            factors = [rate and min(rate, PASS_RATE_CAP) for rate in rates]
         labels = [None if label is None else bool(label) for label in correct]
         verdicts = [parse_verdict(completion_text(completion)) for completion in completions]
         graded = [pair for pair in zip(verdicts, labels, strict=True) if pair[1] is not None]
@@ -153,6 +142,6 @@ class VerificationReward:
                 if name != "accuracy":
                     log_metric(name, value)
         return [
-            None if label is None or factor is None else factor * (verdict is label)
-            for verdict, label, factor in zip(verdicts, labels, factors, strict=True)
+            None if label is None else float(verdict is label)
+            for verdict, label in zip(verdicts, labels, strict=True)
         ]

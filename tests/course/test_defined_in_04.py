@@ -5,55 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_notebooks import defined_in
 from toy import items_of
 
 from grpo_kit import self_verification as sv
 from grpo_kit.profiles import PROFILES
-from grpo_kit.rewards import VerificationReward, accuracy_reward, format_reward, parse_verdict
+from grpo_kit.rewards import accuracy_reward, format_reward
 from grpo_kit.training import PromptBatches
-
-WORDS = ["yes", "No", "YES.", "<think>", "</think>", "know", "so"]  # 04 reads no \boxed{}
-
-
-@settings(max_examples=300)
-@given(st.lists(st.lists(st.sampled_from(WORDS), max_size=7), max_size=4), st.booleans())
-def test_the_verdict_and_its_reward_of_the_notebook_equal_the_package(texts, label):
-    texts, own = [" ".join(words) for words in texts], defined_in("04")
-    for text in texts:
-        assert own.verdict(text) is parse_verdict(text)
-    correct = [label] * len(texts)
-    said = [[{"role": "assistant", "content": text}] for text in texts]
-    expected = VerificationReward()([], said, [], correct=correct)
-    assert own.verdict_reward(said, correct, prompts=[], completion_ids=[]) == expected
-
-
-PLAIN = st.text(alphabet="Mia 12+7=19.?\n", min_size=1).filter(str.strip)
-
-
-@given(PLAIN, PLAIN, st.booleans())
-def test_an_item_of_the_notebook_is_asked_as_in_the_package(question, answer, label):
-    own = defined_in("04")
-    packaged = sv.VerificationItem(question, question, answer, label)
-    assert own.ask(own.Item(question, answer, label)) == sv.verification_prompt(packaged)
-
-
-PIECES = ["<answer>", "</answer>", "7", " 12 ", "19.", "<think>", " "]
-
-
-@settings(max_examples=300)
-@given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), st.sampled_from(["7", "12"]))
-def test_the_notebook_collects_the_item_that_the_package_collects(text, gold):
-    """But for an answer with `<` in it, in which the package breaks role marks."""
-    row = {"prompt": [{"role": "user", "content": "How many?"}], "answer": gold}
-    labels = accuracy_reward([], [text], [], answer=[gold])
-    packaged = sv.collect_items([row["prompt"]], [text], labels)
-    if not any("<" in item.answer for item in packaged):
-        expected = [(item.question, item.answer, item.correct) for item in packaged]
-        assert list(map(tuple, defined_in("04").collect([row], [text]))) == expected
-
 
 counts = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=8)
 

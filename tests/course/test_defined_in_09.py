@@ -28,12 +28,6 @@ def columns_of_09(answers):
     }
 
 
-@given(shown)
-def test_the_accuracy_of_09_equals_the_package(answers):
-    batch = columns_of_09(answers)
-    assert defined_in("09").accuracy(**batch) == accuracy_reward(**batch)
-
-
 @given(shown, st.randoms())
 def test_a_cured_reward_of_09_gives_each_answer_its_own_value(answers, rng):
     """Whoever its neighbours are; the sick one does not."""
@@ -43,7 +37,7 @@ def test_a_cured_reward_of_09_gives_each_answer_its_own_value(answers, rng):
     for reward in (own.accuracy, own.ordered_accuracy, own.near_or_0, own.late_is_none):
         values, moved = reward(**batch), reward(**shuffled)
         assert moved == [values[i] for i in order] and len(values) == len(answers)
-    assert own.ordered_accuracy(**batch) == own.accuracy(**batch)
+    assert own.ordered_accuracy(**batch) == own.accuracy(**batch) == accuracy_reward(**batch)
     assert sorted(own.fast_accuracy(**batch)) == sorted(own.accuracy(**batch))
 
 

@@ -1,6 +1,7 @@
 """Advantages over trajectories, and rows of turns."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -61,10 +62,11 @@ def test_a_turn_without_a_log_probability_for_each_token_is_refused():
 
 def test_rows_hold_the_very_ids_that_were_sampled_also_where_they_are_the_pad():
     """PITFALLS 16, 17 and 19."""
-    pad = 0
+    pad, cpu = 0, torch.device("cpu")
+    policy = SimpleNamespace(device=cpu, pad_token_id=pad, eos_token_ids=[pad])
     one = [Turn([5, 6], [7, pad, pad], [-1.0, -2.0, -3.0], True, [0.1, 0.2, 0.3])]
     two = [Turn([5, 6], [8], [-4.0], False), Turn([5, 9, 9], [1, 2], [-5.0, -6.0])]
-    rollouts, index = turn_rows([Episode("q", 1.0, one), Episode("q", 0.0, two)], pad)
+    rollouts, index = turn_rows([Episode("q", 1.0, one), Episode("q", 0.0, two)], policy)
     assert rollouts.completion_lists() == [[7, pad, pad], [8], [1, 2]]
     assert [rollouts.prompt_ids[i] for i in rollouts.prompt_index] == [[5, 6], [5, 6], [5, 9, 9]]
     assert len(rollouts.prompt_ids) == 2  # read twice, run once

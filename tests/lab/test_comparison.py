@@ -1,5 +1,6 @@
 """`compare`: a reader's own arms, trained from one start and judged seed by seed."""
 
+import asyncio
 import re
 import shutil
 from functools import partial
@@ -7,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from toy import even_ids
+from toy import Letters, all_right, even_ids
 
 from grpo_kit.lab import comparison, grid
 from grpo_kit.lab.comparison import Comparison, compare, seeds_to_decide
@@ -15,7 +16,17 @@ from grpo_kit.lab.ideas import load_arms
 from grpo_kit.lab.identity import identity_of
 from grpo_kit.lab.records import load
 from grpo_kit.lab.statistics import judge
+from grpo_kit.models import frozen_copy
 from grpo_kit.paths import results_dir
+from grpo_kit.rewards import (
+    CertaintyReward,
+    DiversityReward,
+    EndpointJudge,
+    LocalJudge,
+    MetaEvaluationReward,
+    QualityJudgeReward,
+)
+from grpo_kit.rewards.judge import quality_prompt
 
 
 def unclipped(logps, old_logps, advantages, mask):
@@ -85,6 +96,26 @@ def test_runs_go_to_processes_with_functions_of_no_module(profile, tmp_path):
     arms = {"plain": {"rewards": [even_ids]}, "more": more}
     found = compare(arms, profile=profile, output_dir=tmp_path, seeds=[0], metric="reward")
     assert found.summary["final"]["more"]["reward"]["mean"] == 0.25
+
+
+def test_rewards_may_be_made_of_the_policy_in_training(compared, capsys):
+    """Its certainty is what step 1 has made of it, in each run; that of a copy is the first one's.
+
+    For the first step of both they are the same.
+    """
+    arms = {
+        "live": {"rewards": lambda policy: [CertaintyReward(policy)]},
+        "frozen": {"rewards": lambda policy: [CertaintyReward(frozen_copy(policy))]},
+    }
+    for finished in (0, 4):
+        found = compared(arms, seeds=[0, 1], metric="reward")
+        assert f"compare: {finished} of 4 runs are finished" in capsys.readouterr().out
+    live, frozen = (curve["values"] for curve in found.summary["curves"]["reward"].values())
+    for one, other in zip(live, frozen, strict=True):
+        assert one[0] == other[0] and one[-1] != other[-1]
+    wrong = arms | {"wrong": {"rewards": lambda policy: [CertaintyReward]}}
+    with pytest.raises(TypeError, match="is the class CertaintyReward: give an object"):
+        compared(wrong, seeds=[0])
 
 
 def test_a_verdict_says_better_worse_or_no_difference():
@@ -194,6 +225,48 @@ def test_settings_closures_and_arguments_belong_to_a_function():
     assert identity_of(Weighted(1).__call__) != identity_of(Weighted(2).__call__)
 
 
+def fixed_judge(reply):
+    """A judge that always says the same."""
+
+    async def judge(conversations):
+        return [reply] * len(conversations)
+
+    judge.name, judge.prompt = "fixed", quality_prompt
+    return judge
+
+
+def test_every_setting_of_the_packages_rewards_counts_and_their_use_does_not(
+    new_policy, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("KEY", "a-key")
+    model = torch.nn.Linear(3, 3)
+    url = {"base_url": "http://127.0.0.1:1/v1", "api_key_env": "KEY"}
+    pairs = [
+        [partial(EndpointJudge, name, **url) for name in "ab"],
+        [partial(QualityJudgeReward, EndpointJudge(name, **url)) for name in "ab"],
+        [partial(QualityJudgeReward, fixed_judge(reply)) for reply in ("{}", "{1}")],
+        [partial(LocalJudge, new_policy(seed)) for seed in (0, 1)],
+        [partial(DiversityReward, 2, Letters(letters)) for letters in ("x", "y")],
+        [partial(DiversityReward, 2, Letters(), correct=one) for one in (even_ids, all_right)],
+        [partial(MetaEvaluationReward, new_policy(), questions) for questions in (["a"], ["b"])],
+        [partial(MetaEvaluationReward, new_policy(), ["a", "b"], w) for w in ([0, 1], [1, 0])],
+        [partial(CertaintyReward, new_policy(seed)) for seed in (0, 1)],
+        [lambda: model, lambda: torch.nn.Linear(3, 3)],
+    ]
+    for one, two in pairs:
+        assert identity_of(one()) == identity_of(one()) != identity_of(two()), one
+    columns = {"prompts": [[{"role": "user", "content": "1?"}]] * 2, "completion_ids": [[5], [6]]}
+    columns |= {"completions": ["x", "y"], "answer": ["1", "1"]}
+    judged = QualityJudgeReward(fixed_judge("{}"), cache_dir=tmp_path)
+    used = [make() for (make, _) in pairs[4:9]]
+    before = [identity_of(reward) for reward in (judged, *used)]
+    asyncio.run(judged(**columns))
+    for reward in used:
+        reward(**columns)
+    assert before == [identity_of(reward) for reward in (judged, *used)]
+    assert identity_of(judged) == identity_of(QualityJudgeReward(fixed_judge("{}")))
+
+
 def test_each_of_many_functions_counts():
     """However many objects are described, and forgotten, before the one that has changed."""
     source = "\n".join(f"def f{i}(x):\n    return [x, {i}, (x, 'a{i}')]\n" for i in range(60))
@@ -205,7 +278,9 @@ def test_each_of_many_functions_counts():
 
 
 def test_the_identity_of_a_function_is_that_of_another_process(run_python):
-    source = "def reward(**c):\n    return len({'a', 'b', 'c', 'dd'} & set(c))\n"
+    source = "from grpo_kit.rewards import *\ndef judge(x):\n    return {'a', 'b', 'c', 'dd'} & x\n"
+    source += "judge.name, judge.prompt = 'own', format_reward\n"
+    source += "asked = QualityJudgeReward(judge)\ndef reward(**c):\n    return asked(**c)\n"
     program = f"names = {{'__name__': 'idea'}}\nexec({source!r}, names)\n"
     program += "from grpo_kit.lab.identity import identity_of\nprint(identity_of(names['reward']))"
     said = {run_python(program, PYTHONHASHSEED=seed).strip() for seed in "123"}

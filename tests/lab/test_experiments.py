@@ -107,7 +107,6 @@ def test_an_arm_is_trained_watched_and_measured_from_end_to_end(
     ("scores", "labels", "expected"),
     [
         ([0.1, 0.2, 0.8, 0.9], [False, False, True, True], 1.0),
-        ([0.9, 0.1], [False, True], 0.0),
         ([0.5, 0.5, 0.5], [True, False, False], 0.5),
         ([0.1, 0.3, 0.2, 0.4], [True, True, False, False], 0.25),
         ([0.1, 0.2], [True, True], math.nan),

@@ -8,10 +8,12 @@ import pytest
 from typer.main import get_command
 
 from grpo_kit.cli import app
+from grpo_kit.course.runner import find_notebooks
 from grpo_kit.lab import gpu
 from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.gpu import JOBS, Job
 from grpo_kit.lab.planner import model_of
+from grpo_kit.lab.records import CHECKOUT
 from grpo_kit.paths import data_dir
 
 
@@ -114,10 +116,14 @@ def test_every_job_is_a_command_that_this_version_knows(monkeypatch):
     assert said_by["SVAMP, seed 0"] == ["test_set/strict 0.2"]
     kit = [call[2:] for call in calls if call[:2] == ["-m", "grpo_kit"]]
     assert len(calls) == 10 and len(kit) == 7
+    executed = []
     for name, *options in kit:
         command = cli.commands[name]
         parsed = command.make_context(name, list(options)).params
         assert name != "run" or parsed["name"] in EXPERIMENTS
+        if name == "reproduce":
+            executed += find_notebooks(CHECKOUT / "notebooks", parsed["names"])
+    assert sorted(executed) == find_notebooks(CHECKOUT / "notebooks")
 
 
 cli = get_command(app)

@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 
+from grpo_kit.lab import bench, report
 from grpo_kit.lab.claims import judge_claims, load_claims
 from grpo_kit.lab.experiments import EXPERIMENTS, experiment_of
 from grpo_kit.lab.records import load
@@ -131,3 +132,7 @@ def test_folders_that_are_empty_or_cannot_be_written_are_named(inputs, tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(RuntimeError, match="cannot write to the output folder"):
         write_report(tmp_path / "file", inputs / "results", inputs / "claims.yaml")
+
+
+def test_the_report_needs_no_module_that_only_some_systems_have():
+    assert not {"resource", "fcntl"} & {*vars(report), *vars(bench)}

@@ -101,14 +101,6 @@ def test_no_attempt_leaves_its_fence(name, prompt):
     assert not re.search(r"<\||<｜|\[/?INST|<</?SYS|</?s>|<(start|end)_of_turn", inside)
 
 
-@pytest.mark.parametrize("name", ATTEMPTS)
-def test_no_attempt_brings_a_role_mark_into_the_tokens(name, policy):
-    prompts = policy.encode([tiny_prompt("How many?", text) for text in (ATTEMPTS[name], "15")])
-    special = set(policy.tokenizer.all_special_ids)
-    attempted, honest = ([i for i in ids if i in special] for ids in prompts)
-    assert attempted == honest
-
-
 @pytest.mark.parametrize(
     "reply",
     [
@@ -176,12 +168,9 @@ def test_no_attempt_changes_what_is_read_of_a_judge_that_quotes_it(name):
     assert read(f"The response is {attempt}\n{own}") is None
 
 
-def test_no_attempt_changes_its_own_reward_and_few_cost_the_judgement_when_quoted():
+def test_few_attempts_cost_the_judgement_when_a_judge_thinks_of_them():
     readable = [read(f"<think>{a}</think>{json.dumps(OWN)}") for a in ATTEMPTS.values()]
     assert sum(judgement is not None for judgement in readable) > 0.8 * len(ATTEMPTS)
-    judge = FakeJudge(lambda message: json.dumps({**OWN, "rationale": response_in(message)}))
-    rewards = rewards_of(QualityJudgeReward(judge), list(ATTEMPTS.values()))
-    assert rewards == [(2.0 - 1) / 4 - 0.5] * len(ATTEMPTS)
 
 
 @pytest.mark.parametrize("name", [name for name in ATTEMPTS if name.startswith("long")])

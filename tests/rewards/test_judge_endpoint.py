@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import pickle
 import re
 import shutil
 import socket
@@ -170,6 +171,13 @@ def test_replies_belong_to_their_conversations_and_parts_of_a_batch_share_the_li
         for part, rewards in zip(texts, asyncio.run(judged(texts)), strict=True):
             assert rewards == [expected(quality_prompt("?", text)[0]["content"]) for text in part]
     assert 1 < server.most_at_once <= 2
+
+
+def test_a_judge_that_has_been_asked_can_go_to_another_process(server):
+    judge = judge_at(server.url, concurrency=1)
+    said = outcome_of(judge)
+    sent = pickle.loads(pickle.dumps(QualityJudgeReward(judge))).judge
+    assert (sent.name, sent.concurrency, outcome_of(sent)) == (judge.name, 1, said)
 
 
 @pytest.mark.parametrize(

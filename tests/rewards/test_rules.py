@@ -106,10 +106,10 @@ def test_error_rates_by_hand():
     assert "false_yes" not in verdict_stats([True], [True])
 
 
-def verdict_rewards(texts, correct, pass_rate_factor=False, **columns):
-    reward = VerificationReward(pass_rate_factor=pass_rate_factor)
+def verdict_rewards(texts, correct, **columns):
     completions = [[{"role": "assistant", "content": text}] for text in texts]
-    return reward([None] * len(texts), completions, [[]] * len(texts), correct=correct, **columns)
+    given = [None] * len(texts), completions, [[]] * len(texts)
+    return VerificationReward()(*given, correct=correct, **columns)
 
 
 def test_a_verdict_is_compared_with_the_label_not_with_the_answer():
@@ -121,11 +121,7 @@ def test_a_verdict_is_compared_with_the_label_not_with_the_answer():
     assert logged["false_yes"] == 0.5 and logged["unparsed"] == 0.2 and "accuracy" not in logged
 
 
-def test_the_pass_rate_is_a_factor_and_capped_and_rows_that_are_no_items_are_not_scored():
-    labels, columns = [True, True, True, False, None], {"pass_rate": [0.25, 0.9, 0.9, 0.5, None]}
-    texts, logged = ["Yes", "Yes", "No", "No", "No"], {}
-    rewards = verdict_rewards(texts, labels, True, log_metric=logged.__setitem__, **columns)
-    assert rewards == [0.25, 0.5, 0.0, 0.5, None] and logged["yes_rate"] == 0.5
-    assert verdict_rewards(["Yes"], [True], True, pass_rate=[None]) == [None]
-    with pytest.raises(ValueError, match="needs the column `pass_rate`"):
-        verdict_rewards(["Yes"], [True], True)
+def test_rows_that_are_no_items_are_not_scored():
+    logged = {}
+    rewards = verdict_rewards(["Yes", "No"], [True, None], log_metric=logged.__setitem__)
+    assert rewards == [1.0, None] and logged["yes_rate"] == 1.0

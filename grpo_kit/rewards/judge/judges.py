@@ -119,6 +119,13 @@ class EndpointJudge:
         digest = hashlib.sha256(json.dumps(self.request, sort_keys=True).encode()).hexdigest()
         self.name = f"{self.model}-{digest[:8]}"
 
+    def __getstate__(self) -> dict:
+        """Without what belongs to event loops, which no other process has."""
+        return {name: value for name, value in vars(self).items() if name != "_gates"}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__ = state | {"_gates": weakref.WeakKeyDictionary()}
+
     def _key(self) -> str:
         if self.api_key_env is None:
             return "no-key-wanted"  # the client insists on one
@@ -157,7 +164,7 @@ class EndpointJudge:
         except ValidationError:
             reason = f"{self.base_url} answered with no chat completion: does it end in /v1?"
             return Failure("no completion", reason)
-        except (asyncio.TimeoutError, openai.OpenAIError) as error:
+        except (TimeoutError, openai.OpenAIError) as error:
             return self._failure(error, key)
         text, ended_by = completion.text or "", completion.ended_by
         if ended_by == "length":
@@ -172,7 +179,7 @@ class EndpointJudge:
         import openai
 
         url, status = self.base_url, getattr(error, "status_code", None)
-        if isinstance(error, asyncio.TimeoutError | openai.APITimeoutError):
+        if isinstance(error, TimeoutError | openai.APITimeoutError):
             problem = f"{url} did not answer within timeout={self.timeout} s"
             return Failure("timeout", f"{problem}: raise it or lower concurrency.")
         # by name, since the openai client changed its HTTP library between versions

@@ -34,7 +34,7 @@ def notebook_06(**names) -> SimpleNamespace:
 
 
 def test_the_needed_calls_of_06_are_as_many_as_the_row_says_and_end_in_the_answer():
-    own = notebook_06(catalogue=flow.Lookup(catalogue_path()))
+    own = notebook_06(find=flow.Lookup(catalogue_path()))
     own = notebook_06(TOOLS={"lookup": own.lookup, "calculator": own.calculator})
     for row in tool_questions().test.select(range(40)):
         calls = own.needed_calls(row)

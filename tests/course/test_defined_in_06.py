@@ -52,7 +52,7 @@ def test_the_agent_of_06_plays_as_the_packages():
     limits = {"max_new_tokens": 48, "temperature": 1.0}
     own = notebook_06(
         PROMPTS=vars(flow.TINY), MAX_TURNS=6, frozen=frozen_copy(policy), replies={}, limits=limits,
-        profile=PROFILES["tiny"], catalogue=flow.Lookup(catalogue_path()),
+        profile=PROFILES["tiny"], find=flow.Lookup(catalogue_path()),
     )  # fmt: skip
     own = notebook_06(TOOLS={"lookup": own.lookup, "calculator": own.calculator})
     theirs = flow.play(

@@ -57,6 +57,13 @@ def test_the_quiz_names_headings_that_there_are():
         assert heading in headings[book] or re.match("(question|exercise) ", heading), place
 
 
+@each
+def test_steps_and_cases_are_counted_without_a_gap(name):
+    for kind in ("Step", "Case"):
+        numbers = [*map(int, re.findall(rf"(?m)^## {kind} (\d+) · ", markdown(name)))]
+        assert numbers == [*range(1, len(numbers) + 1)], numbers
+
+
 def links(text: str, folder: str = "") -> list[str]:
     """Names of the notebooks that a text links to, in its order."""
     return re.findall(rf"\]\({folder}(\d\db?_\w+)\.ipynb\)", text)

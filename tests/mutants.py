@@ -102,8 +102,7 @@ clip-max: The loss takes the larger of the clipped and the plain term, so that n
 grpo_kit/objective.py
 - per_token = -torch.min(bounded * advantages, clipped * advantages)
 + per_token = -torch.max(bounded * advantages, clipped * advantages)
-tests/test_exact_oracle.py::\
-test_gradient_equals_the_chain_rule_written_out[grpo-token-0.0-True]
+tests/test_exact_oracle.py::test_gradient_equals_the_chain_rule_written_out
 
 truncated-in-the-divisor: Truncated completions are left out of the loss, and their tokens still \
 divide it.

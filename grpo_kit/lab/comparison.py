@@ -191,7 +191,7 @@ def _experiment(arms: Mapping, profile: Profile, metric: str, correct: Callable)
     for name, arm in made.items():
         try:
             config = experiment.setting(profile, name)[1]
-            if not callable(arms[name].get("rewards")):  # else they are checked in the run
+            if not makes_rewards(arms[name].get("rewards")):  # else they are checked in the run
                 check_task(task, arm.rewards(), config, correct)
         except (TypeError, ValueError) as error:
             raise type(error)(f"arm {name!r}: {error}") from None

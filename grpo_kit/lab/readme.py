@@ -37,6 +37,13 @@ def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
     gather(results)
     page, text = results / "README.md", results_page(results)
     report = write_report(results, results)
+    draw_figures(results)
+    write_atomic(page, text)
+    return [page, report]
+
+
+def draw_figures(results: Path) -> None:
+    """Renew the page's own figures, those of single experiments beside the report's."""
     stored = reported("judge", results=results, x="step")["curves"]
     score = stored["rewards/quality_judge_reward/mean"]["judge only"]
     accuracy = stored["eval/pass@1"]["judge only"]
@@ -53,8 +60,6 @@ def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
     if found := dials.reported_dials(results):
         draw = partial(dials.all_dials, found)
         picture(results / "figures" / "dials.png", draw, [found, sha256_of(dials.__file__)], "")
-    write_atomic(page, text)
-    return [page, report]
 
 
 def _rise_and_fall(lines: Mapping[str, dict]) -> Figure:

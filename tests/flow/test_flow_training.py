@@ -1,6 +1,7 @@
 """Training on the planner's turns: who learns, from what, and what is logged and kept."""
 
 import dataclasses
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,8 @@ from grpo_kit.flow import (
 )  # fmt: skip
 from grpo_kit.flow.episodes import Action, Step
 from grpo_kit.generation import completion_logps
+from grpo_kit.models import load_policy
+from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward
 from grpo_kit.training import Learner, PromptBatches, train
@@ -291,3 +294,12 @@ def test_a_reward_that_is_never_earned_leaves_no_trace(base, task, system, tmp_p
 
     with pytest.raises(RuntimeError, match="none of 16 episodes earned a reward of 1"):
         run(base, task, system, tmp_path, OfflineTraces, never)
+
+
+@pytest.mark.gpu
+def test_episodes_are_played_and_learnt_from_on_cuda(task, tmp_path):
+    policy = load_policy(data_dir() / "tiny-base", device="cuda")
+    system = PROFILES["tiny"].load_agents(policy, max_turns=3)
+    changes = {"beta": 0.05, "num_iterations": 2}
+    row = run(policy, task, system, tmp_path, changes=changes).history[-1]
+    assert math.isfinite(row["loss"]) and row["grad_norm"] > 0

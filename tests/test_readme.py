@@ -20,6 +20,7 @@ from trl import GRPOConfig
 from typer.main import get_command
 
 from grpo_kit.cli import app
+from grpo_kit.lab.claims import reported_claims
 from grpo_kit.lab.readme import results_page, with_parts, write_results
 from grpo_kit.lab.summary import reported
 
@@ -42,6 +43,26 @@ def named(path: Path) -> str:
 
 def test_computed_tables_are_what_the_stored_results_give():
     assert results_page(RESULTS) == (RESULTS / "README.md").read_text(), "`make results` renews it"
+
+
+def test_numbers_in_the_pages_own_words_are_those_of_today():
+    mean = {one.claim.id: one.judgement.mean for one in reported_claims()[0] if one.judgement}
+    free = [mean[f"{name}-learns"] for name in ("p-yes", "p-yes-format", "majority", "certainty",
+                                                "likelihood")]  # fmt: skip
+    kl, ends = reported("judge")["final"]["KL"], reported("dial-shortcut")["final"]
+    often = {arm: ends[f"{arm}, 0.7"]["eval/pass@1"]["mean"] for arm in ("diversity", "plain")}
+    lost = reported("diversity")["difference"]["normalised first"]["eval/pass@1"]["mean"]
+    said = [
+        f"rises by {mean['grpo-learns']:.2f}.", f"gain {min(free):.2f} to {max(free):.2f} more",
+        f"loses {-mean['coin-falls']:.2f}.",
+        f"one reward an episode** (+{mean['flow-success']:.2f})",
+        f"cost {-lost:.2f} of accuracy", f"right {100 * kl['eval/greedy']['mean']:.1f} % of",
+        f"sampled ones {100 * kl['eval/pass@1']['mean']:.0f} %",
+        f"with one try {often['diversity']:.2f} where the shortcut is most frequent, plain GRPO "
+        f"{often['plain']:.2f}.",
+    ]  # fmt: skip
+    page = " ".join((RESULTS / "README.md").read_text().split())
+    assert [phrase for phrase in said if phrase not in page] == []
 
 
 def test_parts_are_put_between_their_marks_and_a_page_without_them_is_refused():

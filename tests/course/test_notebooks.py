@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import nbformat
 import pytest
+import torch
 
 from grpo_kit import smollm2
 from grpo_kit.course import check
@@ -271,6 +272,8 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                f"{balance('as they come', '0.05')}.",
                f"still ends at {honest('judge only', '0')},"],
     }  # fmt: skip
+    easy, hard = defined_in("08").dealt(torch.tensor([1.0] * 9 + [0.0] * 7), 8).abs().view(2, 8)
+    said["08"] = [f"{easy.sum() / (easy.sum() + hard.sum()):.0%} of all push".replace("%", " %")]
     for number, phrases in said.items():
         (text,) = (markdown(name) for name in NOTEBOOKS if name.startswith(f"{number}_"))
         for phrase in phrases:

@@ -144,9 +144,11 @@ POST_PROCESSES = {process.__name__: process for process in STAGES}
 COLLECTORS = {"FlowGRPO": FlowGRPO, "OfflineTraces": OfflineTraces}
 
 
-def _verdicts(strategy: str, post_process: str, profile: Profile) -> Callable:
+def _verdicts(strategy: str, post_process: str, paid: Mapping, profile: Profile) -> Callable:
+    """`paid`: {"verdicts": "random"} tosses a coin for each verdict, a control."""
+    options = {"reward": random_reward} if paid.get("verdicts") == "random" else {}
     process = POST_PROCESSES[post_process]
-    return partial(verification.SelfVerification, strategy=strategy, post_process=process)
+    return partial(verification.SelfVerification, strategy=strategy, post_process=process, **options)
 
 
 def _episodes(collector: str, options: Mapping, profile: Profile) -> Callable:
@@ -182,8 +184,8 @@ def arm_of(entry: Mapping[str, Any]) -> Arm:
     judged = options.pop("outcome", "") == "judged"
     own["options"] = dict(options)
     match options:
-        case {"strategy": strategy, "post_process": process}:
-            own["batch_source"] = partial(_verdicts, strategy, process)
+        case {"strategy": strategy, "post_process": process, **paid}:
+            own["batch_source"] = partial(_verdicts, strategy, process, paid)
         case {"collector": collector, **arguments}:
             own["batch_source"] = partial(_episodes, collector, arguments)
             return Arm(partial(_outcome, judged), **own)
@@ -216,7 +218,8 @@ def at(entry: Mapping[str, Any], setting: Mapping[str, Any]) -> dict[str, Any]:
 KINDS = ("plain", "plain and diversity", "plain and judge", "plain and P(Yes)",
          "plain, judge, P(Yes)", "plain and majority", "plain and certainty", "plain and random",
          "plain and overlong")  # fmt: skip
-SOURCES = ("strategy", "post_process", "texts", "engine", "surrogate")  # no reward takes these
+# no reward takes these
+SOURCES = ("strategy", "post_process", "verdicts", "texts", "engine", "surrogate")
 TASKS = {"tool_questions": tool_questions, "two_then_three": two_then_three}
 
 

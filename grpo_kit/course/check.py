@@ -220,11 +220,6 @@ leave_one_out_similarity = Exercise("(embeddings, num_generations): cosine, (N,)
     "The others are those of the same group.": (SEVERAL, 3),
 }), "the divisor of the mean does not matter to a cosine.")  # fmt: skip
 
-rarity = Exercise("(styles, num_generations): 1 minus the share of each style in its group", {
-    "Three of four agree: 1/4.": (["words", "words", "words", "list"], 4, [0.25, 0.25, 0.25, 0.75]),
-    "Count within each group.": (["words", "list", "words", "words"], 2, [0.5, 0.5, 0.0, 0.0]),
-}, "no embedder, but somebody must name the styles.")  # fmt: skip
-
 RIGHT = tensor([1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0])
 BONUS = tensor([0.5, 0.0, 0.9, 0.9, 0.1, 0.2, 0.1, 0.8, 0.3])
 gated_advantage = Exercise("(accuracy, bonus, weight, num_generations): pushed right answers", {

@@ -49,6 +49,7 @@ def _advantages(axes, advantages: torch.Tensor) -> None:
     axes.barh(range(len(values)), values, color=[UP if value > 0 else DOWN for value in values])
     axes.axvline(0, color="black", linewidth=0.8)
     for place, value in enumerate(values):
-        axes.annotate(f"{value:+.2f}", (max(value, 0), place), xytext=(4, 0),
+        side, where = (4, "left") if value >= 0 else (-4, "right")
+        axes.annotate(f"{value:+.2f}".replace("-", "−"), (value, place), xytext=(side, 0), ha=where,
                       textcoords="offset points", va="center", fontsize=9)  # fmt: skip
     axes.margins(x=0.18)

@@ -130,6 +130,9 @@ def arm_bands(curves: Mapping[str, Mapping[str, dict]], x: str = "step") -> Figu
         axes.set(title=title, xlabel=X_LABELS.get(x, x), ylabel=unit)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=x == "step"))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 120k
+        measured = sorted({step for curve in arms.values() for step in curve["steps"]})
+        if x == "step" and len(measured) < 6:
+            axes.set_xticks(measured)
         axes.grid(alpha=0.3)
         axes.margins(x=0.02)
     for axes in list(panels):
@@ -225,7 +228,8 @@ def forest(rows: Sequence[tuple[str, str, str, Mapping[str, float], float]]) -> 
         axes.annotate(
             direction, (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=9
         )
-    for verdict, (colour, marker) in VERDICT_LOOKS.items():
+    for verdict in sorted({row[2] for row in rows}, key=[*VERDICT_LOOKS].index):
+        colour, marker = VERDICT_LOOKS[verdict]
         axes.plot([], [], label=verdict, **_mark(marker, colour))
     axes.set_xscale("symlog", linthresh=1, linscale=0.7)
     farthest = max([10.0, *(abs(x) for line in axes.lines for x in line.get_xdata())])

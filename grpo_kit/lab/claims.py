@@ -378,8 +378,9 @@ def forest_rows(judged: Iterable[Judged], *only: str) -> list[tuple]:
         if not isinstance(expects, str):
             value, unit = expects["value"], expects["within"]
         bounds = {name: getattr(found, name) - value for name in ("mean", "low", "high")}
-        method = f"{one.claim.seed}: " if one.claim.seed[:1].isalpha() else ""
-        label = fill(method + one.claim.statement, 46) if only else one.claim.id
+        seed, said = one.claim.seed, one.claim.statement
+        method = f"{seed}: " if seed[:1].isalpha() and seed not in said else ""
+        label = fill(method + said, 46) if only else one.claim.id
         rows.append((label, one.claim.direction, one.verdict, bounds, unit))
     return rows
 

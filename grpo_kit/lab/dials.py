@@ -5,6 +5,7 @@ them, as "ARM, SETTING". Its first arm is the baseline, the last one the method.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from operator import methodcaller
 from pathlib import Path
 from statistics import fmean
@@ -62,13 +63,15 @@ def reported_dials(results: str | Path | None = None) -> dict[str, dict]:
     return {name: turned(of, EXPERIMENTS[name]) for name, of in runs.items() if of}
 
 
-def dial(name: str) -> Figure:
-    """The figure of one dial; ValueError where no run of it is stored."""
-    if name not in (found := reported_dials()):
+def dial(name: str, shown: str = "") -> Figure:
+    """The figure of one dial, of its metric or of `shown`; ValueError without stored runs."""
+    runs, _ = load_current(None, "tiny", name)
+    if not runs:
         raise ValueError(f"no run of {name!r} is stored: `{command_of(name, 'tiny')}` makes them.")
+    experiment = replace(EXPERIMENTS[name], shown=shown or EXPERIMENTS[name].shown)
     figure = Figure(figsize=(8, 3.4), layout="constrained")
-    draw(figure.subplots(), found[name], EXPERIMENTS[name])
-    figure.suptitle(EXPERIMENTS[name].question, fontsize=10)
+    draw(figure.subplots(), turned(runs, experiment), experiment)
+    figure.suptitle(experiment.question, fontsize=10, fontweight="bold")
     return figure
 
 
@@ -76,7 +79,8 @@ def all_dials(found: Mapping[str, dict] | None = None) -> Figure:
     """One panel a dial of `reported_dials`: when does it matter?"""
     found = found or reported_dials()
     rows = -(-len(found) // 2)
-    figure = Figure(figsize=(11, 3.1 * rows), layout="constrained")
+    figure = Figure(figsize=(11, 3.3 * rows), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.15)
     panels = list(figure.subplots(rows, 2, squeeze=False).flat)
     for (name, of), axes in zip(found.items(), panels, strict=False):
         draw(axes, of, EXPERIMENTS[name])

@@ -148,7 +148,9 @@ def _verdicts(strategy: str, post_process: str, paid: Mapping, profile: Profile)
     """`paid`: {"verdicts": "random"} tosses a coin for each verdict, a control."""
     options = {"reward": random_reward} if paid.get("verdicts") == "random" else {}
     process = POST_PROCESSES[post_process]
-    return partial(verification.SelfVerification, strategy=strategy, post_process=process, **options)
+    return partial(
+        verification.SelfVerification, strategy=strategy, post_process=process, **options
+    )
 
 
 def _episodes(collector: str, options: Mapping, profile: Profile) -> Callable:

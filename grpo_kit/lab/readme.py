@@ -3,26 +3,38 @@
 A part between `<!-- name -->` and `<!-- /name -->` is computed; the rest is written by hand.
 """
 
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from grpo_kit.course.plots import arm_bands
+from grpo_kit.course.plots import arm_bands, forest
 from grpo_kit.lab import dials
-from grpo_kit.lab.claims import Judged, families_of, judged_again, reported_claims, risk_of
+from grpo_kit.lab.claims import (
+    Judged,
+    families_of,
+    forest_rows,
+    judged_again,
+    reported_claims,
+    risk_of,
+)
+from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.records import CHECKOUT, gather
 from grpo_kit.lab.report import COUNTED, picture, write_report
-from grpo_kit.lab.statistics import ALPHA, DELTA
+from grpo_kit.lab.statistics import ALPHA, DELTA, power
 from grpo_kit.lab.summary import markdown_table, reported
 from grpo_kit.paths import sha256_of, write_atomic
+from grpo_kit.profiles import PROFILES
 
 DRAWN = {  # the arms of an experiment that the page draws, where these are not all
     "basic": ["plain"],
-    "judge": ["plain", "judge added", "judge only", "only correct"],
+    "judge": ["judge added", "judge only", "only correct", "KL"],
     "verification": ["generate", "self-verify", "mixed"],
-    "meta": ["labels", "P(Yes) alone", "random", "our defaults", "truth 10 %"],
+    "meta": ["labels", "P(Yes) alone", "random", "our defaults"],
     "label-free": ["labels", "majority", "self-certainty", "likelihood", "random"],
     "flow": ["trajectory", "offline traces"],
 }
@@ -57,6 +69,10 @@ def draw_figures(results: Path) -> None:
         curves = {m: {a: of[a] for a in arms if a in of} for m, of in summary["curves"].items()}
         draw = partial(arm_bands, curves, summary["x"])
         picture(results / "figures" / f"page-{name}.png", draw, [curves, summary["x"]], "")
+    real = [one for one in reported_claims(results)[0] if one.claim.profile == "smol"]
+    real = [one for one in real if one.judgement and not one.judgement.reason]
+    if rows := forest_rows(real, *(one.claim.id for one in real)):
+        picture(results / "figures" / "real.png", partial(forest, rows), rows, "")
     if found := dials.reported_dials(results):
         draw = partial(dials.all_dials, found)
         picture(results / "figures" / "dials.png", draw, [found, sha256_of(dials.__file__)], "")
@@ -75,13 +91,21 @@ def results_page(results: Path) -> str:
     if problems:
         raise ValueError(" ".join(problems))
     counts = [[one.verdict for one in judged].count(verdict) for verdict in COUNTED]
-    families = families_of(judged)
+    kept = [one for one in judged if one.verdict == "reproduced"]
+    harmless = sum(map(harms_not, kept))
+    ours = sum(one.claim.evidence == "I" for one in kept if not harms_not(one))
+    found = [(one.claim, one.judgement) for one in judged if one.judgement]
+    weak = sum(power(j.sd, j.n, c.expects, c.delta, j.claims) < 0.5 for c, j in found)
     rate = (
-        f"They are judged in {families} families, one an experiment and profile. If differences "
-        f"are roughly normal, all intervals of one hold at once with a chance of {1 - ALPHA:.0%}. "
-        f"Where some seeds collapse it is less. {len(judged_again(judged))} claims were "
-        "*inconclusive* and got a second try, with fresh seeds. So the chance that any verdict of "
-        f"the table is false is at most {risk_of(judged):.0%}.\n"
+        f"Of the *reproduced*, {len(kept) - harmless - ours} are claims of papers, {ours} are "
+        f"predictions of ours, and {harmless} say only that an arm does *no harm*, as one that "
+        f"does nothing would. For {weak} of {len(found)} claims a true effect of just δ would be "
+        f"found in fewer than half of all repeats.\n\nEach of {families_of(judged)} families, an "
+        f"experiment on a profile, may hold a false verdict with a chance of {ALPHA:.0%}, more "
+        f"where some seeds collapse; {len(judged_again(judged))} claims got a second try, with "
+        f"fresh seeds (*2nd*). So the chance of *any* false verdict is at most "
+        f"{risk_of(judged):.0%}, if differences are roughly normal. `claims.csv` names those that "
+        "were not run; most need a GPU.\n"
     )
     real = [one for one in judged if one.claim.profile == "smol"]
     parts = {
@@ -92,22 +116,51 @@ def results_page(results: Path) -> str:
     return with_parts((results / "README.md").read_text(encoding="utf-8"), parts)
 
 
-def verdicts_table(judged: Iterable[Judged]) -> str:
-    """Claims in short: id, verdict, statement, the number that decides, and how many seeds it has.
+def harms_not(one: Judged) -> bool:
+    """Whether it is reproduced as one that does nothing would be."""
+    return one.verdict == "reproduced" and one.claim.expects in ("stays", "keeps")
 
-    Marked are predictions of ours, and a δ that is not the usual one.
+
+def verdicts_table(judged: Iterable[Judged]) -> str:
+    """Claims in short, by experiment: id, verdict, statement, the number that decides, its seeds.
+
+    Claims of papers have arXiv's numbers; those of ours have a star.
     """
-    rows = []
+    rows, groups = [], defaultdict(list)
     for one in judged:
-        claim, found, here = one.claim, one.judgement, one.here
-        ours = " *(ours)*" if claim.evidence == "I" else ""
-        if found:
-            here = f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
-        if claim.delta != DELTA:
-            here += f" (δ {claim.delta:g})"
-        seeds = found.n if found else ""
-        rows.append((claim.id, one.verdict_text, claim.statement + ours, here, seeds))
+        groups[one.claim.experiment, one.claim.profile].append(one)
+    for of, group in groups.items():
+        papers = {one.claim.id: re.findall(r"\d{4}\.\d{5}", one.claim.source)[:1] for one in group}
+        common = {*chain(*(papers[one.claim.id] for one in group if one.claim.evidence != "I"))}
+        source = f"; arXiv {min(common)}" if len(common) == 1 else ""
+        rows.append((f"**{of[0]}**", "", settings_of(*of) + source, "", ""))
+        for one in group:
+            claim, found, here, seeds = one.claim, one.judgement, "–", ""
+            own = "*" * (claim.evidence == "I")
+            if found:
+                here = f"{found.mean:+.3f} [{found.low:.3f}, {found.high:.3f}]"
+                seeds = f"{found.n}{', 2nd' * claim.again}"
+            if claim.delta != DELTA:
+                here += f" (δ {claim.delta:g})"
+            verdict = one.verdict_text.replace("**", "").replace("at the edge", "edge")
+            if harms_not(one):
+                verdict = verdict.replace("reproduced", "reproduced: no harm", 1)
+            said = [] if own or source else papers[claim.id]
+            statement = " ".join([claim.statement, *map("({})".format, said)])
+            rows.append((claim.id + own, verdict, statement, here, seeds))
     return markdown_table(("id", "verdict", "claim", "mean [interval]", "n"), *rows)
+
+
+def settings_of(experiment: str, profile: str) -> str:
+    """Length, batch and learning rates of an experiment's arms."""
+    of = EXPERIMENTS[experiment]
+    configs = [of.setting(PROFILES[profile], arm)[1] for arm in of.arms]
+    first, rates = configs[0], sorted({config.learning_rate for config in configs})
+    length = (
+        f"{first.max_generated_tokens:,} tokens" if of.x != "step" else f"{first.max_steps} steps"
+    )
+    shown = ", ".join(f"{rate:g}" for rate in rates)
+    return f"{length}, {first.generation_batch_size} a step, rate {shown}"
 
 
 def with_parts(text: str, parts: Mapping[str, str]) -> str:

@@ -30,7 +30,6 @@ def test_the_stages_of_the_notebook_count_as_the_package_does(sizes, n):
     chosen = own.process(items, n, random.Random(n))
     assert count(chosen) == count(sv.post_process(items, n, n=n))
     assert set(chosen) <= set(items)
-    assert len(own.as_they_come(items, n, random.Random(n))) == min(n, len(items))
 
 
 def drawn(source, steps: int) -> list:

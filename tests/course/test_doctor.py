@@ -26,6 +26,7 @@ COLLAPSE = {  # arms whose reward rose as held-out accuracy fell: notebooks 03, 
     "judge only, 0", "judge only, 0.3", "judge only, 0.6", "judge only, 0.9",
     "P(Yes) alone, 1e-4", "P(Yes) alone, 2e-4", "P(Yes) alone, 4e-4",
     "random, 2e-4", "random, 4e-4",
+    "random, 0", "random, 0.02", "random, 0.1", "random, 0.37", "random, 0.7",
 }  # fmt: skip
 
 

@@ -230,6 +230,10 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
         mean = reported(experiment)["difference"][arm][metric]["mean"]
         return f"{abs(mean):.{digits}f}"
 
+    def paired(arm):  # minus the method of 06
+        found = reported("flow")["difference"][arm]["eval/pass@1"]
+        return "{mean:+.2f} [{low:+.2f}, {high:+.2f}]".format(**found).replace("-", "−")
+
     judged = {one.claim.id: one.judgement for one in judged_claims()}
     flow, real, checks = ends("flow"), ends("flow", "smol"), ends("verification", "smol")
     judge, meta, kept = ends("judge"), ends("meta"), ends("dial-shortcut")
@@ -237,32 +241,37 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
     balance, honest = dial("balance"), dial("judge")
     offline, method, greedy = "offline traces", "trajectory", "eval/greedy"
     last_turn = -reported_dials()["dial-turns"][method]["0.7"]["minus"]["mean"]
+    over_coin = [
+        of["minus"]["mean"] for of in reported_dials()["dial-checks"]["self-verify"].values()
+    ]
     runs, _ = load_current(None, "tiny", "dial-evaluator")
     fast = [run for run in runs if run.arm == "P(Yes) alone, 4e-4"]
     alone = [run.end("eval/lenient/pass@1") for run in fast]
     said = {
-        "01b": [f"ends {less('sooner', 'dynamic sampling', digits=3)} higher",
-                f"{less('corrections', 'dynamic sampling', digits=3)} lower for as many tokens"],
-        "02": [f"*diversity* ends at {kept('diversity, 0.5')}.",
+        "01b": [f"ends {less('sooner', 'dynamic sampling', digits=3)} [",
+                f"{less('corrections', 'dynamic sampling', digits=3)} [",
+                f"end {-judged['gspo'].mean:.3f} and {-judged['cispo'].mean:.3f} lower"],
+        "02": [f"*diversity* ends at {kept('diversity, 0.5')},",
                f"it costs {less('diversity', 'normalised first')}."],
         "03": [f"right {float(judge('KL')):.0%} of".replace("%", " %"),
                f"right {reported('judge')['final']['KL']['eval/greedy']['mean']:.1%} of".replace(
                    "%", " %")],
         "04": [f"{sound('self-verify', '0.02')} at 2 % in 60 steps, "
                f"{sound('self-verify', '0.37')} on the usual base",
+               f"share, by {min(over_coin):.2f} to {max(over_coin):.2f}.",
                f"lifts verdicts, by {ends('verification')('generate', 'gained/verification')}.",
-               f"by its verdicts, by {-judged['real-own-verdicts'].mean:.2f}.",
+               f"chose worse, by {-judged['real-own-verdicts'].mean:.2f}.",
                f"answers by {checks('generate', 'gained/generation')}, *self-verify* by "
                f"{checks('self-verify', 'gained/generation')}"],
-        "05": [f"from {meta('our defaults', 'lenient/fall')[1:]} to "
-               f"{meta('truth 10 %', 'lenient/fall')[1:]} and",
-               f"{less('label-free', 'majority', 'eval/lenient/pass@1')} lower here, and "
-               f"{-judged['real-majority'].mean:.2f} lower on SmolLM2",
+        "05": [f"loses {meta('our defaults', 'lenient/fall')[1:]} on average, *truth 10 %* "
+               f"{meta('truth 10 %', 'lenient/fall')[1:]}.",
+               f"{less('label-free', 'majority', 'eval/lenient/pass@1')} lower here on average, "
+               f"and {-judged['real-majority'].mean:.2f} lower on SmolLM2",
                f"between {min(alone):.0%} and {max(alone):.0%} after".replace("%", " %")],
         "06": [f"{flow(offline)} against {flow(method)}, after",
-               f"as well: {flow('final turn only')}.",
+               f"as well: {paired('final turn only')}.",
                f"as good: {flow(offline, greedy)} against {flow(method, greedy)}.",
-               f"no lower here: {flow('per turn')} against {flow(method)}.",
+               f"minus *trajectory* is {paired('per turn')}:",
                f"({real(offline)} against {real(method)})", f"gains {last_turn:.2f} more",
                f"({real(offline, greedy)}, {real(method, greedy)})"],
         "07": [f"ends at {updates('clip', '8')}, without it {updates('no clip', '8')}.",

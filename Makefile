@@ -2,7 +2,7 @@
 #
 #   make reproduce   execute every notebook into runs/ and compare with the reported results (the main job);
 #                    two notebooks run at a time, JOBS=1 for one
-#   make test        the tests, without the slow ones: five minutes on two cores
+#   make test        the tests, without the slow ones: four to nine minutes on two cores
 #   make test-all    all tests, as CI runs them
 #   make lab         JupyterLab on the notebooks
 #   make notebooks   execute the notebooks in place, outputs to be committed

@@ -67,12 +67,17 @@ class Profile:
         adapters = self.adapters if policy in (smollm2.NAME, smollm2.ON_HUB) else {}
         return replace(self, policy=policy, revision=None, adapters=adapters)
 
-    def with_shares(self, folder: str | None = None, **shares: Any) -> Profile:
+    def with_shares(
+        self, folder: str | None = None, *, real: bool = False, **shares: Any
+    ) -> Profile:
         """This profile with a tiny base that was shown other shares, see `tiny.world.make_world`.
 
         The base is made when it is first loaded, in a minute, and kept in `folder`, by default in
-        the cache; on smoke in seconds, so it hardly changes. Other policies stay as they are.
+        the cache; on smoke in seconds, so it hardly changes. Other policies stay as they are, but
+        if `real`, SmolLM2 goes on with its warm-up for the skills, ten minutes on two cores.
         """
+        if real and self.adapter == "smol-skills":
+            return replace(self, shares={"start": self.adapter, "steps": 60, **shares})
         if self.policy != "tiny-base":
             return self
         quick = {"steps": 8} if self.name == "smoke" else {}
@@ -98,13 +103,14 @@ class Profile:
         from grpo_kit.models import load_policy
 
         path = data_dir() / self.policy
-        if self.shares:
-            from grpo_kit.tiny.world import make_world
-
-            path = make_world(**self.shares)
         options = {"revision": self.revision, "device": self.device}
         options |= {"dtype": self.dtype, "lora_rank": self.lora_rank}
-        if self.adapter:
+        if self.shares:
+            from grpo_kit.tiny.world import make_world
+            from grpo_kit.warm_up import more_skills
+
+            path = make_world(**{"make": more_skills} if self.adapter else {}, **self.shares)
+        elif self.adapter:
             options["adapter"] = data_dir() / self.adapter
         policy = load_policy(path if path.is_dir() else self.policy, **options)
         policy.compute_in(self.config.bf16)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -22,9 +23,9 @@ from grpo_kit import smollm2, tasks
 from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import Rollouts
 from grpo_kit.models import Policy, load_policy
-from grpo_kit.paths import make_output_dir, write_atomic
+from grpo_kit.paths import data_dir, make_output_dir, write_atomic
 from grpo_kit.rewards import accuracy_reward
-from grpo_kit.tiny.skills import sample_conversation
+from grpo_kit.tiny.skills import SHIPPED, Shares, sample_conversation
 from grpo_kit.training import Batch, PromptBatches, train
 
 Conversation = list[dict[str, str]]  # messages; the assistant's are learnt
@@ -62,10 +63,10 @@ def gsm8k_texts(rng: random.Random) -> Iterator[Conversation]:
             yield [*row["prompt"], {"role": "assistant", "content": solved}]
 
 
-def skills_texts(rng: random.Random) -> Iterator[Conversation]:
+def skills_texts(rng: random.Random, shares: Shares = SHIPPED) -> Iterator[Conversation]:
     """The tiny world's mixture: solve in several styles, verify, Yes or No, judge, plan."""
     while True:
-        yield sample_conversation(rng)
+        yield sample_conversation(rng, shares=shares)
 
 
 RECIPES = {
@@ -148,3 +149,21 @@ def warm_up(name: str, output_dir: str | Path, seed: int = 0, **changes: Any) ->
     model.save_pretrained(folder, save_embedding_layers=False)  # else peft asks the Hub
     write_atomic(folder / "card.json", json.dumps(about, indent=1) + "\n")
     return about
+
+
+def more_skills(shares: Shares, steps: int, seed: int) -> Policy:
+    """SmolLM2, warmed up for the skills, after `steps` more batches of 16 replies, shares changed.
+
+    A dial turns them so on a real model, see `tiny.world.make_world`: all weights are trained.
+    """
+    policy = load_policy(smollm2.NAME, adapter=data_dir() / "smol-skills")
+    texts = skills_texts(random.Random(f"skills-{seed}"), shares)
+    config = GRPOConfig(
+        max_steps=steps, generation_batch_size=16, num_generations=16, learning_rate=5e-5,
+        lr_scheduler_type="cosine", bf16="auto", eval_prompts=0, eval_on_start=False, save_steps=0,
+    )  # fmt: skip
+    source = partial(GivenTexts, replies=take_replies(policy, texts, steps * 16))
+    with TemporaryDirectory() as folder:
+        options = {"output_dir": folder, "seed": seed, "batch_source": source}
+        train(policy, tasks.load("word_problems"), [accuracy_reward], config, **options)
+    return policy

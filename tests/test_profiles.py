@@ -7,9 +7,12 @@ import torch
 
 from grpo_kit.flow import GENERAL
 from grpo_kit.lab.experiments import EXPERIMENTS
+from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import LocalJudge
 from grpo_kit.rewards.judge import quality_prompt, tiny_prompt
+from grpo_kit.tiny import world
+from grpo_kit.warm_up import more_skills
 
 
 @pytest.mark.parametrize(
@@ -67,3 +70,13 @@ def test_an_adapter_that_does_not_fit_is_named(saved_policy):
     profile = dataclasses.replace(PROFILES["smoke"], policy=str(saved_policy), adapters=wrong)
     with pytest.raises(ValueError, match="smol-skills cannot be added to this model"):
         profile.load_policy()
+
+
+def test_a_dial_of_the_world_turns_a_real_model_too_and_a_lesson_leaves_it(monkeypatch):
+    smol, checks, made = PROFILES["smol"].with_skills(), {"recompute": 1.0, "rash": 0.0}, []
+    assert smol.with_shares(checks=checks) == smol
+    turned, tiny = smol.with_shares(real=True, checks=checks), data_dir() / "tiny-base"
+    monkeypatch.setattr(world, "make_world", lambda **given: made.append(given) or tiny)
+    turned.load_policy()
+    assert made[0].pop("make") is more_skills and world.recipe(**made[0])["checks"] == checks
+    assert world.recipe(**made[0])["base"] != world.recipe(checks=checks)["base"]

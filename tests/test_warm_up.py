@@ -14,6 +14,7 @@ from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import Rollouts, completion_logps
 from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
+from grpo_kit.tiny.skills import Shares
 from grpo_kit.training import train
 from grpo_kit.warm_up import RECIPES, GivenTexts, replies_of
 
@@ -87,3 +88,15 @@ def test_the_shipped_warm_ups_are_of_todays_recipes(name):
     assert (folder / "adapter_model.safetensors").stat().st_size < 10e6
     config = json.loads((folder / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == smollm2.ON_HUB and config["r"] == recipe.lora_rank
+
+
+def test_a_real_model_goes_on_with_other_shares(monkeypatch):
+    """The tiny base stands in for SmolLM2."""
+    base = partial(load_policy, data_dir() / "tiny-base")
+    monkeypatch.setattr(warm_up, "load_policy", lambda name, adapter: base())
+    shares = Shares(checks={"recompute": 0.0, "rash": 1.0, "sloppy": 0.0})
+    policy = warm_up.more_skills(shares, 1, 0)
+    assert not torch.equal(weights_of(policy), weights_of(base()))
+    given = itertools.islice(warm_up.skills_texts(random.Random(0), shares), 300)
+    checks = [one[-1]["content"] for one in given if "Is it correct? Check" in one[-2]["content"]]
+    assert checks and all("Looks" in said for said in checks)

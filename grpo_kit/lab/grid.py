@@ -107,7 +107,7 @@ class Experiment:
         every = size.get("eval_steps", config.eval_steps or equal)  # a size's 0: at the end alone
         rest = {"eval_steps": every, **self.arms[arm].changes}
         if shares := changes.pop("shares", None):
-            profile = profile.with_shares(**shares)
+            profile = profile.with_shares(real=True, **shares)
         return dataclasses.replace(profile, **changes), dataclasses.replace(config, **rest)
 
     def identity(self, profile: Profile, arm: str) -> dict:

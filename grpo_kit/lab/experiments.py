@@ -144,13 +144,12 @@ POST_PROCESSES = {process.__name__: process for process in STAGES}
 COLLECTORS = {"FlowGRPO": FlowGRPO, "OfflineTraces": OfflineTraces}
 
 
-def _verdicts(strategy: str, post_process: str, paid: Mapping, profile: Profile) -> Callable:
-    """`paid`: {"verdicts": "random"} tosses a coin for each verdict, a control."""
-    options = {"reward": random_reward} if paid.get("verdicts") == "random" else {}
-    process = POST_PROCESSES[post_process]
-    return partial(
-        verification.SelfVerification, strategy=strategy, post_process=process, **options
-    )
+VERDICTS_PAID = {"by label": None, "random": random_reward}  # a coin for each verdict, a control
+
+
+def _verdicts(strategy: str, post_process: str, reward: Any, profile: Profile) -> Callable:
+    options = {"post_process": POST_PROCESSES[post_process], "reward": reward}
+    return partial(verification.SelfVerification, strategy=strategy, **options)
 
 
 def _episodes(collector: str, options: Mapping, profile: Profile) -> Callable:
@@ -186,7 +185,8 @@ def arm_of(entry: Mapping[str, Any]) -> Arm:
     judged = options.pop("outcome", "") == "judged"
     own["options"] = dict(options)
     match options:
-        case {"strategy": strategy, "post_process": process, **paid}:
+        case {"strategy": strategy, "post_process": process}:
+            paid = VERDICTS_PAID[options.get("verdicts", "by label")]
             own["batch_source"] = partial(_verdicts, strategy, process, paid)
         case {"collector": collector, **arguments}:
             own["batch_source"] = partial(_episodes, collector, arguments)

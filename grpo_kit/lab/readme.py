@@ -47,14 +47,18 @@ def write_results(checkout: str | Path = CHECKOUT) -> list[Path]:
     """
     results = Path(checkout) / "data" / "results"
     gather(results)
-    page, text = results / "README.md", results_page(results)
+    judged, problems = reported_claims(results)
+    if problems:
+        raise ValueError(" ".join(problems))
+    page = results / "README.md"
+    text = results_page(page.read_text(encoding="utf-8"), judged)
     report = write_report(results, results)
-    draw_figures(results)
+    draw_figures(results, judged)
     write_atomic(page, text)
     return [page, report]
 
 
-def draw_figures(results: Path) -> None:
+def draw_figures(results: Path, judged: Iterable[Judged]) -> None:
     """Renew the page's own figures, those of single experiments beside the report's."""
     stored = reported("judge", results=results, x="step")["curves"]
     score = stored["rewards/quality_judge_reward/mean"]["judge only"]
@@ -69,8 +73,8 @@ def draw_figures(results: Path) -> None:
         curves = {m: {a: of[a] for a in arms if a in of} for m, of in summary["curves"].items()}
         draw = partial(arm_bands, curves, summary["x"])
         picture(results / "figures" / f"page-{name}.png", draw, [curves, summary["x"]], "")
-    real = [one for one in reported_claims(results)[0] if one.claim.profile == "smol"]
-    real = [one for one in real if one.judgement and not one.judgement.reason]
+    real = [one for one in judged if one.claim.profile == "smol" and one.judgement]
+    real = [one for one in real if not one.judgement.reason]  # with all their runs
     if rows := forest_rows(real, *(one.claim.id for one in real)):
         picture(results / "figures" / "real.png", partial(forest, rows), rows, "")
     if found := dials.reported_dials(results):
@@ -85,11 +89,8 @@ def _rise_and_fall(lines: Mapping[str, dict]) -> Figure:
     return figure
 
 
-def results_page(results: Path) -> str:
-    """The page as it is, with the tables of today. Raises ValueError, as `write_results` does."""
-    judged, problems = reported_claims(results)
-    if problems:
-        raise ValueError(" ".join(problems))
+def results_page(text: str, judged: list[Judged]) -> str:
+    """The page's `text`, with the tables of today."""
     counts = [[one.verdict for one in judged].count(verdict) for verdict in COUNTED]
     kept = [one for one in judged if one.verdict == "reproduced"]
     harmless = sum(map(harms_not, kept))
@@ -113,7 +114,7 @@ def results_page(results: Path) -> str:
         "claims": verdicts_table(one for one in judged if one not in real and one.judgement),
         "real": verdicts_table(real),
     }
-    return with_parts((results / "README.md").read_text(encoding="utf-8"), parts)
+    return with_parts(text, parts)
 
 
 def harms_not(one: Judged) -> bool:

@@ -43,8 +43,9 @@ def make_world(
     """The shipped base after more batches with other shares, as `recipe` has it; its folder.
 
     Shares are `solutions`, `checks`, `plans` or `fooled`, see `tiny.skills.Shares`. A base that is
-    shipped is taken as it is; another is made once, by `make`, and kept in `folder`, by default in
-    the user's cache. Raises ValueError for shares of styles that there are not.
+    shipped is taken as it is; another is made once, by `make` from the kit's folder `start`, and
+    kept in `folder`, by default in the user's cache. Raises ValueError for shares of styles that
+    there are not.
     """
     made_of = recipe(**given)
     text = json.dumps(made_of, indent=1, sort_keys=True) + "\n"

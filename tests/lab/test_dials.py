@@ -6,10 +6,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from grpo_kit.lab import dials
-from grpo_kit.lab.experiments import EXPERIMENTS, experiment_of
+from grpo_kit.lab.experiments import EXPERIMENTS, arm_of, experiment_of
 from grpo_kit.lab.records import Record
 from grpo_kit.lab.summary import summarise
 from grpo_kit.profiles import PROFILES
+from grpo_kit.rewards import random_reward
 
 ENTRY = {
     "question": "When?", "turned": "updates", "of": "change",
@@ -91,6 +92,14 @@ def test_a_dial_of_the_world_has_its_recipe_in_the_identity_and_others_have_none
         assert not any(worlds) if of_config else all(worlds)
         assert len({str(one) for one in identities}) == len(identities), "each is another run"
     assert "world" not in EXPERIMENTS["basic"].identity(tiny, "plain")
+
+
+def test_the_control_of_checks_tosses_a_coin_for_each_verdict():
+    arms = EXPERIMENTS["dial-checks"].arms
+    paid = [arms[f"{name}, 0"].batch_source(None).keywords for name in ("random", "self-verify")]
+    assert [of["reward"] for of in paid] == [random_reward, None]
+    with pytest.raises(KeyError, match="luck"):
+        arm_of({"strategy": "mixed", "post_process": "post_process", "verdicts": "luck"})
 
 
 def test_a_dial_without_runs_says_which_command_makes_them(tmp_path, monkeypatch):

@@ -68,7 +68,8 @@ def test_numbers_in_the_pages_own_words_are_those_of_today():
             f"no clip falls to {none}, the clip keeps {clip}, its lower half alone {lower}, its "
             f"upper half {upper}.",
             f"one reward an episode** (+{mean['flow-success']:.2f})",
-            f"ends {-mean['real-majority']:.2f} below labels", f"cost {-lost:.2f} of accuracy",
+            f"ends {mean['real-p-yes']:.2f} above a coin, and a vote "
+            f"{-mean['real-majority']:.2f} below labels", f"cost {-lost:.2f} of accuracy",
             f"right {100 * judge['KL']['eval/greedy']['mean']:.1f} % of",
             f"sampled ones {100 * judge['KL']['eval/pass@1']['mean']:.0f} %",
             f"try {often['diversity']:.2f} where the shortcut is most frequent, plain GRPO "
@@ -77,6 +78,8 @@ def test_numbers_in_the_pages_own_words_are_those_of_today():
         "README.md": [
             f"by {mean['grpo-learns']:.2f}.", f"gain {gain}", f"ends at {alone['mean']:.2f}.",
             f"falls by {-mean['coin-falls']:.2f}.",
+            f"ends {mean['real-p-yes']:.2f} above a coin, by a vote "
+            f"{-mean['real-majority']:.2f} below labels",
         ],
     }  # fmt: skip
     for page, phrases in said.items():

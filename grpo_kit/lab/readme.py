@@ -100,8 +100,8 @@ def results_page(text: str, judged: list[Judged]) -> str:
     rate = (
         f"Of the *reproduced*, {len(kept) - harmless - ours} are claims of papers, {ours} are "
         f"predictions of ours, and {harmless} say only that an arm does *no harm*, as one that "
-        f"does nothing would. For {weak} of {len(found)} claims a true effect of just δ would be "
-        f"found in fewer than half of all repeats.\n\nEach of {families_of(judged)} families, an "
+        f"does nothing would. For {weak} of {len(found)} claims a truth that only just holds "
+        f"would be found in fewer than half of all repeats.\n\nEach of {families_of(judged)} families, an "
         f"experiment on a profile, may hold a false verdict with a chance of {ALPHA:.0%}, more "
         f"where some seeds collapse; {len(judged_again(judged))} claims got a second try, with "
         f"fresh seeds (*2nd*). So the chance of *any* false verdict is at most "

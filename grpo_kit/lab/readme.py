@@ -101,12 +101,12 @@ def results_page(text: str, judged: list[Judged]) -> str:
         f"Of the *reproduced*, {len(kept) - harmless - ours} are claims of papers, {ours} are "
         f"predictions of ours, and {harmless} say only that an arm does *no harm*, as one that "
         f"does nothing would. For {weak} of {len(found)} claims a truth that only just holds "
-        f"would be found in fewer than half of all repeats.\n\nEach of {families_of(judged)} families, an "
-        f"experiment on a profile, may hold a false verdict with a chance of {ALPHA:.0%}, more "
-        f"where some seeds collapse; {len(judged_again(judged))} claims got a second try, with "
-        f"fresh seeds (*2nd*). So the chance of *any* false verdict is at most "
-        f"{risk_of(judged):.0%}, if differences are roughly normal. `claims.csv` names those that "
-        "were not run; most need a GPU.\n"
+        "would be found in fewer than half of all repeats.\n\n"
+        f"Each of {families_of(judged)} families, an experiment on a profile, may hold a false "
+        f"verdict with a chance of {ALPHA:.0%}, more where some seeds collapse; "
+        f"{len(judged_again(judged))} claims got a second try, with fresh seeds (*2nd*). So the "
+        f"chance of *any* false verdict is at most {risk_of(judged):.0%}, if differences are "
+        "roughly normal. `claims.csv` names those that were not run; most need a GPU.\n"
     )
     real = [one for one in judged if one.claim.profile == "smol"]
     parts = {

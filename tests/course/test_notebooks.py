@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
+import numpy as np
 import pytest
 import torch
 
@@ -236,7 +237,7 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
 
     judged = {one.claim.id: one.judgement for one in judged_claims()}
     flow, real, checks = ends("flow"), ends("flow", "smol"), ends("verification", "smol")
-    judge, meta, kept = ends("judge"), ends("meta"), ends("dial-shortcut")
+    judge, kept = ends("judge"), ends("dial-shortcut")
     updates, shortcut, sound = dial("updates"), dial("shortcut"), dial("checks")
     balance, honest = dial("balance"), dial("judge")
     offline, method, greedy = "offline traces", "trajectory", "eval/greedy"
@@ -246,7 +247,21 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
     ]
     runs, _ = load_current(None, "tiny", "dial-evaluator")
     fast = [run for run in runs if run.arm == "P(Yes) alone, 4e-4"]
-    alone = [run.end("eval/lenient/pass@1") for run in fast]
+    alone = sorted(run.end("eval/lenient/pass@1") for run in fast)
+    curves = reported("meta")["curves"]["eval/lenient/pass@1"]
+    on_smol = functools.partial(ends("real", "smol"), metric="eval/lenient/pass@1")
+    shown = ("trajectory", "offline traces", "per turn", "final turn only")
+    at_ceiling = [
+        value for arm in shown for value in reported("flow")["final"][arm]["eval/greedy"]["values"]
+    ]
+
+    def middle(arm):  # the median seed's best and last
+        values = np.median(curves[arm]["values"], axis=0)
+        return f"{max(values):.2f} to {values[-1]:.2f}"
+
+    def behind(share):
+        return reported_dials()["dial-balance"]["self-verify"][share]["minus"]["mean"]
+
     said = {
         "01b": [f"ends {less('sooner', 'dynamic sampling', digits=3)} [",
                 f"{less('corrections', 'dynamic sampling', digits=3)} [",
@@ -256,29 +271,38 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
         "03": [f"right {float(judge('KL')):.0%} of".replace("%", " %"),
                f"right {reported('judge')['final']['KL']['eval/greedy']['mean']:.1%} of".replace(
                    "%", " %")],
-        "04": [f"{sound('self-verify', '0.02')} at 2 % in 60 steps, "
+        "04": [f"{sound('self-verify', '0.02')} at 2 %, "
                f"{sound('self-verify', '0.37')} on the usual base",
+               f"answers gain {sound('self-verify', '0')}.",
                f"share, by {min(over_coin):.2f} to {max(over_coin):.2f}.",
-               f"lifts verdicts, by {ends('verification')('generate', 'gained/verification')}.",
-               f"chose worse, by {-judged['real-own-verdicts'].mean:.2f}.",
+               f"answers gain {ends('verification')('generate', 'gained/generation')}, verdicts "
+               f"{ends('verification')('generate', 'gained/verification')}.",
+               f"by {behind('0.05'):.2f} at 0.05, by {behind('0.95'):.2f} at 0.95.",
                f"answers by {checks('generate', 'gained/generation')}, *self-verify* by "
                f"{checks('self-verify', 'gained/generation')}"],
-        "05": [f"loses {meta('our defaults', 'lenient/fall')[1:]} on average, *truth 10 %* "
-               f"{meta('truth 10 %', 'lenient/fall')[1:]}.",
-               f"{less('label-free', 'majority', 'eval/lenient/pass@1')} lower here on average, "
-               f"and {-judged['real-majority'].mean:.2f} lower on SmolLM2",
-               f"between {min(alone):.0%} and {max(alone):.0%} after".replace("%", " %")],
-        "06": [f"{flow(offline)} against {flow(method)}, after",
-               f"as well: {paired('final turn only')}.",
-               f"as good: {flow(offline, greedy)} against {flow(method, greedy)}.",
+        "05": [f"falls from {middle('our defaults')}, that of *truth 10 %* from "
+               f"{middle('truth 10 %')}.", f"little ({middle('truth 1 %')[-4:]}).",
+               f"{less('label-free', 'majority', 'eval/lenient/pass@1')} on average, "
+               f"and {-judged['real-majority'].mean:.2f} on SmolLM2",
+               "ends at {1:.0f} to {4:.0f} % in four seeds, and at {0:.0f} % in the fifth".format(
+                *(100 * value for value in alone)
+            ),
+            f"ends at {on_smol('P(Yes) alone')}, a coin at {on_smol('random')}, labels at "
+               f"{on_smol('labels')}."],
+        "06": [f"{flow(offline)} against {flow(method)}. At",
+               f"*Final turn only* has {paired('final turn only')}:",
+               f"{at_ceiling.count(62 / 64)} of the {len(at_ceiling)} runs stand at 62 of 64",
                f"minus *trajectory* is {paired('per turn')}:",
-               f"({real(offline)} against {real(method)})", f"gains {last_turn:.2f} more",
+               f"({real(offline)} against {real(method)})", f"gains {last_turn:.2f} more,",
                f"({real(offline, greedy)}, {real(method, greedy)})"],
         "07": [f"ends at {updates('clip', '8')}, without it {updates('no clip', '8')}.",
                f"*diversity* ends at {shortcut('diversity', '0.7')}, *plain* at "
-               f"{shortcut('plain', '0.7')}.", f"gain {sound('self-verify', '0.02')} at 0.02",
-               f"end at {balance('self-verify', '0.05')}, without any stage at "
+               f"{shortcut('plain', '0.7')}.", f"gain {sound('self-verify', '0.02')} and",
+               f"by {over_coin[1]:.2f} at 0.02 and by {over_coin[-1]:.2f} at 0.7.",
+               f"end at {balance('self-verify', '0.05')}, without any at "
                f"{balance('as they come', '0.05')}.",
+               f"P(Yes) ends {judged['real-p-yes'].mean:.2f} above a coin.",
+               f"the majority, by {-judged['real-own-verdicts'].mean:.2f}.",
                f"still ends at {honest('judge only', '0')},"],
     }  # fmt: skip
     easy, hard = defined_in("08").dealt(torch.tensor([1.0] * 9 + [0.0] * 7), 8).abs().view(2, 8)

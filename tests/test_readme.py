@@ -63,8 +63,8 @@ def test_numbers_in_the_pages_own_words_are_those_of_today():
             f"rises by {mean['grpo-learns']:.2f}.", f"gain {gain}",
             f"loses {-mean['coin-falls']:.2f}.", f"often (+{mean['verify-learnt']:.2f})",
             f"a little (+{mean['verify-helps-answers']:.2f})",
-            f"ends at {alone['mean']:.2f} in five of five seeds "
-            f"({max(alone['values']):.2f} at most)",
+            f"ends at {alone['mean']:.2f} (mean of five seeds, "
+            f"{max(alone['values']):.2f} at most)",
             f"no clip falls to {none}, the clip keeps {clip}, its lower half alone {lower}, its "
             f"upper half {upper}.",
             f"one reward an episode** (+{mean['flow-success']:.2f})",

@@ -186,7 +186,7 @@ class Claim(BaseModel):
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with its verdict; no `judgement` if nothing has been run."""
+    """A claim with its verdict; no `judgement` before all its planned seeds have run."""
 
     claim: Claim
     verdict: str = "not run here"
@@ -194,6 +194,7 @@ class Judged:
     readings: Mapping[str, Judgement] = field(default_factory=dict)  # see `Claim.readings`
     at_edge: bool = False  # another delta, see `EDGES`, would change the verdict
     costs: str = ""  # of its arms: tokens, updates, seconds
+    waits: str = ""  # how many of the planned seeds have run, where some have
 
     @property
     def here(self) -> str:
@@ -205,7 +206,8 @@ class Judged:
         claim, found = self.claim, vars(self.judgement) if self.judgement else {}
         of = {name: getattr(claim, name) for name in ("id", "experiment", "profile", "statement")}
         of |= {"verdict": self.verdict, "at edge": self.at_edge, "number": claim.number}
-        of |= {name: found.get(name) for name in ("mean", "low", "high", "n", "sd", "reason")}
+        of |= {name: found.get(name) for name in ("mean", "low", "high", "n", "sd")}
+        of["reason"] = self.waits or found.get("reason")
         of |= {f"{name} verdict": one.verdict for name, one in self.readings.items()}
         of |= {"claimed": claim.paper, "matters from": claim.band}
         return rounded(of | {"costs": self.costs, "source": claim.source})
@@ -214,8 +216,8 @@ class Judged:
     def verdict_text(self) -> str:
         """The verdict, and what else it hangs on: "**no effect**, at the edge; greedy: ..."."""
         text = f"**{self.verdict}**" + ", at the edge" * self.at_edge
-        if self.verdict == "inconclusive" and self.judgement.reason:
-            text += f": {self.judgement.reason}"
+        if why := self.waits or self.verdict == "inconclusive" and self.judgement.reason:
+            text += f": {why}"
         others = [(name, one.verdict) for name, one in self.readings.items()]
         return "; ".join([text, *(f"{name}: {v}" for name, v in others if v != self.verdict)])
 
@@ -315,15 +317,14 @@ def _judged(claim: Claim, pairs: list, values: list[float], records: list, size:
     def by(values: list[float], delta: float = claim.delta) -> Judgement:
         return judge([(values, claim.expects, delta)], size)[0]
 
+    if claim.seeds and len(values) < claim.n:
+        return Judged(claim, waits=f"{len(values)} of {claim.n} planned seeds have run")
     one, costs = by(values), _costs(claim, pairs)
     why = claim.idle(pairs, records)
     if claim.expects == "rises" and one.verdict in ("no effect", "inconclusive"):
         why = why or claim.without_room(pairs)
     if why:
         return Judged(claim, "not tested", replace(one, reason=why), costs=costs)
-    if claim.seeds and len(values) < claim.n:
-        why = f"{len(values)} of {claim.n} planned seeds have run"
-        return Judged(claim, "inconclusive", replace(one, reason=why), costs=costs)
     readings = {name: by(others) for name, others in claim.readings(pairs).items()}
     at_edge = any(by(values, claim.delta * times).verdict != one.verdict for times in EDGES)
     return Judged(claim, one.verdict, one, readings, at_edge, costs)

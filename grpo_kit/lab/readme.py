@@ -74,7 +74,6 @@ def draw_figures(results: Path, judged: Iterable[Judged]) -> None:
         draw = partial(arm_bands, curves, summary["x"])
         picture(results / "figures" / f"page-{name}.png", draw, [curves, summary["x"]], "")
     real = [one for one in judged if one.claim.profile == "smol" and one.judgement]
-    real = [one for one in real if not one.judgement.reason]  # with all their runs
     if rows := forest_rows(real, *(one.claim.id for one in real)):
         picture(results / "figures" / "real.png", partial(forest, rows), rows, "")
     if found := dials.reported_dials(results):

@@ -49,6 +49,11 @@ matters. After a number stand its readings by the other grading and of greedy an
 verdict, where one of these or another δ would change it. Costs are medians of an arm's runs, those
 of the baseline first. Each run names its commit, versions, machine and settings. `claims.csv` has
 the same claims to sort and filter.
+
+Of the papers' experiments these were not tried: MATH-500 with a large judge (Trinity-RFT);
+benchmarks and verdicts on the reasoning (self-verification); data with a context (RLME, known to us
+second-hand); web search (AgentFlow); GMPO; a lower bound of importance weights. Of RLOO and
+REINFORCE++ only the baseline was tested.
 """
 SPEED = """\
 `grpo-kit bench` measures one training step of the kit and of TRL in turn, with the same model,

@@ -158,8 +158,8 @@ def test_only_the_seeds_that_were_chosen_before_decide_and_only_all_of_them(make
     one, old = claim(n=6), runs(range(5), -0.3)
     few, all_ = runs(range(100, 105), 0.2), runs(range(100, 107), 0.2)
     partial = verdict_of(one, old + few)
-    assert partial.judgement.reason == "5 of 6 planned seeds have run"
-    assert (partial.verdict, partial.judgement.n) == ("inconclusive", 5)
+    assert partial.verdict_text == "**not run here**: 5 of 6 planned seeds have run"
+    assert partial.judgement is None and partial.here == f"`{one.command}`"
     whole = verdict_of(one, old + all_)
     assert (whole.verdict, whole.judgement.n) == ("reproduced", 6)
     assert "--seeds 100-105 " in one.command

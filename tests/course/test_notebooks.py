@@ -301,7 +301,7 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                f"by {over_coin[1]:.2f} at 0.02 and by {over_coin[-1]:.2f} at 0.7.",
                f"end at {balance('self-verify', '0.05')}, without any at "
                f"{balance('as they come', '0.05')}.",
-               f"P(Yes) ends {judged['real-p-yes'].mean:.2f} above a coin.",
+               f"P(Yes) ends {judged['real-p-yes'].mean:.2f} above a coin,",
                f"the majority, by {-judged['real-own-verdicts'].mean:.2f}.",
                f"still ends at {honest('judge only', '0')},"],
     }  # fmt: skip

@@ -57,6 +57,7 @@ def test_numbers_in_the_pages_own_words_are_those_of_today():
         "no clip", "clip", "clip below 0.8", "clip above 1.2"))  # fmt: skip
     often = {arm: ends[f"{arm}, 0.7"]["eval/pass@1"]["mean"] for arm in ("diversity", "plain")}
     lost = reported("diversity")["difference"]["normalised first"]["eval/pass@1"]["mean"]
+    real = reported("real", "smol")["difference"]["P(Yes) alone"]["eval/lenient/pass@1"]["mean"]
     gain, alone = f"{min(free):.2f} to {max(free):.2f} more", judge["judge only"]["eval/pass@1"]
     said = {
         "data/results/README.md": [
@@ -70,6 +71,7 @@ def test_numbers_in_the_pages_own_words_are_those_of_today():
             f"one reward an episode** (+{mean['flow-success']:.2f})",
             f"ends {mean['real-p-yes']:.2f} above a coin, and a vote "
             f"{-mean['real-majority']:.2f} below labels", f"cost {-lost:.2f} of accuracy",
+            f"ends {-real:.2f} below labels, under",
             f"right {100 * judge['KL']['eval/greedy']['mean']:.1f} % of",
             f"sampled ones {100 * judge['KL']['eval/pass@1']['mean']:.0f} %",
             f"try {often['diversity']:.2f} where the shortcut is most frequent, plain GRPO "

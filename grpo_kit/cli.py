@@ -320,6 +320,9 @@ def plan_run(
     needed = plan(_chosen(profile, policy), gpu)
     for part, gib in needed.memory.items():
         typer.echo(f"{part:21} {gib:6.2f} GiB")
+    if PROFILES[profile].device == "cpu":
+        typer.echo(f"{needed.total:.1f} GiB of main memory: this profile runs on a CPU.")
+        raise typer.Exit()
     typer.echo(needed)
     raise typer.Exit(int(needed.total > needed.has))
 
@@ -399,7 +402,9 @@ def replay(
     """
     from grpo_kit.course.replay import page as page_of
 
-    write_atomic(page or path / "replay.html", page_of(path))
+    content = page_of(path)
+    make_output_dir(page.parent if page else path)
+    write_atomic(page or path / "replay.html", content)
     typer.echo(f"replay: {page or path / 'replay.html'}")
 
 

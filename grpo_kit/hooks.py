@@ -1,14 +1,15 @@
 """A reader's own advantages, surrogate or aggregation in place of the package's.
 
 `train` calls the functions of `objective` that the config selects, or those that it is given. A
-hook's result is checked here, so that a wrong shape ends in a sentence instead of a broadcast. Two
-properties on which the loop saves work are tried out on small tensors, of any function: whether a
-batch may be cut into parts (`adds_up`), and whether rows without advantage may be left out
-(`ignores_zero_advantages`).
+hook's result is checked here, so that a wrong shape ends in a sentence instead of a broadcast.
+Properties on which the loop saves work are tried out on small tensors, of any function: whether a
+batch may be cut into parts (`adds_up`, `acts_by_row`), and whether rows without advantage may be
+left out (`ignores_zero_advantages`).
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ CALLS = {  # how each hook is called
     "advantages": "advantages(rewards, num_generations)",
     "surrogate": "surrogate(logps, old_logps, advantages, mask)",
     "aggregate": "aggregate(per_token, mask, *, num_items_in_batch, num_sequences_in_batch)",
+    "batch_source": "batch_source(prompts)",
 }
 TOTALS = ("num_items_in_batch", "num_sequences_in_batch")
 
@@ -38,6 +40,30 @@ def check_hook(kind: str, hook: Any) -> None:
     except TypeError as error:
         problem = f"the {kind} hook {hook_name(hook)} cannot be called as {CALLS[kind]}"
         raise TypeError(f"{problem}: {error}.") from None
+
+
+def try_out(config: GRPOConfig, *, advantages=None, surrogate=None, aggregate=None) -> None:
+    """Raise as `train` would, before any run, where one of the hooks does not fit."""
+    advantages_by(advantages, config)
+    adds_up(aggregate_by(aggregate, config))
+    ignores_zero_advantages(surrogate_by(surrogate, config))
+
+
+@contextmanager
+def _naming(kind: str, hook: Callable, *tensors: Tensor) -> Iterator[None]:
+    """Turn what `hook` raises into a ValueError with its name and the shapes that it was given."""
+    try:
+        yield
+    except Exception as error:
+        shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
+        problem = f"the {kind} hook {hook_name(hook)} raised {type(error).__name__}: {error}"
+        raise ValueError(f"{problem.rstrip('.')}, for tensors of shapes {shapes}.") from error
+
+
+def _check_finite(kind: str, hook: Callable, values: Tensor) -> None:
+    if not values.isfinite().all():
+        value = values[~values.isfinite()].flatten()[0]
+        raise FloatingPointError(f"the {kind} hook {hook_name(hook)} returned {value:g}")
 
 
 def _check_shape(kind: str, hook: Callable, value: Any, expected: tuple, meaning: str) -> None:
@@ -63,7 +89,8 @@ def advantages_by(hook: Callable | None, config: GRPOConfig) -> Callable:
         raise ValueError(f"{problem}, but 'normalize_then_sum' compares each by itself: {remedy}.")
 
     def checked(rewards: Tensor, num_generations: int) -> Tensor:
-        values = hook(rewards.clone(), num_generations)
+        with _naming("advantages", hook, rewards):
+            values = hook(rewards.clone(), num_generations)
         expected = tuple(rewards.shape)
         _check_shape("advantages", hook, values, expected, "one value a completion")
         values = torch.where(rewards.isnan(), 0.0, values.detach().float())
@@ -90,12 +117,14 @@ def surrogate_by(hook: Callable | None, config: GRPOConfig) -> Callable:
 
     def checked(logps: Tensor, old_logps: Tensor | None, advantages, mask: Tensor) -> Tensor:
         old_logps = logps.detach() if old_logps is None else old_logps
-        per_token = hook(logps, old_logps, advantages, mask)
+        with _naming("surrogate", hook, logps, advantages):
+            per_token = hook(logps, old_logps, advantages, mask)
         expected = tuple(logps.shape)
         _check_shape("surrogate", hook, per_token, expected, "what each token adds to the loss")
         if logps.requires_grad and not per_token.requires_grad:
             problem = f"what the surrogate hook {hook_name(hook)} returned has no gradient"
             raise ValueError(f"{problem}; compute it from logps, without detach() or no_grad().")
+        _check_finite("surrogate", hook, per_token[mask])
         return torch.where(mask, per_token, 0.0)
 
     return checked
@@ -109,8 +138,13 @@ def aggregate_by(hook: Callable | None, config: GRPOConfig) -> Callable:
     check_hook("aggregate", hook)
 
     def checked(per_token: Tensor, mask: Tensor, **totals: Any) -> Tensor:
-        loss = hook(per_token, mask, **totals)
+        with _naming("aggregate", hook, per_token, mask):
+            loss = hook(per_token, mask, **totals)
         _check_shape("aggregate", hook, loss, (), "the loss of the batch")
+        if per_token.requires_grad and not loss.requires_grad:
+            problem = f"what the aggregate hook {hook_name(hook)} returned has no gradient"
+            raise ValueError(f"{problem}; compute it from per_token, without detach() or item().")
+        _check_finite("aggregate", hook, loss)
         return loss
 
     return checked
@@ -119,29 +153,53 @@ def aggregate_by(hook: Callable | None, config: GRPOConfig) -> Callable:
 def adds_up(aggregate: Callable) -> bool:
     """Whether the losses of a batch's parts, given the batch's totals, add up to the batch's loss.
 
-    "bnpo" does not, nor what divides by `mask.sum()` or `len(mask)`: of such a function the mean
-    over the parts is taken, no row is left out, and on a CPU the batch is cut only where asked.
+    "bnpo" does not, nor what divides by `mask.sum()` or by a side of `mask`: of such a function the
+    mean over the parts is taken, no row is left out, and on a CPU the batch is cut only where
+    asked. A part is as wide as its longest row.
     """
     mask = torch.arange(5) < torch.tensor([5, 2, 4, 3])[:, None]
-    per_token = torch.where(mask, torch.linspace(-1, 2, 20).view(4, 5), 0.0)
+    per_token = torch.where(mask, torch.linspace(-1, 2, 20).view(4, 5), 0.0).requires_grad_()
     totals = {"num_items_in_batch": mask.sum(), "num_sequences_in_batch": 4}
     whole = aggregate(per_token, mask, **totals)
     parts = aggregate(per_token[:1], mask[:1], **totals) + aggregate(
-        per_token[1:], mask[1:], **totals
+        per_token[1:, :4], mask[1:, :4], **totals
     )
     return torch.isclose(whole, parts, rtol=1e-4, atol=1e-6).item()
 
 
 def ignores_zero_advantages(surrogate: Callable) -> bool:
-    """Whether tokens without advantage get no gradient, so that their rows may be left out.
+    """Whether tokens without advantage get no gradient, so that their rows may be left out."""
+    mixed = torch.tensor([0.0, 1.5, -1.0]).repeat(3)
+    return not (_gradient(surrogate, 0 * mixed).any() or _gradient(surrogate, mixed)[::3].any())
 
-    Tried out for probabilities from e^-9 to nearly 1 and ratios from e^-2 to e^2.
+
+def acts_by_row(surrogate: Callable) -> bool:
+    """Whether what a row adds hangs on that row alone, so that a batch may be cut into parts."""
+    advantages = torch.tensor([0.5, 1.5, -1.0]).repeat(3)
+    whole = _gradient(surrogate, advantages)
+    try:
+        parts = [_gradient(surrogate, advantages, rows) for rows in (slice(1, 3), slice(3, 9))]
+        parts.append(_gradient(surrogate, advantages, slice(0, 1)))
+    except ValueError:  # it wants the whole batch
+        return False
+    return torch.allclose(whole, sum(parts), rtol=1e-4, atol=1e-6)
+
+
+def _gradient(surrogate: Callable, advantages: Tensor, rows: slice = slice(None)) -> Tensor:
+    """Of the sum over some of nine rows, trimmed to the longest, with respect to all of them.
+
+    Probabilities reach from e^-9 to nearly 1, ratios from e^-2 to e^2.
     """
     old = torch.linspace(-9, -0.01, 40).expand(9, 40)
     logps = (old + torch.linspace(-2, 2, 9)[:, None]).clamp(max=-1e-4).requires_grad_()
-    per_token = surrogate(logps, old, torch.zeros(9), torch.ones(9, 40, dtype=torch.bool))
-    (gradient,) = torch.autograd.grad(per_token.sum(), logps)
-    return not gradient.any()
+    lengths = torch.tensor([40, 30, 39, 38, 20, 37, 36, 10, 35])
+    part = rows, slice(int(lengths[rows].max()))
+    mask = torch.arange(40) < lengths[:, None]
+    try:
+        per_token = surrogate(logps[part], old[part], advantages[rows], mask[part])
+    except FloatingPointError as error:
+        raise ValueError(f"{error}, when it was tried out on small tensors.") from error
+    return torch.autograd.grad(per_token.sum(), logps)[0]
 
 
 def cut_off_stats(

@@ -461,7 +461,7 @@ def check_task(
         return
     if correct is not accuracy_reward:
         check_columns(correct, task.test.column_names, f"the test rows of task {task.name!r}")
-    elif not _have_answers(task.test):
+    elif not have_answers(task.test):
         warnings.warn(
             f"The test rows of task {task.name!r} have nothing in a column 'answer': accuracy, "
             "pass@1 and pass@k are not measured. Add it, or say what is right by `correct=`.",
@@ -469,7 +469,7 @@ def check_task(
         )
 
 
-def _have_answers(rows: Any) -> bool:
+def have_answers(rows: Any) -> bool:
     """Whether a dataset says what is right in its column `answer`, for one row at least."""
     return "answer" in rows.column_names and any(a is not None for a in rows["answer"])
 
@@ -512,6 +512,7 @@ class Learner:
         self.surrogate, self.own_surrogate = hooks.surrogate_by(surrogate, config), surrogate
         self.aggregate = hooks.aggregate_by(aggregate, config)
         self.parts_add_up = hooks.adds_up(self.aggregate)
+        self.may_cut = self.parts_add_up and hooks.acts_by_row(self.surrogate)
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         if not self.parameters:
             raise ValueError("no weight of the policy requires a gradient; is it a frozen copy?")
@@ -535,7 +536,7 @@ class Learner:
         self.reference = reference_of(policy) if config.beta else None
         self.all_rows = (  # rows without advantage have a gradient, or count
             self.reference is not None
-            or not self.parts_add_up
+            or not self.may_cut
             or not hooks.ignores_zero_advantages(self.surrogate)
         )
         self.kl_options = {name: getattr(config, name) for name in KL_OPTIONS}
@@ -689,7 +690,7 @@ class Learner:
         """`rows` in micro-batches: completions of a prompt together, short ones first."""
         lengths, prompts = batch.rollouts.lengths.cpu(), batch.rollouts.prompt_index.cpu()
         size = self.config.per_device_train_batch_size or self.config.optimizer_batch_size
-        if self.policy.device.type == "cpu" and self.parts_add_up:
+        if self.policy.device.type == "cpu" and self.may_cut:
             read = (batch.rollouts.prompt_ids[i] for i in prompts[rows].unique())  # each run once
             tokens = int(lengths[rows].sum()) + sum(map(len, read))
             size = min(size, math.ceil(len(rows) / max(math.ceil(tokens / PASS_TOKENS), 1)))
@@ -768,7 +769,7 @@ def evaluate(
     """
     rows = dataset.select(range(min(config.eval_prompts, len(dataset))))
     strict = correct is accuracy_reward
-    if not len(rows) or strict and not _have_answers(rows):
+    if not len(rows) or strict and not have_answers(rows):
         return {}
     prompts, examples, samples = rows["prompt"], list(rows), config.num_generations_eval
     rollouts = reply(
@@ -781,10 +782,18 @@ def evaluate(
     readings = [correct, lenient_accuracy_reward] if strict else [correct]
     values = score(policy, rollouts, repeated, readings).view(len(rows), 1 + samples, -1)
     lengths = rollouts.lengths.view(-1, 1 + samples)[:, 1:]
+    warn_if_graded(correct, values[..., 0])
     measured, fewer = _accuracy("eval", values, lengths), config.eval_prompts_between
     if fewer and fewer < len(rows):
         measured |= _accuracy("between", values[:fewer], lengths[:fewer])
     return measured
+
+
+def warn_if_graded(correct: Callable, values: Tensor) -> None:
+    """Warn where what says what is right gives points, but never 1: then nothing counts."""
+    if not (values == 1).any() and values.nan_to_num().any():
+        most = f"{reward_name(correct)} is {values.nan_to_num().max():g} at most"
+        warnings.warn(f"{most}; what says what is right has to be 1 for it.", stacklevel=3)
 
 
 def _accuracy(name: str, values: Tensor, lengths: Tensor) -> dict[str, float]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from toy import TASK, configure, even_ids, killed_in, weights_of, without_times
 
-from grpo_kit import hooks, objective
+from grpo_kit import hooks, objective, training
 from grpo_kit.training import train
 
 
@@ -101,6 +101,34 @@ def test_a_mean_over_the_tokens_of_one_call_is_that_of_the_whole_batch(run):
     assert own[0][-1]["grad_norm"] == pytest.approx(bnpo[0][-1]["grad_norm"], rel=1e-5)
 
 
+def whitened(logps, old_logps, advantages, mask):
+    """The advantages normalised over the rows that it is given."""
+    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-6)
+    return -(logps - old_logps).exp() * advantages[:, None]
+
+
+def late(logps, old_logps, advantages, mask):
+    """Later tokens count more, up to those at the right edge."""
+    return own_surrogate(logps, old_logps, advantages, mask) * torch.linspace(0, 1, mask.shape[1])
+
+
+def over_the_width(per_token, mask, *, num_items_in_batch, num_sequences_in_batch):
+    return per_token.sum() / (num_sequences_in_batch * mask.shape[1])
+
+
+@pytest.mark.parametrize(
+    "own", [{"surrogate": whitened}, {"surrogate": late}, {"aggregate": over_the_width}]
+)
+def test_what_mixes_rows_or_counts_columns_gets_the_whole_batch(own, run, new_policy, monkeypatch):
+    """On a CPU batches are cut, and rows without advantage left out, for other functions."""
+    whole, _ = run({"max_steps": 1}, "whole", **own)
+    monkeypatch.setattr(training, "PASS_TOKENS", 1)
+    cut, _ = run({"max_steps": 1}, "cut", **own)
+    assert cut[-1]["grad_norm"] == pytest.approx(whole[-1]["grad_norm"], rel=1e-5)
+    learner = training.Learner(new_policy(), configure(), **own)
+    assert learner.all_rows and not learner.may_cut
+
+
 def test_tokens_that_a_hook_cuts_off_are_logged_like_those_of_the_clip():
     logps = torch.randn(6, 9, requires_grad=True)
     old, mask = logps.detach() + torch.randn(6, 9), torch.rand(6, 9) < 0.8
@@ -153,6 +181,8 @@ EACH_NORMALISED = {"changes": {"multi_objective_aggregation": "normalize_then_su
         ({"advantages": lambda r, n: r / 0 * 0}, "returned nan for completion 0, whose reward is"),
         ({"surrogate": lambda lp, old, a, m: a}, r"returned a tensor of shape .*; .* adds to the"),
         ({"surrogate": without_gradient}, "without_gradient returned has no gradient"),
+        ({"surrogate": lambda lp, o, a, m: lp * a[:, None] / 0}, "hook <lambda> returned -?inf"),
+        ({"aggregate": lambda x, m, **totals: x.sum().detach()}, "<lambda> returned has no grad"),
         ({"aggregate": lambda x, m, **totals: x.sum(1)}, r"of shape \(\), the loss of the batch"),
         ({"aggregate": lambda x, m: x.sum()}, "cannot be called as aggregate.*num_items_in_batch"),
         ({"advantages": "group"}, "advantages is 'group'; give a function, called as advantages"),

@@ -45,7 +45,7 @@ def read_log(path: str | Path) -> list[dict]:
     """
     file = _log_in(Path(path))
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
         if file.suffix == ".csv":
             rows: list = list(csv.DictReader(text.splitlines()))
         elif file.suffix == ".jsonl":

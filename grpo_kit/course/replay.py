@@ -117,6 +117,8 @@ def page(folder: str | Path) -> str:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = f"{folder / REPLAY} cannot be read ({type(error).__name__}: {error})"
         raise ValueError(f"{problem}: record the run anew.") from error
+    if not frames:
+        raise ValueError(f"{folder / REPLAY} holds no whole step: record the run anew.")
     template = TEMPLATE.read_text(encoding="utf-8")
     script = re.search(r"<script>(.*?)</script>", template, re.S)[1]  # the only one that may run
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,10 +19,11 @@ from grpo_kit.lab.identity import identity_of
 from grpo_kit.lab.records import Record
 from grpo_kit.lab.statistics import DELTA, MIN_SEEDS, Judgement, half_width, judge
 from grpo_kit.lab.summary import cell, markdown_table, number, summarise
+from grpo_kit.paths import writing
 from grpo_kit.profiles import PROFILES, Profile
 from grpo_kit.rewards import accuracy_reward, format_reward
 from grpo_kit.rewards.scoring import check_rewards
-from grpo_kit.training import check_task, train
+from grpo_kit.training import check_task, have_answers, train
 
 FUNCTIONS = ("advantages", "surrogate", "aggregate", "batch_source")
 VERDICTS = {"reproduced": "better", "contradicted": "worse", "no effect": "no difference"}
@@ -31,6 +33,12 @@ RULE = (
     f"{MIN_SEEDS} seeds. Together, all intervals hold with a chance of 95 %."
 )
 LENIENT = "eval/lenient/pass@1"  # the last number counts, tagged or not
+EVALUATED = (
+    "pass@",
+    "greedy",
+    "lenient/",
+    "mean_length",
+)  # as tables show them
 MOST_SEEDS = 200  # that are worth naming
 UNEVEN = {"tokens": 1.1, "seconds": 1.25}  # ratios of costs from which a comparison is unfair
 
@@ -147,9 +155,13 @@ def compare(
     where runs failed.
     """
     chosen = profile if isinstance(profile, Profile) else _known(profile)
+    metric = f"eval/{metric}" if metric.startswith(EVALUATED) else metric
     experiment = _experiment(arms, chosen, metric, correct)
     folders = {name: Path(output_dir).resolve() / name for name in ("results", "work")}
-    seeds = list(dict.fromkeys(seeds))
+    try:
+        seeds = list(dict.fromkeys(map(operator.index, seeds)))
+    except TypeError:
+        raise TypeError(f"seeds are {seeds!r:.80}: give whole numbers, as range(5).") from None
     if not seeds:
         raise ValueError("there are no seeds: give some, such as range(5).")
     if not 0 < delta < math.inf:
@@ -157,7 +169,8 @@ def compare(
     if len(seeds) < MIN_SEEDS:
         print(f"{len(seeds)} seeds give no verdict, {MIN_SEEDS} are needed.", flush=True)
     folders["processes"] = processes or grid.usual_processes(chosen)
-    records = grid.run_grid("compare", experiment, chosen, seeds, **folders)
+    with writing(output_dir, "comparison"):
+        records = grid.run_grid("compare", experiment, chosen, seeds, **folders)
     summary = summarise([_with(metric, record) for record in records], experiment)
     others = list(summary["final"])[1:]
     table = [(summary["difference"][arm][metric]["values"], "rises", delta) for arm in others]
@@ -191,6 +204,12 @@ def _experiment(arms: Mapping, profile: Profile, metric: str, correct: Callable)
     for name, arm in made.items():
         try:
             config = experiment.setting(profile, name)[1]
+            answered = correct is not accuracy_reward or have_answers(task.test)
+            if metric.startswith("eval/") and not (config.eval_prompts and answered):
+                lacks = f"{metric} is never measured: give test rows with an `answer`"
+                raise ValueError(f"{lacks} and eval_prompts above 0, or another metric.")
+            given = {kind: arms[name].get(kind) for kind in FUNCTIONS[:3]}
+            hooks.try_out(config, **given)
             if not makes_rewards(arms[name].get("rewards")):  # else they are checked in the run
                 check_task(task, arm.rewards(), config, correct)
         except (TypeError, ValueError) as error:
@@ -220,7 +239,7 @@ def _arm(name: str, entry: Mapping[str, Any], correct: Callable) -> Arm:
         check_rewards(rewards)
         make, own = (lambda *_: list(rewards)), rewards
     functions = {kind: entry[kind] for kind in FUNCTIONS if entry.get(kind)}
-    for kind in set(functions) - {"batch_source"}:
+    for kind in functions:
         hooks.check_hook(kind, functions[kind])
     options = {kind: identity_of(function) for kind, function in functions.items()}
     options["rewards"] = [identity_of(one) for one in own]

@@ -21,6 +21,7 @@ from grpo_kit.profiles import Profile
 from grpo_kit.rewards.rules import accuracy_reward, lenient_accuracy_reward
 from grpo_kit.rewards.scoring import check_columns, reward_name, score_texts
 from grpo_kit.tasks.own import read_rows
+from grpo_kit.training import warn_if_graded
 
 READINGS = {"strict": accuracy_reward, "lenient": lenient_accuracy_reward}
 
@@ -59,6 +60,7 @@ def evaluate_test_set(
             f"{reward_name(correct)} scores no row: give rows with an `answer`, or "
             "say what is right by another reward."
         )
+    warn_if_graded(correct, scored[:, 0])
     n, result = len(scored), {}
     for name, right in zip(readings, (scored == 1).sum(0).tolist(), strict=True):
         low, high = binomtest(right, n).proportion_ci(method="wilson")

@@ -369,7 +369,7 @@ def in_processes(jobs: Sequence[Job], processes: int) -> list[str]:
             while waiting and idle:
                 worker, job = idle.pop(), waiting.pop(0)
                 file = make_output_dir(job.folder) / PICKLED
-                file.write_bytes(cloudpickle.dumps(job))
+                file.write_bytes(_pickled(job))
                 file.with_name("log.txt").touch()
                 print(file.resolve(), file=worker.stdin, flush=True)
                 busy[worker.stdout] = worker, job
@@ -378,7 +378,7 @@ def in_processes(jobs: Sequence[Job], processes: int) -> list[str]:
                 if (reply := stdout.readline().strip()) != "made":
                     log = job.folder / "log.txt"
                     last = log.read_text(errors="replace").strip().splitlines()[-1:]
-                    why = f"{''.join(last)} ({log})"
+                    why = f"{''.join(last) if reply else _end_of(worker)} ({log})"
                     failed.append(f"{job}: {why}")
                 if not reply and waiting:  # it has ended
                     workers.append(worker := _worker())
@@ -392,6 +392,22 @@ def in_processes(jobs: Sequence[Job], processes: int) -> list[str]:
         if in_main:
             signal.signal(signal.SIGTERM, before)
     return failed
+
+
+def _pickled(job: Job) -> bytes:
+    try:
+        return cloudpickle.dumps(job)
+    except Exception as error:
+        remedy = "make locks, files and connections inside the function that uses them"
+        raise RuntimeError(f"{job} cannot be sent to a process ({error}): {remedy}.") from error
+
+
+def _end_of(worker: subprocess.Popen) -> str:
+    """How a process ended that said nothing."""
+    if (code := worker.wait()) >= 0:
+        return f"its process ended with exit code {code}"
+    remedy = "perhaps for memory: with --processes 1 the same command goes on"
+    return f"its process was killed by signal {-code}, {remedy}"
 
 
 def _worker() -> subprocess.Popen:
@@ -413,7 +429,8 @@ def _work() -> None:
             cloudpickle.loads(file.read_bytes()).run()
             reply = "made"
         except (RuntimeError, ValueError, OSError) as error:
-            print(f"error: {error}")
+            traceback.print_exc()
+            print(f"\nerror: {error}")
         except Exception:
             traceback.print_exc()
         sys.stdout.flush()

@@ -1,20 +1,20 @@
 """Is it still the same function? A hash that changes with what a reader's function does."""
 
+import copyreg
 import sys
-import sysconfig
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
+from functools import cached_property, partial
 from pathlib import Path, PurePath
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 from torch.nn import Module
 
 from grpo_kit.lab.records import fingerprint
 from grpo_kit.models import Policy, weights_hash
-from grpo_kit.rewards.scoring import reward_name
+from grpo_kit.rewards.scoring import INSTALLED, reward_name
 
-INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 PLAIN = (str, int, float, bool, bytes, type(None))
 # What the kit's objects remember or count, as do attributes whose names begin with an underscore
 REMEMBERED = ("cache", "cache_dir", "totals")
@@ -59,14 +59,21 @@ def _described(value: Any, seen: dict[int, Any]) -> Any:
         return [value.co_code.hex(), value.co_names, _described(value.co_consts, seen)]
     if isinstance(value, FunctionType) and _is_own(value):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        used = {name: value.__globals__.get(name) for name in sorted(_names(value.__code__))}
-        return _described([value.__code__, value.__defaults__, cells, used], seen)
+        names = sorted(_names(value.__code__))  # of what it imports itself, too
+        used = {name: value.__globals__.get(name, sys.modules.get(name)) for name in names}
+        defaults = value.__defaults__, value.__kwdefaults__
+        return _described([value.__code__, defaults, cells, used], seen)
+    if isinstance(value, (property, cached_property)):
+        return _described([getattr(value, name, None) for name in ("fget", "fset", "func")], seen)
+    if hasattr(value, "__wrapped__") and not isinstance(value, type):  # by functools.cache, say
+        return _described(value.__wrapped__, seen)
     if isinstance(value, type) and _is_own(value):
         members = {name: getattr(m, "__func__", m) for name, m in vars(value).items()}
         own = {k: m for k, m in members.items() if k[:2] != "__" or isinstance(m, FunctionType)}
         return _described([own, value.__bases__], seen)
     if isinstance(value, ModuleType) and _is_own(value):
-        return Path(value.__file__).read_text(encoding="utf-8")
+        inner = [m for m in vars(value).values() if isinstance(m, ModuleType) and _is_own(m)]
+        return [Path(value.__file__).read_text(encoding="utf-8"), _described(inner, seen)]
     named = isinstance(value, ModuleType) or hasattr(value, "__qualname__")
     kind = value if named else type(value)
     name = f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', kind.__name__)}"
@@ -80,6 +87,15 @@ def _described(value: Any, seen: dict[int, Any]) -> Any:
 def _settings(value: Any, kind: type) -> dict[str, Any]:
     """What decides what an object does, and does not change while it is used."""
     settings = dict(getattr(value, "__dict__", {}))
+    slots = [name for base in kind.__mro__ for name in getattr(base, "__slots__", ())]
+    settings |= {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    if isinstance(value, SimpleNamespace):
+        return settings
+    if not hasattr(value, "__dict__") and not _is_own(kind):  # a pattern, a range, a deque
+        with suppress(Exception):  # a lock, a file
+            reduce = copyreg.dispatch_table.get(kind)
+            made = reduce(value) if reduce else value.__reduce_ex__(4)
+            return {"made of": [*made[1:3], *map(list, filter(None, made[3:5]))]}
     if isinstance(value, Module):
         settings.pop("training", None)  # using it may set it; a scripted module has none
         # rounded: an embedder's are loaded in whichever type is faster

@@ -44,7 +44,7 @@ class Plan(NamedTuple):
         if self.total <= self.has:
             return f"It fits: {self.total:.1f} of {self.has:.0f} GiB."
         problem = f"It does not fit: {self.total:.1f} GiB are needed, {self.has:.0f} are there"
-        return f"{problem}. Lower per_device_train_batch_size, or train LoRA weights (lora_rank)."
+        return f"{problem}. Lower per_device_train_batch_size, or take a profile with LoRA: colab."
 
 
 @cache

@@ -7,15 +7,18 @@ is wrong with one ends in a sentence that names it.
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import sysconfig
+import traceback
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from anyio.from_thread import start_blocking_portal
 from torch import Tensor
 
+INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 PROTOCOL = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric")
 
 
@@ -44,15 +47,22 @@ class RewardError(RuntimeError):
     """A reward raised an error; the message has its name and the error's class and text."""
 
 
-@contextmanager
-def naming(reward: Callable) -> Iterator[None]:
+class naming:  # a class, since a generator would turn a StopIteration into an error of its own
     """Turn an error that `reward` raises inside into a `RewardError`."""
-    try:
-        yield
-    except Exception as error:
-        problem = f"the reward {reward_name(reward)} raised {type(error).__name__}: {error}"
+
+    def __init__(self, reward: Callable) -> None:
+        self.name = reward_name(reward)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
+        if not isinstance(error, Exception):
+            return
+        frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(INSTALLED)]
+        place = f"({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+        problem = f"the reward {self.name} raised {kind.__name__}: {error}".rstrip(".: ")
         remedy = "Correct it; for a completion that it cannot score, a reward returns None."
-        raise RewardError(f"{problem.rstrip('.')}. {remedy}") from error
+        raise RewardError(f"{problem} {place}. {remedy}") from error
 
 
 def check_rewards(rewards: Sequence[Callable]) -> None:
@@ -103,16 +113,19 @@ def score_texts(
     reward raises.
     """
     logged = {} if logged is None else logged
-    columns = {name: [example[name] for example in examples] for name in examples[0]}
-    arguments = {
-        "completions": [[{"role": "assistant", "content": text}] for text in texts],
-        "completion_ids": list(completion_ids),
-        "trainer_state": state,
-        "log_metric": lambda name, value: logged.setdefault(name, []).append(float(value)),
-        "prompts": columns.pop("prompt"),
-        **columns,
-    }
-    calls = [partial(reward, **arguments) for reward in rewards]
+
+    def arguments() -> dict:  # each reward's own: one that changes them leaves the others' alone
+        columns = {name: [example[name] for example in examples] for name in examples[0]}
+        return {
+            "completions": [[{"role": "assistant", "content": text}] for text in texts],
+            "completion_ids": [list(ids) for ids in completion_ids],
+            "trainer_state": state,
+            "log_metric": lambda name, value: logged.setdefault(name, []).append(float(value)),
+            "prompts": columns.pop("prompt"),
+            **columns,
+        }
+
+    calls = [partial(reward, **arguments()) for reward in rewards]
     values = [None] * len(rewards)
     with start_blocking_portal() as portal:
         running = [portal.start_task_soon(c) if is_coroutine(c.func) else None for c in calls]
@@ -152,8 +165,8 @@ def finite_values(name: str, values: Any, n: int) -> list[float]:
             raise TypeError(f"{found} a number or None, not text.")
         try:
             numbers.append(math.nan if value is None else float(value))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise TypeError(f"{found} a number or None.") from None
-        if value is not None and not math.isfinite(numbers[-1]):
-            raise ValueError(f"{found} None for what could not be scored.")
+        if value is not None and not abs(numbers[-1]) <= torch.finfo(torch.float32).max:
+            raise ValueError(f"{found} a smaller number, or None for what could not be scored.")
     return numbers

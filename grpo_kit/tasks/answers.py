@@ -38,9 +38,10 @@ _NUMBER_IN_TEXT = re.compile(
     rf"(?<![\w)/])(?<![0-9][.,]){_NUMBER}(?![0-9]|[.,/][0-9]|e[-+]?[0-9])",
     re.VERBOSE | re.IGNORECASE,
 )
-# A unit starts with a letter or a currency sign; "/" and "-" may stand before ("60/h", "6-inch").
+# A unit starts with a letter or a currency sign; "/" and "-" may stand before ("60/h", "6-inch"),
+# but a "-" between spaces is a difference.
 _UNIT = re.compile(
-    r"\s*[-/(]?\s*(?:[^\W\d_²³]|[$€£¥¢°])(?:[^\W\d_]|[\s.'’/()$€£¥¢°-]|\^[23](?![0-9]))*"
+    r"(?!.*\s-\s)\s*[-/(]?\s*(?:[^\W\d_²³]|[$€£¥¢°])(?:[^\W\d_]|[\s.'’/()$€£¥¢°-]|\^[23](?![0-9]))*"
 )
 
 _MINUS_SIGNS = str.maketrans(dict.fromkeys("−–－﹣", "-"))

@@ -112,7 +112,7 @@ def _dataset(rows: list[dict], name: str) -> Dataset:
 
     try:
         return Dataset.from_list(rows)
-    except (TypeError, ValueError) as error:  # a column of several kinds
+    except (TypeError, ValueError, OverflowError) as error:  # a column of several kinds
         raise ValueError(f"{name} cannot be read ({error}): give a column one kind.") from None
 
 
@@ -167,6 +167,7 @@ def _read(file: Path) -> list[dict]:
 
 def _cells(lines: Iterable[str]) -> Iterator[dict]:
     """Rows of cells under a header; an empty cell is None, and NA is text."""
+    csv.field_size_limit(2**31 - 1)
     table = csv.DictReader(lines, strict=True)
     table.fieldnames = [name.strip() for name in table.fieldnames or ()]
     named = [name for name in table.fieldnames if name]  # an index, or empty columns, have none

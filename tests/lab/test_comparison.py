@@ -166,6 +166,18 @@ def test_an_arm_that_uses_more_is_named():
         ({"a": {}, "b": {"config": {"beta": -1}}}, {}, "arm 'b': beta is -1; it should be greater"),
         ({"a": {}, "b": {"config": {"bta": 1}}}, {}, "arm 'b': bta is 1; GRPOConfig has no such"),
         ({"a": {}, "b": {"rewards": [lambda prompts: 0]}}, {}, "arm 'b': .*lacks the argument"),
+        (
+            {"a": {}, "b": {"surrogate": lambda lp, o, a, m: lp * a}},
+            {},
+            r"arm 'b': the surrogate hook <lambda> raised RuntimeError.* shapes \(9, 40\) and \(9,\)",
+        ),
+        ({"a": {}, "b": {"batch_source": 5}}, {}, "batch_source is 5; give a function"),
+        (
+            {"a": {}, "b": {"config": {"eval_prompts": 0}}},
+            {"metric": "pass@1"},
+            "arm 'b': eval/pass@1 is never measured: give test rows",
+        ),
+        (ARMS, {"seeds": "0-4"}, "seeds are '0-4': give whole numbers"),
         (ARMS, {"seeds": []}, "there are no seeds"),
         (ARMS, {"correct": "accuracy"}, "correct is 'accuracy'; give a reward"),
         (ARMS, {"delta": 0}, "delta is 0: give the smallest difference that matters"),
@@ -206,6 +218,39 @@ REWARD = "W = 2\ndef own(x):\n    return W * x\ndef reward(**c):\n    return {c}
 )
 def test_a_function_is_the_same_while_nothing_that_it_uses_changes(changed, same):
     assert (identity_of(defined(REWARD)) == identity_of(defined(changed))) is same
+
+
+USED = [  # what a reward refers to, as `own`, and a change of it
+    ("import re\nown = re.compile('a')", "'a'", "'b'"),
+    ("own = range(3)", "3", "4"),
+    ("from collections import deque\nown = deque([1])", "[1]", "[2]"),
+    ("from decimal import Decimal\nown = Decimal('1.5')", "1.5", "1.6"),
+    ("from types import SimpleNamespace\nown = SimpleNamespace(a=[1])", "[1]", "[2]"),
+    ("def own(*, weight=1):\n    return weight", "weight=1", "weight=2"),
+    ("from functools import cache\n@cache\ndef own(x):\n    return x + 1", "x + 1", "x + 2"),
+    ("class Own:\n    @property\n    def w(self):\n        return 1\nown = Own()", "rn 1", "rn 2"),
+    ("import dataclasses\n@dataclasses.dataclass(slots=True)\nclass Own:\n    w: int\nown = Own(1)",
+     "Own(1)", "Own(2)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "before", "after"), USED)
+def test_a_change_of_what_a_function_uses_is_seen_and_its_use_is_not(source, before, after):
+    source += "\ndef reward(**c):\n    return own\n"
+    one, two = (defined(text) for text in (source, source.replace(before, after)))
+    same = identity_of(one)
+    one()
+    assert identity_of(one) == identity_of(defined(source)) == same != identity_of(two)
+
+
+def test_modules_of_a_readers_modules_count(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_a.py").write_text("import own_b\n")
+    found = []
+    for weight in (1, 2):
+        (tmp_path / "own_b.py").write_text(f"WEIGHT = {weight}\n")
+        found.append(identity_of(defined("import own_a\ndef reward(**c):\n    return own_a\n")))
+    assert found[0] != found[1]
 
 
 def test_settings_closures_and_arguments_belong_to_a_function():

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import DEFAULT, Mock
@@ -143,6 +144,8 @@ class Pretended(Job):
             raise RuntimeError("it did not work")
         if self.arm == "dies":
             os._exit(9)
+        if self.arm == "is killed":
+            os.kill(os.getpid(), 9)
         time.sleep(0.2)
         (self.results / f"{self.seed}.txt").write_text(f"{began} {time.time()}")
 
@@ -150,19 +153,32 @@ class Pretended(Job):
 @pytest.mark.slow
 def test_processes_share_the_work_and_one_that_fails_does_not_stop_the_rest(tmp_path, capsys):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    arms = dict.fromkeys(("fails", "dies", "works"), PARITY.arms["even"])
+    arms = dict.fromkeys(("fails", "dies", "is killed", "works"), PARITY.arms["even"])
     experiment, where = Experiment("?", arms), (tmp_path, tmp_path / "work")
-    given = [("fails", 0), ("dies", 0), ("works", 1), ("works", 2), ("works", 3)]
+    given = [("fails", 0), ("dies", 0), ("is killed", 0), ("works", 1), ("works", 2), ("works", 3)]
     jobs = [Pretended("x", experiment, PROFILES["smoke"], *one, *where) for one in given]
     failed = sorted(grid.in_processes(jobs, 2))
-    assert failed[0].startswith("dies, seed 0: steps of dies (")
+    assert failed[0].startswith("dies, seed 0: its process ended with exit code 9 (")
     assert failed[1].startswith("fails, seed 0: error: it did not work (")
+    assert failed[2].startswith("is killed, seed 0: its process was killed by signal 9, perhaps")
+    assert "in run\nRuntimeError" in (jobs[0].folder / "log.txt").read_text()
     assert "steps of works" in (jobs[-1].folder / "log.txt").read_text()
-    assert re.search(r"\[5/5\] works, seed \d: it worked", capsys.readouterr().out)
+    assert re.search(r"\[6/6\] works, seed \d: it worked", capsys.readouterr().out)
     times = [tuple(map(float, file.read_text().split())) for file in tmp_path.glob("*.txt")]
     assert len(times) == 3
     at_once = [sum(begin <= start < end for begin, end in times) for start, _ in times]
     assert max(at_once) <= 2, "no more at a time than were asked for"
+
+
+def test_what_cannot_be_sent_to_a_process_is_named(tmp_path):
+    def locked(**columns):
+        return [float(lock.locked())]
+
+    lock = threading.Lock()
+    arms = {"locked": Arm(lambda *given: [locked])}
+    job = Job("x", Experiment("?", arms), PROFILES["smoke"], "locked", 0, tmp_path, tmp_path)
+    with pytest.raises(RuntimeError, match="locked, seed 0 cannot be sent to a process .*: make"):
+        grid.in_processes([job], 1)
 
 
 def test_a_grid_may_be_run_from_any_thread():

@@ -70,6 +70,7 @@ NOT_NUMBERS = [
     "2 thouſand", "2 millıon",
     # figures and numerals of other scripts; int() would read the first four
     "１５", "١٥", "१५", "1５", "十五", "15五", "Ⅻ", "²", "①",
+    "2x - y", "12 dollars - total",
     # too long to be an answer
     "9" * (MAX_CHARS + 1), "9" * 100_000, "1e999999999", "1e-999999999", f"1e{MAX_EXPONENT + 1}",
     "1e" + "9" * 150, "1" + ",000" * 50_000, "1 " * 100_000 + "1", "1/" + "0" * 100_000,

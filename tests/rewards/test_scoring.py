@@ -117,6 +117,8 @@ def test_a_tensor_or_array_of_one_dimension_is_taken_like_a_list(values):
         ("123456", TypeError, "returned a str; return a list with a number"),
         ((1.0 for _ in range(N)), TypeError, "returned a generator; return a list"),
         (None, TypeError, "returned a NoneType; return a list"),
+        ([1e39] * N, ValueError, r"returned 1e\+39 for completion 0; return a smaller number"),
+        ([10**400] * N, TypeError, "returned 1000.* for completion 0; return a number"),
     ],
 )
 def test_what_a_reward_may_not_return_is_named(values, error, message):
@@ -125,6 +127,28 @@ def test_what_a_reward_may_not_return_is_named(values, error, message):
 
     with pytest.raises(error, match=f"the reward bad {message}"):
         scored(bad)
+
+
+def test_a_reward_that_changes_what_it_is_given_changes_it_for_nobody_else():
+    def spoiling(prompts, completions, completion_ids, row, **columns):
+        completions[0][0]["content"] = "spoilt"
+        for given in (prompts, completions, completion_ids, row):
+            given.clear()
+        return [0.0] * N
+
+    def reading(completions, completion_ids, row, **columns):
+        assert completions[0][0]["content"] == "text 0" and completion_ids == IDS
+        return row
+
+    assert scored(spoiling, reading)[:, 1].tolist() == list(range(N))
+
+
+def test_an_error_inside_a_reward_is_named_with_its_line_whatever_its_kind():
+    def empty(**columns):
+        return [next(iter([]))]
+
+    with pytest.raises(RewardError, match=r"empty raised StopIteration \(test_scoring.py, line"):
+        scored(empty)
 
 
 def test_a_reward_without_columns_is_shown_how_to_take_them():

@@ -229,3 +229,5 @@ def test_plan_says_whether_a_run_fits():
     assert fits.exit_code == 0 and "It fits" in fits.output
     small = invoke("plan", "--profile", "paper", "--gpu", "T4")
     assert small.exit_code == 1 and "It does not fit" in small.output
+    here = invoke("plan", "--profile", "tiny")
+    assert here.exit_code == 0 and "GiB of main memory: this profile runs on a CPU" in here.output

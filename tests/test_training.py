@@ -449,6 +449,12 @@ def test_evaluation_counts_what_the_reward_calls_right_and_is_repeatable(policy)
     assert result["eval/greedy"] == result["eval/pass@1"] == result["eval/pass@2"] == 0.5
     assert "eval/lenient/greedy" not in result
 
+    def half(prompts, **columns):
+        return [0.5] * len(prompts)
+
+    with pytest.warns(UserWarning, match="half is 0.5 at most; what says what is right has to be"):
+        assert evaluate(policy, TASK.test, configure(), correct=half)["eval/pass@1"] == 0
+
 
 def test_a_right_answer_without_its_tags_is_right_by_the_lenient_reading_alone(policy, monkeypatch):
     monkeypatch.setattr(policy, "decode", lambda ids: ["so it is 0", "<answer>0</answer>", "1"] * 2)

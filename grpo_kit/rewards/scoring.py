@@ -58,8 +58,9 @@ class naming:  # a class, since a generator would turn a StopIteration into an e
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
         if not isinstance(error, Exception):
             return
-        frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(INSTALLED)]
-        place = f"({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+        frames = traceback.extract_tb(trace)
+        last = ([f for f in frames if not f.filename.startswith(INSTALLED)] or frames)[-1]
+        place = f"({Path(last.filename).name}, line {last.lineno})"
         problem = f"the reward {self.name} raised {kind.__name__}: {error}".rstrip(".: ")
         remedy = "Correct it; for a completion that it cannot score, a reward returns None."
         raise RewardError(f"{problem} {place}. {remedy}") from error

@@ -170,7 +170,7 @@ def test_the_command_reads_a_table_of_older_names(tmp_path):
         {"global_step": i, "train/reward": 0.1 + i / 99, "completion_length": 90 - 2 * i, "on": "x"}
         for i in range(41)
     ]
-    with open(tmp_path / "log.csv", "w", newline="") as file:
+    with open(tmp_path / "log.csv", "w", newline="", encoding="utf-8-sig") as file:  # as Excel does
         table = csv.DictWriter(file, rows[0])
         table.writeheader()
         table.writerows(rows)

@@ -103,6 +103,9 @@ def recording(folder):
 def test_a_folder_without_a_recording_is_told_what_to_do(tmp_path):
     said = CliRunner().invoke(app, ("replay", str(tmp_path)))
     assert said.exit_code == 2 and "holds no replay.jsonl of a run: record one" in said.output
+    (tmp_path / "replay.jsonl").touch()
+    said = CliRunner().invoke(app, ("replay", str(tmp_path)))
+    assert said.exit_code == 2 and "holds no whole step: record the run anew" in said.output
 
 
 def test_the_shipped_replays_are_small_and_of_the_present_template():

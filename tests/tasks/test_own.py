@@ -162,6 +162,7 @@ FILES = {
     "number.jsonl": '{"question": 5}\n', "role.jsonl": '{"prompt": [{"role": "user"}]}\n',
     "answers.jsonl": '{"question": "1?", "answer": [1, 2]}\n', "one.jsonl": lines(ROWS[:1]),
     "mixed.jsonl": '{"question": "1?", "a": 1}\n{"question": "2?", "a": [1]}\n',
+    "huge.jsonl": '{"question": "1?", "a": 99999999999999999999}\n',
     "fake.parquet": GOOD, "half.json": f"[{GOOD}",
 }  # fmt: skip
 
@@ -188,6 +189,7 @@ FILES = {
         (("role.jsonl",), "row 1 of role.jsonl has as `prompt` .*role and content"),
         (("answers.jsonl",), r"row 1 of answers.jsonl has as `answer` \[1, 2\]: give text, a numb"),
         (("mixed.jsonl", "good.jsonl"), "mixed.jsonl cannot be read .*: give a column one kind"),
+        (("huge.jsonl", "good.jsonl"), "huge.jsonl cannot be read .*int too .*: give a column one"),
         (("fake.parquet",), "fake.parquet cannot be read after 0 rows .*anew as .parquet"),
         (("half.json",), "half.json cannot be read after 0 rows .Expecting ',' delim"),
         (("one.jsonl", None, 0.99), "1 held out by a hash of the question: give more rows"),

@@ -292,7 +292,7 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
         "06": [f"{flow(offline)} against {flow(method)}. At",
                f"*Final turn only* has {paired('final turn only')}:",
                f"{at_ceiling.count(62 / 64)} of the {len(at_ceiling)} runs stand at 62 of 64",
-               f"minus *trajectory* is {paired('per turn')}:",
+               f"no lower here: {paired('per turn')} against",
                f"({real(offline)} against {real(method)})", f"gains {last_turn:.2f} more,",
                f"({real(offline, greedy)}, {real(method, greedy)})"],
         "07": [f"ends at {updates('clip', '8')}, without it {updates('no clip', '8')}.",

@@ -263,8 +263,8 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
         return reported_dials()["dial-balance"]["self-verify"][share]["minus"]["mean"]
 
     said = {
-        "01b": [f"ends {less('sooner', 'dynamic sampling', digits=3)} [",
-                f"{less('corrections', 'dynamic sampling', digits=3)} [",
+        "01b": [f"+{less('sooner', 'dynamic sampling', digits=3)} [",
+                f"−{less('corrections', 'dynamic sampling', digits=3)} [",
                 f"end {-judged['gspo'].mean:.3f} and {-judged['cispo'].mean:.3f} lower"],
         "02": [f"*diversity* ends at {kept('diversity, 0.5')},",
                f"it costs {less('diversity', 'normalised first')}."],

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from grpo_kit import objective
 from grpo_kit.config import GRPOConfig
+from grpo_kit.rewards.scoring import place_of
 from grpo_kit.rewards.scoring import reward_name as hook_name
 
 CALLS = {  # how each hook is called
@@ -57,7 +58,8 @@ def _naming(kind: str, hook: Callable, *tensors: Tensor) -> Iterator[None]:
     except Exception as error:
         shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
         problem = f"the {kind} hook {hook_name(hook)} raised {type(error).__name__}: {error}"
-        raise ValueError(f"{problem.rstrip('.')}, for tensors of shapes {shapes}.") from error
+        given = f"for tensors of shapes {shapes} {place_of(error)}"
+        raise ValueError(f"{problem.rstrip('.')}, {given}.") from error
 
 
 def _check_finite(kind: str, hook: Callable, values: Tensor) -> None:

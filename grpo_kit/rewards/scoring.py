@@ -47,6 +47,13 @@ class RewardError(RuntimeError):
     """A reward raised an error; the message has its name and the error's class and text."""
 
 
+def place_of(error: BaseException) -> str:
+    """The file and line where an error was raised, of a reader's code rather than a package's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = ([f for f in frames if not f.filename.startswith(INSTALLED)] or frames)[-1]
+    return f"({Path(last.filename).name}, line {last.lineno})"
+
+
 class naming:  # a class, since a generator would turn a StopIteration into an error of its own
     """Turn an error that `reward` raises inside into a `RewardError`."""
 
@@ -58,12 +65,9 @@ class naming:  # a class, since a generator would turn a StopIteration into an e
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
         if not isinstance(error, Exception):
             return
-        frames = traceback.extract_tb(trace)
-        last = ([f for f in frames if not f.filename.startswith(INSTALLED)] or frames)[-1]
-        place = f"({Path(last.filename).name}, line {last.lineno})"
         problem = f"the reward {self.name} raised {kind.__name__}: {error}".rstrip(".: ")
         remedy = "Correct it; for a completion that it cannot score, a reward returns None."
-        raise RewardError(f"{problem} {place}. {remedy}") from error
+        raise RewardError(f"{problem} {place_of(error)}. {remedy}") from error
 
 
 def check_rewards(rewards: Sequence[Callable]) -> None:

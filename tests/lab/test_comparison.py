@@ -17,7 +17,7 @@ from grpo_kit.lab.identity import identity_of
 from grpo_kit.lab.records import load
 from grpo_kit.lab.statistics import judge
 from grpo_kit.models import frozen_copy
-from grpo_kit.paths import results_dir
+from grpo_kit.paths import results_dir, writing
 from grpo_kit.rewards import (
     CertaintyReward,
     DiversityReward,
@@ -169,7 +169,7 @@ def test_an_arm_that_uses_more_is_named():
         (
             {"a": {}, "b": {"surrogate": lambda lp, o, a, m: lp * a}},
             {},
-            r"arm 'b': the surrogate hook <lambda> raised RuntimeError.* \(9, 40\) and \(9,\)",
+            r"arm 'b': the surrogate hook <lambda> raised Runt.* \(9, 40\) and \(9,\) \(test_c",
         ),
         ({"a": {}, "b": {"batch_source": 5}}, {}, "batch_source is 5; give a function"),
         (
@@ -189,6 +189,11 @@ def test_what_cannot_be_compared_is_said_before_any_run(arms, options, sentence,
     with pytest.raises((ValueError, TypeError), match=sentence):
         compare(arms, **options)
     assert not list(tmp_path.rglob("checkpoint*"))
+
+
+def test_a_second_comparison_in_a_folder_is_refused_at_once(profile, tmp_path):
+    with writing(tmp_path, "comparison"), pytest.raises(RuntimeError, match="writes a comparison"):
+        compare(ARMS, profile=profile, seeds=[0], output_dir=tmp_path)
 
 
 def test_a_metric_that_no_run_has_is_named_with_those_that_they_have(compared):

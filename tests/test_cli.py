@@ -65,6 +65,7 @@ def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
         ("run verification --profile colab", "profile 'colab' sets no max_generated_tokens"),
         ("evaluate --task mmlu", "unknown task 'mmlu': choose one of word_problems, svamp, gsm8k"),
         ("evaluate --output .", ". is a folder; name a file for the numbers"),
+        ("reproduce", "no notebooks in"),
         ("train --seed 99999999999999999999", "'--seed'"),
     ],
 )
@@ -105,39 +106,27 @@ def test_the_kits_trainer_in_several_processes_is_refused(tmp_path, monkeypatch)
     assert done.exit_code == 2 and "add --engine trl" in done.stderr
 
 
-@pytest.fixture
-def train(tmp_path, monkeypatch):
-    """Call `train --profile smoke` with options; what reached the engine that they choose."""
-    seen = {}
-
-    def instead(policy, task, rewards, config, **options):
-        seen.update(options, policy=policy, task=task, rewards=rewards, config=config)
-
-    def call(engine, *options):
-        with monkeypatch.context() as patched:
-            patched.setattr(engine, "train", instead)
-            done = invoke("train", "--profile", "smoke", "--output", tmp_path / "out", *options)
-        assert done.exit_code == 0, done.output[-1000:]
-        return seen
-
-    return call
-
-
 IDEA = """
 def short(completion_ids, **columns):
     return [-0.01 * len(ids) for ids in completion_ids]
 """
 
 
-def test_rewards_settings_and_a_model_of_ones_own_are_trained_with(train, tmp_path, saved_policy):
+def test_rewards_settings_and_a_model_of_ones_own_are_trained_with(
+    tmp_path, monkeypatch, saved_policy
+):
+    trained = Mock()
+    monkeypatch.setattr(training, "train", trained)
     (tmp_path / "my_idea.py").write_text(IDEA)
     options = ("--reward", "accuracy", "--reward", f"{tmp_path / 'my_idea.py'}:short")
     options += ("--policy", saved_policy, "--steps", 7)
-    seen = train(training, *options, "--set", "learning_rate=1e-5", "--set", "loss_type=dr_grpo")
-    assert [reward.__name__ for reward in seen["rewards"]] == ["accuracy_reward", "short"]
-    config = seen["config"]
+    options += ("--set", "learning_rate=1e-5", "--set", "loss_type=dr_grpo")
+    done = invoke("train", "--profile", "smoke", "--output", tmp_path / "out", *options)
+    assert done.exit_code == 0, done.output[-1000:]
+    policy, _, rewards, config = trained.call_args.args
+    assert [reward.__name__ for reward in rewards] == ["accuracy_reward", "short"]
     assert (config.learning_rate, config.loss_type, config.max_steps) == (1e-5, "dr_grpo", 7)
-    assert seen["policy"].model.config._name_or_path == str(saved_policy)
+    assert policy.model.config._name_or_path == str(saved_policy)
 
 
 @pytest.mark.slow

@@ -1,8 +1,6 @@
 """Each family's rows in a batch are what they would be alone, by our decoder or transformers'."""
 
-import logging
 from functools import partial
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from grpo_kit import decoder
 from grpo_kit.decoder import can_read
 from grpo_kit.generation import completion_logps, generate
-from grpo_kit.models import faster_in_bfloat16
 from grpo_kit.profiles import PROFILES
 
 SIZES = {
@@ -89,17 +86,6 @@ def test_each_family_samples_as_its_rows_alone_would(family, monkeypatch):
     close(gradients(model, (logps * weights).sum()), expected, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.filterwarnings("error::FutureWarning")
-def test_transformers_cache_goes_by_its_name_of_today(monkeypatch):
-    """transformers 5.24 warns of the older name, of the argument by Python, else by its logger."""
-    warned = Mock()
-    monkeypatch.setattr(logging.Logger, "warning_once", warned)
-    model = make("gpt2")
-    rollouts = generate(model, PROMPTS, 2, max_new_tokens=4, eos_token_ids=[1], pad_token_id=7)
-    completion_logps(model, rollouts, pad_token_id=7)
-    assert not any("deprecated" in str(call) for call in warned.call_args_list)
-
-
 def test_what_it_does_not_know_is_left_to_transformers(monkeypatch):
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     for name, changes in (
@@ -131,10 +117,3 @@ def test_bfloat16_moves_little():
         close, again = completion_logps(policy.model, rollouts, pad_token_id=0)[0], answers()
     assert 0 < (exact - close).abs()[rollouts.mask].mean() < 0.01
     assert sum(map(list.__eq__, greedy, again)) >= 14
-
-
-def test_auto_is_what_one_product_says(policy):
-    policy.compute_in("auto")
-    assert policy.half == (torch.bfloat16 if faster_in_bfloat16() else None)
-    policy.compute_in(False)
-    assert policy.half is None

@@ -77,14 +77,6 @@ def test_sampling_follows_the_distribution(policy):
     assert likely.any() and ((counts - expected).abs() < 5 * error)[likely].all()
 
 
-def test_select_and_concatenate_keep_rows_whole(policy):
-    rollouts = sample(policy, PROMPTS, 2)
-    parts = [rollouts.select(torch.tensor(rows)) for rows in ([0, 1, 2, 3], [4, 5])]
-    joined = Rollouts.concatenate(parts)
-    assert joined.completion_lists() == rollouts.completion_lists()
-    assert joined.prompt_ids == PROMPTS and joined.prompt_index.tolist() == [0, 0, 1, 1, 2, 2]
-
-
 def test_dropout_is_off_while_sampling_and_back_on_after(policy):
     for layer in policy.model.model.layers:
         layer.self_attn.attention_dropout = 0.5

@@ -5,7 +5,6 @@ import os
 import pickle
 import re
 import shutil
-import unicodedata
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from grpo_kit.lab.report import write_report
 from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
-from grpo_kit.visible import visible
 
 QUESTION = [{"role": "user", "content": "How many?"}]
 
@@ -106,13 +104,6 @@ HOSTILE = (
     f'</script><script>{DEED}</script><img src=http://192.0.2.1/x onerror="{DEED}">'
     f'<svg onload="{DEED}"></pre>\x1b[31m\x1b]0;title\x07\u202eabc\u2028'
 )
-
-
-def test_what_is_shown_of_a_text_has_no_control_or_format_character():
-    shown = visible(HOSTILE + "\r\nend")
-    assert "\\u001b[31m" in shown and "\\u202eabc" in shown and shown.endswith("⏎\nend")
-    assert not [c for c in shown if unicodedata.category(c)[0] == "C" and c != "\n"]
-    assert len(visible("x" * 10**6)) == 10**6
 
 
 def hostile_pages(tmp_path, answer: str = HOSTILE) -> dict[str, str]:

@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from grpo_kit.cli import app
 from grpo_kit.lab.claims import reported_claims
-from grpo_kit.lab.readme import results_page, with_parts, write_results
+from grpo_kit.lab.readme import results_page, write_results
 from grpo_kit.lab.summary import reported
 
 CHECKOUT = Path(__file__).parents[1]
@@ -98,14 +98,6 @@ def test_the_readmes_table_is_the_stored_comparisons():
         rounded = [[*map(float, re.findall(r"[-+]?[\d.]+", text))] for text in shown[:2]]
         assert rounded == [[round(number, 3) for number in of] for of in numbers]
         assert shown[2] == verdict
-
-
-def test_parts_are_put_between_their_marks_and_a_page_without_them_is_refused():
-    text = with_parts("kept <!-- a --> old <!-- /a --> kept", {"a": "new\n"})
-    assert text == "kept <!-- a -->\n\nnew\n\n<!-- /a --> kept"
-    assert with_parts(text, {"a": "new\n"}) == text
-    with pytest.raises(ValueError, match="between <!-- b --> and <!-- /b -->; add"):
-        with_parts(text, {"b": "new"})
 
 
 @pytest.mark.slow

@@ -59,13 +59,6 @@ def test_the_quiz_names_headings_that_there_are():
         assert heading in headings[book] or re.match("(question|exercise) ", heading), place
 
 
-@each
-def test_steps_and_cases_are_counted_without_a_gap(name):
-    for kind in ("Step", "Case"):
-        numbers = [*map(int, re.findall(rf"(?m)^## {kind} (\d+) · ", markdown(name)))]
-        assert numbers == [*range(1, len(numbers) + 1)], numbers
-
-
 def links(text: str, folder: str = "") -> list[str]:
     """Names of the notebooks that a text links to, in its order."""
     return re.findall(rf"\]\({folder}(\d\db?_\w+)\.ipynb\)", text)
@@ -194,14 +187,6 @@ def test_what_is_trained_was_written_in_the_notebook(number):
     for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call)):
         if getattr(call.func, "id", getattr(call.func, "attr", "")) in ("train", "compare"):
             assert not {*foreign} & {n.id for n in ast.walk(call) if isinstance(n, ast.Name)}
-
-
-@each
-def test_claims_that_a_notebook_names_are_judged(name):
-    known = {one.claim.id: one for one in judged_claims()}
-    named = [i for cell in code_cells(name) if "forest_rows(" in cell.source
-             for i in re.findall(r'"([a-z0-9]+(?:-[a-z0-9]+)+)"', cell.source)]  # fmt: skip
-    assert all(known[i].judgement for i in named)
 
 
 def test_the_verdicts_that_07_tells_are_those_of_today():

@@ -196,21 +196,6 @@ def test_streams_are_joined_widgets_go_and_figures_and_tables_lose_the_machine()
     ]
 
 
-def test_notebooks_are_found_in_order_by_name_and_by_number(tmp_path):
-    for name in ("01_basic_grpo", "00_start_here"):
-        make_notebook(tmp_path / "notebooks", name)
-
-    def found(*names: str) -> list[str]:
-        return [path.stem for path in find_notebooks(tmp_path / "notebooks", names)]
-
-    assert found() == ["00_start_here", "01_basic_grpo"]
-    assert found("01", "01_basic_grpo.ipynb") == ["01_basic_grpo"]
-    with pytest.raises(ValueError, match="0 notebooks match '02': .*00_start_here"):
-        found("02")
-    with pytest.raises(ValueError, match="no notebooks in .*--notebooks"):
-        find_notebooks(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("kind", "options", "match"),
     [

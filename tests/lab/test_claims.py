@@ -8,14 +8,11 @@ from grpo_kit.course.plots import forest
 from grpo_kit.lab import grid
 from grpo_kit.lab.claims import (
     Claim,
-    families_of,
     forest_rows,
     judge_claims,
-    judged_again,
     load_claims,
     planned,
     reported_claims,
-    risk_of,
 )
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.profiles import PROFILES
@@ -108,20 +105,6 @@ def test_a_claim_is_judged_by_its_differences_seed_by_seed(up, gained, five):
     assert few.judgement.n == 4 and few.statistics.endswith("power 0%")
 
 
-def test_a_claim_may_be_of_a_change_or_of_two_numbers_of_a_run(five, make_record):
-    records = five(PLAIN, [0.6, 0.61, 0.59, 0.62, 0.6])
-    risen = verdict_of(claim(arm="plain", against=None, of="change"), records)
-    assert risen.verdict == "reproduced" and risen.judgement.mean == pytest.approx(0.25)
-    stays = [
-        make_record("plain", seed, evaluation={"eval/pass@1": value, "stopped early": value + gain})
-        for seed, (value, gain) in enumerate(zip(PLAIN, GAINS, strict=True))
-    ]
-    early = claim(arm="plain", against=None, metric="stopped early", minus="eval/pass@1")
-    one = verdict_of(early, stays)
-    assert one.judgement.mean == pytest.approx(0.204) and one.verdict == "reproduced"
-    assert one.claim.number == "stopped early minus pass@1, plain"
-
-
 def test_claims_of_an_experiment_are_judged_together_and_those_of_others_apart(gained):
     """What alone is clear enough is not among forty claims of chance."""
     weak = gained([0.1, 0.02, 0.12, 0.04, 0.08])
@@ -197,58 +180,6 @@ def test_what_never_acted_or_cannot_rise_is_not_tested(make_record, up):
     assert reason(never, up) == "meta/mass of 'diversity' is 0, below 0.1"
 
 
-def test_the_other_grading_greedy_answers_and_another_delta_stand_beside_a_verdict(make_record):
-    def runs(arm, strict, **others):
-        ends = [{"eval/pass@1": strict + s / 1000, "eval/n": 4} | others for s in range(5)]
-        return [make_record(arm, s, e["eval/pass@1"], evaluation=e) for s, e in enumerate(ends)]
-
-    base, other = {"eval/lenient/pass@1": 0.7}, {"eval/lenient/pass@1": 0.71}
-    both = runs("plain", 0.5, **base) + runs("diversity", 0.6, **other)
-    one = verdict_of(claim(), both)
-    assert one.verdict_text == "**reproduced**; lenient: no effect"
-    assert one.readings["lenient"].mean == pytest.approx(0.01) and "greedy" not in one.readings
-    assert one.costs == "tokens 200 / 200, updates 2 / 2, seconds 5 / 5"
-    turned = verdict_of(claim(metric="eval/lenient/pass@1"), both)
-    assert turned.verdict_text == "**no effect**; strict: reproduced"
-    assert verdict_of(claim(delta=0.12), both).verdict_text.startswith("**no effect**, at the edge")
-    assert not verdict_of(claim(delta=0.2), both).at_edge
-
-
-def test_rise_fall_and_the_first_steps_are_read_off_the_same_problems_throughout(make_record):
-    rows = [(0, 0.3, 0.2), (10, 0.7, None), (20, 0.9, None), (30, 0.4, 0.5)]
-    history = [
-        {"step": step, "num_generated_tokens": step, "eval/pass@1": value}
-        | ({"between/pass@1": between} if between else {})
-        for step, value, between in rows
-    ]
-    record = make_record(history=history)
-    assert record.rise("eval/pass@1") == pytest.approx((0.7 + 0.9) / 2 - 0.2)
-    assert record.fall("eval/pass@1") == pytest.approx((0.9 + 0.5) / 2 - (0.7 + 0.9) / 2)
-    assert record.steps("eval/pass@1") == pytest.approx(15)
-    assert make_record(history=history[2:]).steps("eval/pass@1") == 20, "there from the start"
-    late = make_record(history=history[:2])
-    assert late.steps("eval/pass@1") == 10, "never: as many as it had"
-    assert record.rise("kl") is record.fall("kl") is record.steps("kl") is None
-
-
-def test_only_families_with_a_verdict_count(up, five):
-    other = five([0.5] * 5, [0.7 + i / 100 for i in range(5)], experiment="judge")
-    real = claim(id="real", profile="paper")
-    judged, _ = judge_claims([claim(), claim(id="b", metric="entropy"), real], [*up, *other])
-    assert families_of(judged) == 1
-    judged, _ = judge_claims(
-        [claim(), claim(id="c", experiment="judge", arm="plain", against=None)], [*up, *other]
-    )
-    assert families_of(judged) == 2
-    assert risk_of(judged) == pytest.approx(2 * 0.05)
-
-
-def test_a_claim_that_got_a_second_try_may_err_twice(up):
-    judged, _ = judge_claims([claim(again=True), claim(id="b", metric="entropy")], up)
-    assert [one.claim.id for one in judged_again(judged)] == ["more"]
-    assert risk_of(judged) == pytest.approx(0.05 + 0.05 / 2)
-
-
 def test_what_was_not_run_says_how_to_run_it_and_another_profile_is_judged_apart(up, five):
     real = claim(id="real", profile="paper")
     (here, there), problems = judge_claims([claim(), real], up)
@@ -258,15 +189,6 @@ def test_what_was_not_run_says_how_to_run_it_and_another_profile_is_judged_apart
     runs = five([0.5] * 5, [0.5 + gain for gain in GAINS], profile="paper")
     (here, there), _ = judge_claims([claim(), real], [*up, *runs])
     assert (here.verdict, there.verdict) == ("reproduced", "reproduced")
-
-
-def test_an_unknown_metric_and_a_missing_arm_are_named_and_the_rest_is_judged(up):
-    claims = [claim(id="odd", metric="wit"), claim(id="gone", arm="only correct"), claim()]
-    judged, (problem,) = judge_claims(claims, up)
-    verdicts = {one.claim.id: one.verdict for one in judged}
-    assert verdicts == {"gone": "not run here", "more": "reproduced"}
-    assert judged[1].judgement.claims == 3, "as large a family as is written"
-    assert "claim 'odd': " in problem and "has no 'wit'; it has entropy, eval/n" in problem
 
 
 def test_a_claim_is_drawn_around_what_it_claims_in_units_of_what_matters(up):

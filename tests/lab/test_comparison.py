@@ -60,12 +60,6 @@ def test_arms_start_alike_and_are_judged_beside_the_first(compared, capsys):
     assert said.count("/4] ") == 4, "a line for each run"
 
 
-def test_accuracy_stands_in_both_gradings(compared):
-    table = compared(ARMS, seeds=[0]).table().splitlines()
-    assert table[0].startswith("| arm | pass@1 | lenient | minus the first |")
-    assert all(line.count("|") == table[0].count("|") for line in table[2:4])
-
-
 def test_other_rows_model_or_function_are_another_run(compared, profile, tmp_path, capsys):
     data = tmp_path / "mine.csv"
     own = profile.with_data(str(data), test_share=0.5)
@@ -208,24 +202,10 @@ def defined(source: str, name: str = "reward") -> object:
     return names[name]
 
 
-REWARD = "W = 2\ndef own(x):\n    return W * x\ndef reward(**c):\n    return {c} and own(1)\n"
-
-
-@pytest.mark.parametrize(
-    ("changed", "same"),
-    [
-        (REWARD, True),
-        ("\n# a comment\n" + REWARD, True),
-        (REWARD.replace("W = 2", "W = 3"), False),  # a number that another function reads
-        (REWARD.replace("W * x", "W + x"), False),  # another function
-        (REWARD.replace("{c}", "[c]"), False),
-    ],
-)
-def test_a_function_is_the_same_while_nothing_that_it_uses_changes(changed, same):
-    assert (identity_of(defined(REWARD)) == identity_of(defined(changed))) is same
-
-
 USED = [  # what a reward refers to, as `own`, and a change of it
+    ("own = 1", "return own", "return [own]"),  # of its own code
+    ("W = 2\ndef own(x):\n    return W * x", "W = 2", "W = 3"),  # a number that `own` reads
+    ("W = 2\ndef own(x):\n    return W * x", "W * x", "W + x"),
     ("import re\nown = re.compile('a')", "'a'", "'b'"),
     ("own = range(3)", "3", "4"),
     ("from collections import deque\nown = deque([1])", "[1]", "[2]"),
@@ -245,7 +225,8 @@ def test_a_change_of_what_a_function_uses_is_seen_and_its_use_is_not(source, bef
     one, two = (defined(text) for text in (source, source.replace(before, after)))
     same = identity_of(one)
     one()
-    assert identity_of(one) == identity_of(defined(source)) == same != identity_of(two)
+    commented = defined("# a comment\n" + source)
+    assert identity_of(one) == identity_of(commented) == same != identity_of(two)
 
 
 def test_modules_of_a_readers_modules_count(tmp_path, monkeypatch):

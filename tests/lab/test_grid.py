@@ -230,14 +230,6 @@ def test_more_is_drawn_where_a_run_starts_and_ends_than_between(made):
     assert [row["draws"] for row in record.history] == [2.0, 2.0, 2.0]
 
 
-def test_the_policy_is_tested_when_size_or_profile_say_or_in_equal_steps(profile):
-    def every(experiment, **config):
-        return experiment.setting(profile.with_config(max_steps=12, **config), "even")[1].eval_steps
-
-    at_end = dataclasses.replace(PARITY, sizes={"smoke": {"eval_steps": 0}})
-    assert (every(PARITY), every(PARITY, eval_steps=5), every(at_end, eval_steps=5)) == (2, 5, 0)
-
-
 def test_runs_that_another_evaluator_measured_are_made_again(made, profile):
     (record,) = made()
     assert record.evaluator == 1 and grid.outdated(record, PARITY, profile) == ""

@@ -3,7 +3,6 @@
 import pandas as pd
 import pytest
 
-from grpo_kit.lab import bench, report
 from grpo_kit.lab.claims import judge_claims, load_claims
 from grpo_kit.lab.experiments import EXPERIMENTS, experiment_of
 from grpo_kit.lab.records import load
@@ -73,16 +72,6 @@ def test_verdicts_and_numbers_are_those_of_the_records(inputs, written):
     assert rows.at["up", "mean"] == pytest.approx(0.206, abs=1e-3)
 
 
-def test_an_experiment_has_its_question_values_figure_and_command(written):
-    text = written.read_text()
-    assert EXPERIMENTS["diversity"].question in text
-    assert "`grpo-kit run diversity --profile tiny --seeds 0-4`" in text
-    assert "10 runs on a processor, finished 2026-01-31" in text
-    for name in ("claims", "tiny-diversity"):
-        assert f"](figures/{name}.png)" in text
-        assert (written.parent / f"figures/{name}.png").read_bytes()[:4] == b"\x89PNG"
-
-
 def test_the_rate_that_three_seeds_choose_is_judged_by_the_others(make_record):
     ends = {  # arm and rate -> accuracy by seed
         ("plain", 0.1): [0.5] * 5, ("plain", 0.2): [0.6, 0.6, 0.6, 0.62, 0.63],
@@ -132,7 +121,3 @@ def test_folders_that_are_empty_or_cannot_be_written_are_named(inputs, tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(RuntimeError, match="cannot write to the output folder"):
         write_report(tmp_path / "file", inputs / "results", inputs / "claims.yaml")
-
-
-def test_the_report_needs_no_module_that_only_some_systems_have():
-    assert not {"resource", "fcntl"} & {*vars(report), *vars(bench)}

@@ -13,21 +13,6 @@ ARMS = {"plain": Arm(None), "diversity": Arm(None)}
 TWO = Experiment("Which?", ARMS, curves=("reward", "eval/pass@1"))
 
 
-@pytest.fixture(scope="module")
-def crossed(five):
-    """The means of both arms are nearly the same, and yet each seed gains 0.1 or loses 0.3."""
-    return summarise(five([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.2]), TWO)
-
-
-def test_differences_are_paired_by_seed(crossed):
-    assert crossed["seeds"]["plain"] == [0, 1, 2, 3, 4] and crossed["profile"] == "tiny"
-    plain, other = (crossed["final"][arm] for arm in ("plain", "diversity"))
-    assert plain["eval/pass@1"]["median"] == other["eval/pass@1"]["median"] == 0.3
-    assert other["eval/pass@1"]["mean"] == pytest.approx(0.32)
-    assert plain["seconds"]["values"] == [5.0] * 5 and plain["tokens"]["values"] == [200] * 5
-    assert "eval/n" not in plain
-
-
 def test_seeds_that_only_one_arm_has_are_not_paired(five):
     records = five([0.1, 0.2, 0.3], [0.2, 0.3, 0.4])
     records = [r for r in records if (r.arm, r.seed) != ("plain", 0)]

@@ -35,15 +35,6 @@ def test_where_nothing_has_moved_each_has_the_gradient_of_the_clip(function):
     assert hooks.ignores_zero_advantages(hooks.surrogate_by(function, GRPOConfig()))
 
 
-def test_sapo_is_the_gate_of_its_paper():
-    """4/t · sigmoid(t · (ratio - 1)) has slope 4·s·(1-s), s being that sigmoid: 1 at ratio 1."""
-    ratio = (LOGPS - OLD).exp()
-    t = torch.where(ADVANTAGES > 0, 1.0, 1.05)[:, None]
-    s = (t * (ratio - 1)).sigmoid()
-    expected = torch.where(MASK, -ADVANTAGES[:, None] * 4 * s * (1 - s) * ratio, 0.0)
-    assert torch.allclose(gradient(sapo), expected, atol=1e-6)
-
-
 def test_the_sequences_that_are_left_out_are_those_of_trl():
     far = LOGPS.clone()
     far[1], far[4] = OLD[1] - 2 * MOST_KL, OLD[4] - 0.5 * MOST_KL

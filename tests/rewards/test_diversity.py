@@ -121,19 +121,6 @@ def test_only_correct_answers_are_paid_by_the_average_of_all_and_need_gold_ones(
     assert call(by_own, ["x", "y", "y", "z"]) == call(toy_reward(4), ["x", "y", "y", "z"])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_generations": 1}, "num_generations=1 must be 2 or more"),
-        ({"weight_end": math.nan}, "weight_end must be 0 or more"),
-        ({"weight_start": math.inf}, "weight_start and weight_end must be"),
-    ],
-)
-def test_bad_arguments_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        DiversityReward(**{"num_generations": 4, "embedder": Letters(), **options})
-
-
 def test_groups_of_another_size_or_in_pieces_are_refused():
     for prompts in ("aabb", "abab", "aaab"):
         with pytest.raises(ValueError, match="prompts of a group of 4 differ at completion [1-3]"):

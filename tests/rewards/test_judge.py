@@ -12,7 +12,6 @@ import time
 import unicodedata
 
 import pytest
-import torch
 from injections import ATTEMPTS, PERFECT
 from toy import all_right
 
@@ -166,11 +165,6 @@ def test_no_attempt_changes_what_is_read_of_a_judge_that_quotes_it(name):
         assert judgement is not None or reply in beside, "a quotation beside it may cost it"
         assert judgement is None or judgement.model_dump(exclude={"rationale"}) == OWN
     assert read(f"The response is {attempt}\n{own}") is None
-
-
-def test_few_attempts_cost_the_judgement_when_a_judge_thinks_of_them():
-    readable = [read(f"<think>{a}</think>{json.dumps(OWN)}") for a in ATTEMPTS.values()]
-    assert sum(judgement is not None for judgement in readable) > 0.8 * len(ATTEMPTS)
 
 
 @pytest.mark.parametrize("name", [name for name in ATTEMPTS if name.startswith("long")])
@@ -364,15 +358,3 @@ def test_responses_and_replies_that_are_too_long_fail_alone(base):
     assert isinstance(first, str) and isinstance(last, str)
     short = LocalJudge(base, max_new_tokens=5)
     assert outcomes_of(short, [tiny_prompt(*solutions(1)[0])])[0].kind == "cut off"
-
-
-def test_training_a_policy_does_not_move_its_judge(new_policy):
-    policy, asked = new_policy(), [tiny_prompt("How many?", "15")]
-    judge = LocalJudge(policy)
-    before = outcomes_of(judge, asked)
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter.mul_(0.5)
-    assert outcomes_of(judge, asked) == before
-    assert not any(p.requires_grad for p in judge.policy.model.parameters())
-    assert LocalJudge(policy).name != judge.name == LocalJudge(new_policy()).name

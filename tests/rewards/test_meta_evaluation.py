@@ -177,20 +177,6 @@ def test_a_rule_can_read_the_truth_where_the_evaluator_cannot(policy):
         assert reward == pytest.approx(by_rule if text in read else before, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"questions": QUESTIONS, "weights": [1.0]}, "1 weights for 3 questions"),
-        ({"questions": []}, "there are no questions; give one"),
-        ({"transform": "logit"}, "choose 'log' or 'p'"),
-        ({"truth_fraction": 10}, "a share from 0 to 1"),
-    ],
-)
-def test_bad_arguments_are_named(policy, options, message):
-    with pytest.raises(ValueError, match=message):
-        MetaEvaluationReward(policy, **options)
-
-
 def test_a_template_that_hides_the_answer_is_refused(policy, monkeypatch):
     """As those of thinking models do, which drop the reasoning of earlier turns."""
     thinking = "{% for m in messages %}{{ m['content'].split('</think>')[-1] }}{% endfor %}"

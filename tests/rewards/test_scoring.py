@@ -9,9 +9,15 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from toy import TASK, configure
+from toy import TASK, Letters, configure
 
-from grpo_kit.rewards import MajorityReward, accuracy_reward
+from grpo_kit.rewards import (
+    CertaintyReward,
+    DiversityReward,
+    MajorityReward,
+    MetaEvaluationReward,
+    accuracy_reward,
+)
 from grpo_kit.rewards.scoring import (
     RewardError,
     check_columns,
@@ -178,6 +184,25 @@ def test_what_is_no_list_of_functions_is_refused_in_a_sentence(rewards, message,
             check(rewards)
     with pytest.raises(ValueError, match="there are no rewards: give a list of functions"):
         check_rewards([])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda _: DiversityReward(1, Letters()), "num_generations=1 must be 2 or more"),
+        (lambda _: DiversityReward(4, Letters(), weight_end=math.nan), "weight_end must be"),
+        (lambda _: DiversityReward(4, Letters(), weight_start=math.inf), "weight_start and"),
+        (lambda p: MetaEvaluationReward(p, ["a", "b"], [1.0]), "1 weights for 2 questions"),
+        (lambda p: MetaEvaluationReward(p, []), "there are no questions; give one"),
+        (lambda p: MetaEvaluationReward(p, transform="logit"), "choose 'log' or 'p'"),
+        (lambda p: MetaEvaluationReward(p, truth_fraction=10), "a share from 0 to 1"),
+        (lambda _: MajorityReward(0), "num_generations=0: a vote takes 2 or more"),
+        (lambda p: CertaintyReward(p, "entropy"), "'entropy'; choose one of self-certainty"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(make, message, policy):
+    with pytest.raises(ValueError, match=message):
+        make(policy)
 
 
 def test_rewards_go_by_the_names_of_functions_and_classes_each_by_its_own():

@@ -12,7 +12,7 @@ from toy import configure, even_ids
 from grpo_kit import training, trl_bridge
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward
-from grpo_kit.tasks import own
+from grpo_kit.tasks import Task, own
 from grpo_kit.tasks.own import read_rows, read_task
 from grpo_kit.tasks.published import gsm8k
 
@@ -150,6 +150,15 @@ def test_the_hub_is_asked_for_a_name_and_a_revision(monkeypatch):
     load.assert_called_once_with("owner/MATH-500", revision="abc")
     with pytest.raises(ValueError, match="no such file, and datasets says: unknown host.*Hub"):
         read_task("owner/none")
+
+
+@pytest.mark.parametrize("rows", [ROWS, None, pd.DataFrame(ROWS), datasets.DatasetDict()])
+def test_rows_that_are_no_dataset_are_refused_in_a_sentence(rows):
+    good = datasets.Dataset.from_list(ROWS)
+    for split, given in (("train", (rows, good)), ("test", (good, rows))):
+        message = f"the {split} rows of task 'own' are a {type(rows).__name__}: give a Dataset"
+        with pytest.raises(TypeError, match=message):
+            Task("own", *given)
 
 
 GOOD = lines(ROWS)

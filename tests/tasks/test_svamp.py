@@ -4,11 +4,9 @@ import gzip
 import hashlib
 import json
 
-import pytest
-
 from grpo_kit.paths import data_dir
 from grpo_kit.tasks.answers import is_correct
-from grpo_kit.tasks.svamp import masked_body, split_by_body, svamp, worked_out
+from grpo_kit.tasks.svamp import masked_body, split_by_body, svamp
 
 PUBLISHED = "5be77703a6d891ae476d7c082787ad361392aa02453b132516cdd5f4e7934e3e"
 
@@ -37,17 +35,3 @@ def test_rows_have_what_rewards_and_the_warm_up_read():
     assert wrong == ["chal-680"]  # as it was published
     kinds = {"Addition", "Subtraction", "Multiplication", "Common-Division"}
     assert {r["kind"] for r in rows} == kinds
-
-
-@pytest.mark.parametrize(
-    ("equation", "steps"),
-    [
-        ("( 76.0 - 25.0 )", "76 - 25 = 51"),
-        ("( ( 3.0 + 4.0 ) * 2.0 )", "3 + 4 = 7, 7 * 2 = 14"),
-        ("( 9.0 / ( 1.0 + 2.0 ) )", "1 + 2 = 3, 9 / 3 = 3"),
-        ("( 3.0 / 2.0 )", "3 / 2 = 1.5"),
-        ("8.0", "8"),
-    ],
-)
-def test_an_equation_is_worked_out_step_by_step(equation, steps):
-    assert worked_out(equation) == steps

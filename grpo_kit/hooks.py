@@ -8,8 +8,7 @@ left out (`ignores_zero_advantages`).
 """
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from grpo_kit import objective
 from grpo_kit.config import GRPOConfig
-from grpo_kit.rewards.scoring import place_of
+from grpo_kit.rewards.scoring import naming
 from grpo_kit.rewards.scoring import reward_name as hook_name
 
 CALLS = {  # how each hook is called
@@ -43,23 +42,10 @@ def check_hook(kind: str, hook: Any) -> None:
         raise TypeError(f"{problem}: {error}.") from None
 
 
-def try_out(config: GRPOConfig, *, advantages=None, surrogate=None, aggregate=None) -> None:
-    """Raise as `train` would, before any run, where one of the hooks does not fit."""
-    advantages_by(advantages, config)
-    adds_up(aggregate_by(aggregate, config))
-    ignores_zero_advantages(surrogate_by(surrogate, config))
-
-
-@contextmanager
-def _naming(kind: str, hook: Callable, *tensors: Tensor) -> Iterator[None]:
+def _naming(kind: str, hook: Callable, *tensors: Tensor) -> naming:
     """Turn what `hook` raises into a ValueError with its name and the shapes that it was given."""
-    try:
-        yield
-    except Exception as error:
-        shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
-        problem = f"the {kind} hook {hook_name(hook)} raised {type(error).__name__}: {error}"
-        given = f"for tensors of shapes {shapes} {place_of(error)}"
-        raise ValueError(f"{problem.rstrip('.')}, {given}.") from error
+    shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
+    return naming(f"{kind} hook", hook, ValueError, f"It was given tensors of shapes {shapes}.")
 
 
 def _check_finite(kind: str, hook: Callable, values: Tensor) -> None:
@@ -68,12 +54,17 @@ def _check_finite(kind: str, hook: Callable, values: Tensor) -> None:
         raise FloatingPointError(f"the {kind} hook {hook_name(hook)} returned {value:g}")
 
 
-def _check_shape(kind: str, hook: Callable, value: Any, expected: tuple, meaning: str) -> None:
-    shape = tuple(value.shape) if isinstance(value, Tensor) else None
-    if shape != expected:
-        found = type(value).__name__ if shape is None else f"a tensor of shape {shape}"
-        problem = f"the {kind} hook {hook_name(hook)} returned {found}"
-        raise ValueError(f"{problem}; return a tensor of shape {expected}, {meaning}.")
+def _check(
+    kind: str, hook: Callable, value: Any, shape: tuple, meaning: str, gradient: bool = False
+) -> None:
+    """Raise ValueError for a value of another shape, or without the `gradient` that it needs."""
+    found = tuple(value.shape) if isinstance(value, Tensor) else None
+    returned = f"the {kind} hook {hook_name(hook)} returned"
+    if found != shape:
+        other = type(value).__name__ if found is None else f"a tensor of shape {found}"
+        raise ValueError(f"{returned} {other}; return a tensor of shape {shape}, {meaning}.")
+    if gradient and not value.requires_grad:
+        raise ValueError(f"{returned} no gradient; compute it without detach() or no_grad().")
 
 
 def advantages_by(hook: Callable | None, config: GRPOConfig) -> Callable:
@@ -94,7 +85,7 @@ def advantages_by(hook: Callable | None, config: GRPOConfig) -> Callable:
         with _naming("advantages", hook, rewards):
             values = hook(rewards.clone(), num_generations)
         expected = tuple(rewards.shape)
-        _check_shape("advantages", hook, values, expected, "one value a completion")
+        _check("advantages", hook, values, expected, "one value a completion")
         values = torch.where(rewards.isnan(), 0.0, values.detach().float())
         if not values.isfinite().all():
             row = int((~values.isfinite()).nonzero()[0])
@@ -121,11 +112,8 @@ def surrogate_by(hook: Callable | None, config: GRPOConfig) -> Callable:
         old_logps = logps.detach() if old_logps is None else old_logps
         with _naming("surrogate", hook, logps, advantages):
             per_token = hook(logps, old_logps, advantages, mask)
-        expected = tuple(logps.shape)
-        _check_shape("surrogate", hook, per_token, expected, "what each token adds to the loss")
-        if logps.requires_grad and not per_token.requires_grad:
-            problem = f"what the surrogate hook {hook_name(hook)} returned has no gradient"
-            raise ValueError(f"{problem}; compute it from logps, without detach() or no_grad().")
+        meaning = "what each token adds to the loss"
+        _check("surrogate", hook, per_token, tuple(logps.shape), meaning, logps.requires_grad)
         _check_finite("surrogate", hook, per_token[mask])
         return torch.where(mask, per_token, 0.0)
 
@@ -142,10 +130,7 @@ def aggregate_by(hook: Callable | None, config: GRPOConfig) -> Callable:
     def checked(per_token: Tensor, mask: Tensor, **totals: Any) -> Tensor:
         with _naming("aggregate", hook, per_token, mask):
             loss = hook(per_token, mask, **totals)
-        _check_shape("aggregate", hook, loss, (), "the loss of the batch")
-        if per_token.requires_grad and not loss.requires_grad:
-            problem = f"what the aggregate hook {hook_name(hook)} returned has no gradient"
-            raise ValueError(f"{problem}; compute it from per_token, without detach() or item().")
+        _check("aggregate", hook, loss, (), "the loss of the batch", per_token.requires_grad)
         _check_finite("aggregate", hook, loss)
         return loss
 

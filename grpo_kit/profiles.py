@@ -117,15 +117,22 @@ class Profile:
         return policy
 
     def load_judge(self, policy: Policy) -> Any:
-        """The judge: a frozen copy of `policy`, or the model behind an endpoint (`_endpoint`)."""
-        from grpo_kit.rewards.judge import LocalJudge, quality_prompt
+        """The judge: a frozen copy of `policy`, or the model behind an endpoint.
+
+        That is GRPO_KIT_JUDGE_URL, by default a vLLM server on this machine. Its key is in
+        JUDGE_KEY (any text, where the server wants none); else ValueError.
+        """
+        from grpo_kit.rewards.judge import EndpointJudge, LocalJudge, quality_prompt
 
         if self.judge == "tiny":
             return LocalJudge(policy)
         if self.judge == "self":
             return LocalJudge(policy, prompt=quality_prompt, max_new_tokens=256)
+        url = os.environ.get("GRPO_KIT_JUDGE_URL", "http://127.0.0.1:8000/v1")
         quiet = {"chat_template_kwargs": {"enable_thinking": False}}
-        return _endpoint(self.judge, extra_body=quiet)
+        request = {"temperature": 0.0, "max_tokens": 1024, "extra_body": quiet}
+        address = {"base_url": url, "api_key_env": "JUDGE_KEY"}
+        return EndpointJudge(self.judge, **address, concurrency=32, request=request)
 
     def load_agents(self, policy: Policy, **limits: Any) -> AgentSystem:
         """Flow-GRPO's roles and tools around `policy` as planner; `limits` are `agent_system`'s.
@@ -148,22 +155,6 @@ class Profile:
             return tasks.load(self.task)
         system = tasks.system_prompt(self.task)
         return read_task(self.data, self.test, self.test_share, system)
-
-
-def _endpoint(model: str, **request: Any) -> Any:
-    """`model` behind GRPO_KIT_JUDGE_URL, by default a vLLM server on this machine.
-
-    Its key is in JUDGE_KEY (any text, where the server wants none); else ValueError.
-    """
-    from grpo_kit.rewards.judge import EndpointJudge
-
-    return EndpointJudge(
-        model,
-        base_url=os.environ.get("GRPO_KIT_JUDGE_URL", "http://127.0.0.1:8000/v1"),
-        api_key_env="JUDGE_KEY",
-        concurrency=32,
-        request={"temperature": 0.0, "max_tokens": 1024, **request},
-    )
 
 
 def _shipped() -> dict[str, Profile]:

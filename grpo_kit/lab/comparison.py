@@ -208,8 +208,10 @@ def _experiment(arms: Mapping, profile: Profile, metric: str, correct: Callable)
             if metric.startswith("eval/") and not (config.eval_prompts and answered):
                 lacks = f"{metric} is never measured: give test rows with an `answer`"
                 raise ValueError(f"{lacks} and eval_prompts above 0, or another metric.")
-            given = {kind: arms[name].get(kind) for kind in FUNCTIONS[:3]}
-            hooks.try_out(config, **given)
+            given = arms[name].get
+            hooks.advantages_by(given("advantages"), config)
+            hooks.adds_up(hooks.aggregate_by(given("aggregate"), config))
+            hooks.ignores_zero_advantages(hooks.surrogate_by(given("surrogate"), config))
             if not makes_rewards(arms[name].get("rewards")):  # else they are checked in the run
                 check_task(task, arm.rewards(), config, correct)
         except (TypeError, ValueError) as error:

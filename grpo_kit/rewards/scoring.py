@@ -55,19 +55,18 @@ def place_of(error: BaseException) -> str:
 
 
 class naming:  # a class, since a generator would turn a StopIteration into an error of its own
-    """Turn an error that `reward` raises inside into a `RewardError`."""
+    """Turn an error that a reader's `function` raises inside into `error`, which names it."""
 
-    def __init__(self, reward: Callable) -> None:
-        self.name = reward_name(reward)
+    def __init__(self, kind: str, function: Callable, error: type[Exception], remedy: str) -> None:
+        self.name, self.error, self.remedy = f"the {kind} {reward_name(function)}", error, remedy
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
         if not isinstance(error, Exception):
             return
-        problem = f"the reward {self.name} raised {kind.__name__}: {error}".rstrip(".: ")
-        remedy = "Correct it; for a completion that it cannot score, a reward returns None."
-        raise RewardError(f"{problem} {place_of(error)}. {remedy}") from error
+        problem = f"{self.name} raised {kind.__name__}: {error}".rstrip(".: ")
+        raise self.error(f"{problem} {place_of(error)}. {self.remedy}") from error
 
 
 def check_rewards(rewards: Sequence[Callable]) -> None:
@@ -118,6 +117,7 @@ def score_texts(
     reward raises.
     """
     logged = {} if logged is None else logged
+    remedy = "Correct it; for a completion that it cannot score, a reward returns None."
 
     def arguments() -> dict:  # each reward's own: one that changes them leaves the others' alone
         columns = {name: [example[name] for example in examples] for name in examples[0]}
@@ -136,10 +136,10 @@ def score_texts(
         running = [portal.start_task_soon(c) if is_coroutine(c.func) else None for c in calls]
         for i, reward in enumerate(rewards):
             if not running[i]:
-                with naming(reward):
+                with naming("reward", reward, RewardError, remedy):
                     values[i] = calls[i]()
         for i, reward in enumerate(rewards):
-            with naming(reward):
+            with naming("reward", reward, RewardError, remedy):
                 if running[i]:
                     values[i] = running[i].result()
                 elif inspect.isawaitable(values[i]):  # of a lambda around a coroutine function

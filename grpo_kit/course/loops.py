@@ -6,7 +6,8 @@ PICTURES = Path(__file__).parent / "pictures"
 
 
 def loop(method: str) -> str:
-    """Return the SVG of a method's loop: basic, diversity, judge, verification, meta or flow.
+    """Return the SVG of a method's loop: basic, diversity, judge, verification, meta,
+    flow or scaled.
 
     It has its own background, light or dark as the reader's system is.
     """

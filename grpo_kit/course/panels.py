@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from inspect import signature
+from io import BytesIO
 from typing import Any
 
 import torch
@@ -17,17 +19,33 @@ from grpo_kit.course.plots import DOWN, UP
 def panel(draw: Callable[..., Figure], **ranges: Any) -> None:
     """Show `draw()` with a slider an argument, moved from its default within `ranges`.
 
-    A range is (low, high, step), a list of choices, or a bool, as `ipywidgets.interactive` takes
-    them. Where nobody can move anything (a notebook executed by papermill) the figure alone.
+    A range is (low, high, step) or a list of choices, as `ipywidgets.interactive` takes them; an
+    argument without one is moved by its default, such as a bool. Where nobody can move anything (a
+    notebook executed by the course's runner) the figure alone.
+
+    The figure is an image: under papermill an output widget has waited for ever, one time in three
+    on a busy machine.
     """
     if os.environ.get("GRPO_KIT_STATIC") or find_spec("ipywidgets") is None:
         display(draw())
         return
-    from ipywidgets import Layout, interactive
+    from ipywidgets import HBox, Image, Layout, VBox, interactive
 
-    box = interactive(draw, {"auto_display": True}, **ranges)
-    box.layout = Layout(flex_flow="row wrap")
-    display(box)
+    controls, image = {}, Image(format="png")
+    for name, argument in signature(draw).parameters.items():
+        given = ranges.get(name, argument.default)
+        controls[name] = interactive.widget_from_abbrev(given, argument.default)
+        controls[name].description = name
+
+    def redraw(_: Any = None) -> None:
+        picture = BytesIO()
+        draw(**{name: control.value for name, control in controls.items()}).savefig(picture)
+        image.value = picture.getvalue()
+
+    redraw()
+    for control in controls.values():
+        control.observe(redraw, "value")
+    display(VBox([HBox([*controls.values()], layout=Layout(flex_flow="row wrap")), image]))
 
 
 def advantage_bars(

@@ -59,6 +59,11 @@ def test_numbers_in_the_pages_own_words_are_those_of_today():
     lost = reported("diversity")["difference"]["normalised first"]["eval/pass@1"]["mean"]
     real = reported("real", "smol")["difference"]["P(Yes) alone"]["eval/lenient/pass@1"]["mean"]
     gain, alone = f"{min(free):.2f} to {max(free):.2f} more", judge["judge only"]["eval/pass@1"]
+    longer, ends = "more warm-up, as long", reported("real-svamp", "smol")["final"]
+
+    def svamp(arm, tries):
+        return ends[arm][f"after/{tries}"]["mean"] - ends[arm][f"before/{tries}"]["mean"]
+
     said = {
         "data/results/README.md": [
             f"rises by {mean['grpo-learns']:.2f}.", f"gain {gain}",
@@ -76,12 +81,17 @@ def test_numbers_in_the_pages_own_words_are_those_of_today():
             f"sampled ones {100 * judge['KL']['eval/pass@1']['mean']:.0f} %",
             f"try {often['diversity']:.2f} where the shortcut is most frequent, plain GRPO "
             f"{often['plain']:.2f}", f"lost {-mean['flow-judged']:.2f}.",
+            f"GRPO gains {svamp('plain', 'pass@1'):.3f} [", "more warm-up loses "
+            f"{-svamp(longer, 'pass@1'):.3f}.", f"solve less, by {-svamp('plain', 'pass@64'):.3f} "
+            f"and {-svamp(longer, 'pass@64'):.3f}:",
         ],
         "README.md": [
-            f"by {mean['grpo-learns']:.2f}.", f"gain {gain}", f"ends at {alone['mean']:.2f}.",
+            f"by {mean['grpo-learns']:.2f} (one", f"gain {gain}", f"ends at {alone['mean']:.2f}.",
             f"falls by {-mean['coin-falls']:.2f}.",
-            f"ends {mean['real-p-yes']:.2f} above a coin, by a vote "
-            f"{-mean['real-majority']:.2f} below labels",
+            f"ends {mean['real-p-yes']:.2f} above a coin if paid by P(\"Yes\"), "
+            f"{-mean['real-majority']:.2f} below labels if",
+            f"GRPO gains {svamp('plain', 'pass@1'):.2f}, more warm-up loses "
+            f"{-svamp(longer, 'pass@1'):.2f};",
         ],
     }  # fmt: skip
     for page, phrases in said.items():

@@ -221,18 +221,15 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
         return "{mean:+.2f} [{low:+.2f}, {high:+.2f}]".format(**found).replace("-", "−")
 
     judged = {one.claim.id: one.judgement for one in judged_claims()}
-    flow, real, checks = ends("flow"), ends("flow", "smol"), ends("verification", "smol")
+    flow, real = ends("flow"), ends("flow", "smol")
     judge, kept = ends("judge"), ends("dial-shortcut")
     updates, shortcut, sound = dial("updates"), dial("shortcut"), dial("checks")
-    balance, honest = dial("balance"), dial("judge")
+    honest = dial("judge")
     offline, method, greedy = "offline traces", "trajectory", "eval/greedy"
     last_turn = -reported_dials()["dial-turns"][method]["0.7"]["minus"]["mean"]
     over_coin = [
         of["minus"]["mean"] for of in reported_dials()["dial-checks"]["self-verify"].values()
     ]
-    runs, _ = load_current(None, "tiny", "dial-evaluator")
-    fast = [run for run in runs if run.arm == "P(Yes) alone, 4e-4"]
-    alone = sorted(run.end("eval/lenient/pass@1") for run in fast)
     curves = reported("meta")["curves"]["eval/lenient/pass@1"]
     on_smol = functools.partial(ends("real", "smol"), metric="eval/lenient/pass@1")
     shown = ("trajectory", "offline traces", "per turn", "final turn only")
@@ -240,9 +237,19 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
         value for arm in shown for value in reported("flow")["final"][arm]["eval/greedy"]["values"]
     ]
 
-    def middle(arm):  # the median seed's best and last
-        values = np.median(curves[arm]["values"], axis=0)
-        return f"{max(values):.2f} to {values[-1]:.2f}"
+    def middle(arm):  # how the median seed ends
+        return np.median(curves[arm]["values"], axis=0)[-1]
+
+    def chosen(rule, arm="self-verify"):  # in the runs that decide
+        runs, _ = load_current(None, "tiny", "verification")
+        deciding = [run for run in runs if run.arm == arm and 200 <= run.seed < 215]
+        return np.mean([run.end(f"of_n/{rule}") for run in deciding])
+
+    longer = "more warm-up, as long"
+
+    def svamp(arm, tries):
+        of = reported("real-svamp", "smol")["final"][arm]
+        return f"{abs(of[f'after/{tries}']['mean'] - of[f'before/{tries}']['mean']):.2f}"
 
     def behind(share):
         return reported_dials()["dial-balance"]["self-verify"][share]["minus"]["mean"]
@@ -257,23 +264,16 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                f"right {reported('judge')['final']['KL']['eval/greedy']['mean']:.1%} of".replace(
                    "%", " %")],
         "04": [f"{sound('self-verify', '0.02')} at 2 %, "
-               f"{sound('self-verify', '0.37')} on the usual base",
+               f"{judged['verify-helps-answers'].mean:.2f} on the usual base",
                f"answers gain {sound('self-verify', '0')}.",
                f"share, by {min(over_coin):.2f} to {max(over_coin):.2f}.",
-               f"answers gain {ends('verification')('generate', 'gained/generation')}, verdicts "
-               f"{ends('verification')('generate', 'gained/verification')}.",
-               f"at both ends, by {behind('0.05'):.2f} and {behind('0.95'):.2f}.",
-               f"answers by {checks('generate', 'gained/generation')}, *self-verify* by "
-               f"{checks('self-verify', 'gained/generation')}"],
-        "05": [f"falls from {middle('our defaults')}, that of *truth 10 %* from "
-               f"{middle('truth 10 %')}.", f"little ({middle('truth 1 %')[-4:]}).",
-               f"{less('label-free', 'majority', 'eval/lenient/pass@1')} on average. On SmolLM2 it "
-               f"is {-judged['real-majority'].mean:.2f}: *contradicted*",
-               "ends at {1:.0f} to {4:.0f} % in four seeds, and at {0:.0f} % in the fifth".format(
-                *(100 * value for value in alone)
-            ),
-            f"ends at {on_smol('P(Yes) alone')}, a coin at {on_smol('random')}, labels at "
-               f"{on_smol('labels')}."],
+               f"at both ends, by {behind('0.05'):.2f} and {behind('0.95'):.2f} (paired",
+               "combination costs {} to {}, paired".format(*(
+                   less("verification", arm) for arm in ("verify-alter", "mixed")))],
+        "05": [f"{middle('labels') - middle('P(Yes) alone'):.2f} less. Two",
+               f"{less('label-free', 'majority', 'eval/lenient/pass@1')} on average.",
+               f"labels end at {on_smol('labels')}, a majority at {on_smol('majority')}, P(Yes) at "
+               f"{on_smol('P(Yes) alone')}, a coin at {on_smol('random')}."],
         "06": [f"{flow(offline)} against {flow(method)}. At",
                f"*Final turn only* has {paired('final turn only')}:",
                f"{at_ceiling.count(62 / 64)} of the {len(at_ceiling)} runs stand at 62 of 64",
@@ -282,16 +282,27 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                f"({real(offline, greedy)}, {real(method, greedy)})"],
         "07": [f"ends at {updates('clip', '8')}, without it {updates('no clip', '8')}.",
                f"*diversity* ends at {shortcut('diversity', '0.7')}, *plain* at "
-               f"{shortcut('plain', '0.7')}.", f"gain {sound('self-verify', '0.02')} and",
-               f"by {over_coin[1]:.2f} at 0.02 and by {over_coin[-1]:.2f} at 0.7.",
-               f"end at {balance('self-verify', '0.05')}, without any at "
-               f"{balance('as they come', '0.05')}.",
-               f"P(Yes) ends {judged['real-p-yes'].mean:.2f} above a coin,",
-               f"the majority, by {-judged['real-own-verdicts'].mean:.2f}.",
-               f"still ends at {honest('judge only', '0')},"],
+               f"{shortcut('plain', '0.7')}.",
+               f"by {over_coin[1]:.2f} at 0.02, at 0.7 only just.",
+               f"answers gain {sound('self-verify', '0.02')} at 0.02,",
+               f"the coin keeps {judged['coin-kl'].mean:.2f} more.",
+               f"is right in {chosen('own_verdicts'):.2f}, the most frequent of the eight in "
+               f"{chosen('majority'):.2f}.",
+               f"the majority is right in {chosen('majority', 'generate'):.3f},",
+               f"GRPO ends {judged['real-grpo'].mean:.2f} above",
+               f"GRPO itself gains {svamp('plain', 'pass@1')} with",
+               f"*both* lose, by {svamp('plain', 'pass@64')} and {svamp(longer, 'pass@64')},",
+               f"P(Yes) ends at {on_smol('P(Yes) alone')}, a coin at {on_smol('random')}, labels "
+               f"at {on_smol('labels')}, a vote {-judged['real-majority'].mean:.2f} below labels.",
+               f"the majority, by {-judged['real-own-verdicts'].mean:.2f},",
+               f"GRPO gains {judged['grpo-learns'].mean:.2f}. A vote gains "
+               f"{judged['majority-learns'].mean:.2f} and P(\"Yes\") "
+               f"{judged['p-yes-learns'].mean:.2f} more than a coin, which loses "
+               f"{-judged['coin-falls'].mean:.2f}",
+               f"still ends at {honest('judge only', '0')}."],
     }  # fmt: skip
     easy, hard = defined_in("08").dealt(torch.tensor([1.0] * 9 + [0.0] * 7), 8).abs().view(2, 8)
-    said["08"] = [f"{easy.sum() / (easy.sum() + hard.sum()):.0%} of all push".replace("%", " %")]
+    said["08"] = [f"{easy.sum() / (easy.sum() + hard.sum()):.0%} of it now".replace("%", " %")]
     for number, phrases in said.items():
         (text,) = (markdown(name) for name in NOTEBOOKS if name.startswith(f"{number}_"))
         for phrase in phrases:

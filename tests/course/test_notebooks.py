@@ -257,7 +257,8 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
     said = {
         "01b": [f"+{less('sooner', 'dynamic sampling', digits=3)} [",
                 f"−{less('corrections', 'dynamic sampling', digits=3)} [",
-                f"end {-judged['gspo'].mean:.3f} and {-judged['cispo'].mean:.3f} lower"],
+                f"end {-judged['gspo'].mean:.3f} and {-judged['cispo'].mean:.3f} lower",
+                f"wrong answers end {-judged['dr-grpo-length'].mean:.1f} tokens shorter ["],
         "02": [f"*diversity* ends at {kept('diversity, 0.5')},",
                f"it costs {less('diversity', 'normalised first')}."],
         "03": [f"right {float(judge('KL')):.0%} of".replace("%", " %"),

@@ -230,20 +230,24 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
     over_coin = [
         of["minus"]["mean"] for of in reported_dials()["dial-checks"]["self-verify"].values()
     ]
-    curves = reported("meta")["curves"]["eval/lenient/pass@1"]
     on_smol = functools.partial(ends("real", "smol"), metric="eval/lenient/pass@1")
     shown = ("trajectory", "offline traces", "per turn", "final turn only")
     at_ceiling = [
         value for arm in shown for value in reported("flow")["final"][arm]["eval/greedy"]["values"]
     ]
 
-    def middle(arm):  # how the median seed ends
-        return np.median(curves[arm]["values"], axis=0)[-1]
-
     def chosen(rule, arm="self-verify"):  # in the runs that decide
         runs, _ = load_current(None, "tiny", "verification")
         deciding = [run for run in runs if run.arm == arm and 200 <= run.seed < 215]
         return np.mean([run.end(f"of_n/{rule}") for run in deciding])
+
+    def rise(experiment, arm, first):  # in the runs that decide
+        runs, _ = load_current(None, "tiny", experiment)
+        deciding = [run for run in runs if run.arm == arm and first <= run.seed < first + 10]
+        return f"{np.mean([run.rise('eval/lenient/pass@1') for run in deciding]):.2f}"
+
+    def on_real(arm, experiment="diversity"):
+        return reported(experiment, "smol")["difference"][arm]["eval/pass@1"]["mean"]
 
     longer = "more warm-up, as long"
 
@@ -262,6 +266,7 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
         "02": [f"*diversity* ends at {kept('diversity, 0.5')},",
                f"it costs {less('diversity', 'normalised first')}."],
         "03": [f"right {float(judge('KL')):.0%} of".replace("%", " %"),
+               f"makes up {float(judge('KL', 'assured')):.0%} of".replace("%", " %"),
                f"right {reported('judge')['final']['KL']['eval/greedy']['mean']:.1%} of".replace(
                    "%", " %")],
         "04": [f"{sound('self-verify', '0.02')} at 2 %, "
@@ -269,9 +274,10 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                f"answers gain {sound('self-verify', '0')}.",
                f"share, by {min(over_coin):.2f} to {max(over_coin):.2f}.",
                f"at both ends, by {behind('0.05'):.2f} and {behind('0.95'):.2f} (paired",
-               "combination costs {} to {}, paired".format(*(
-                   less("verification", arm) for arm in ("verify-alter", "mixed")))],
-        "05": [f"{middle('labels') - middle('P(Yes) alone'):.2f} less. Two",
+               f"it is {less('verification', 'verify-alter')} behind",
+               f"verdicts are {less('verification', 'verify-alter', 'verdicts/accuracy')} better.",
+               f"it improves them by {ends('verification')('generate', 'gained/verification')}."],
+        "05": [f"{less('meta', 'P(Yes) alone', 'eval/lenient/pass@1')} lower on average. Two",
                f"{less('label-free', 'majority', 'eval/lenient/pass@1')} on average.",
                f"labels end at {on_smol('labels')}, a majority at {on_smol('majority')}, P(Yes) at "
                f"{on_smol('P(Yes) alone')}, a coin at {on_smol('random')}."],
@@ -291,15 +297,19 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                f"{chosen('majority'):.2f}.",
                f"the majority is right in {chosen('majority', 'generate'):.3f},",
                f"GRPO ends {judged['real-grpo'].mean:.2f} above",
-               f"GRPO itself gains {svamp('plain', 'pass@1')} with",
-               f"*both* lose, by {svamp('plain', 'pass@64')} and {svamp(longer, 'pass@64')},",
+               f"GRPO itself gains {svamp('plain', 'pass@1')} with one try; the warm-up loses "
+               f"{svamp(longer, 'pass@1')}.",
+               f"*both* lose, by {svamp('plain', 'pass@64')} and {svamp(longer, 'pass@64')}:",
                f"P(Yes) ends at {on_smol('P(Yes) alone')}, a coin at {on_smol('random')}, labels "
                f"at {on_smol('labels')}, a vote {-judged['real-majority'].mean:.2f} below labels.",
-               f"the majority, by {-judged['real-own-verdicts'].mean:.2f},",
-               f"GRPO gains {judged['grpo-learns'].mean:.2f}. A vote gains "
-               f"{judged['majority-learns'].mean:.2f} and P(\"Yes\") "
-               f"{judged['p-yes-learns'].mean:.2f} more than a coin, which loses "
+               f"the majority, by {-judged['real-own-verdicts'].mean:.2f}:",
+               f"GRPO gains {judged['grpo-learns'].mean:.2f}. At its best a vote gains "
+               f"{rise('label-free', 'majority', 200)}, P(\"Yes\") "
+               f"{rise('meta', 'P(Yes) alone', 204)}, a coin nothing. In the end the coin has lost "
                f"{-judged['coin-falls'].mean:.2f}",
+               f"*diversity* loses {less('diversity', 'diversity')} in the tiny world and "
+               f"{-on_real('diversity'):.2f} here, *mixed* {less('verification', 'mixed')} and "
+               f"{-on_real('mixed', 'verification'):.2f}.",
                f"still ends at {honest('judge only', '0')}."],
     }  # fmt: skip
     easy, hard = defined_in("08").dealt(torch.tensor([1.0] * 9 + [0.0] * 7), 8).abs().view(2, 8)

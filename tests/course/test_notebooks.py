@@ -246,6 +246,10 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
         deciding = [run for run in runs if run.arm == arm and first <= run.seed < first + 10]
         return f"{np.mean([run.rise('eval/lenient/pass@1') for run in deciding]):.2f}"
 
+    def lost(experiment, arm, metric):
+        runs, _ = load_current(None, "tiny", experiment)
+        return f"{-np.mean([run.change(f'eval/{metric}') for run in runs if run.arm == arm]):.2f}"
+
     def on_real(arm, experiment="diversity"):
         return reported(experiment, "smol")["difference"][arm]["eval/pass@1"]["mean"]
 
@@ -274,6 +278,8 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                f"answers gain {sound('self-verify', '0')}.",
                f"share, by {min(over_coin):.2f} to {max(over_coin):.2f}.",
                f"at both ends, by {behind('0.05'):.2f} and {behind('0.95'):.2f} (paired",
+               f"its *answers* lose {lost('dial-balance', 'self-verify, 0.8', 'pass@1')}.",
+               f"usual base they lose {lost('verification', 'self-verify', 'greedy')}.",
                f"it is {less('verification', 'verify-alter')} behind",
                f"verdicts are {less('verification', 'verify-alter', 'verdicts/accuracy')} better.",
                f"it improves them by {ends('verification')('generate', 'gained/verification')}."],
@@ -293,6 +299,7 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                f"by {over_coin[1]:.2f} at 0.02, at 0.7 only just.",
                f"answers gain {sound('self-verify', '0.02')} at 0.02,",
                f"the coin keeps {judged['coin-kl'].mean:.2f} more.",
+               f"Plain GRPO ends at {ends('diversity')('plain')},",
                f"is right in {chosen('own_verdicts'):.2f}, the most frequent of the eight in "
                f"{chosen('majority'):.2f}.",
                f"the majority is right in {chosen('majority', 'generate'):.3f},",

@@ -9,6 +9,7 @@ from dataclasses import replace
 from operator import methodcaller
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 
 from matplotlib.figure import Figure
 
@@ -31,7 +32,8 @@ def arms_of(experiment: Experiment) -> list[str]:
 def turned(records: Iterable[Record], experiment: Experiment) -> dict[str, dict[str, dict]]:
     """Arm -> setting -> `interval` of the metric shown and its `values`, one a seed; but for the
     first arm also `minus`, the interval of the differences from it, paired by seed; of a lenient
-    metric also the `strict` mean. Settings without runs are left out."""
+    metric also the `strict` mean; of an end also `before`, the mean without training. Settings
+    without runs are left out."""
     runs, (first, *_) = by_arm(records), arms_of(experiment)
     measure = methodcaller(experiment.of, experiment.shown)
     strict = methodcaller(experiment.of, experiment.shown.replace("lenient/", ""))
@@ -53,6 +55,8 @@ def turned(records: Iterable[Record], experiment: Experiment) -> dict[str, dict[
                 entry["minus"] = interval(pairs)
             if "lenient/" in experiment.shown:
                 entry["strict"] = fmean(map(strict, mine.values()))
+            if experiment.of == "end":
+                entry["before"] = fmean(run.logged(experiment.shown)[0] for run in mine.values())
     return found
 
 
@@ -71,7 +75,7 @@ def dial(name: str, shown: str = "") -> Figure:
     experiment = replace(EXPERIMENTS[name], shown=shown or EXPERIMENTS[name].shown)
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     draw(figure.subplots(), turned(runs, experiment), experiment)
-    figure.suptitle(experiment.question, fontsize=10, fontweight="bold")
+    figure.suptitle(fill(experiment.question, 90), fontsize=10, fontweight="bold")
     return figure
 
 
@@ -91,8 +95,17 @@ def all_dials(found: Mapping[str, dict] | None = None) -> Figure:
 
 
 def draw(axes, found: dict[str, dict[str, dict]], experiment: Experiment) -> None:
-    """Each arm's mean in each setting, with its 95 % interval over seeds, and each seed, pale."""
+    """Each arm's mean in each setting, with its 95 % interval over seeds, and each seed, pale.
+
+    Dotted: before training.
+    """
     colours = arm_colours(found)
+    before = {
+        name: one["before"] for of in found.values() for name, one in of.items() if "before" in one
+    }
+    if before:
+        places = [experiment.settings.index(setting) for setting in before]
+        axes.plot(places, before.values(), ":", color="black", label="before")
     for i, (arm, of) in enumerate(found.items()):
         beside = 0.08 * (i - (len(found) - 1) / 2)
         places = [experiment.settings.index(setting) + beside for setting in of]

@@ -44,7 +44,8 @@ from grpo_kit.warm_up import RECIPES, GivenTexts, take_replies
 
 def _rewards(kind: str, options: Mapping, profile: Profile, config, policy) -> list[Callable]:
     """Rewards for accuracy and format, and those that the arms of this kind add."""
-    rewards = [accuracy_reward, format_reward]
+    rewards, options = [accuracy_reward, format_reward], dict(options)
+    neighbour = options.pop("paid", "") == "neighbour's"
     if kind == "plain and diversity":
         embedder = load_embedder(profile.embedder)
         rewards.append(DiversityReward(config.num_generations, embedder, **options))
@@ -62,7 +63,25 @@ def _rewards(kind: str, options: Mapping, profile: Profile, config, policy) -> l
         rewards.append(QualityJudgeReward(profile.load_judge(policy), **options))
     if kind == "plain, judge, P(Yes)":
         rewards.append(MetaEvaluationReward(frozen_copy(policy), STEPS_QUESTION, transform="p"))
+    if neighbour:
+        rewards[-1] = of_neighbour(rewards[-1], config.num_generations)
     return rewards
+
+
+def of_neighbour(reward: Callable, num_generations: int) -> Callable:
+    """A control: each answer is paid what another of its group earns, and in turn its own.
+
+    What is paid varies as `reward` does in every group, and on average favours no answer.
+    """
+
+    def paid(*, trainer_state, **columns) -> list[float | None]:
+        earned, n = reward(trainer_state=trainer_state, **columns), num_generations
+        by = trainer_state.global_step % n
+        groups = (earned[i : i + n] for i in range(0, len(earned), n))
+        return [value for group in groups for value in group[n - by :] + group[: n - by]]
+
+    paid.__name__ = f"neighbour_{reward.__name__}"
+    return paid
 
 
 def _overlong(longest: int, cache: int) -> Callable:

@@ -1,12 +1,13 @@
 """A dial: each arm in each setting, and the effect against what is turned."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from matplotlib.figure import Figure
 
 from grpo_kit.lab import dials
-from grpo_kit.lab.experiments import EXPERIMENTS, arm_of, experiment_of
+from grpo_kit.lab.experiments import EXPERIMENTS, arm_of, experiment_of, of_neighbour
 from grpo_kit.lab.records import Record
 from grpo_kit.lab.summary import summarise
 from grpo_kit.profiles import PROFILES
@@ -100,6 +101,21 @@ def test_the_control_of_checks_tosses_a_coin_for_each_verdict():
     assert [of["reward"] for of in paid] == [random_reward, None]
     with pytest.raises(KeyError, match="luck"):
         arm_of({"strategy": "mixed", "post_process": "post_process", "verdicts": "luck"})
+
+
+def test_the_neighbours_control_pays_what_a_group_earns_to_others_of_it_and_in_turn_to_oneself():
+    def digits(*, completions, trainer_state, **columns):
+        return [None if text == "-" else float(text) for text in completions]
+
+    paid, state = of_neighbour(digits, 4), SimpleNamespace(global_step=0)
+    by_step = []
+    for state.global_step in range(5):
+        by_step.append(paid(completions=list("12-45678"), trainer_state=state))
+    assert by_step[0] == by_step[4] == [1, 2, None, 4, 5, 6, 7, 8]
+    assert by_step[1] == [4, 1, 2, None, 8, 5, 6, 7]
+    assert {of[0] for of in by_step} == {1, 2, None, 4}  # each of the group's, once in four steps
+    arm = EXPERIMENTS["dial-shortcut"].arms["neighbour, 0.5"]
+    assert arm.options["paid"] == "neighbour's"
 
 
 def test_a_dial_without_runs_says_which_command_makes_them(tmp_path, monkeypatch):

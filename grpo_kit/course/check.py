@@ -270,27 +270,6 @@ gated_quality = Exercise("(accuracy, quality): quality if right, -0.5 if wrong, 
 }, "the judge decides among right answers only.")  # fmt: skip
 
 # --- notebook 04
-verdict_rewards = Exercise("(texts, correct): 1.0 where the last Yes or No is true, else 0.0", {
-    "Both answers are right; one verdict says so.": (["Yes", "No"], [True, True], [1.0, 0.0]),
-    "No is the true verdict on a wrong answer.": (["No", "Yes"], [False, False], [1.0, 0.0]),
-    "Skip what is in <think>.":
-        (["<think>No, wait.</think>Yes", "<think>Yes.</think>So be it."], [True, True], [1.0, 0.0]),
-    "Of several the last one counts.": (["Yes? No."], [False], [1.0]),
-    "Capitals do not matter.": (["the answer is YES"], [True], [1.0]),
-    "No verdict earns 0, and 'know' holds no No.":
-        (["I know nothing.", "My eyes!", "Yesterday"], [False, True, True], [0.0, 0.0, 0.0]),
-    "The analysis was cut off: there is no verdict.": (["<think>Yes, surely"], [True], [0.0]),
-}, "the label is what a verdict is compared with.")  # fmt: skip
-
-balanced = Exercise("(right, wrong, n): n // 2 of each, starting again if too few", {
-    "Take n // 2 of each.": (["a", "b", "c"], ["x", "y"], 4, [["a", "b"], ["x", "y"]]),
-    "n // 2 of 5 is 2.": (["a", "b", "c"], ["x", "y"], 5, [["a", "b"], ["x", "y"]]),
-    "If too few, start again, as often as it takes.":
-        (["a", "b"], ["x", "y", "z"], 10, [["a", "b", "a", "b", "a"], ["x", "y", "z", "x", "y"]]),
-    "One label alone would teach a constant verdict.": ([], ["x", "y"], 4, [[], []]),
-    "So would the other one alone.": (["a", "b"], [], 4, [[], []]),
-}, "always saying Yes is now worth no more than a coin.")  # fmt: skip
-
 mixed_schedule = Exercise("(step, spent): the kinds that each update of a step learns from", {
     "At first one update learns from half a batch of each kind.": (0, 0.0, ["GV"]),
     "It is the share of the run that counts: less than half is spent.": (24, 0.49, ["GV"]),

@@ -25,6 +25,7 @@ from grpo_kit.course.runner import execute
 from grpo_kit.lab.claims import reported_claims
 from grpo_kit.lab.dials import reported_dials
 from grpo_kit.lab.experiments import load_current
+from grpo_kit.lab.records import by_arm
 from grpo_kit.lab.summary import reported
 
 CHECKOUT = Path(__file__).parents[2]
@@ -253,6 +254,16 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
     def on_real(arm, experiment="diversity"):
         return reported(experiment, "smol")["difference"][arm]["eval/pass@1"]["mean"]
 
+    def updates_of(arm):
+        return f"{reported('verification')['final'][arm]['updates']['mean']:.0f}"
+
+    def sooner(step):  # verify-alter before generate, after equal steps
+        runs = by_arm(load_current(None, "tiny", "verification")[0])
+        pairs = [(run, runs["generate"][seed]) for seed, run in runs["verify-alter"].items()]
+        return np.mean(
+            [a.curve("eval/pass@1")[step] - b.curve("eval/pass@1")[step] for a, b in pairs]
+        )
+
     longer = "more warm-up, as long"
 
     def svamp(arm, tries):
@@ -269,16 +280,18 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                 f"wrong answers end {-judged['dr-grpo-length'].mean:.1f} tokens shorter ["],
         "02": [f"*diversity* ends at {kept('diversity, 0.5')},",
                f"it costs {less('diversity', 'normalised first')}."],
-        "03": [f"right {float(judge('KL')):.0%} of".replace("%", " %"),
-               f"makes up {float(judge('KL', 'assured')):.0%} of".replace("%", " %"),
-               f"right {reported('judge')['final']['KL']['eval/greedy']['mean']:.1%} of".replace(
+        "03": [f"*KL* {float(judge('KL')):.0%} of sampled answers".replace("%", " %"),
+               f"to {float(judge('KL', 'assured')):.0%}, and stays:".replace("%", " %"),
+               f"{reported('judge')['final']['KL']['eval/greedy']['mean']:.1%} of greedy".replace(
                    "%", " %")],
         "04": [f"{sound('self-verify', '0.02')} at 2 %, "
                f"{judged['verify-helps-answers'].mean:.2f} on the usual base",
                f"answers gain {sound('self-verify', '0')}.",
                f"share, by {min(over_coin):.2f} to {max(over_coin):.2f}.",
                f"at both ends, by {behind('0.05'):.2f} and {behind('0.95'):.2f} (paired",
-               f"its *answers* lose {lost('dial-balance', 'self-verify, 0.8', 'pass@1')}.",
+               f"at 0.8 clearly −{lost('dial-balance', 'self-verify, 0.8', 'pass@1')}.",
+               f"({updates_of('mixed')} against {updates_of('self-verify')}).",
+               f"it is {sooner(20):.2f} ahead at 20 and level at 60,",
                f"usual base they lose {lost('verification', 'self-verify', 'greedy')}.",
                f"it is {less('verification', 'verify-alter')} behind",
                f"verdicts are {less('verification', 'verify-alter', 'verdicts/accuracy')} better.",
@@ -307,13 +320,15 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                f"GRPO itself gains {svamp('plain', 'pass@1')} with one try; the warm-up loses "
                f"{svamp(longer, 'pass@1')}.",
                f"*both* lose, by {svamp('plain', 'pass@64')} and {svamp(longer, 'pass@64')}:",
-               f"P(Yes) ends at {on_smol('P(Yes) alone')}, a coin at {on_smol('random')}, labels "
-               f"at {on_smol('labels')}, a vote {-judged['real-majority'].mean:.2f} below labels.",
+               f"P(Yes) ends at {on_smol('P(Yes) alone')}, a coin at {on_smol('random')}, a vote "
+               f"{-judged['real-majority'].mean:.2f} below labels. Strictly: P(Yes) "
+               f"{ends('real', 'smol')('P(Yes) alone')}, coin {ends('real', 'smol')('random')},",
                f"the majority, by {-judged['real-own-verdicts'].mean:.2f}:",
-               f"GRPO gains {judged['grpo-learns'].mean:.2f}. At its best a vote gains "
+               f"GRPO gains {judged['grpo-learns'].mean:.2f} (strict). Leniently, at their best: "
+               f"labels {rise('label-free', 'labels', 200)}, a vote "
                f"{rise('label-free', 'majority', 200)}, P(\"Yes\") "
-               f"{rise('meta', 'P(Yes) alone', 204)}, a coin nothing. In the end the coin has lost "
-               f"{-judged['coin-falls'].mean:.2f}",
+               f"{rise('meta', 'P(Yes) alone', 204)}, a coin nothing; it ends "
+               f"{-judged['coin-falls'].mean:.2f} lower.",
                f"*diversity* loses {less('diversity', 'diversity')} in the tiny world and "
                f"{-on_real('diversity'):.2f} here, *mixed* {less('verification', 'mixed')} and "
                f"{-on_real('mixed', 'verification'):.2f}.",

@@ -67,11 +67,11 @@ def reported_dials(results: str | Path | None = None) -> dict[str, dict]:
     return {name: turned(of, EXPERIMENTS[name]) for name, of in runs.items() if of}
 
 
-def dial(name: str, shown: str = "") -> Figure:
+def dial(name: str, shown: str = "", profile: str = "tiny") -> Figure:
     """The figure of one dial, of its metric or of `shown`; ValueError without stored runs."""
-    runs, _ = load_current(None, "tiny", name)
+    runs, _ = load_current(None, profile, name)
     if not runs:
-        raise ValueError(f"no run of {name!r} is stored: `{command_of(name, 'tiny')}` makes them.")
+        raise ValueError(f"no run of {name!r} is stored: `{command_of(name, profile)}` makes them.")
     experiment = replace(EXPERIMENTS[name], shown=shown or EXPERIMENTS[name].shown)
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     draw(figure.subplots(), turned(runs, experiment), experiment)
@@ -100,15 +100,13 @@ def draw(axes, found: dict[str, dict[str, dict]], experiment: Experiment) -> Non
     Dotted: before training.
     """
     colours = arm_colours(found)
-    before = {
-        name: one["before"] for of in found.values() for name, one in of.items() if "before" in one
-    }
-    if before:
-        places = [experiment.settings.index(setting) for setting in before]
-        axes.plot(places, before.values(), ":", color="black", label="before")
+    settings = [name for name in experiment.settings if any(name in of for of in found.values())]
+    if experiment.of == "end":
+        before = [next(of[name] for of in found.values() if name in of) for name in settings]
+        axes.plot([one["before"] for one in before], ":", color="black", label="before")
     for i, (arm, of) in enumerate(found.items()):
         beside = 0.08 * (i - (len(found) - 1) / 2)
-        places = [experiment.settings.index(setting) + beside for setting in of]
+        places = [settings.index(setting) + beside for setting in of]
         means = [one["mean"] for one in of.values()]
         ends = [[one["mean"] - one["low"] for one in of.values()],
                 [one["high"] - one["mean"] for one in of.values()]]  # fmt: skip
@@ -122,7 +120,7 @@ def draw(axes, found: dict[str, dict[str, dict]], experiment: Experiment) -> Non
         if strict:
             dashed = {"linestyle": "--", "marker": "x", "label": f"{shown(arm)}, strict"}
             axes.plot(places, strict, color=colours[arm], **dashed)
-    axes.set_xticks(range(len(experiment.settings)), experiment.settings)
+    axes.set_xticks(range(len(settings)), settings)
     metric = experiment.shown.removeprefix("eval/").removeprefix("lenient/")
     metric, *_ = CURVE_LABELS.get(metric, [metric])
     if experiment.of == "change":

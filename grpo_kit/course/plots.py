@@ -67,12 +67,8 @@ ARM_COLOURS |= dict.fromkeys(("only correct", "gated"), "#009E73")
 ARM_COLOURS |= {"judge only": "#D55E00", "offline traces": "#E69F00"}
 ARM_COLOURS |= dict.fromkeys(("random", "as they come"), "#999999")
 ARM_COLOURS |= {"per turn": "#009E73", "final turn only": "#CC79A7"}
-ARM_COLOURS |= {
-    "no clip": "#CC79A7",
-    "neighbour": "#CC79A7",
-    "SAPO": "#009E73",
-    "unbalanced": "#E69F00",
-}
+ARM_COLOURS |= dict.fromkeys(("no clip", "neighbour"), "#CC79A7")
+ARM_COLOURS |= {"SAPO": "#009E73", "unbalanced": "#E69F00"}
 LINES = ("-", "--", ":")
 MOST_BANDS = 8
 X_LABELS = {"num_generated_tokens": "generated tokens", "seconds": "seconds of training steps"}

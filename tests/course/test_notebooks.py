@@ -279,6 +279,7 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                 f"end {-judged['gspo'].mean:.3f} and {-judged['cispo'].mean:.3f} lower",
                 f"wrong answers end {-judged['dr-grpo-length'].mean:.1f} tokens shorter ["],
         "02": [f"*diversity* ends at {kept('diversity, 0.5')},",
+               f"at {kept('neighbour, 0.5')} and {kept('plain, 0.5')}.",
                f"it costs {less('diversity', 'normalised first')}."],
         "03": [f"*KL* {float(judge('KL')):.0%} of sampled answers".replace("%", " %"),
                f"to {float(judge('KL', 'assured')):.0%}, and stays:".replace("%", " %"),

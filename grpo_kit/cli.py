@@ -31,6 +31,10 @@ class _Sentences(TyperGroup):
             return super().invoke(ctx)
         except (typer.Exit, typer.Abort):  # these are RuntimeErrors too
             raise
+        except KeyboardInterrupt:
+            goes_on = "`train` goes on with --resume, any other command does what is missing"
+            typer.echo(f"interrupted. What is stored is kept: {goes_on}.", err=True)
+            raise typer.Exit(130) from None
         except EXPECTED as error:
             if os.environ.get("GRPO_KIT_DEBUG") == "1":
                 raise

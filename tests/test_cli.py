@@ -36,6 +36,12 @@ def test_run_names_every_experiment_and_dial():
         assert name.replace("dial-", "dial/") in text, name
 
 
+def test_an_interrupted_command_says_what_is_kept_and_how_to_go_on(monkeypatch):
+    monkeypatch.setattr("grpo_kit.lab.planner.plan", Mock(side_effect=KeyboardInterrupt))
+    result = invoke("plan", "--profile", "tiny")
+    assert result.exit_code == 130 and "`train` goes on with --resume" in result.stderr
+
+
 def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
     heavy = "torch transformers trl datasets papermill matplotlib pandas numpy"
     code = "import grpo_kit.cli, grpo_kit.tasks.published, grpo_kit.rewards, sys"

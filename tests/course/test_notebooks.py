@@ -264,6 +264,12 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
             [a.curve("eval/pass@1")[step] - b.curve("eval/pass@1")[step] for a, b in pairs]
         )
 
+    checks = by_arm(load_current(None, "smol", "dial-checks")[0])
+    on_shares = [
+        np.mean([run.change("eval/pass@1") for run in of.values()])
+        for arm, of in checks.items() if arm.startswith("self-verify")
+    ]  # fmt: skip
+
     longer = "more warm-up, as long"
 
     def svamp(arm, tries):
@@ -290,6 +296,7 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                f"answers gain {sound('self-verify', '0')}.",
                f"share, by {min(over_coin):.2f} to {max(over_coin):.2f}.",
                f"at both ends, by {behind('0.05'):.2f} and {behind('0.95'):.2f} (paired",
+               f"answers by {min(on_shares):.2f} to {max(on_shares):.2f}. Every",
                f"at 0.8 clearly −{lost('dial-balance', 'self-verify, 0.8', 'pass@1')}.",
                f"({updates_of('mixed')} against {updates_of('self-verify')}).",
                f"it is {sooner(20):.2f} ahead at 20 and level at 60,",

@@ -167,8 +167,6 @@ EQUIVALENT = {  # a mutant's changed lines -> why it is no mistake
     r"return re.sub('(?=\\s*/\\s*response)', '<_', text, flags=re.IGNORECASE)": "it is broken, too",
     r"return re.sub('<(?=\\s*/\\s*response)', '', text, flags=re.IGNORECASE)": "it is broken, too",
     "rewards.append(value if right >= 1 else -0.5)": "accuracy is 0 or 1",
-    "rewards.append(bool(verdicts) and (verdicts[-1] == 'yes') == label)": "True is 1.0",
-    "rewards.append(float(bool(verdicts) and (verdicts[-1] >= 'yes') == label))": "no < yes",
     "shares = {a: sum(own) / len(own) if own else -2.0 for a, own in verdicts_on.items()}":
         "whatever is below 0 loses",
     "shares = {a: sum(own) / len(own) if own else -0.5 for a, own in verdicts_on.items()}":

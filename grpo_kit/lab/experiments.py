@@ -44,8 +44,7 @@ from grpo_kit.warm_up import RECIPES, GivenTexts, take_replies
 
 def _rewards(kind: str, options: Mapping, profile: Profile, config, policy) -> list[Callable]:
     """Rewards for accuracy and format, and those that the arms of this kind add."""
-    rewards, options = [accuracy_reward, format_reward], dict(options)
-    neighbour = options.pop("paid", "") == "neighbour's"
+    rewards = [accuracy_reward, format_reward]
     if kind == "plain and diversity":
         embedder = load_embedder(profile.embedder)
         rewards.append(DiversityReward(config.num_generations, embedder, **options))
@@ -63,9 +62,12 @@ def _rewards(kind: str, options: Mapping, profile: Profile, config, policy) -> l
         rewards.append(QualityJudgeReward(profile.load_judge(policy), **options))
     if kind == "plain, judge, P(Yes)":
         rewards.append(MetaEvaluationReward(frozen_copy(policy), STEPS_QUESTION, transform="p"))
-    if neighbour:
-        rewards[-1] = of_neighbour(rewards[-1], config.num_generations)
     return rewards
+
+
+def _paid_to_neighbours(rewards: Callable, profile: Profile, config, policy) -> list[Callable]:
+    *others, last = rewards(profile, config, policy)
+    return [*others, of_neighbour(last, config.num_generations)]
 
 
 def of_neighbour(reward: Callable, num_generations: int) -> Callable:
@@ -222,7 +224,13 @@ def arm_of(entry: Mapping[str, Any]) -> Arm:
         raise ValueError(f"rewards are {kind!r}: choose among {'; '.join(KINDS)}.")
     if arguments and kind == "plain":
         raise ValueError(f"nothing takes {', '.join(arguments)}; the config's go under `config`.")
-    return Arm(partial(_rewards, kind, arguments), **own)
+    paid = arguments.pop("paid", "its own")
+    rewards = partial(_rewards, kind, arguments)
+    if paid == "neighbour's":
+        rewards = partial(_paid_to_neighbours, rewards)
+    elif paid != "its own":
+        raise ValueError(f"paid is {paid!r}: choose neighbour's, or leave it out.")
+    return Arm(rewards, **own)
 
 
 def at(entry: Mapping[str, Any], setting: Mapping[str, Any]) -> dict[str, Any]:

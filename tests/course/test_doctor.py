@@ -21,12 +21,11 @@ COLLAPSE = {  # arms whose reward rose as held-out accuracy fell: notebooks 03, 
     "random, our defaults", "random and format, our defaults", "format alone", "truth 1 %",
     "truth 10 %", "P(Yes), no labels", "P(Yes)", "majority", "self-certainty",
     "likelihood", "judged outcome", "correct alone",
-    "short x 0.5", "short x 1", "short x 1.5", "short x 2",
+    "short x 0.5", "short x 1", "short x 1.5", "short x 2", "neighbour and format",
     "plain, 0.2", "plain, 0.35", "plain, 0.5", "plain, 0.7", "neighbour, 0.5",  # of the dials
-    "neighbour and format", "neighbour and format, our defaults",
     "judge only, 0", "judge only, 0.3", "judge only, 0.6", "judge only, 0.9",
     "P(Yes) alone, 1e-4", "P(Yes) alone, 2e-4", "P(Yes) alone, 4e-4",
-    "random, 2e-4", "random, 4e-4",
+    "random, 2e-4", "random, 4e-4", "neighbour and format, our defaults",
     "random, 0", "random, 0.02", "random, 0.1", "random, 0.37", "random, 0.7",
 }  # fmt: skip
 

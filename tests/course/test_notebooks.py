@@ -247,9 +247,12 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
         deciding = [run for run in runs if run.arm == arm and first <= run.seed < first + 10]
         return f"{np.mean([run.rise('eval/lenient/pass@1') for run in deciding]):.2f}"
 
+    def moved(experiment, arm, metric, profile="tiny"):
+        runs, _ = load_current(None, profile, experiment)
+        return np.mean([run.change(metric) for run in runs if run.arm == arm])
+
     def lost(experiment, arm, metric):
-        runs, _ = load_current(None, "tiny", experiment)
-        return f"{-np.mean([run.change(f'eval/{metric}') for run in runs if run.arm == arm]):.2f}"
+        return f"{-moved(experiment, arm, f'eval/{metric}'):.2f}"
 
     def on_real(arm, experiment="diversity"):
         return reported(experiment, "smol")["difference"][arm]["eval/pass@1"]["mean"]
@@ -264,11 +267,11 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
             [a.curve("eval/pass@1")[step] - b.curve("eval/pass@1")[step] for a, b in pairs]
         )
 
-    checks = by_arm(load_current(None, "smol", "dial-checks")[0])
-    on_shares = [
-        np.mean([run.change("eval/pass@1") for run in of.values()])
-        for arm, of in checks.items() if arm.startswith("self-verify")
-    ]  # fmt: skip
+    def on_shares(metric):  # least and most of the shares of the real model's dial
+        changes = [
+            moved("dial-checks", f"self-verify, {x}", metric, "smol") for x in (0, 0.02, 0.37)
+        ]
+        return f"{min(changes):.2f} to {max(changes):.2f}"
 
     longer = "more warm-up, as long"
 
@@ -296,14 +299,16 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                f"answers gain {sound('self-verify', '0')}.",
                f"share, by {min(over_coin):.2f} to {max(over_coin):.2f}.",
                f"at both ends, by {behind('0.05'):.2f} and {behind('0.95'):.2f} (paired",
-               f"answers by {min(on_shares):.2f} to {max(on_shares):.2f}. Every",
+               f"rise by {on_shares('verdicts/accuracy')}, answers by {on_shares('eval/pass@1')}.",
                f"at 0.8 clearly −{lost('dial-balance', 'self-verify, 0.8', 'pass@1')}.",
                f"({updates_of('mixed')} against {updates_of('self-verify')}).",
                f"it is {sooner(20):.2f} ahead at 20 and level at 60,",
                f"usual base they lose {lost('verification', 'self-verify', 'greedy')}.",
                f"it is {less('verification', 'verify-alter')} behind",
                f"verdicts are {less('verification', 'verify-alter', 'verdicts/accuracy')} better."],
-        "05": [f"{less('meta', 'P(Yes) alone', 'eval/lenient/pass@1')} lower on average. Two",
+        "05": [f"garbled (P(Yes) {ends('meta')('random and format, our defaults', 'p_yes')}), these",
+               f"sums ({ends('meta')('our defaults', 'p_yes')}).",
+               f"{less('meta', 'P(Yes) alone', 'eval/lenient/pass@1')} lower on average. Two",
                f"{less('label-free', 'majority', 'eval/lenient/pass@1')} on average.",
                f"labels end at {on_smol('labels')}, a majority at {on_smol('majority')}, P(Yes) at "
                f"{on_smol('P(Yes) alone')}, a coin at {on_smol('random')}."],

@@ -53,6 +53,10 @@ def test_the_effect_is_a_difference_of_pairs_and_settings_without_runs_are_left_
     at_end = dials.turned(runs, replace(experiment, of="end"))
     assert at_end["plain"]["1"]["mean"] == pytest.approx(0.6)
     axes = Figure().subplots()
+    dials.draw(axes, at_end, replace(experiment, of="end"))
+    before = next(line for line in axes.lines if line.get_label() == "before")
+    assert before.get_ydata() == pytest.approx([0.4]), "a dotted line for what the base had"
+    axes = Figure().subplots()
     dials.draw(axes, found, experiment)
     dots = [line for line in axes.lines if line.get_marker() == "."]
     assert [len(line.get_ydata()) for line in dots] == [3, 3], "each seed can be seen"
@@ -113,9 +117,8 @@ def test_the_neighbours_control_pays_what_a_group_earns_to_others_of_it_and_in_t
         by_step.append(paid(completions=list("12-45678"), trainer_state=state))
     assert by_step[0] == by_step[4] == [1, 2, None, 4, 5, 6, 7, 8]
     assert by_step[1] == [4, 1, 2, None, 8, 5, 6, 7]
-    assert {of[0] for of in by_step} == {1, 2, None, 4}  # each of the group's, once in four steps
-    arm = EXPERIMENTS["dial-shortcut"].arms["neighbour, 0.5"]
-    assert arm.options["paid"] == "neighbour's"
+    with pytest.raises(ValueError, match="paid is 'neighbours': choose neighbour's"):
+        arm_of({"rewards": "plain and random", "paid": "neighbours"})
 
 
 def test_a_dial_without_runs_says_which_command_makes_them(tmp_path, monkeypatch):

@@ -260,12 +260,10 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
     def updates_of(arm):
         return f"{reported('verification')['final'][arm]['updates']['mean']:.0f}"
 
-    def sooner(step):  # verify-alter before generate, after equal steps
+    def sooner(step, metric="eval/pass@1"):  # verify-alter before generate, after equal steps
         runs = by_arm(load_current(None, "tiny", "verification")[0])
         pairs = [(run, runs["generate"][seed]) for seed, run in runs["verify-alter"].items()]
-        return np.mean(
-            [a.curve("eval/pass@1")[step] - b.curve("eval/pass@1")[step] for a, b in pairs]
-        )
+        return np.mean([a.curve(metric)[step] - b.curve(metric)[step] for a, b in pairs])
 
     def on_shares(metric):  # least and most of the shares of the real model's dial
         changes = [
@@ -306,7 +304,7 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                f"usual base they lose {lost('verification', 'self-verify', 'greedy')}.",
                f"it is {less('verification', 'verify-alter')} behind",
                f"verdicts are {less('verification', 'verify-alter', 'verdicts/accuracy')} better."],
-        "05": [f"garbled (P(Yes) {ends('meta')('random and format, our defaults', 'p_yes')}), these",
+        "05": [f"(P(Yes) {ends('meta')('random and format, our defaults', 'p_yes')}), these",
                f"sums ({ends('meta')('our defaults', 'p_yes')}).",
                f"{less('meta', 'P(Yes) alone', 'eval/lenient/pass@1')} lower on average. Two",
                f"{less('label-free', 'majority', 'eval/lenient/pass@1')} on average.",

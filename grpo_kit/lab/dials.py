@@ -116,7 +116,7 @@ def draw(axes, found: dict[str, dict[str, dict]], experiment: Experiment) -> Non
         axes.errorbar(places, means, ends, **look)
         for place, one in zip(places, of.values(), strict=True):
             seeds = one["values"]
-            axes.plot([place + 0.03] * len(seeds), seeds, ".", color=colours[arm], alpha=0.4, ms=6)
+            axes.plot([place] * len(seeds), seeds, ".", color=colours[arm], alpha=0.4, ms=6)
         if strict:
             dashed = {"linestyle": "--", "marker": "x", "label": f"{shown(arm)}, strict"}
             axes.plot(places, strict, color=colours[arm], **dashed)

@@ -3,7 +3,7 @@
 Planned before these seeds ran: `grpo-kit compare data/results/stale/stale.py --seeds 100-104
 --output data/results/stale`. Two questions: what do lags of 4 and 8 steps cost beside new weights
 in each step, and does the weight help at a lag of 8, and where weights never travel? One seed had
-been seen, notebook 08's: never renewed 0.73, with the weight 0.65, every 4 steps 0.82, each step 0.85.
+been seen, notebook 08's: never renewed 0.73, with the weight 0.65, every 4 steps 0.82, each 0.85.
 """
 
 from functools import partial
@@ -15,7 +15,7 @@ from grpo_kit.rewards import accuracy_reward
 
 
 @torch.no_grad()
-def scored(policy, answers, config):  # the policy's log-probabilities of the sampler's tokens, (N, T)
+def scored(policy, answers, config):  # log-probabilities by the policy, (N, T)
     options = {"temperature": config.temperature, "pad_token_id": policy.pad_token_id}
     with policy.autocast():
         return generation.completion_logps(policy.model, answers, **options)[0]
@@ -25,7 +25,8 @@ class StaleSampler:  # weights travel every `every` steps; `cap` bounds w, None:
     name = "stale sampler"
 
     def __init__(self, prompts, cap=None, every=1000):
-        self.prompts, self.cap, self.every, self.state_dict = prompts, cap, every, prompts.state_dict
+        self.prompts, self.cap, self.every = prompts, cap, every
+        self.state_dict = prompts.state_dict
 
     def __call__(self, generator, state, metrics):
         if state.global_step % self.every == 0:

@@ -210,8 +210,7 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
         return lambda arm, metric="eval/pass@1": f"{final[arm][metric]['mean']:.2f}"
 
     def dial(name):
-        found = reported_dials()[f"dial-{name}"]
-        return lambda arm, setting: f"{found[arm][setting]['mean']:.2f}"
+        return lambda arm, setting: f"{turned[f'dial-{name}'][arm][setting]['mean']:.2f}"
 
     def less(experiment, arm, metric="eval/pass@1", digits=2):
         mean = reported(experiment)["difference"][arm][metric]["mean"]
@@ -222,20 +221,18 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
         return "{mean:+.2f} [{low:+.2f}, {high:+.2f}]".format(**found).replace("-", "−")
 
     judged = {one.claim.id: one.judgement for one in judged_claims()}
+    turned = reported_dials()
     flow, real = ends("flow"), ends("flow", "smol")
     judge, kept, unlike = ends("judge"), ends("dial-shortcut"), ends("diversity", "smol")
     updates, shortcut, sound = dial("updates"), dial("shortcut"), dial("checks")
-    unlearnt = reported_dials()["dial-judge"]["judge only"]["0"]["values"]
+    unlearnt = turned["dial-judge"]["judge only"]["0"]["values"]
     offline, method, greedy = "offline traces", "trajectory", "eval/greedy"
-    last_turn = -reported_dials()["dial-turns"][method]["0.7"]["minus"]["mean"]
-    over_coin = [
-        of["minus"]["mean"] for of in reported_dials()["dial-checks"]["self-verify"].values()
-    ]
+    last_turn = -turned["dial-turns"][method]["0.7"]["minus"]["mean"]
+    over_coin = [of["minus"]["mean"] for of in turned["dial-checks"]["self-verify"].values()]
     on_smol = functools.partial(ends("real", "smol"), metric="eval/lenient/pass@1")
     shown = ("trajectory", "offline traces", "per turn", "final turn only")
-    at_ceiling = [
-        value for arm in shown for value in reported("flow")["final"][arm]["eval/greedy"]["values"]
-    ]
+    played = reported("flow")["final"]
+    at_ceiling = [value for arm in shown for value in played[arm][greedy]["values"]]
 
     def chosen(rule, arm="self-verify"):  # in the runs that decide
         runs, _ = load_current(None, "tiny", "verification")
@@ -278,7 +275,7 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
         return f"{abs(of[f'after/{tries}']['mean'] - of[f'before/{tries}']['mean']):.2f}"
 
     def behind(share):
-        return reported_dials()["dial-balance"]["self-verify"][share]["minus"]["mean"]
+        return turned["dial-balance"]["self-verify"][share]["minus"]["mean"]
 
     said = {
         "01b": [f"+{less('sooner', 'dynamic sampling', digits=3)} [",

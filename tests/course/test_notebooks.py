@@ -25,7 +25,7 @@ from grpo_kit.course.runner import execute
 from grpo_kit.lab.claims import reported_claims
 from grpo_kit.lab.dials import reported_dials
 from grpo_kit.lab.experiments import load_current
-from grpo_kit.lab.records import by_arm
+from grpo_kit.lab.records import by_arm, load
 from grpo_kit.lab.summary import reported
 
 CHECKOUT = Path(__file__).parents[2]
@@ -248,9 +248,6 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
         runs, _ = load_current(None, profile, experiment)
         return np.mean([run.change(metric) for run in runs if run.arm == arm])
 
-    def lost(experiment, arm, metric):
-        return f"{-moved(experiment, arm, f'eval/{metric}'):.2f}"
-
     def on_real(arm, experiment="diversity"):
         return reported(experiment, "smol")["difference"][arm]["eval/pass@1"]["mean"]
 
@@ -263,9 +260,8 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
         return np.mean([a.curve(metric)[step] - b.curve(metric)[step] for a, b in pairs])
 
     def on_shares(metric):  # least and most of the shares of the real model's dial
-        changes = [
-            moved("dial-checks", f"self-verify, {x}", metric, "smol") for x in (0, 0.02, 0.37)
-        ]
+        of = functools.partial(moved, "dial-checks", metric=metric, profile="smol")
+        changes = [of(f"self-verify, {x}") for x in (0, 0.02, 0.37)]
         return f"{min(changes):.2f} to {max(changes):.2f}"
 
     longer = "more warm-up, as long"
@@ -278,6 +274,7 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
         return turned["dial-balance"]["self-verify"][share]["minus"]["mean"]
 
     said = {
+        "01": [f"→ {ends('basic', 'smol')('plain')} in 16 steps"],
         "01b": [f"+{less('sooner', 'dynamic sampling', digits=3)} [",
                 f"−{less('corrections', 'dynamic sampling', digits=3)} [",
                 f"end {-judged['gspo'].mean:.3f} and {-judged['cispo'].mean:.3f} lower",
@@ -290,16 +287,16 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                f"to {float(judge('KL', 'assured')):.0%}, and stays:".replace("%", " %"),
                f"{reported('judge')['final']['KL']['eval/greedy']['mean']:.1%} of greedy".replace(
                    "%", " %")],
-        "04": [f"{sound('self-verify', '0.02')} at 2 %, "
-               f"{judged['verify-helps-answers'].mean:.2f} on the usual base",
-               f"answers gain {sound('self-verify', '0')}.",
+        "04": [f"sampled answers gain {judged['verify-helps-answers'].mean:.2f}, greedy ones lose "
+               f"{-moved('verification', 'self-verify', greedy):.2f}.",
+               f"32 % sampled answers gain {dial('sloppy')('self-verify', '0.32')}, and greedy",
                f"share, by {min(over_coin):.2f} to {max(over_coin):.2f}.",
                f"loses to *self-verify*, by {behind('0.05'):.2f} and {behind('0.95'):.2f}.",
-               f"rise by {on_shares('verdicts/accuracy')}, answers by {on_shares('eval/pass@1')}.",
+               f"rise by {on_shares('verdicts/accuracy')}, answers by {on_shares('eval/pass@1')},",
                f"raises them by {moved('verification', 'generate', 'verdicts/accuracy'):.2f}.",
-               f"({updates_of('mixed')} against {updates_of('self-verify')}).",
+               f"({updates_of('mixed')} against {updates_of('self-verify')}),",
                f"it is {sooner(20):.2f} ahead at 20 and level at 60,",
-               f"usual base they lose {lost('verification', 'self-verify', 'greedy')}.",
+               f"by {moved('verification', 'self-verify', 'eval/pass@1', 'smol'):.2f} [0.02,",
                f"it is {less('verification', 'verify-alter')} behind",
                f"verdicts are {less('verification', 'verify-alter', 'verdicts/accuracy')} better."],
         "05": [f"(P(Yes) {ends('meta')('random and format, our defaults', 'p_yes')}), these",
@@ -319,6 +316,7 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                f"{shortcut('plain', '0.7')}.",
                f"by {over_coin[1]:.2f} at 0.02, only just at 0.7.",
                f"answers gain {sound('self-verify', '0.02')} at 0.02,",
+               f"+{dial('sloppy')('self-verify', '0.32')} at 0.32, nothing at 0.",
                f"the coin keeps {judged['coin-kl'].mean:.2f} more.",
                f"Plain GRPO ends at {ends('diversity')('plain')},",
                f"is right in {chosen('own_verdicts'):.2f}, the most frequent of the eight in "
@@ -343,7 +341,12 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                f"from {min(unlearnt):.2f} to {max(unlearnt):.2f}."],
     }  # fmt: skip
     easy, hard = defined_in("08").dealt(torch.tensor([1.0] * 9 + [0.0] * 7), 8).abs().view(2, 8)
-    said["08"] = [f"{easy.sum() / (easy.sum() + hard.sum()):.0%} of it now".replace("%", " %")]
+    runs = [r for r in load(CHECKOUT / "data/results/stale/results")[0] if r.seed > 104]
+    stale = {a: np.mean([r.end("eval/pass@1") for r in runs if r.arm == a]) for a in by_arm(runs)}
+    ends_at = "{each step:.2f}, every four steps at {every 4 steps:.2f}, every eight at "
+    ends_at = (ends_at + "{every 8 steps:.2f}, never at {never renewed:.2f}.").format(**stale)
+    said["08"] = [f"{easy.sum() / (easy.sum() + hard.sum()):.0%} of it now".replace("%", " %"),
+                  f"they end at {ends_at}"]  # fmt: skip
     for number, phrases in said.items():
         (text,) = (markdown(name) for name in NOTEBOOKS if name.startswith(f"{number}_"))
         for phrase in phrases:

@@ -5,7 +5,7 @@ Planned before these seeds ran: `grpo-kit compare data/results/stale/stale.py --
 in each step, and does the weight help at a lag of 8, and where weights never travel? One seed had
 been seen, notebook 08's: never renewed 0.73, with the weight 0.65, every 4 steps 0.82, each 0.85.
 
-With these five seeds every arm but the first was *inconclusive*, so ten fresh ones, 105-114, decide.
+With these five seeds every arm but the first was *inconclusive*, so ten fresh ones, 105-114, do.
 """
 
 from functools import partial

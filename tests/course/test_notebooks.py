@@ -212,8 +212,8 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
     def dial(name):
         return lambda arm, setting: f"{turned[f'dial-{name}'][arm][setting]['mean']:.2f}"
 
-    def less(experiment, arm, metric="eval/pass@1", digits=2):
-        mean = reported(experiment)["difference"][arm][metric]["mean"]
+    def less(experiment, arm, metric="eval/pass@1", digits=2, profile="tiny"):
+        mean = reported(experiment, profile)["difference"][arm][metric]["mean"]
         return f"{abs(mean):.{digits}f}"
 
     def paired(arm):  # minus the method of 06
@@ -227,12 +227,12 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
     updates, shortcut, sound = dial("updates"), dial("shortcut"), dial("checks")
     unlearnt = turned["dial-judge"]["judge only"]["0"]["values"]
     offline, method, greedy = "offline traces", "trajectory", "eval/greedy"
-    last_turn = -turned["dial-turns"][method]["0.7"]["minus"]["mean"]
+    runs = by_arm(load_current(None, "tiny", "dial-sloppy")[0])["self-verify, 0.32"].values()
+    second = sorted(run.logged(greedy)[-1] for run in runs)[1]
     over_coin = [of["minus"]["mean"] for of in turned["dial-checks"]["self-verify"].values()]
     on_smol = functools.partial(ends("real", "smol"), metric="eval/lenient/pass@1")
-    shown = ("trajectory", "offline traces", "per turn", "final turn only")
-    played = reported("flow")["final"]
-    at_ceiling = [value for arm in shown for value in played[arm][greedy]["values"]]
+    played, arms = reported("flow")["final"], (method, offline, "per turn", "final turn only")
+    at_ceiling = [value for arm in arms for value in played[arm][greedy]["values"]]
 
     def chosen(rule, arm="self-verify"):  # in the runs that decide
         runs, _ = load_current(None, "tiny", "verification")
@@ -247,9 +247,6 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
     def moved(experiment, arm, metric, profile="tiny"):
         runs, _ = load_current(None, profile, experiment)
         return np.mean([run.change(metric) for run in runs if run.arm == arm])
-
-    def on_real(arm, experiment="diversity"):
-        return reported(experiment, "smol")["difference"][arm]["eval/pass@1"]["mean"]
 
     def updates_of(arm):
         return f"{reported('verification')['final'][arm]['updates']['mean']:.0f}"
@@ -289,6 +286,7 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                    "%", " %")],
         "04": [f"sampled answers gain {judged['verify-helps-answers'].mean:.2f}, greedy ones lose "
                f"{-moved('verification', 'self-verify', greedy):.2f}.",
+               f"to {second:.2f} or more in four of five",
                f"32 % sampled answers gain {dial('sloppy')('self-verify', '0.32')}, and greedy",
                f"share, by {min(over_coin):.2f} to {max(over_coin):.2f}.",
                f"loses to *self-verify*, by {behind('0.05'):.2f} and {behind('0.95'):.2f}.",
@@ -309,7 +307,7 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                f"*Final turn only* has {paired('final turn only')}:",
                f"{at_ceiling.count(62 / 64)} of the {len(at_ceiling)} runs stand at 62 of 64",
                f"no lower here: {paired('per turn')} against",
-               f"+{last_turn:.2f} [0.00, 0.12] at 0.7.",
+               f"+{-turned['dial-turns'][method]['0.7']['minus']['mean']:.2f} [0.00, 0.12] at 0.7.",
                f"({real(offline, greedy)}, {real(method, greedy)})"],
         "07": [f"ends at {updates('clip', '8')}, without it {updates('no clip', '8')}.",
                f"*diversity* ends at {shortcut('diversity', '0.7')}, *plain* at "
@@ -336,17 +334,19 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                f"{rise('meta', 'P(Yes) alone', 204)}, a coin nothing; it ends "
                f"{-judged['coin-falls'].mean:.2f} lower.",
                f"*diversity* loses {less('diversity', 'diversity')} in the tiny world and "
-               f"{-on_real('diversity'):.2f} here, *mixed* {less('verification', 'mixed')} and "
-               f"{-on_real('mixed', 'verification'):.2f}.",
+               f"{less('diversity', 'diversity', profile='smol')} here, *mixed* ",
+               f"{less('verification', 'mixed')} and {less('verification', 'mixed', profile='smol')}.",
                f"from {min(unlearnt):.2f} to {max(unlearnt):.2f}."],
     }  # fmt: skip
     easy, hard = defined_in("08").dealt(torch.tensor([1.0] * 9 + [0.0] * 7), 8).abs().view(2, 8)
     runs = [r for r in load(CHECKOUT / "data/results/stale/results")[0] if r.seed > 104]
     stale = {a: np.mean([r.end("eval/pass@1") for r in runs if r.arm == a]) for a in by_arm(runs)}
-    ends_at = "{each step:.2f}, every four steps at {every 4 steps:.2f}, every eight at "
-    ends_at = (ends_at + "{every 8 steps:.2f}, never at {never renewed:.2f}.").format(**stale)
+    eight, never = stale["every 8 steps"], stale["never renewed"]
     said["08"] = [f"{easy.sum() / (easy.sum() + hard.sum()):.0%} of it now".replace("%", " %"),
-                  f"they end at {ends_at}"]  # fmt: skip
+                  f"every four steps at {stale['every 4 steps']:.2f}, every eight at {eight:.2f}, never "
+                  f"at {never:.2f}.", f"end at {stale['each step']:.2f},",
+                  f"adds {stale['never, weight up to 2'] - never:.2f} [0.08,",
+                  f"steps {stale['every 8, weight up to 2'] - eight:.2f} [−0.11,"]  # fmt: skip
     for number, phrases in said.items():
         (text,) = (markdown(name) for name in NOTEBOOKS if name.startswith(f"{number}_"))
         for phrase in phrases:

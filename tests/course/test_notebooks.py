@@ -223,6 +223,7 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
     judged = {one.claim.id: one.judgement for one in judged_claims()}
     turned = reported_dials()
     flow, real = ends("flow"), ends("flow", "smol")
+    mixed = functools.partial(less, "verification", "mixed", "eval/pass@1", 2)
     judge, kept, unlike = ends("judge"), ends("dial-shortcut"), ends("diversity", "smol")
     updates, shortcut, sound = dial("updates"), dial("shortcut"), dial("checks")
     unlearnt = turned["dial-judge"]["judge only"]["0"]["values"]
@@ -334,16 +335,15 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                f"{rise('meta', 'P(Yes) alone', 204)}, a coin nothing; it ends "
                f"{-judged['coin-falls'].mean:.2f} lower.",
                f"*diversity* loses {less('diversity', 'diversity')} in the tiny world and "
-               f"{less('diversity', 'diversity', profile='smol')} here, *mixed* ",
-               f"{less('verification', 'mixed')} and {less('verification', 'mixed', profile='smol')}.",
-               f"from {min(unlearnt):.2f} to {max(unlearnt):.2f}."],
+               f"{less('diversity', 'diversity', profile='smol')} here, *mixed* {mixed('tiny')} and "
+               f"{mixed('smol')}.", f"from {min(unlearnt):.2f} to {max(unlearnt):.2f}."],
     }  # fmt: skip
     easy, hard = defined_in("08").dealt(torch.tensor([1.0] * 9 + [0.0] * 7), 8).abs().view(2, 8)
     runs = [r for r in load(CHECKOUT / "data/results/stale/results")[0] if r.seed > 104]
     stale = {a: np.mean([r.end("eval/pass@1") for r in runs if r.arm == a]) for a in by_arm(runs)}
     eight, never = stale["every 8 steps"], stale["never renewed"]
     said["08"] = [f"{easy.sum() / (easy.sum() + hard.sum()):.0%} of it now".replace("%", " %"),
-                  f"every four steps at {stale['every 4 steps']:.2f}, every eight at {eight:.2f}, never "
+                  f"four steps at {stale['every 4 steps']:.2f}, every eight at {eight:.2f}, never "
                   f"at {never:.2f}.", f"end at {stale['each step']:.2f},",
                   f"adds {stale['never, weight up to 2'] - never:.2f} [0.08,",
                   f"steps {stale['every 8, weight up to 2'] - eight:.2f} [−0.11,"]  # fmt: skip

@@ -335,8 +335,8 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
                f"{rise('meta', 'P(Yes) alone', 204)}, a coin nothing; it ends "
                f"{-judged['coin-falls'].mean:.2f} lower.",
                f"*diversity* loses {less('diversity', 'diversity')} in the tiny world and "
-               f"{less('diversity', 'diversity', profile='smol')} here, *mixed* {mixed('tiny')} and "
-               f"{mixed('smol')}.", f"from {min(unlearnt):.2f} to {max(unlearnt):.2f}."],
+               f"{less('diversity', 'diversity', profile='smol')} here, *mixed* {mixed('tiny')} "
+               f"and {mixed('smol')}.", f"from {min(unlearnt):.2f} to {max(unlearnt):.2f}."],
     }  # fmt: skip
     easy, hard = defined_in("08").dealt(torch.tensor([1.0] * 9 + [0.0] * 7), 8).abs().view(2, 8)
     runs = [r for r in load(CHECKOUT / "data/results/stale/results")[0] if r.seed > 104]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
@@ -85,8 +86,9 @@ def sha256_of(file: str | Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def write_atomic(path: str | Path, content: str | bytes) -> None:
-    """Write `content` (text as UTF-8) to a temporary name beside `path`, then rename it.
+@contextmanager
+def replacing(path: str | Path) -> Iterator[BinaryIO]:
+    """A file to write to under a temporary name beside `path`, which it gets at the end.
 
     A killed process or a full disk leaves the old file as it was.
     """
@@ -94,9 +96,15 @@ def write_atomic(path: str | Path, content: str | bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(temporary, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_atomic(path: str | Path, content: str | bytes) -> None:
+    """Write `content` (text as UTF-8) whole or not at all, see `replacing`."""
+    with replacing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)

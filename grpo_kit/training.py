@@ -18,7 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from grpo_kit import hooks, objective
 from grpo_kit.config import GRPOConfig
 from grpo_kit.generation import Rollouts, check_lengths, completion_logps, reply, sample_groups
 from grpo_kit.models import Policy, reference_of, weights_hash
+from grpo_kit.paths import writing
 from grpo_kit.rewards.rules import accuracy_reward, lenient_accuracy_reward
 from grpo_kit.rewards.scoring import (
     PROTOCOL,
@@ -45,11 +46,10 @@ from grpo_kit.rewards.scoring import (
     reward_names,
     score_texts,
 )
-from grpo_kit.runs import Run, RunFiles, one_writer
+from grpo_kit.runs import Run, RunFiles
 from grpo_kit.tasks import Task
 
 
-@one_writer
 def train(
     policy: Policy,
     task: Task,
@@ -109,17 +109,18 @@ def train(
     generator = torch.Generator().manual_seed(seed)
     start = run_start(policy, source.name, prompts)
     start |= {name: hook and hooks.hook_name(hook) for name, hook in own.items()}
-    files = RunFiles(output_dir, config, seed, start)
-    checkpoint = files.resume(policy.device) if resume else files.begin()
-    if checkpoint is not None:
-        learner.load_state_dict(checkpoint["learner"])
-        source.load_state_dict(checkpoint["batch_source"])
-        generator.set_state(checkpoint["generator"].cpu())
-    step = checkpoint["step"] if checkpoint else 0
     evaluated = partial(evaluate_run, policy, task, config, measure, seed, correct=correct)
 
-    progress = progress_bar(config, step)
-    try:
+    with ExitStack() as until_the_end:
+        until_the_end.enter_context(writing(output_dir))
+        files = RunFiles(output_dir, config, seed, start)
+        checkpoint = files.resume(policy.device) if resume else files.begin()
+        if checkpoint is not None:
+            learner.load_state_dict(checkpoint["learner"])
+            source.load_state_dict(checkpoint["batch_source"])
+            generator.set_state(checkpoint["generator"].cpu())
+        step = checkpoint["step"] if checkpoint else 0
+        progress = until_the_end.enter_context(progress_bar(config, step))
         if not files.run.history and config.eval_on_start:
             files.log({"step": 0, "num_generated_tokens": 0, **evaluated()})
         if record and not step:
@@ -155,8 +156,6 @@ def train(
                 files.save_checkpoint(step, learner=learner.state_dict(), **sources)
             show_progress(progress, row)
         return files.finish()
-    finally:
-        progress.close()
 
 
 # --- before the first step ------------------------------------------------------------------------

@@ -224,7 +224,7 @@ class _Trainer(trl.GRPOTrainer):
             self.watcher.begin()
             return super().train(**keywords)
         state = json.loads((last / "trainer_state.json").read_text())
-        self.watcher.resume(last, state["global_step"])
+        self.watcher.resume(last)
         if state["global_step"] >= self.args.max_steps:  # TRL would make one step more
             self._load_from_checkpoint(str(last))
             return self.watcher.end()
@@ -321,10 +321,9 @@ class _Watcher(TrainerCallback):
             self.files.begin()
         PartialState().wait_for_everyone()
 
-    def resume(self, checkpoint: Path, updates: int) -> None:
+    def resume(self, checkpoint: Path) -> None:
         """Go on with the run of a checkpoint. ValueError where that is another run."""
-        identity = json.loads((checkpoint / IDENTITY).read_text())
-        self.files.begin(identity, updates // self.config.updates_per_step, checkpoint.name)
+        self.files.begin(json.loads((checkpoint / IDENTITY).read_text()), checkpoint.name)
         PartialState().wait_for_everyone()
 
     def end(self) -> None:
@@ -373,8 +372,7 @@ class _Watcher(TrainerCallback):
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         self.files.remedy = f"resume from {checkpoint.name} in {self.files.folder}"
         if state.is_world_process_zero:
-            identity = {**self.files.identity, "history": self.files.digest}
-            write_atomic(checkpoint / IDENTITY, json.dumps(identity, indent=1))
+            write_atomic(checkpoint / IDENTITY, json.dumps(self.files.state, indent=1))
 
     def on_train_end(self, args, state, control, **kwargs):
         if self.progress is not None:

@@ -5,11 +5,9 @@ Nothing here knows torch: the command line imports this module before anything h
 
 import hashlib
 import os
-import platform
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -58,25 +56,18 @@ def make_output_dir(path: str | Path) -> Path:
 def writing(folder: str | Path, what: str = "run") -> Iterator[Path]:
     """Hold a folder as the one that writes `what` there; it is made where there is none.
 
-    Raises RuntimeError, naming the process, where another one that lives holds it.
+    Raises RuntimeError where another process that lives holds it.
     """
     folder = make_output_dir(folder)
-    lock, who = FileLock(folder / f".{what}.lock"), folder / f".{what}.writer"
+    lock = FileLock(folder / f".{what}.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        holder = "another process"
-        with suppress(OSError):
-            holder = who.read_text(encoding="utf-8")
         wait = "wait until it has ended, or choose another folder"
-        raise RuntimeError(f"{holder} writes a {what} to {folder}: {wait}.") from None
+        raise RuntimeError(f"another process writes a {what} to {folder}: {wait}.") from None
     try:
-        since = time.strftime("%H:%M:%S on %Y-%m-%d")
-        with suppress(OSError):  # a full disk: the lock holds without a name
-            write_atomic(who, f"process {os.getpid()} of {platform.node()}, since {since},")
         yield folder
     finally:
-        who.unlink(missing_ok=True)
         lock.release()
 
 

@@ -1,7 +1,6 @@
 """A folder of a run: written as it goes, taken up after a kill, never mixed with another."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -102,12 +101,11 @@ def test_a_folder_has_one_writer_at_a_time(saved_policy, tmp_path):
     folder = tmp_path / "run"
 
     def second(prompts, completions, **columns):
-        with pytest.raises(RuntimeError, match=rf"process {os.getpid()} of .*, since .* writes"):
+        with pytest.raises(RuntimeError, match="another process writes a run to"):
             train(load_policy(saved_policy), TASK, [even_ids], **options)
         return even_ids(prompts, completions, **columns)
 
     options = {"config": configure(max_steps=1), "output_dir": folder, "seed": 0}
     run = train(load_policy(saved_policy), TASK, [second], **options)
     assert len(run.history) == 2 and steps_in(folder / HISTORY) == [0, 1]
-    assert not list(folder.glob("*.writer")), "it is free again"
-    train(load_policy(saved_policy), TASK, [even_ids], **options)
+    train(load_policy(saved_policy), TASK, [even_ids], **options)  # it is free again

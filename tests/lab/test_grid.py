@@ -109,7 +109,7 @@ def test_a_run_that_another_process_is_making_is_left_to_it(made, profile, tmp_p
     job = Job("parity", PARITY, profile, "even", 0, tmp_path / "results", tmp_path / "work")
     with (
         writing(job.folder, "record"),
-        pytest.raises(RuntimeError, match=f"process {os.getpid()} of .* writes a record to"),
+        pytest.raises(RuntimeError, match="another process writes a record to"),
     ):
         made()
     (job.folder / "job.pickle").touch()

@@ -16,7 +16,6 @@ import torch
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import cached_file
 
 from grpo_kit import smollm2
 
@@ -196,11 +195,7 @@ def _pretrained(name_or_path: str | Path, revision, dtype) -> tuple[Any, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
         options |= {"dtype": dtype, "use_safetensors": True}
-        model = AutoModelForCausalLM.from_pretrained(name_or_path, **options)
-        if revision and not is_folder:  # whoever loads it again, vLLM say, takes the same commit
-            file = cached_file(name_or_path, "config.json", revision=revision)
-            model.config._name_or_path = str(Path(file).parent)
-        return model, tokenizer
+        return AutoModelForCausalLM.from_pretrained(name_or_path, **options), tokenizer
     except SafetensorError as error:
         remedy = "the download was probably interrupted; delete that file and fetch it again"
         raise RuntimeError(f"{name_or_path} has broken weights ({error}): {remedy}.") from error

@@ -42,29 +42,31 @@ def check_hook(kind: str, hook: Any) -> None:
         raise TypeError(f"{problem}: {error}.") from None
 
 
-def _naming(kind: str, hook: Callable, *tensors: Tensor) -> naming:
-    """Turn what `hook` raises into a ValueError with its name and the shapes that it was given."""
+def _result(
+    kind: str, hook: Callable, arguments: tuple, shape: tuple, meaning: str, **totals: Any
+) -> Tensor:
+    """What `hook` returns, a tensor of `shape`, with a gradient where its first argument has one.
+
+    Raises ValueError with its name for anything else, and for what it raises itself.
+    """
+    tensors = [given for given in arguments if isinstance(given, Tensor)]
     shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
-    return naming(f"{kind} hook", hook, ValueError, f"It was given tensors of shapes {shapes}.")
+    with naming(f"{kind} hook", hook, ValueError, f"It was given tensors of shapes {shapes}."):
+        value = hook(*arguments, **totals)
+    found = tuple(value.shape) if isinstance(value, Tensor) else None
+    returned = f"the {kind} hook {hook_name(hook)} returned"
+    if found != shape:
+        other = type(value).__name__ if found is None else f"a tensor of shape {found}"
+        raise ValueError(f"{returned} {other}; return a tensor of shape {shape}, {meaning}.")
+    if tensors[0].requires_grad and not value.requires_grad:
+        raise ValueError(f"{returned} no gradient; compute it without detach() or no_grad().")
+    return value
 
 
 def _check_finite(kind: str, hook: Callable, values: Tensor) -> None:
     if not values.isfinite().all():
         value = values[~values.isfinite()].flatten()[0]
         raise FloatingPointError(f"the {kind} hook {hook_name(hook)} returned {value:g}")
-
-
-def _check(
-    kind: str, hook: Callable, value: Any, shape: tuple, meaning: str, gradient: bool = False
-) -> None:
-    """Raise ValueError for a value of another shape, or without the `gradient` that it needs."""
-    found = tuple(value.shape) if isinstance(value, Tensor) else None
-    returned = f"the {kind} hook {hook_name(hook)} returned"
-    if found != shape:
-        other = type(value).__name__ if found is None else f"a tensor of shape {found}"
-        raise ValueError(f"{returned} {other}; return a tensor of shape {shape}, {meaning}.")
-    if gradient and not value.requires_grad:
-        raise ValueError(f"{returned} no gradient; compute it without detach() or no_grad().")
 
 
 def advantages_by(hook: Callable | None, config: GRPOConfig) -> Callable:
@@ -82,17 +84,10 @@ def advantages_by(hook: Callable | None, config: GRPOConfig) -> Callable:
         raise ValueError(f"{problem}, but 'normalize_then_sum' compares each by itself: {remedy}.")
 
     def checked(rewards: Tensor, num_generations: int) -> Tensor:
-        with _naming("advantages", hook, rewards):
-            values = hook(rewards.clone(), num_generations)
-        expected = tuple(rewards.shape)
-        _check("advantages", hook, values, expected, "one value a completion")
+        given, shape = (rewards.clone(), num_generations), tuple(rewards.shape)
+        values = _result("advantages", hook, given, shape, "one value a completion")
         values = torch.where(rewards.isnan(), 0.0, values.detach().float())
-        if not values.isfinite().all():
-            row = int((~values.isfinite()).nonzero()[0])
-            problem = f"the advantages hook {hook_name(hook)} returned {values[row]:g}"
-            place = f"completion {row}, whose reward is {rewards[row]:g}"
-            remedy = "a NaN reward means 'not scored', and a group's std may be 0"
-            raise ValueError(f"{problem} for {place}; give a finite number ({remedy}).")
+        _check_finite("advantages", hook, values)
         return values
 
     return checked
@@ -110,10 +105,8 @@ def surrogate_by(hook: Callable | None, config: GRPOConfig) -> Callable:
 
     def checked(logps: Tensor, old_logps: Tensor | None, advantages, mask: Tensor) -> Tensor:
         old_logps = logps.detach() if old_logps is None else old_logps
-        with _naming("surrogate", hook, logps, advantages):
-            per_token = hook(logps, old_logps, advantages, mask)
-        meaning = "what each token adds to the loss"
-        _check("surrogate", hook, per_token, tuple(logps.shape), meaning, logps.requires_grad)
+        given, shape = (logps, old_logps, advantages, mask), tuple(logps.shape)
+        per_token = _result("surrogate", hook, given, shape, "what each token adds to the loss")
         _check_finite("surrogate", hook, per_token[mask])
         return torch.where(mask, per_token, 0.0)
 
@@ -128,9 +121,8 @@ def aggregate_by(hook: Callable | None, config: GRPOConfig) -> Callable:
     check_hook("aggregate", hook)
 
     def checked(per_token: Tensor, mask: Tensor, **totals: Any) -> Tensor:
-        with _naming("aggregate", hook, per_token, mask):
-            loss = hook(per_token, mask, **totals)
-        _check("aggregate", hook, loss, (), "the loss of the batch", per_token.requires_grad)
+        given = (per_token, mask)
+        loss = _result("aggregate", hook, given, (), "the loss of the batch", **totals)
         _check_finite("aggregate", hook, loss)
         return loss
 

@@ -244,10 +244,10 @@ class Batch:
 
     @staticmethod
     def concatenate(parts: Sequence[Batch]) -> Batch:
-        """Several batches, of one group size, as one to update on.
+        """Several batches, of one group size, as one to update on; give that its `token_weights`.
 
         Their groups are interleaved, so that each optimiser step has something of all. A reward
-        that a batch lacks is NaN in `rewards_per_func`, a weight 1.
+        that a batch lacks is NaN in `rewards_per_func`.
         """
         size = parts[0].num_generations
         names = list(dict.fromkeys(name for part in parts for name in part.names))
@@ -264,19 +264,9 @@ class Batch:
             torch.cat([getattr(part, name) for part in parts])[rows]
             for name in ("rewards", "advantages")
         )
-        weights = None
-        if any(part.token_weights is not None for part in parts):
-            weights = torch.ones(rollouts.mask.shape)
-            first = 0
-            for part in parts:
-                if part.token_weights is not None:
-                    n, length = part.token_weights.shape
-                    weights[first : first + n, :length] = part.token_weights
-                first += len(part.rewards)
-            weights = weights[rows]
         return Batch(
             rollouts, names, rewards_per_func, rewards, advantages, size, examples,
-            generated_tokens=sum(part.generated_tokens for part in parts), token_weights=weights,
+            generated_tokens=sum(part.generated_tokens for part in parts),
         )  # fmt: skip
 
 

@@ -38,14 +38,10 @@ def combine_rewards(rewards_per_func: Tensor, weights: Sequence | Tensor | None 
     would punish it for a judge's time-out. The NaN of a reward of weight 0 excludes nobody.
 
     rewards_per_func: (N, R) float, NaN = not scored. weights: (R,), all 1 by default.
-    Returns (N,) float. Raises ValueError for shapes that do not fit.
+    Returns (N,) float.
     """
-    shape = tuple(rewards_per_func.shape)
-    if len(shape) != 2:
-        raise ValueError(f"rewards_per_func has shape {shape}; give (N, R), a row a completion.")
-    weights = rewards_per_func.new_tensor([1.0] * shape[1] if weights is None else weights)
-    if weights.shape != shape[1:]:
-        raise ValueError(f"there are {len(weights)} weights for {shape[1]} rewards; give one each.")
+    ones = [1.0] * rewards_per_func.shape[1]
+    weights = rewards_per_func.new_tensor(ones if weights is None else weights)
     used = weights != 0
     return (rewards_per_func[:, used] * weights[used]).sum(dim=1)
 
@@ -446,18 +442,15 @@ def policy_loss_stats(
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
     importance_sampling_level: str = "token",
-    ref_logps: Tensor | None = None,
     **others: Any,
 ) -> dict[str, float]:
-    """Share of tokens (completions, for level "sequence") whose ratio was clipped, and the mean KL.
+    """Share of tokens (completions, for level "sequence") whose ratio was clipped, named as in TRL.
 
-    Takes the arguments of `policy_loss` and names as in TRL; "kl" (k3, nats a token) needs
-    `ref_logps`. A clip counts only where it takes the gradient away: below with A < 0, above with
-    A > 0.
+    Takes the arguments of `policy_loss`. A clip counts only where it takes the gradient away: below
+    with A < 0, above with A > 0.
     """
     epsilon_high = _epsilon_high(loss_type, epsilon, epsilon_high)
-    mask = _checked(logps, advantages, mask, old_logps, ref_logps)
-    logps = torch.where(mask, logps, 0.0)
+    mask = _checked(logps, advantages, mask, old_logps)
     ratio = _ratio(logps, old_logps, mask, importance_sampling_level)
     counted, advantages = mask, advantages[:, None]
     if importance_sampling_level == "sequence":  # one ratio a completion, which is counted once
@@ -467,18 +460,14 @@ def policy_loss_stats(
         return (torch.where(where, values.float(), 0.0).sum() / where.sum().clamp(min=1)).item()
 
     if loss_type == "cispo":
-        stats = {"cispo_clip_ratio": mean((ratio > epsilon_high) & (advantages > 0), counted)}
-    else:
-        low = (ratio < 1 - epsilon) & (advantages < 0)
-        high = (ratio > 1 + epsilon_high) & (advantages > 0)
-        stats = {
-            "clip_ratio/low_mean": mean(low, counted),
-            "clip_ratio/high_mean": mean(high, counted),
-            "clip_ratio/region_mean": mean(low | high, counted),
-        }
-    if ref_logps is not None:
-        stats["kl"] = mean_kl(logps, ref_logps, mask)
-    return stats
+        return {"cispo_clip_ratio": mean((ratio > epsilon_high) & (advantages > 0), counted)}
+    low = (ratio < 1 - epsilon) & (advantages < 0)
+    high = (ratio > 1 + epsilon_high) & (advantages > 0)
+    return {
+        "clip_ratio/low_mean": mean(low, counted),
+        "clip_ratio/high_mean": mean(high, counted),
+        "clip_ratio/region_mean": mean(low | high, counted),
+    }
 
 
 @torch.no_grad()

@@ -368,7 +368,11 @@ class PromptBatches:
             rounds -= 1
         rollouts, rewards_per_func, examples = _joined(kept)
         rewards = objective.combine_rewards(rewards_per_func, config.reward_weights)
-        advantages = self._compared(rewards_per_func, rewards, config)
+        if config.multi_objective_aggregation == "normalize_then_sum":
+            weights = config.reward_weights
+            advantages = objective.decoupled_advantages(rewards_per_func, size, weights)
+        else:
+            advantages = self.advantages(rewards, size)
         names = reward_names(self.rewards)
         batch = Batch(
             rollouts, names, rewards_per_func, rewards, advantages, size, examples, logged,
@@ -376,13 +380,6 @@ class PromptBatches:
         )  # fmt: skip
         metrics |= batch.metrics() | {"generated_tokens": generated_tokens}
         yield batch
-
-    def _compared(self, rewards_per_func: Tensor, rewards: Tensor, config: GRPOConfig) -> Tensor:
-        """The advantages (N,) of N completions, from their (N, R) rewards or weighted sums (N,)."""
-        if config.multi_objective_aggregation == "normalize_then_sum":
-            size, weights = config.num_generations, config.reward_weights
-            return objective.decoupled_advantages(rewards_per_func, size, weights)
-        return self.advantages(rewards, config.num_generations)
 
     def _mixed_groups(self, scored: Scored, config: GRPOConfig) -> Scored:
         """The groups in which the completions differ by `dynamic_sampling_metric`."""
@@ -584,10 +581,11 @@ class Learner:
 
     def _stats(self, logps: Tensor, inputs: dict) -> dict[str, float]:
         """Shares of what was clipped and the KL, of one micro-batch."""
+        batch = (logps, inputs["old_logps"], inputs["advantages"], inputs["mask"])
         if self.own_surrogate is None:
-            return objective.policy_loss_stats(logps, **inputs, **self.clip_options)
-        batch = (inputs["old_logps"], inputs["advantages"], inputs["mask"])
-        stats = hooks.cut_off_stats(self.surrogate, logps, *batch)
+            stats = objective.policy_loss_stats(*batch, **self.clip_options)
+        else:
+            stats = hooks.cut_off_stats(self.surrogate, *batch)
         if self.reference is not None:
             stats["kl"] = objective.mean_kl(logps, inputs["ref_logps"], inputs["mask"])
         return stats

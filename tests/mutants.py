@@ -79,9 +79,9 @@ tests/test_objective.py::test_one_unscored_reward_leaves_siblings_alone
 group-constant: A constant is added to the rewards of one group, which centring hides from the \
 update.
 grpo_kit/training.py
-- advantages = self._compared(rewards_per_func, rewards, config)
+- advantages = self.advantages(rewards, size)
 + rewards[:size] += 0.25
-+         advantages = self._compared(rewards_per_func, rewards, config)
++             advantages = self.advantages(rewards, size)
 tests/test_training.py::test_the_reward_of_a_batch_is_the_weighted_sum_of_its_columns[group]
 
 columns-out-of-step: Completions are scored by other prompts' answers: they stand prompt by \

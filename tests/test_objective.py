@@ -17,6 +17,7 @@ from grpo_kit.objective import (
     group_advantages,
     high_entropy,
     kl_estimate,
+    mean_kl,
     policy_loss,
     policy_loss_stats,
 )
@@ -151,6 +152,8 @@ def test_masked_garbage_does_not_leak(loss_type, level, garbage):
     grads = [gradient(losses[0], clean["logps"]), gradient(losses[1], dirty["logps"])]
     assert torch.equal(*grads) and (grads[1][~mask] == 0).all()
     assert policy_loss_stats(**clean, **options) == policy_loss_stats(**dirty, **options)
+    kl, same = (mean_kl(b["logps"], b["ref_logps"], b["mask"]) for b in (clean, dirty))
+    assert kl == same
 
 
 @of_each_level
@@ -190,8 +193,6 @@ def test_all_tokens_or_none_can_be_the_least_sure():
 @pytest.mark.parametrize(
     ("function", "options", "message"),
     [
-        (combine_rewards, {"rewards_per_func": torch.ones(3)}, r"shape \(3,\); give \(N, R\)"),
-        (combine_rewards, {"weights": [1.0]}, "1 weights for 2 rewards; give one"),
         (group_advantages, {"num_generations": 3}, "4 rewards cannot be cut.*num_generations=3"),
         (group_advantages, {"rewards": torch.tensor([1.0, math.inf])}, "infinity"),
         (group_advantages, {"scale_rewards": "std"}, "choose among 'group'"),
@@ -210,7 +211,6 @@ def test_all_tokens_or_none_can_be_the_least_sure():
 def test_what_does_not_fit_is_refused(function, options, message):
     ones = torch.ones(4, 3)
     good = {
-        combine_rewards: {"rewards_per_func": torch.ones(3, 2)},
         group_advantages: {"rewards": torch.ones(4), "num_generations": 2},
         kl_estimate: {"logps": ones, "ref_logps": ones},
         policy_loss: {"logps": ones, "old_logps": ones, "mask": ones, "advantages": ones[:, 0]},

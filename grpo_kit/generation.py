@@ -235,33 +235,31 @@ class _CachedDecoding:
 
 
 def sample(
-    policy: Policy, prompt_ids: Sequence, num_generations: int | Sequence[int] = 1, **options
-) -> Rollouts:
-    """Sample from `policy` by `generate`, in its arithmetic and with its end and padding ids."""
-    ids = {"eos_token_ids": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
-    with policy.autocast():
-        return generate(policy.model, prompt_ids, num_generations, **ids | options)
+    policy: Policy, prompt_ids: Sequence, num_generations: int | Sequence[int] = 1,
+    *, batch_size: int | None = None, **options,
+) -> Rollouts:  # fmt: skip
+    """Sample from `policy` by `generate`, in its arithmetic and with its end and padding ids.
+
+    With `batch_size`, in parts of whole groups, each of about so many completions.
+    """
+    options |= {"eos_token_ids": policy.eos_token_ids, "pad_token_id": policy.pad_token_id}
+    prompts = max(1, batch_size // num_generations if batch_size else len(prompt_ids))  # of a part
+    parts = []
+    for start in range(0, max(len(prompt_ids), 1), prompts):
+        part = prompt_ids[start : start + prompts]
+        with policy.autocast():
+            parts.append(generate(policy.model, part, num_generations, **options))
+    return Rollouts.concatenate(parts)
 
 
 def sample_groups(
     policy: Policy, prompt_ids: Sequence, config: GRPOConfig, generator: torch.Generator
 ) -> Rollouts:
     """Sample a group for every prompt (token ids), with the config's size, length, temperature."""
-    return _sample_in_parts(
-        policy, prompt_ids, config.num_generations, MOST_AT_ONCE, generator=generator,
+    return sample(
+        policy, prompt_ids, config.num_generations, batch_size=MOST_AT_ONCE, generator=generator,
         max_new_tokens=config.max_completion_length, temperature=config.temperature,
     )  # fmt: skip
-
-
-def _sample_in_parts(
-    policy: Policy, prompt_ids: Sequence, num_generations: int, batch_size: int, **options
-) -> Rollouts:
-    """Sample in parts of whole groups, each of about `batch_size` completions."""
-    prompts, parts = max(1, batch_size // num_generations), []  # prompts of a part
-    for start in range(0, max(len(prompt_ids), 1), prompts):
-        part = prompt_ids[start : start + prompts]
-        parts.append(sample(policy, part, num_generations, **options))
-    return Rollouts.concatenate(parts)
 
 
 def reply(
@@ -277,7 +275,7 @@ def reply(
     `batch_size` is in completions; the options are those of `generate`.
     """
     ids = policy.encode(conversations)
-    return _sample_in_parts(policy, ids, num_generations, batch_size, **options)
+    return sample(policy, ids, num_generations, batch_size=batch_size, **options)
 
 
 def completion_logps(

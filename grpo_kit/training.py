@@ -474,7 +474,6 @@ def score(
 # of completions and their prompts that a CPU takes in one pass: more take memory and save no time
 PASS_TOKENS = 2048
 KL_OPTIONS = ("beta", "use_bias_correction_kl", "importance_sampling_level")
-CLIP_OPTIONS = ("loss_type", "epsilon", "epsilon_high", "importance_sampling_level")
 
 
 class Learner:
@@ -526,7 +525,6 @@ class Learner:
             or not hooks.ignores_zero_advantages(self.surrogate)
         )
         self.kl_options = {name: getattr(config, name) for name in KL_OPTIONS}
-        self.clip_options = {name: getattr(config, name) for name in CLIP_OPTIONS}
 
     def update(self, batch: Batch, *, scheduled: bool = True) -> dict[str, float]:
         """All optimiser steps of one generation batch; returns TRL's metrics.
@@ -583,7 +581,7 @@ class Learner:
         """Shares of what was clipped and the KL, of one micro-batch."""
         batch = (logps, inputs["old_logps"], inputs["advantages"], inputs["mask"])
         if self.own_surrogate is None:
-            stats = objective.policy_loss_stats(*batch, **self.clip_options)
+            stats = objective.policy_loss_stats(*batch, **self.surrogate.keywords)
         else:
             stats = hooks.cut_off_stats(self.surrogate, *batch)
         if self.reference is not None:

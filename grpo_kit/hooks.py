@@ -184,19 +184,13 @@ def _gradient(surrogate: Callable, advantages: Tensor, rows: slice = slice(None)
 def cut_off_stats(
     surrogate: Callable, logps: Tensor, old_logps: Tensor | None, advantages: Tensor, mask: Tensor
 ) -> dict[str, float]:
-    """Shares of tokens from which a hook takes the gradient away, under the names of the clip's.
+    """Shares of tokens from which a hook takes the gradient away, see `objective.clip_shares`.
 
-    "low" are those with a negative advantage, "high" those with a positive one; for the clip of
-    `objective.surrogate` these are the shares that `objective.policy_loss_stats` counts.
+    For the clip of `objective.surrogate` they are those that `objective.policy_loss_stats` counts.
     """
     with torch.enable_grad():
         variable = logps.detach().requires_grad_()
         old_logps = variable.detach() if old_logps is None else old_logps
         per_token = surrogate(variable, old_logps, advantages, mask)
         (gradient,) = torch.autograd.grad(per_token.sum(), variable)
-    cut, tokens = (gradient == 0) & mask, mask.sum().clamp(min=1)
-    sides = {"low": advantages < 0, "high": advantages > 0, "region": advantages != 0}
-    return {
-        f"clip_ratio/{side}_mean": ((cut & rows[:, None]).sum() / tokens).item()
-        for side, rows in sides.items()
-    }
+    return objective.clip_shares(gradient == 0, advantages, mask)

@@ -452,21 +452,23 @@ def policy_loss_stats(
     epsilon_high = _epsilon_high(loss_type, epsilon, epsilon_high)
     mask = _checked(logps, advantages, mask, old_logps)
     ratio = _ratio(logps, old_logps, mask, importance_sampling_level)
-    counted, advantages = mask, advantages[:, None]
     if importance_sampling_level == "sequence":  # one ratio a completion, which is counted once
-        counted = mask.any(dim=1, keepdim=True)
-
-    def mean(values: Tensor, where: Tensor) -> float:
-        return (torch.where(where, values.float(), 0.0).sum() / where.sum().clamp(min=1)).item()
-
+        mask = mask.any(dim=1, keepdim=True)
     if loss_type == "cispo":
-        return {"cispo_clip_ratio": mean((ratio > epsilon_high) & (advantages > 0), counted)}
-    low = (ratio < 1 - epsilon) & (advantages < 0)
-    high = (ratio > 1 + epsilon_high) & (advantages > 0)
+        high = clip_shares(ratio > epsilon_high, advantages, mask)["clip_ratio/high_mean"]
+        return {"cispo_clip_ratio": high}
+    better = advantages[:, None] > 0
+    clipped = torch.where(better, ratio > 1 + epsilon_high, ratio < 1 - epsilon)
+    return clip_shares(clipped, advantages, mask)
+
+
+def clip_shares(clipped: Tensor, advantages: Tensor, mask: Tensor) -> dict[str, float]:
+    """Shares of unmasked tokens that are `clipped`: with an advantage below 0, above, and both."""
+    sides = {"low": advantages < 0, "high": advantages > 0, "region": advantages != 0}
+    clipped, tokens = clipped & mask, mask.sum().clamp(min=1)
     return {
-        "clip_ratio/low_mean": mean(low, counted),
-        "clip_ratio/high_mean": mean(high, counted),
-        "clip_ratio/region_mean": mean(low | high, counted),
+        f"clip_ratio/{side}_mean": ((clipped & rows[:, None]).sum() / tokens).item()
+        for side, rows in sides.items()
     }
 
 

@@ -314,6 +314,9 @@ def _cached_states(decoder, rollouts: Rollouts, pad_token_id: int) -> tuple[Tens
         part_mask = mask[rows, :part_width]
         states = prompts.last_hidden_state[index, -1:]  # predicts the first token
         if part_width > 1:
+            cache = copy.copy(getattr(prompts, name))  # the prompts' own stays as it is
+            cache.layers = [copy.copy(layer) for layer in cache.layers]
+            cache.batch_select_indices(index)
             attention = prompt_attention[index]
             steps = torch.arange(part_width - 1, device=mask.device)
             rest = decoder(
@@ -321,7 +324,7 @@ def _cached_states(decoder, rollouts: Rollouts, pad_token_id: int) -> tuple[Tens
                 attention_mask=torch.cat([attention, part_mask[:, :-1].long()], dim=1),
                 position_ids=attention.sum(dim=1, keepdim=True) + steps,
                 use_cache=True,
-                **{name: gathered(getattr(prompts, name), index)},
+                **{name: cache},
             )
             states = torch.cat([states, rest.last_hidden_state], dim=1)
         hidden.append(states[part_mask])
@@ -341,14 +344,6 @@ def cache_name(model) -> str:
     """What a model calls its cache, as an argument and in its output."""
     parameters = inspect.signature(type(unwrapped(model)).forward).parameters
     return "cache" if "cache" in parameters else "past_key_values"  # before transformers 5.24
-
-
-def gathered(cache, rows: Tensor):
-    """A copy of the cache with the given rows; the cache itself stays as it is."""
-    cache = copy.copy(cache)
-    cache.layers = [copy.copy(layer) for layer in cache.layers]
-    cache.batch_select_indices(rows)
-    return cache
 
 
 def token_logps(head, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -140,14 +140,15 @@ class RunFiles:
                 raise ValueError(f"{problem}: resume with that (--engine trl), or choose another.")
             return self.begin()
         try:
+            torch.load(checkpoint, weights_only=True, map_location="meta")  # all but the numbers
             with zipfile.ZipFile(checkpoint) as file:
-                damaged = file.testzip()  # torch itself compares no checksum
-            state = torch.load(checkpoint, weights_only=True, map_location=device)
-        except Exception as error:  # which one depends on where it is damaged
-            damaged = str(error)
-        if damaged is not None:
+                damaged = file.testzip() is not None  # torch itself compares no checksum
+        except Exception:  # which one depends on where it is damaged
+            damaged = True
+        if damaged:
             problem = f"{checkpoint} is damaged, it does not read back as it was saved"
             raise RuntimeError(f"{problem}: delete it to start again.")
+        state = torch.load(checkpoint, weights_only=True, map_location=device)
         self.begin(state, f"the checkpoint of step {state['step']}")
         return state
 

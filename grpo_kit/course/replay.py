@@ -4,7 +4,6 @@
 """
 
 import base64
-import copy
 import hashlib
 import json
 import re
@@ -17,9 +16,8 @@ import torch
 from jinja2 import Environment
 from markupsafe import Markup
 
-from grpo_kit import flow
-from grpo_kit.course.viewer import episode_view, episodes_html, group_html
-from grpo_kit.flow import FlowGRPO
+from grpo_kit.course.viewer import group_html
+from grpo_kit.flow import FlowGRPO, OfflineTraces
 from grpo_kit.rewards import question_text
 from grpo_kit.runs import REPLAY
 from grpo_kit.self_verification import ONE_UPDATE
@@ -45,6 +43,8 @@ class Recorder:
 
     @torch.no_grad()
     def __call__(self, prompts: PromptBatches, source: Any, step: int, last: bool) -> None:
+        if isinstance(source, (FlowGRPO, OfflineTraces)):
+            raise ValueError("episodes of several turns are not recorded: leave `record` out.")
         config, task = prompts.config, prompts.task
         if step % (self.every or max(1, config.max_steps // 15)) and not last:
             return
@@ -58,33 +58,15 @@ class Recorder:
         state = SimpleNamespace(global_step=step, max_steps=config.max_steps)
         state.progress = min(step / config.max_steps, 1.0)
         with torch.random.fork_rng(devices=[]):  # a reward's, perhaps
-            generator = torch.Generator().manual_seed(prompts.seed)
-            groups = _groups(chosen, source, generator, state)
+            groups = _groups(chosen, state)
         with open(self.file, "a", encoding="utf-8") as file:  # a kill may have cut the line before
             file.write("\n" + json.dumps({"step": step, "groups": groups}))
 
 
-def _groups(
-    prompts: PromptBatches, source: Any, generator: torch.Generator, state: Any
-) -> list[dict]:
-    """Sample a group for each row, as `group_html` or (of episodes) `episodes_html` takes it."""
-    if isinstance(source, flow.OfflineTraces):
-        source = source.flow
-    size, groups = prompts.config.num_generations, []
-    if isinstance(source, FlowGRPO):
-        ours, own = copy.copy(source), source.system.executor
-        # roles that remember nothing, so that recording leaves those of the run alone
-        anew = flow.FrozenRoles(own.policy, own.prompts, own.max_new_tokens)
-        frozen = dict.fromkeys(("executor", "verifier", "generator"), anew)
-        ours.prompts, ours.system = prompts, replace(source.system, **frozen)
-        episodes, _, _ = ours.episodes(generator, state)
-        advantages = ours.advantages(episodes).tolist()
-        for start in range(0, len(episodes), size):
-            group = slice(start, start + size)
-            groups.append(episode_view(episodes[group], advantages[group]))
-        return groups
-    (batch,) = prompts(generator, state, {})
-    decode = prompts.policy.tokenizer.decode
+def _groups(prompts: PromptBatches, state: Any) -> list[dict]:
+    """Sample a group for each row, as `group_html` takes it."""
+    (batch,) = prompts(torch.Generator().manual_seed(prompts.seed), state, {})
+    size, decode, groups = prompts.config.num_generations, prompts.policy.tokenizer.decode, []
     tokens = [[decode([token]) for token in ids] for ids in batch.rollouts.completion_lists()]
     for start in range(0, len(tokens), size):
         group, row = slice(start, start + size), batch.examples[start]
@@ -106,11 +88,8 @@ def page(folder: str | Path) -> str:
     try:
         for line in (folder / REPLAY).read_text(encoding="utf-8").splitlines():
             if (record := _whole(line)) is not None:  # of a step that comes twice, the later
-                views = [
-                    episodes_html(**group) if "episodes" in group else group_html(**group)
-                    for group in record["groups"]
-                ]
-                frames[int(record["step"])] = Markup("\n".join(views))
+                views = "\n".join(group_html(**group) for group in record["groups"])
+                frames[int(record["step"])] = Markup(views)
     except FileNotFoundError:
         remedy = "record one by `grpo-kit train --replay` or `train(..., record=Recorder(FOLDER))`"
         raise ValueError(f"{folder} holds no {REPLAY} of a run: {remedy}.") from None

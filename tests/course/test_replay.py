@@ -34,20 +34,12 @@ def noisy(prompts, completions, completion_ids, **columns):
     return [share + float(torch.rand(())) for share in shares]
 
 
-@pytest.mark.parametrize("kind", ["plain", "flow"])
-def test_recording_changes_no_bit_of_the_run(kind, new_policy, tmp_path):
+def test_recording_changes_no_bit_of_the_run(new_policy, tmp_path):
     def run(folder, recorder=None):
         policy, task = new_policy(), Task("toy", TASK.train, TASK.train.select([5]))
-        options = {"rewards": [noisy], "config": configure()}
-        if kind == "flow":
-            policy, task = PROFILES["tiny"].load_policy(), tool_questions()
-            system = PROFILES["tiny"].load_agents(policy, max_turns=2)
-            config = configure(max_steps=1, max_completion_length=40, eval_prompts=0)
-            options["config"], options["batch_source"] = config, partial(FlowGRPO, system=system)
         torch.manual_seed(0)
-        history = train(
-            policy, task, output_dir=folder, seed=0, record=recorder, **options
-        ).history  # fmt: skip
+        options = {"output_dir": folder, "seed": 0, "record": recorder}
+        history = train(policy, task, [noisy], configure(), **options).history
         return weights_of(policy), without_times(history)
 
     (without, as_before), folder = run(tmp_path / "without"), tmp_path / "with"
@@ -60,9 +52,14 @@ def test_recording_changes_no_bit_of_the_run(kind, new_policy, tmp_path):
     rewards = torch.tensor(training["rewards"])
     expected = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
     assert training["advantages"] == pytest.approx(expected.tolist(), abs=1e-3)
-    if kind == "flow":
-        first, *_ = max(training["episodes"] + held_out["episodes"], key=len)
-        assert {"goal", "call", "result", "verdict"} <= first.keys()
+
+
+def test_episodes_are_not_recorded_and_the_run_says_so_at_once(policy, tmp_path):
+    system = PROFILES["tiny"].load_agents(policy)
+    options = {"batch_source": partial(FlowGRPO, system=system), "record": Recorder(tmp_path)}
+    given = policy, tool_questions(), [even_ids], configure(eval_prompts=0)
+    with pytest.raises(ValueError, match="several turns are not recorded: leave `record` out"):
+        train(*given, output_dir=tmp_path, seed=0, **options)
 
 
 def test_a_killed_and_resumed_run_has_the_recording_of_an_unbroken_one(new_policy, tmp_path):
@@ -87,16 +84,13 @@ def test_a_killed_and_resumed_run_has_the_recording_of_an_unbroken_one(new_polic
 
 
 def recording(folder):
-    """Three steps of a group of answers and a group of episodes, all by a hostile policy."""
+    """Three steps of a group of answers by a hostile policy."""
     folder.mkdir()
     with open(folder / REPLAY, "w") as file:
         for step in (0, 5, 10):
-            shared = {"rewards": [step, None], "advantages": [0.7, -0.7]}
-            answers = {"prompt": HOSTILE, "tokens": [[HOSTILE, " and"], ["x"]]} | shared
-            turns = [{"call": HOSTILE, "result": str(step)}] * 2
-            episodes = {"question": HOSTILE, "episodes": [turns, []], "endings": [HOSTILE, "end"]}
-            groups = [answers, episodes | shared]
-            file.write(json.dumps({"step": step, "groups": groups}) + "\n")
+            group = {"prompt": HOSTILE, "tokens": [[HOSTILE, " and"], ["x"]]}
+            group |= {"rewards": [step, None], "advantages": [0.7, -0.7]}
+            file.write(json.dumps({"step": step, "groups": [group]}) + "\n")
     return page(folder)
 
 
@@ -110,7 +104,7 @@ def test_a_folder_without_a_recording_is_told_what_to_do(tmp_path):
 
 def test_the_shipped_replays_are_small_and_of_the_present_template():
     pages = sorted((data_dir() / "replays").glob("*.html"))
-    assert [file.stem for file in pages] == ["01_basic_grpo", "06_flow_grpo"]
+    assert [file.stem for file in pages] == ["01_basic_grpo"]
     for text in (file.read_text() for file in pages):
         assert len(text.encode()) < 1_500_000
         for part in re.findall("<(?:style|script)>.*?</", TEMPLATE.read_text(), re.S):

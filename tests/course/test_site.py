@@ -29,4 +29,4 @@ def test_every_link_of_the_site_leads_to_a_page_and_to_a_heading_of_it(tmp_path)
                 assert not file or (tmp_path / file).is_file(), f"{name}: {target}"
                 page = unescape(pages.get(file or name, ""))
                 assert not anchor or f'id="{anchor}"' in page, f"{name}: {target}"
-    assert all("replays/" in pages[name] for name in ("01_basic_grpo.html", "06_flow_grpo.html"))
+    assert "replays/" in pages["01_basic_grpo.html"]

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 from grpo_kit.paths import make_output_dir, write_atomic, writing
 
 # Two busy processes with two threads each on two cores ran 70 times slower than with one. A fixed
-# hash seed keeps printed sets in one order. Nobody is there to move a panel's sliders.
-KERNEL_ENV = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false",
-              "GRPO_KIT_STATIC": "1"}  # fmt: skip
+# hash seed keeps printed sets in one order.
+KERNEL_ENV = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false"}
 METADATA = {  # of every committed notebook
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python",

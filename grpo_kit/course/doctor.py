@@ -11,17 +11,17 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from statistics import fmean, median, pstdev
+from statistics import fmean, median
 from textwrap import fill, indent
 from typing import NamedTuple
 
 from grpo_kit.runs import HISTORY, value_of
 
 TRAINER_STATE = "trainer_state.json"
-ALIASES = {"global_step": "step", "_step": "step", "completion_length": "completions/mean_length"}
+LENGTH = "completions/mean_length"
+ALIASES = {"global_step": "step", "_step": "step", "completion_length": LENGTH}
 HELD_OUT = ("eval/pass@1", "eval_rewards/accuracy_reward/mean", "eval_reward", "eval/reward")
 MISMATCH = "sampling/sampling_logp_difference/mean"
-CUT_OFF, LENGTH = "completions/clipped_ratio", "completions/mean_length"
 LENIENT = "eval/lenient/pass@1"
 FALL = 0.15  # of accuracy, from which it has fallen
 FEWEST = 4  # steps, without which nothing can be said
@@ -158,20 +158,6 @@ def no_spread(rows: Sequence[dict]) -> Found:
     return severity, steps, {"first": first, "last": last}
 
 
-def same_answer(rows: Sequence[dict]) -> Found:
-    """All groups agree in the end, in a length that is the same for all prompts."""
-    steps, lengths = series(rows, LENGTH)
-    last = ends(series(rows, "frac_reward_zero_std")[1])[1]
-    before, after = ends(series(rows, *HELD_OUT)[1])
-    if len(lengths) < FEWEST or not last >= 0.9 or after >= before:
-        return None
-    quarter = len(lengths) // 4
-    early, late = lengths[:quarter], lengths[-quarter:]
-    if len(late) < 3 or pstdev(late) > 0.01 * fmean(late) or pstdev(early) < 0.03 * fmean(early):
-        return None
-    return "sick", steps[-quarter:], {"last": last, "length": fmean(late)}
-
-
 def flat(rows: Sequence[dict]) -> Found:
     steps, rewards = series(rows, "reward")
     first, last = ends(rewards)
@@ -231,10 +217,6 @@ CHECKS = (  # name, condition, what it says, what to try
      "{last:.0%} of the groups have no spread at the end, {first:.0%} at the start",
      "Where all answers of a group earn the same, no advantage is left: take problems that are "
      "solved sometimes, larger groups, a warm-up, or dynamic sampling (01b)."),
-    ("same-answer", same_answer,
-     "at the end {last:.0%} of the groups have no spread, and all completions {length:.1f} tokens",
-     "The policy seems to answer the same to every prompt. Read ten answers: which text earns most "
-     "if nobody looks? Pay it for right answers only, or add a KL term (notebook 03)."),
     ("flat-reward", flat,
      "the reward is {lowest:.3g}, its lowest, in {n} of {of} steps",
      "Read ten answers and their rewards. Is the right form never tried (notebook 01)?"),
@@ -246,12 +228,11 @@ CHECKS = (  # name, condition, what it says, what to try
      "held-out accuracy falls from {best:.3g} at step {at} to {last:.3g}; graded leniently, tagged "
      "or not, it is {lenient:.3g}",
      "The answers are as right as before, and no longer marked. Pay for the format (notebook 05)."),
-    ("clipped", change(CUT_OFF, lambda a, b: b >= 0.9, lambda a, b: b >= 0.3),
+    ("clipped", change("completions/clipped_ratio", lambda a, b: b >= 0.9, lambda a, b: b >= 0.3),
      "at the end {last:.0%} of the completions are cut off",
-     "Raise max_completion_length, or see whether prompts are messages (text gets no template)."),
-    ("no-eos", often(CUT_OFF, lambda share: share >= 0.95, share=1.0, fewest=2),
-     "in all {of} steps at least 95% of the completions did not end",
-     "Is the end-of-turn token among eos_token_ids, and in the loss mask (pad = eos hides it)?"),
+     "Raise max_completion_length, see whether prompts are messages (text gets no template), and "
+     "whether the end-of-turn token is among eos_token_ids and in the loss mask (pad = eos hides "
+     "it)."),
     ("sampler-mismatch", change(MISMATCH, lambda a, b: b >= 0.3, lambda a, b: b >= 0.1),
      "sampler and trainer differ by {last:.2g} nats per token at the end",
      "Compare weights, precision, temperature and token masks of both (notebook 08)."),

@@ -62,14 +62,6 @@ def always(**values):
 SICK = {
     "no-spread": always(frac_reward_zero_std=1.0, reward=0.0),
     "flat-reward": always(reward=0.0),
-    "same-answer": late(
-        lambda row, x: {
-            "completions/mean_length": 7.0,
-            "frac_reward_zero_std": 1.0,
-            "grad_norm": 0.0,
-            "eval/pass@1": 0.1,
-        }
-    ),
     "reward-without-held-out": late(
         lambda row, x: {"eval/pass@1": 0.5 - 0.4 * x} if "eval/pass@1" in row else {}
     ),
@@ -80,7 +72,6 @@ SICK = {
         )
     ],
     "clipped": always(**{"completions/clipped_ratio": 0.92}),
-    "no-eos": always(**{"completions/clipped_ratio": 1.0}),
     "sampler-mismatch": always(**{"sampling/sampling_logp_difference/mean": 0.8}),
     "kl-explosion": late(lambda row, x: {"kl": 40 * x**4}),
     "entropy-collapse": late(lambda row, x: {"entropy": 0.3 * (1 - x) ** 4}),
@@ -108,10 +99,7 @@ def test_each_check_finds_its_illness_and_nothing_else(name):
     first, last = found[name].steps
     assert 0 <= first <= last <= 40
     assert any(character.isdigit() for character in found[name].evidence) and found[name].advice
-    beside = {
-        "no-spread": {"flat-reward"}, "no-eos": {"clipped"},
-        "same-answer": {"no-spread", "length-collapse", "reward-without-held-out"},
-    }.get(name, set())  # fmt: skip
+    beside = {"flat-reward"} if name == "no-spread" else set()
     assert found.keys() - beside == {name}
 
 

@@ -333,12 +333,7 @@ def plan_run(
 
 @app.command()
 def run(
-    name: Annotated[str, Argument(help="basic, rare, variants, diversity, judge, verification, "
-                                       "meta, brevity, label-free, flow, corrections, rates, "
-                                       "sooner, engines; of real models: real, real-svamp, "
-                                       "published, long-svamp, long-gsm8k; or a dial: "
-                                       "dial/updates, dial/shortcut, dial/checks, dial/sloppy, "
-                                       "dial/balance, dial/judge, dial/evaluator, dial/turns.")],
+    name: Annotated[str, Argument(help="Such as basic or dial/updates; a wrong name lists all.")],
     seeds: Annotated[str | None, Option(help="Seeds, as 0,2,5-7. [default: 100-104 on tiny, else "
                                              "0-4; with --claims those that decide]")] = None,
     profile: ProfileName = "tiny",

@@ -137,23 +137,19 @@ def reproduce(
     from grpo_kit.lab import bands
     from grpo_kit.lab.report import write_report
 
-    paths, results = find_notebooks(notebooks, names or ()), []
+    paths = find_notebooks(notebooks, names or ())
     jobs, seconds = jobs or default_jobs(), bands.usual_seconds(profile)
     if jobs > 1:  # the longest first, or one core waits for the other at the end
         paths.sort(key=lambda path: seconds.get(path.stem, 0.0), reverse=True)
     options = {"parameters": None if seed is None else {"SEED": seed}}
-    for result in execute(paths, output, profile, jobs=jobs, **options):
-        results.append(result)
-        rows, _ = bands.compare(output, [path.stem for path in paths], profile)
-        if own := [row for row in rows if row.notebook == result.notebook]:
-            bands.show(own)
-    executed = {r.notebook: r.seconds for r in sorted(results) if not r.error}
+    results = sorted(execute(paths, output, profile, jobs=jobs, **options))
+    executed = {r.notebook: r.seconds for r in results if not r.error}
     if store:
         for path in bands.store(output, executed, results_dir()):
             typer.echo(f"stored {path}")
     rows, problems = bands.compare(output, executed, profile)
     bands.show(rows, problems)
-    problems += [f"notebook {r.notebook} failed: {r.error}" for r in sorted(results) if r.error]
+    problems += [f"notebook {r.notebook} failed: {r.error}" for r in results if r.error]
     problems += [f"outside: {row.notebook}, {row}" for row in rows if not row.inside]
     typer.echo(f"report: {write_report(output, problems=problems)}")
     raise typer.Exit(int(bool(problems)))

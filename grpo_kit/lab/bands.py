@@ -132,7 +132,7 @@ def _band(values: list[float], comparisons: int) -> tuple[float, float]:
     return norm.interval(1 - ALPHA / comparisons, mean, spread)
 
 
-def show(rows: list[Row], problems: Iterable[str] = ()) -> None:
+def show(rows: list[Row], problems: Iterable[str]) -> None:
     """Print how many numbers are inside their bands, each that is not, and the problems."""
     outside = [row for row in rows if not row.inside]
     equal = sum(math.isclose(r.here, r.reported, rel_tol=1e-5) for r in rows if r.here is not None)

@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from scipy.ndimage import uniform_filter1d
-from torch import Tensor
 
 style.use("grpo_kit.course.figures")
 
@@ -209,31 +208,6 @@ def _band(axes, curve: dict, look: dict, alpha: float) -> None:
     axes.fill_between(curve["steps"], low, high, color=look["color"], alpha=alpha, linewidth=0)
     marker = "o" if values.shape[1] < 12 else None  # few points: show which were measured
     axes.plot(curve["steps"], np.median(values, 0), linewidth=2, marker=marker, ms=4, **look)
-
-
-def advantage_bars(
-    names: Sequence[str], rewards: Tensor, advantages: Tensor, what: str = "reward"
-) -> Figure:
-    """What each answer of a group is paid, (G,), and what advantage, (G,), that becomes."""
-    figure = Figure(figsize=(10, 0.34 * len(names) + 1.2), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    left.barh(range(len(names)), rewards.tolist(), color="#888888")
-    left.set(xlabel=what, yticks=range(len(names)), yticklabels=names)
-    left.invert_yaxis()
-    _advantages(right, advantages)
-    right.set(xlabel="advantage")
-    return figure
-
-
-def _advantages(axes, advantages: Tensor) -> None:
-    values = advantages.tolist()
-    axes.barh(range(len(values)), values, color=[UP if value > 0 else DOWN for value in values])
-    axes.axvline(0, color="black", linewidth=0.8)
-    for place, value in enumerate(values):
-        side, where = (4, "left") if value >= 0 else (-4, "right")
-        axes.annotate(f"{value:+.2f}".replace("-", "−"), (value, place), xytext=(side, 0), ha=where,
-                      textcoords="offset points", va="center", fontsize=9)  # fmt: skip
-    axes.margins(x=0.18)
 
 
 def forest(rows: Sequence[tuple[str, str, str, Mapping[str, float], float]]) -> Figure:

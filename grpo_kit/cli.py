@@ -166,7 +166,7 @@ def notebooks_in_place(
     from grpo_kit.course.runner import default_jobs, execute, find_notebooks
 
     paths = find_notebooks(notebooks, names or ())
-    results = [*execute(paths, output, in_place=True, jobs=jobs or default_jobs())]
+    results = execute(paths, output, in_place=True, jobs=jobs or default_jobs())
     raise typer.Exit(int(any(result.error for result in results)))
 
 

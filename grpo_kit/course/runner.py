@@ -8,8 +8,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,11 +80,10 @@ def execute(
     parameters: Mapping[str, Any] | None = None,
     in_place: bool = False,
     jobs: int = 1,
-) -> Iterator[Result]:
-    """Execute `notebooks`, `jobs` at a time, and yield each result when its notebook ends.
+) -> list[Result]:
+    """Execute `notebooks`, `jobs` at a time; their results in the same order.
 
-    A failed notebook stops no other. On Ctrl-C, or when the caller stops iterating, the running
-    kernels are killed.
+    A failed notebook stops no other. On Ctrl-C the running kernels are killed.
 
     Copies are executed into `output_dir/<name>.ipynb`, with `profile` and `parameters` injected;
     their own files go to `output_dir/<name>/`. With `in_place` nothing is injected, and a notebook
@@ -95,54 +94,50 @@ def execute(
         raise RuntimeError('papermill is not installed: pip install "grpo-kit[notebooks]"')
     sources = {path: _read(path) for path in (Path(path).resolve() for path in notebooks)}
     with writing(output_dir, "notebook"), ThreadPoolExecutor(jobs) as pool:
-        output_dir = Path(output_dir).resolve()
-        waiting, running, kernels = list(sources.items()), {}, []
+        output_dir, futures, kernels = Path(output_dir).resolve(), [], []
         try:
-            while waiting or running:
-                while waiting and len(running) < jobs:
-                    path, source = waiting.pop(0)
-                    progress = f"[{len(sources) - len(waiting)}/{len(sources)}] {path.stem}"
-                    print(f"{progress} ...", flush=True)
-                    # A relative path says nothing about the machine.
-                    own_dir = os.path.relpath(make_output_dir(output_dir / path.stem), path.parent)
-                    injected = {"PROFILE": profile, "OUTPUT_DIR": own_dir, **(parameters or {})}
-                    options = {"kernels": kernels, "bar": jobs == 1}
-                    options["parameters"] = None if in_place else injected
-                    running[pool.submit(_result, source, path, output_dir, **options)] = progress
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    progress, result = running.pop(future), future.result()
-                    status = "failed" if result.error else "ok"
-                    print(f"{progress} {status}, {result.seconds} s", result.error, flush=True)
-                    yield result
+            for path, source in sources.items():
+                # A relative path says nothing about the machine.
+                own_dir = os.path.relpath(make_output_dir(output_dir / path.stem), path.parent)
+                injected = {"PROFILE": profile, "OUTPUT_DIR": own_dir, **(parameters or {})}
+                progress = f"[{len(futures) + 1}/{len(sources)}] {path.stem}"
+                given = source, path, output_dir, None if in_place else injected, kernels, progress
+                futures.append(pool.submit(_result, *given))
+            return [future.result() for future in futures]
         finally:  # a thread ends when its kernel does, which it may be about to start
-            while wait(running, timeout=0.2).not_done:
+            pool.shutdown(wait=False, cancel_futures=True)
+            while not all(future.done() for future in futures):
                 _kill(kernels)
+                time.sleep(0.2)
 
 
 def _kill(kernels: Iterable[Any]) -> None:
     """Kill kernels and the processes that they started: each leads a process group."""
     for kernel in kernels:
         with suppress(OSError):  # it has just ended
-            if kernel.has_kernel and hasattr(os, "killpg"):
+            if kernel.has_kernel:
                 os.killpg(kernel.provisioner.pgid, signal.SIGKILL)
-            elif kernel.has_kernel:
-                kernel.provisioner.process.kill()
 
 
 def _result(
-    source: Any, path: Path, output_dir: Path, *, parameters: Mapping[str, Any] | None, **options
-) -> Result:
+    source: Any, path: Path, output_dir: Path, parameters: Mapping | None, kernels: list,
+    progress: str,
+) -> Result:  # fmt: skip
     """Execute one notebook; without `parameters`, in place."""
     import nbformat
 
+    print(f"{progress} ...\n", end="", flush=True)  # in one piece: other threads print, too
     start, problem = time.perf_counter(), ""
     try:
-        executed = _run(source, path, output_dir / path.name, parameters or {}, **options)
+        executed = _run(source, path, output_dir / path.name, parameters or {}, kernels)
         if parameters is None:
             write_atomic(path, nbformat.writes(scrub(executed, path.parents[1])) + "\n")
     except Exception as error:  # a failed cell, a full disk: the others go on
         problem = _one_line(error)
-    return Result(path.stem, round(time.perf_counter() - start, 1), problem)
+    seconds = round(time.perf_counter() - start, 1)
+    said = f"{progress} {'failed' if problem else 'ok'}, {seconds} s {problem}".rstrip()
+    print(f"{said}\n", end="", flush=True)
+    return Result(path.stem, seconds, problem)
 
 
 def _read(path: Path) -> Any:
@@ -158,9 +153,7 @@ def _read(path: Path) -> Any:
     return notebook
 
 
-def _run(
-    source: Any, path: Path, output: Path, parameters: Mapping[str, Any], kernels: list, bar: bool
-) -> Any:
+def _run(source: Any, path: Path, output: Path, parameters: Mapping, kernels: list) -> Any:
     """Execute a notebook into `output`, up to a cell that fails; its kernel joins `kernels`."""
     import papermill  # takes seconds
     from jupyter_client.manager import AsyncKernelManager
@@ -185,8 +178,7 @@ def _run(
             resources={"metadata": {"path": str(path.parent)}},
             # Quiet: each kernel warns that it speaks TCP, on the loopback interface only.
             extra_arguments=["--log-level=ERROR"],
-            # A bar on a terminal, where only one notebook runs.
-            progress_bar={"desc": path.stem, "disable": None if bar else True, "leave": False},
+            progress_bar=False,
         )
     finally:
         if partial.exists():

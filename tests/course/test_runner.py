@@ -56,7 +56,7 @@ def test_in_place_leaves_nothing_of_the_machine_and_does_not_change_when_repeate
     assert [cell["id"] for cell in notebook.cells] == ids
     assert notebook.cells[1].metadata == {"tags": ["parameters"]}
     assert [cell.get("execution_count") for cell in notebook.cells] == [None, 1, 2, 3, 4, 5]
-    list(execute([path], tmp_path / "runs", in_place=True))
+    execute([path], tmp_path / "runs", in_place=True)
     assert path.read_text(encoding="utf-8") == first
 
 
@@ -85,17 +85,12 @@ def test_two_notebooks_run_at_a_time_and_a_failure_stops_no_other(tmp_path, caps
     own = "import os; print(os.environ['OMP_NUM_THREADS']); open(OUTPUT_DIR + '/made', 'w')"
     make_notebook(folder, "02_three", own)
     where, environment = Path.cwd(), dict(os.environ)
-    errors = {}
-    for result in execute(find_notebooks(folder), tmp_path / "runs", "smoke", jobs=2):
-        assert result.seconds > 0
-        errors[result.notebook] = result.error
-        print(f"report of {result.notebook}")
-    lines = [line.partition(" ok")[0] for line in capsys.readouterr().out.splitlines()]
+    one, two, three = execute(find_notebooks(folder), tmp_path / "runs", "smoke", jobs=2)
+    assert two.error.startswith("cell [") and one.error == three.error == "" and one.seconds > 0
+    lines = [line.partition(",")[0] for line in capsys.readouterr().out.splitlines()]
     assert set(lines[:2]) == {"[1/3] 00_one ...", "[2/3] 01_two ..."}
-    for name, end in (("00_one", "[1/3] 00_one"), ("02_three", "[3/3] 02_three")):
-        assert lines[lines.index(end) + 1] == f"report of {name}"
-    assert sum(line.startswith("[2/3] 01_two failed") for line in lines) == 1 and len(lines) == 9
-    assert errors.pop("01_two").startswith("cell [") and set(errors.values()) == {""}
+    assert {"[1/3] 00_one ok", "[2/3] 01_two failed", "[3/3] 02_three ok"} < {*lines}
+    assert len(lines) == 6
     # The folder is injected relative to the notebook, and so holds nothing of this machine.
     assert printed(tmp_path / "runs/00_one.ipynb") == "smoke ../runs/00_one\n"
     assert printed(tmp_path / "runs/01_two.ipynb") == "before\n"  # as far as it got
@@ -103,16 +98,6 @@ def test_two_notebooks_run_at_a_time_and_a_failure_stops_no_other(tmp_path, caps
     assert (tmp_path / "runs/02_three/made").exists()
     assert not list((tmp_path / "runs").glob("*partial*")), "a temporary file was left behind"
     assert (Path.cwd(), dict(os.environ)) == (where, environment)
-
-
-def test_a_caller_that_stops_ends_the_kernels(tmp_path):
-    long = f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
-    make_notebook(tmp_path / "notebooks", "00_long", long, "time.sleep(600)")
-    make_notebook(tmp_path / "notebooks", "01_short", MEET.format(own="x", other=tmp_path / "pid"))
-    results = execute(find_notebooks(tmp_path / "notebooks"), tmp_path / "runs", jobs=2)
-    assert next(results).notebook == "01_short"
-    results.close()
-    assert not alive(int((tmp_path / "pid").read_text()))
 
 
 def alive(pid: int) -> bool:
@@ -137,7 +122,7 @@ def test_a_run_that_is_ended_leaves_old_notebooks_whole_and_no_kernel(ending, tm
     given = f"{[*map(str, paths)]}, 'runs', in_place=True, jobs=2"
     code = (  # a shell's background ignores SIGINT, and its children inherit that
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        f"from {runner.__name__} import execute; [*execute({given})]"
+        f"from {runner.__name__} import execute; execute({given})"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
     while not all(file.exists() and file.read_text() for file in begun):
@@ -216,7 +201,7 @@ def test_bad_input_is_refused_before_anything_runs(kind, options, match, tmp_pat
     elif kind:  # another tag instead of `parameters`
         path.write_text(path.read_text().replace('"parameters"', f'"{kind}"'))
     with pytest.raises((ValueError, RuntimeError), match=match):
-        next(execute([path], **{"output_dir": tmp_path / "runs", **options}))
+        execute([path], **{"output_dir": tmp_path / "runs", **options})
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):

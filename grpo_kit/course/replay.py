@@ -87,9 +87,12 @@ def page(folder: str | Path) -> str:
     folder, frames = Path(folder), {}
     try:
         for line in (folder / REPLAY).read_text(encoding="utf-8").splitlines():
-            if (record := _whole(line)) is not None:  # of a step that comes twice, the later
-                views = "\n".join(group_html(**group) for group in record["groups"])
-                frames[int(record["step"])] = Markup(views)
+            try:
+                record = json.loads(line)
+            except ValueError:  # empty, or cut by a kill
+                continue
+            views = "\n".join(group_html(**group) for group in record["groups"])
+            frames[int(record["step"])] = Markup(views)  # of a step that comes twice, the later
     except FileNotFoundError:
         remedy = "record one by `grpo-kit train --replay` or `train(..., record=Recorder(FOLDER))`"
         raise ValueError(f"{folder} holds no {REPLAY} of a run: {remedy}.") from None
@@ -104,11 +107,3 @@ def page(folder: str | Path) -> str:
     return Environment(autoescape=True).from_string(template).render(
         title=visible(folder.resolve().name), frames=sorted(frames.items()), allowed=allowed
     )  # fmt: skip
-
-
-def _whole(line: str) -> dict | None:
-    """Return a record, or None for a line that is empty or cut by a kill."""
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None

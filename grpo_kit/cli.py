@@ -133,14 +133,13 @@ def reproduce(
     The executed copies and the reports go to a folder; exit code 1 if a notebook fails, a number
     lies outside the band of the reported seeds, or one cannot be compared.
     """
-    from grpo_kit.course.runner import default_jobs, execute, find_notebooks
+    from grpo_kit.course.runner import execute, find_notebooks
     from grpo_kit.lab import bands
     from grpo_kit.lab.report import write_report
 
-    paths = find_notebooks(notebooks, names or ())
-    jobs, seconds = jobs or default_jobs(), bands.usual_seconds(profile)
-    if jobs > 1:  # the longest first, or one core waits for the other at the end
-        paths.sort(key=lambda path: seconds.get(path.stem, 0.0), reverse=True)
+    paths, seconds = find_notebooks(notebooks, names or ()), bands.usual_seconds(profile)
+    # the longest first, or one core waits for the other at the end
+    paths.sort(key=lambda path: seconds.get(path.stem, 0.0), reverse=True)
     options = {"parameters": None if seed is None else {"SEED": seed}}
     results = sorted(execute(paths, output, profile, jobs=jobs, **options))
     executed = {r.notebook: r.seconds for r in results if not r.error}
@@ -163,10 +162,10 @@ def notebooks_in_place(
     jobs: Jobs = None,
 ) -> None:
     """Execute the notebooks in place, with outputs fit to be committed."""
-    from grpo_kit.course.runner import default_jobs, execute, find_notebooks
+    from grpo_kit.course.runner import execute, find_notebooks
 
     paths = find_notebooks(notebooks, names or ())
-    results = execute(paths, output, in_place=True, jobs=jobs or default_jobs())
+    results = execute(paths, output, in_place=True, jobs=jobs)
     raise typer.Exit(int(any(result.error for result in results)))
 
 

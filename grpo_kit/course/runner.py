@@ -68,20 +68,15 @@ def usable_cores() -> int:
     return len(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0))
 
 
-def default_jobs() -> int:
-    """How many notebooks run at a time by default: two, one on a machine with one core."""
-    return min(2, usable_cores())
-
-
 def execute(
     notebooks: Sequence[str | Path],
     output_dir: str | Path,
     profile: str = "tiny",
     parameters: Mapping[str, Any] | None = None,
     in_place: bool = False,
-    jobs: int = 1,
+    jobs: int | None = None,
 ) -> list[Result]:
-    """Execute `notebooks`, `jobs` at a time; their results in the same order.
+    """Execute `notebooks`, `jobs` at a time (by default 2, 1 of one core); results in their order.
 
     A failed notebook stops no other. On Ctrl-C the running kernels are killed.
 
@@ -93,6 +88,7 @@ def execute(
     if find_spec("papermill") is None:
         raise RuntimeError('papermill is not installed: pip install "grpo-kit[notebooks]"')
     sources = {path: _read(path) for path in (Path(path).resolve() for path in notebooks)}
+    jobs = jobs or min(2, usable_cores())
     with writing(output_dir, "notebook"), ThreadPoolExecutor(jobs) as pool:
         output_dir, futures, kernels = Path(output_dir).resolve(), [], []
         try:

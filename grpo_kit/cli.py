@@ -63,7 +63,6 @@ app = typer.Typer(
 Names = Annotated[list[str] | None, Argument(help="Notebooks, by name or number; else all.")]
 Notebooks = Annotated[Path, Option(help="Folder with the notebooks.")]
 ProfileName = Annotated[Literal[tuple(PROFILES)], Option(help="Machine, policy, task, settings.")]
-PolicyFolder = Annotated[Path | None, Option(exists=True, file_okay=False, help="Of a model.")]
 PolicyName = Annotated[str | None, Option(help="Folder or Hub name, instead of the profile's.")]
 Data = Annotated[str | None, Option(help="Your rows: a jsonl, csv or parquet file, a folder that "
                                          "`datasets` reads, or a Hub name.")]  # fmt: skip
@@ -441,14 +440,13 @@ def pretrain(
 
 @app.command()
 def bench(
-    policy: PolicyFolder = None,
     output: Output = Path("runs/bench"),
     steps: Annotated[int, Option(min=1, help="Measured steps of each trainer.")] = 10,
 ) -> None:
     """Measure the time and the memory of the kit's step beside TRL's."""
     from grpo_kit.lab import bench
 
-    typer.echo(bench.report(bench.run(output, policy or data_dir() / "tiny-base", steps=steps)))
+    typer.echo(bench.report(bench.run(output, data_dir() / "tiny-base", steps=steps)))
 
 
 @app.command()

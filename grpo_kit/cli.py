@@ -415,7 +415,7 @@ def pretrain(
     base: Annotated[Literal["tiny", "smollm2"], Option(help="Which model.")] = "tiny",
     task: Annotated[
         Literal["svamp", "skills", "gsm8k"] | None,
-        Option(help="Texts of SmolLM2's warm-up. [default: svamp]"),
+        Option(help="Warm SmolLM2 up with these texts. [its default: svamp]"),
     ] = None,
     output: Output = Path("runs/base"),
     seed: Seed = 0,
@@ -423,15 +423,13 @@ def pretrain(
 ) -> None:
     """Rebuild the tiny base, or a warm-up of SmolLM2."""
     options = {"seed": seed} if steps is None else {"seed": seed, "steps": steps}
-    if base == "smollm2":
+    if task or base == "smollm2":
         from grpo_kit.warm_up import warm_up
 
         PROFILES["smol"].use_threads()
         card = warm_up(task or "svamp", output, **options)
         typer.echo(json.dumps(card["evaluations"][-1]))
         return
-    if task:
-        raise ValueError("--task is for a warm-up of SmolLM2: add --base smollm2, or leave it out.")
     from grpo_kit.tiny.pretrain import pretrain
 
     write_atomic(output / "card.json", json.dumps(pretrain(output, **options), indent=1) + "\n")

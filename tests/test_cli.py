@@ -55,7 +55,6 @@ def test_command_line_tasks_and_rewards_import_nothing_heavy(run_python):
         ("train --data a_file", "a_file is of an unknown kind: give .jsonl"),
         ("train --profile smoke --output a_file/out", "cannot write to the output folder"),
         ("train --output a_run", "go on with it (--resume), delete it, or"),
-        ("pretrain --task svamp", "add --base smollm2, or leave it out"),
         ("run sing", "there is no experiment 'sing': choose among basic, rare, variants"),
         ("run judge --arm none", "experiment 'judge' has no arm 'none': choose among"),
         ("run judge --claims --arm plain", "leave out --arm, or --claims"),

@@ -35,10 +35,10 @@ class Recorder:
     the run alone; but a reward that remembers answers (a judge's cache) remembers these, too.
 
     every: steps from one record to the next, besides the first and the last; None = a fifteenth of
-    the run. problems: how many train and test rows.
+    the run. problems: how many, the first of the task's.
     """
 
-    def __init__(self, output_dir: str | Path, every: int | None = None, problems: int = 2):
+    def __init__(self, output_dir: str | Path, every: int | None = None, problems: int = 4):
         self.file, self.every, self.problems = Path(output_dir) / REPLAY, every, problems
 
     @torch.no_grad()
@@ -48,10 +48,7 @@ class Recorder:
         config, task = prompts.config, prompts.task
         if step % (self.every or max(1, config.max_steps // 15)) and not last:
             return
-        columns, rows = task.train.column_names, []
-        for split in (task.train, task.test):
-            if set(columns) <= set(split.column_names):  # rewards may need each
-                rows += split.select_columns(columns).select(range(min(self.problems, len(split))))
+        rows = list(task.train.select(range(min(self.problems, len(task.train)))))
         chosen = prompts.of(rows, prompts.rewards)
         size = {"generation_batch_size": len(rows) * config.num_generations}
         chosen.config = replace(config, **ONE_UPDATE, **size, dynamic_sampling_rounds=0)

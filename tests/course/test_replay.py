@@ -15,7 +15,6 @@ from grpo_kit.flow import FlowGRPO
 from grpo_kit.paths import data_dir
 from grpo_kit.profiles import PROFILES
 from grpo_kit.runs import REPLAY
-from grpo_kit.tasks import Task
 from grpo_kit.tasks.tool_questions import tool_questions
 from grpo_kit.training import train
 
@@ -36,22 +35,21 @@ def noisy(prompts, completions, completion_ids, **columns):
 
 def test_recording_changes_no_bit_of_the_run(new_policy, tmp_path):
     def run(folder, recorder=None):
-        policy, task = new_policy(), Task("toy", TASK.train, TASK.train.select([5]))
+        policy, options = new_policy(), {"output_dir": folder, "seed": 0, "record": recorder}
         torch.manual_seed(0)
-        options = {"output_dir": folder, "seed": 0, "record": recorder}
-        history = train(policy, task, [noisy], configure(), **options).history
+        history = train(policy, TASK, [noisy], configure(), **options).history
         return weights_of(policy), without_times(history)
 
     (without, as_before), folder = run(tmp_path / "without"), tmp_path / "with"
-    weights, history = run(folder, Recorder(folder, every=1, problems=1))
+    weights, history = run(folder, Recorder(folder, every=1, problems=2))
     assert torch.equal(weights, without) and history == as_before
     recorded = records(folder)
     assert list(recorded) == list(range(history[-1]["step"] + 1))
-    training, held_out = recorded[0]
-    assert training.keys() == held_out.keys() and len(training["rewards"]) == 4
-    rewards = torch.tensor(training["rewards"])
+    one, other = recorded[0]
+    assert one["prompt"] != other["prompt"] and len(one["rewards"]) == len(other["rewards"]) == 4
+    rewards = torch.tensor(one["rewards"])
     expected = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
-    assert training["advantages"] == pytest.approx(expected.tolist(), abs=1e-3)
+    assert one["advantages"] == pytest.approx(expected.tolist(), abs=1e-3)
 
 
 def test_episodes_are_not_recorded_and_the_run_says_so_at_once(policy, tmp_path):

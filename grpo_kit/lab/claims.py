@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from textwrap import fill
 from typing import Literal
 
@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from grpo_kit.config import reason
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import FRESH, command_of, usual_seeds
-from grpo_kit.lab.records import COSTS, Record, by_arm, rounded
+from grpo_kit.lab.records import Record, by_arm
 from grpo_kit.lab.statistics import (
     ALPHA,
     DELTA,
@@ -31,7 +31,6 @@ from grpo_kit.lab.statistics import (
     Judgement,
     is_share,
     judge,
-    power,
     region,
 )
 from grpo_kit.lab.summary import cell, markdown_table, number
@@ -193,24 +192,11 @@ class Judged:
     judgement: Judgement | None = None
     readings: Mapping[str, Judgement] = field(default_factory=dict)  # see `Claim.readings`
     at_edge: bool = False  # another delta, see `EDGES`, would change the verdict
-    costs: str = ""  # of its arms: tokens, updates, seconds
     waits: str = ""  # how many of the planned seeds have run, where some have
 
     @property
     def here(self) -> str:
         return cell(vars(self.judgement), "+") if self.judgement else f"`{self.claim.command}`"
-
-    @property
-    def row(self) -> dict:
-        """What a table to sort and filter has of it."""
-        claim, found = self.claim, vars(self.judgement) if self.judgement else {}
-        of = {name: getattr(claim, name) for name in ("id", "experiment", "profile", "statement")}
-        of |= {"verdict": self.verdict, "at edge": self.at_edge, "number": claim.number}
-        of |= {name: found.get(name) for name in ("mean", "low", "high", "n", "sd")}
-        of["reason"] = self.waits or found.get("reason")
-        of |= {f"{name} verdict": one.verdict for name, one in self.readings.items()}
-        of |= {"claimed": claim.paper, "matters from": claim.band}
-        return rounded(of | {"costs": self.costs, "source": claim.source})
 
     @property
     def verdict_text(self) -> str:
@@ -220,13 +206,6 @@ class Judged:
             text += f": {why}"
         others = [(name, one.verdict) for name, one in self.readings.items()]
         return "; ".join([text, *(f"{name}: {v}" for name, v in others if v != self.verdict)])
-
-    @property
-    def statistics(self) -> str:
-        one, claim = self.judgement, self.claim
-        chance = power(one.sd, one.n, claim.expects, claim.delta, one.claims)
-        seeds = f"{one.n} seed{'s' * (one.n != 1)}, sd {number(one.sd)}"
-        return f"{seeds}, power {chance:.0%}" if one.n > 1 else seeds
 
 
 def load_claims(path: str | Path | None = None) -> tuple[list[Claim], list[str]]:
@@ -319,23 +298,15 @@ def _judged(claim: Claim, pairs: list, values: list[float], records: list, size:
 
     if claim.seeds and len(values) < claim.n:
         return Judged(claim, waits=f"{len(values)} of {claim.n} planned seeds have run")
-    one, costs = by(values), _costs(claim, pairs)
+    one = by(values)
     why = claim.idle(pairs, records)
     if claim.expects == "rises" and one.verdict in ("no effect", "inconclusive"):
         why = why or claim.without_room(pairs)
     if why:
-        return Judged(claim, "not tested", replace(one, reason=why), costs=costs)
+        return Judged(claim, "not tested", replace(one, reason=why))
     readings = {name: by(others) for name, others in claim.readings(pairs).items()}
     at_edge = any(by(values, claim.delta * times).verdict != one.verdict for times in EDGES)
-    return Judged(claim, one.verdict, one, readings, at_edge, costs)
-
-
-def _costs(claim: Claim, pairs: Iterable[tuple[Record, Record]]) -> str:
-    """Medians over the runs: "tokens 60,000 / 60,100, updates 39 / 78, seconds 20 / 41"."""
-    of = [[run.cost for run in runs] for runs in zip(*pairs, strict=True)]
-    medians = [[number(median(column)) for column in zip(*arm, strict=True)] for arm in of]
-    shown = zip(*medians[: len(claim.arms)][::-1], strict=True)
-    return ", ".join(f"{name} {' / '.join(of)}" for name, of in zip(COSTS, shown, strict=True))
+    return Judged(claim, one.verdict, one, readings, at_edge)
 
 
 def families_of(judged: Iterable[Judged]) -> int:
@@ -387,15 +358,14 @@ def forest_rows(judged: Iterable[Judged], *only: str) -> list[tuple]:
 
 
 def claims_text(judged: Iterable[Judged]) -> str:
-    """Markdown table of judged claims, with id, source, seeds, power and costs."""
+    """Markdown table of judged claims, with id, source and seeds."""
     rows = []
     for one in judged:
         verdict, here = one.verdict_text, one.here
         statement = f"{one.claim.statement} ({one.claim.id}; {one.claim.source})"
         if one.judgement:
-            here = f"{one.claim.number}: {one.here}"
-            here += "".join(f"; {k} {number(v.mean, '+')}" for k, v in one.readings.items())
-            here += f" ({one.statistics}; {one.costs})"
+            seeds = f"{one.judgement.n} seed{'s' * (one.judgement.n != 1)}"
+            here = f"{one.claim.number}: {one.here} ({seeds}, sd {number(one.judgement.sd)})"
             verdict += f": {one.judgement.reason}" if one.verdict == "not tested" else ""
         rows.append((verdict, statement, one.claim.paper, here, one.claim.band))
     return markdown_table(("verdict", "claim", "claimed", "here", "matters from"), *rows)

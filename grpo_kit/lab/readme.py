@@ -25,7 +25,7 @@ from grpo_kit.lab.claims import (
 from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.records import CHECKOUT, gather
 from grpo_kit.lab.report import COUNTED, picture, write_report
-from grpo_kit.lab.statistics import ALPHA, DELTA, power
+from grpo_kit.lab.statistics import ALPHA, DELTA
 from grpo_kit.lab.summary import markdown_table, reported
 from grpo_kit.paths import sha256_of, write_atomic
 from grpo_kit.profiles import PROFILES
@@ -94,18 +94,15 @@ def results_page(text: str, judged: list[Judged]) -> str:
     kept = [one for one in judged if one.verdict == "reproduced"]
     harmless = sum(map(harms_not, kept))
     ours = sum(one.claim.evidence == "I" for one in kept if not harms_not(one))
-    found = [(one.claim, one.judgement) for one in judged if one.judgement]
-    weak = sum(power(j.sd, j.n, c.expects, c.delta, j.claims) < 0.5 for c, j in found)
     rate = (
         f"Of the *reproduced*, {len(kept) - harmless - ours} are claims of papers, {ours} are "
         f"predictions of ours, and {harmless} say only that an arm does *no harm*, as one that "
-        f"does nothing would. For {weak} of {len(found)} claims a truth that only just holds "
-        "would be found in fewer than half of all repeats.\n\n"
+        "does nothing would.\n\n"
         f"Each of {families_of(judged)} families, an experiment on a profile, may hold a false "
         f"verdict with a chance of {ALPHA:.0%}, more where some seeds collapse; "
         f"{len(judged_again(judged))} claims got a second try, with fresh seeds (*2nd*). So the "
         f"chance of *any* false verdict is at most {risk_of(judged):.0%}, if differences are "
-        "roughly normal. `claims.csv` names those that were not run; most need a GPU.\n"
+        "roughly normal. [The report](report.md) names those not run; most need a GPU.\n"
     )
     real = [one for one in judged if one.claim.profile == "smol"]
     parts = {

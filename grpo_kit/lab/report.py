@@ -43,12 +43,9 @@ INTRODUCTION = """\
 # What was claimed, and what came out
 
 `grpo-kit results` computes all numbers, figures and verdicts here from the stored runs and the list
-of claims (`data/claims.yaml`). Notebook 07 derives the rule behind the verdicts. *Power* is the
-chance that seeds of this spread call a claim reproduced that is true by just the difference that
-matters. After a number stand its readings by the other grading and of greedy answers; after a
-verdict, where one of these or another δ would change it. Costs are medians of an arm's runs, those
-of the baseline first. Each run names its commit, versions, machine and settings. `claims.csv` has
-the same claims to sort and filter.
+of claims (`data/claims.yaml`). Notebook 07 derives the rule behind the verdicts. After a verdict
+stands where another δ, the other grading or greedy answers would change it. Each run names its
+commit, versions, machine and settings.
 
 Of the papers' experiments these were not tried: MATH-500 with a large judge (Trinity-RFT);
 benchmarks and verdicts on the reasoning (self-verification); data with a context (RLME, known to us
@@ -100,9 +97,6 @@ def write_report(
     speed = Path(results or results_dir()) / "bench" / "bench.json"
     if speed.exists():
         text += [f"## Speed\n\n{SPEED}", bench.report(json.loads(speed.read_bytes()))]
-    write_atomic(
-        folder / "claims.csv", pd.DataFrame([one.row for one in judged]).to_csv(index=False)
-    )
     path = folder / "report.md"
     write_atomic(path, visible("\n".join(text), newline="\n"))
     return path

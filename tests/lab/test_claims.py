@@ -100,9 +100,8 @@ def test_a_claim_is_judged_by_its_differences_seed_by_seed(up, gained, five):
         assert verdict_of(claim(), records).verdict == verdict
     assert verdict_of(claim(delta=0.5), up).verdict == "no effect"
     assert verdict_of(claim(), up).here == "+0.204 [+0.19, +0.218]"
-    assert verdict_of(claim(), up).statistics == "5 seeds, sd 0.0114, power 96%"
     few = verdict_of(claim(), [record for record in up if record.seed < 4])
-    assert few.judgement.n == 4 and few.statistics.endswith("power 0%")
+    assert few.judgement.n == 4
 
 
 def test_claims_of_an_experiment_are_judged_together_and_those_of_others_apart(gained):

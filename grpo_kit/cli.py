@@ -404,10 +404,9 @@ def replay(
 @app.command()
 def results() -> None:
     """Compute the tables, figures and verdicts of `data/results` from the stored runs."""
-    from grpo_kit.lab.readme import write_results
+    from grpo_kit.lab.report import write_results
 
-    for path in write_results():
-        typer.echo(f"wrote {path}")
+    typer.echo(f"wrote {write_results()}")
 
 
 @app.command()

@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from grpo_kit.cli import app
 from grpo_kit.lab.claims import reported_claims
-from grpo_kit.lab.readme import results_page, write_results
+from grpo_kit.lab.report import write_results
 from grpo_kit.lab.summary import reported
 
 CHECKOUT = Path(__file__).parents[1]
@@ -39,12 +39,6 @@ def named(path: Path) -> str:
 
 
 # --- tables ---------------------------------------------------------------------------------------
-
-
-def test_computed_tables_are_what_the_stored_results_give():
-    text, (judged, problems) = (RESULTS / "README.md").read_text(), reported_claims(RESULTS)
-    assert not problems and results_page(text, judged) == text, "`make results` renews it"
-    assert text.count("reproduced: no harm") == 5, "as the page's words say"
 
 
 def test_numbers_in_the_pages_own_words_are_those_of_today():
@@ -115,7 +109,7 @@ def test_the_report_beside_the_results_is_what_the_stored_runs_give(tmp_path):
     """Figures by the numbers that they show, since fonts differ from machine to machine."""
     renewed = tmp_path / "data" / "results"
     shutil.copytree(RESULTS, renewed)
-    assert [path.name for path in write_results(tmp_path)] == ["README.md", "report.md"]
+    assert write_results(tmp_path) == renewed / "report.md"
     assert (renewed / "report.md").read_text() == (RESULTS / "report.md").read_text()
     for path in RESULTS.glob("figures/*.png"):
         pictures = ((folder / "figures" / path.name).read_bytes() for folder in (renewed, RESULTS))

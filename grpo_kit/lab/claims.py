@@ -111,16 +111,10 @@ class Claim(BaseModel):
         return f"{self.expects['value']:g} ± {self.expects['within']:g}"
 
     @property
-    def band(self) -> str:
-        """The smallest difference that matters, or the tolerance."""
-        within = self.delta if isinstance(self.expects, str) else self.expects["within"]
-        return f"± {within:g}"
-
-    @property
     def paper(self) -> str:
-        """The numbers that its source prints, or else the direction."""
+        """Where the number is claimed to lie, and those that its source prints."""
         numbers = [f"{of}: {' → '.join(f'{v:g}' for v in vs)}" for of, vs in self.printed.items()]
-        return "; ".join(numbers) or self.direction
+        return "; ".join([self.direction, *numbers])
 
     @property
     def same(self) -> tuple:
@@ -309,23 +303,15 @@ def _judged(claim: Claim, pairs: list, values: list[float], records: list, size:
     return Judged(claim, one.verdict, one, readings, at_edge)
 
 
-def families_of(judged: Iterable[Judged]) -> int:
-    """How many families have a verdict."""
-    return len({(one.claim.profile, one.claim.experiment) for one in judged if one.judgement})
-
-
-def judged_again(judged: Iterable[Judged]) -> list[Judged]:
-    """The claims with a judgement that is their second."""
-    return [one for one in judged if one.judgement and one.claim.again]
-
-
-def risk_of(judged: list[Judged]) -> float:
+def risk_of(judged: Iterable[Judged]) -> float:
     """The chance that any verdict is false, at most, if differences are roughly normal.
 
     `ALPHA` for each family, and once more the share of each claim that got a second try.
     """
-    again = sum(ALPHA / one.judgement.claims for one in judged_again(judged))
-    return min(1.0, families_of(judged) * ALPHA + again)
+    found = [one for one in judged if one.judgement]
+    families = {(one.claim.profile, one.claim.experiment) for one in found}
+    again = sum(ALPHA / one.judgement.claims for one in found if one.claim.again)
+    return min(1.0, len(families) * ALPHA + again)
 
 
 def reported_claims(results: str | Path | None = None) -> tuple[list[Judged], list[str]]:
@@ -358,14 +344,15 @@ def forest_rows(judged: Iterable[Judged], *only: str) -> list[tuple]:
 
 
 def claims_text(judged: Iterable[Judged]) -> str:
-    """Markdown table of judged claims, with id, source and seeds."""
+    """Markdown table of judged claims, with id, source, seeds and δ; a star: by no paper."""
     rows = []
     for one in judged:
-        verdict, here = one.verdict_text, one.here
-        statement = f"{one.claim.statement} ({one.claim.id}; {one.claim.source})"
-        if one.judgement:
-            seeds = f"{one.judgement.n} seed{'s' * (one.judgement.n != 1)}"
-            here = f"{one.claim.number}: {one.here} ({seeds}, sd {number(one.judgement.sd)})"
-            verdict += f": {one.judgement.reason}" if one.verdict == "not tested" else ""
-        rows.append((verdict, statement, one.claim.paper, here, one.claim.band))
-    return markdown_table(("verdict", "claim", "claimed", "here", "matters from"), *rows)
+        claim, found, verdict, here = one.claim, one.judgement, one.verdict_text, one.here
+        own = "*" * (claim.evidence == "I")
+        statement = f"{claim.statement} ({claim.id}; {claim.source}){own}"
+        if found:
+            seeds = f"{found.n} seed{'s' * (found.n != 1)}, sd {number(found.sd)}"
+            here = f"{claim.number}: {here} ({seeds}, δ {claim.delta:g})"
+            verdict += f": {found.reason}" if one.verdict == "not tested" else ""
+        rows.append((verdict, statement, f"{claim.experiment}, {claim.profile}", claim.paper, here))
+    return markdown_table(("verdict", "claim", "runs", "claimed", "here"), *rows)

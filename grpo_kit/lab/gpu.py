@@ -21,10 +21,9 @@ import torch
 from torch.utils.benchmark import Timer
 
 from grpo_kit.lab import bench, planner
-from grpo_kit.lab.readme import with_parts
 from grpo_kit.lab.records import CHECKOUT, load, slug, where_it_ran
 from grpo_kit.lab.report import arms_of
-from grpo_kit.lab.summary import markdown_table
+from grpo_kit.lab.summary import markdown_table, with_parts
 from grpo_kit.models import load_policy
 from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
 

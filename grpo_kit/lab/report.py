@@ -1,5 +1,7 @@
 """The report: every stored run beside what the sources claim, as Markdown with figures.
 
+`write_results` renews the one beside the reported results, and the figures of the page there.
+
 All numbers are computed. A file or a claim that cannot be used becomes a sentence under "Problems",
 and the rest is shown.
 """
@@ -7,7 +9,7 @@ and the rest is shown.
 import io
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -18,19 +20,27 @@ from matplotlib.figure import Figure
 
 from grpo_kit.course import plots
 from grpo_kit.course.plots import arm_bands, forest
-from grpo_kit.lab import bench
-from grpo_kit.lab.claims import claims_text, forest_rows, judge_claims, load_claims
-from grpo_kit.lab.dials import dial_text
+from grpo_kit.lab import bench, dials
+from grpo_kit.lab.claims import (
+    Judged,
+    claims_text,
+    forest_rows,
+    judge_claims,
+    load_claims,
+    reported_claims,
+    risk_of,
+)
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import Experiment, command_of
-from grpo_kit.lab.records import COSTS, Record, by_arm, fingerprint
-from grpo_kit.lab.statistics import VERDICTS, interval
+from grpo_kit.lab.records import CHECKOUT, COSTS, Record, by_arm, fingerprint, gather
+from grpo_kit.lab.statistics import ALPHA, VERDICTS, interval
 from grpo_kit.lab.summary import (
     cell,
     circumstances,
     markdown_table,
     number,
     plain,
+    reported,
     summarise,
     summary_text,
 )
@@ -44,8 +54,9 @@ INTRODUCTION = """\
 
 `grpo-kit results` computes all numbers, figures and verdicts here from the stored runs and the list
 of claims (`data/claims.yaml`). Notebook 07 derives the rule behind the verdicts. After a verdict
-stands where another δ, the other grading or greedy answers would change it. Each run names its
-commit, versions, machine and settings.
+stands where another δ, the other grading or greedy answers would change it. A star marks a
+prediction of ours, or our reading of a paper. Each run names its commit, versions, machine and
+settings.
 
 Of the papers' experiments these were not tried: MATH-500 with a large judge (Trinity-RFT);
 benchmarks and verdicts on the reasoning (self-verification); data with a context (RLME, known to us
@@ -59,6 +70,41 @@ that completions hardly end early and the kit saves less. "MiB" is the most memo
 one trainer alone, imports included. [The page of GPUs](gpu/README.md) has what `make gpu` measures.
 """
 STYLE = ["grpo_kit.course.figures", {"axes.facecolor": "none"}]
+
+
+def write_results(checkout: str | Path = CHECKOUT) -> Path:
+    """Gather finished runs, renew the report beside the results, its figures and the page's.
+
+    Returns the report. ValueError if a result or a claim cannot be used.
+    """
+    results = Path(checkout) / "data" / "results"
+    gather(results)
+    _, problems = reported_claims(results)
+    if problems:
+        raise ValueError(" ".join(problems))
+    draw_figures(results)
+    return write_report(results, results)
+
+
+def draw_figures(results: Path) -> None:
+    """Renew the figures that only pages show: all dials, and a judge that is outwitted."""
+    stored = reported("judge", results=results, x="step")["curves"]
+    score = stored["rewards/quality_judge_reward/mean"]["judge only"]
+    accuracy = stored["eval/pass@1"]["judge only"]
+    score["values"] = [[reward + 0.5 for reward in of] for of in score["values"]]  # of -0.5..0.5
+    lines = {"the judge's score (1 = full marks)": score, "accuracy on held-out problems": accuracy}
+    draw = partial(_rise_and_fall, lines)
+    picture(results / "figures" / "rise-and-fall.png", draw, lines, "", dpi=150)
+    if found := dials.reported_dials(results):
+        draw = partial(dials.all_dials, found)
+        picture(results / "figures" / "dials.png", draw, [found, sha256_of(dials.__file__)], "")
+
+
+def _rise_and_fall(lines: Mapping[str, dict]) -> Figure:
+    figure = arm_bands({"": lines}, "training step")
+    title = "The judge's score rises and stays, accuracy collapses"
+    figure.axes[0].set(title=title, ylim=(0, 1), ylabel="share, or score from 0 to 1")
+    return figure
 
 
 @style.context(STYLE, after_reset=True)
@@ -79,27 +125,38 @@ def write_report(
     if not records:
         where = results or results_dir()
         problems.append(f"No run is stored under {where}: `grpo-kit run NAME` makes them.")
-    verdicts = [one.verdict for one in judged]
-    text = [INTRODUCTION, markdown_table(COUNTED, map(verdicts.count, COUNTED))]
+    text = [INTRODUCTION, counts_text(judged)]
     if rows := forest_rows(judged):
         alt = "Mean difference of each claim and its interval, in units of what matters"
         path = folder / "figures" / "claims.png"
         text.append(picture(path, partial(forest, rows), rows, alt))
     if problems:
         text += ["## Problems\n", "".join(f"- {plain(problem)}\n" for problem in problems)]
+    text += ["## Claims\n", claims_text(judged)]
     for name, experiment in EXPERIMENTS.items():
-        own = [one for one in judged if one.claim.experiment == name]
-        runs = [record for record in records if record.experiment == name]
-        if own or runs:
-            text += [f"## {name}\n", f"{experiment.question}\n"]
-            text += [claims_text(own)] if own else []
-            text += arms_of(name, runs, folder)
+        if runs := [record for record in records if record.experiment == name]:
+            text += [f"## {name}\n", f"{experiment.question}\n", *arms_of(name, runs, folder)]
     speed = Path(results or results_dir()) / "bench" / "bench.json"
     if speed.exists():
         text += [f"## Speed\n\n{SPEED}", bench.report(json.loads(speed.read_bytes()))]
     path = folder / "report.md"
     write_atomic(path, visible("\n".join(text), newline="\n"))
     return path
+
+
+def counts_text(judged: list[Judged]) -> str:
+    """Markdown: how many claims have which verdict, and how sure all of them are together."""
+    verdicts = [one.verdict for one in judged]
+    kept = [one.claim.expects for one in judged if one.verdict == "reproduced"]
+    harmless = kept.count("stays") + kept.count("keeps")
+    return (
+        f"{markdown_table(COUNTED, map(verdicts.count, COUNTED))}\n"
+        f"{harmless} of the *reproduced* say only that an arm does *no harm*, as one that does "
+        "nothing would. The claims of an experiment on a profile hold a false verdict with a "
+        f"chance of {ALPHA:.0%}, more if one got a second try or some seeds collapse. So the "
+        f"chance of *any* false verdict is at most {risk_of(judged):.0%}, if differences are "
+        "roughly normal. Most claims that were not run need a GPU.\n"
+    )
 
 
 def arms_of(name: str, records: list[Record], folder: Path) -> list[str]:
@@ -124,7 +181,7 @@ def arms_of(name: str, records: list[Record], folder: Path) -> list[str]:
         if EXPERIMENTS[name].rates:
             parts.append(best_rates(runs, EXPERIMENTS[name], summary))
         elif EXPERIMENTS[name].turned:
-            parts.append(dial_text(runs, EXPERIMENTS[name], summary))
+            parts.append(dials.dial_text(runs, EXPERIMENTS[name], summary))
         else:
             parts.append(summary_text(summary))
         command = command_of(name, profile, seeds)

@@ -64,7 +64,7 @@ def test_verdicts_and_numbers_are_those_of_the_records(inputs, written):
         assert f"**{one.verdict}**" in line and f"({one.claim.id}; {one.claim.source})" in line
         assert one.here in line and (one.judgement is None or "(5 seeds, sd 0" in line)
     up = "| pass@1, diversity minus plain: +0.206 [+0.197, +0.215] "
-    assert f"| GSM8K: 30 → 45.5; MATH: 10 → 12 {up}" in text and "| 0.4 ± 0.1 |" in text
+    assert f"| rises; GSM8K: 30 → 45.5; MATH: 10 → 12 {up}" in text and "| 0.4 ± 0.1 |" in text
     assert "| 2 | 1 | 1 | 0 | 0 | 1 |" in text
 
 

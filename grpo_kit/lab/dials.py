@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from grpo_kit.course.plots import CURVE_LABELS, arm_colours, shown
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import Experiment, command_of
-from grpo_kit.lab.records import COSTS, Record, by_arm
+from grpo_kit.lab.records import Record, by_arm
 from grpo_kit.lab.statistics import interval, within
 from grpo_kit.lab.summary import cell, circumstances, difference_cell, markdown_table, number
 
@@ -137,23 +137,18 @@ def level(found: dict) -> str:
 
 
 def dial_text(records: Iterable[Record], experiment: Experiment, summary: dict) -> str:
-    """Markdown, a row a setting: each arm's mean, its difference from the first arm, its costs.
+    """Markdown, a row an arm: its mean in each setting, and its differences from the first arm.
 
     `summary`: of the same records, as `summarise` returns it.
     """
     found = turned(records, experiment)
-    first, *others = found
-    effects, spent = [], []
-    for setting in experiment.settings:
-        levels = [level(of.get(setting, {})) for of in found.values()]
-        minus = [difference_cell(found[arm].get(setting, {}).get("minus")) for arm in others]
-        effects.append([setting, *levels, *minus])
-        ends = [summary["final"].get(f"{arm}, {setting}", {}) for arm in found]
-        spent.append([setting, *(", ".join(number(of[c]["mean"]) for c in COSTS if c in of)
-                                 for of in ends)])  # fmt: skip
+    settings = [name for name in experiment.settings if any(name in of for of in found.values())]
+    rows = []
+    for arm, of in found.items():
+        minus = [difference_cell(of.get(name, {}).get("minus")) for name in settings]
+        rows.append([arm, *(level(of.get(name, {})) for name in settings), *minus])
     shown = f"{experiment.of} of {experiment.shown.removeprefix('eval/')}"
-    head = [f"{shown}, by {experiment.turned}", *found]
-    head += [f"{arm} minus {first}" for arm in others]
-    costs = [", ".join(COSTS), *found]
-    tables = markdown_table(head, *effects), markdown_table(costs, *spent)
-    return "\n".join([circumstances(summary), *tables])
+    first = next(iter(found))
+    head = [f"{shown}, by {experiment.turned}", *settings]
+    head += [f"{name}, minus {first}" for name in settings]
+    return f"{circumstances(summary)}\n{markdown_table(head, *rows)}"

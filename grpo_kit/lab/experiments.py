@@ -256,12 +256,11 @@ def experiment_of(entry: Mapping[str, Any]) -> Experiment:
     """An experiment as `data/experiments.yaml` describes it; functions are those of `measures`."""
     fields = dict(entry)
     arms, settings = fields["arms"], fields.get("settings", {})
-    rates = {f"lr {rate:g}": {"learning_rate": rate} for rate in fields.get("rates", ())}
-    if in_all := settings or rates:
+    if settings:
         arms = {
             f"{name}, {label}": at(arm, setting)
             for name, arm in arms.items()
-            for label, setting in in_all.items()
+            for label, setting in settings.items()
         }
         fields["curves"] = ()  # of so many arms they cannot be told from one another
     fields["settings"] = list(settings)

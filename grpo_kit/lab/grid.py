@@ -82,7 +82,6 @@ class Experiment:
     skills: bool = False  # wants a policy that can judge, verify or plan, see `with_skills`
     show: Callable[[Trained], list[dict]] = lambda trained: []  # a few held-out answers to read
     evaluator: int = 1  # raised when its runs are measured otherwise, though trained alike
-    rates: Sequence[float] = ()  # learning rates, each of which every arm is trained with
     turned: str = ""  # of a dial: what its settings change, see `lab.dials`
     settings: Sequence[str] = ()  # of a dial, each of which every arm is trained in
     shown: str = "eval/pass@1"  # of a dial: the metric that is drawn, and

@@ -12,9 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 
-import pandas as pd
 from matplotlib import style
 from matplotlib.figure import Figure
 
@@ -31,14 +29,11 @@ from grpo_kit.lab.claims import (
     risk_of,
 )
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
-from grpo_kit.lab.grid import Experiment, command_of
-from grpo_kit.lab.records import CHECKOUT, COSTS, Record, by_arm, fingerprint, gather
-from grpo_kit.lab.statistics import ALPHA, VERDICTS, interval
+from grpo_kit.lab.grid import command_of
+from grpo_kit.lab.records import CHECKOUT, Record, fingerprint, gather
+from grpo_kit.lab.statistics import ALPHA, VERDICTS
 from grpo_kit.lab.summary import (
-    cell,
-    circumstances,
     markdown_table,
-    number,
     plain,
     reported,
     summarise,
@@ -47,7 +42,6 @@ from grpo_kit.lab.summary import (
 from grpo_kit.paths import make_output_dir, results_dir, sha256_of, write_atomic
 from grpo_kit.visible import visible
 
-CHOOSE = 3  # seeds that choose a learning rate
 COUNTED = (*VERDICTS, "inconclusive", "not tested", "not run here")
 INTRODUCTION = """\
 # What was claimed, and what came out
@@ -178,50 +172,13 @@ def arms_of(name: str, records: list[Record], folder: Path) -> list[str]:
         machines = [(r.machine["accelerator"], r.machine["processor"]) for r in runs]
         used = {cpu if gpu == "none" else gpu for gpu, cpu in machines}
         made = f"{len(runs)} runs on {', '.join(sorted(used))}, finished {days[0]} to {days[-1]}"
-        if EXPERIMENTS[name].rates:
-            parts.append(best_rates(runs, EXPERIMENTS[name], summary))
-        elif EXPERIMENTS[name].turned:
+        if EXPERIMENTS[name].turned:
             parts.append(dials.dial_text(runs, EXPERIMENTS[name], summary))
         else:
             parts.append(summary_text(summary))
         command = command_of(name, profile, seeds)
         parts += [f"{plain(made)}. Again: `{command}`\n"]
     return parts
-
-
-def best_rates(records: Iterable[Record], experiment: Experiment, summary: dict) -> str:
-    """Markdown: each arm at its best rate minus the first at its own, in pass@1, seed by seed.
-
-    The first `CHOOSE` seeds choose the rate, the others judge: no luck counts twice. `summary`: of
-    the same records, as `summarise` returns it.
-    """
-    recorded, rows, ends = by_arm(records), [], {}
-    for name in dict.fromkeys(arm.rsplit(", lr ", 1)[0] for arm in experiment.arms):
-        values = {}
-        for rate in experiment.rates:
-            runs = recorded.get(f"{name}, lr {rate:g}", {})
-            values[rate] = {s: one.evaluation["eval/pass@1"] for s, one in runs.items()}
-        if min(map(len, values.values())) < CHOOSE:
-            continue
-        means = {rate: fmean(list(of.values())[:CHOOSE]) for rate, of in values.items()}
-        best = max(means, key=means.get)
-        ends[name] = pd.Series(dict(list(values[best].items())[CHOOSE:]), dtype=float)
-        tried = ", ".join(f"{mean:.3f} at {rate:g}" for rate, mean in means.items())
-        rows.append([name, tried, f"{best:g}"])
-    for row in rows:
-        own, first = ends[row[0]], ends[rows[0][0]]
-        paired = (own - first).dropna()
-        row.append(cell(interval(own)) if len(own) else "–")
-        family = interval(paired, len(rows) - 1) if len(paired) and row is not rows[0] else None
-        row.append(cell(family, "+"))
-        spent = summary["final"].get(f"{row[0]}, lr {row[2]}", {})
-        row.append(", ".join(number(spent[cost]["mean"]) for cost in COSTS if cost in spent))
-    head = ["arm", "three seeds choose", "rate", "pass@1, other seeds", "minus the first"]
-    if len(rows) < 2:
-        return ""
-    text = markdown_table([*head, ", ".join(COSTS)], *rows)
-    rule = "the intervals of *minus the first* are widened for the whole table"
-    return f"Best against best; {rule}:\n\n{text}\n\n{circumstances(summary)}"
 
 
 def picture(path: Path, draw: Callable[[], Figure], shown: object, alt: str, dpi: int = 80) -> str:

@@ -3,10 +3,9 @@
 import pytest
 
 from grpo_kit.lab.claims import judge_claims, load_claims
-from grpo_kit.lab.experiments import EXPERIMENTS, experiment_of
+from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.records import load
-from grpo_kit.lab.report import best_rates, write_report
-from grpo_kit.lab.summary import summarise
+from grpo_kit.lab.report import write_report
 
 CLAIMS = """
 - {id: up, statement: Unlike answers are right more often., source: some paper, evidence: F,
@@ -66,28 +65,6 @@ def test_verdicts_and_numbers_are_those_of_the_records(inputs, written):
     up = "| pass@1, diversity minus plain: +0.206 [+0.197, +0.215] "
     assert f"| rises; GSM8K: 30 → 45.5; MATH: 10 → 12 {up}" in text and "| 0.4 ± 0.1 |" in text
     assert "| 2 | 1 | 1 | 0 | 0 | 1 |" in text
-
-
-def test_the_rate_that_three_seeds_choose_is_judged_by_the_others(make_record):
-    ends = {  # arm and rate -> accuracy by seed
-        ("plain", 0.1): [0.5] * 5, ("plain", 0.2): [0.6, 0.6, 0.6, 0.62, 0.63],
-        ("mine", 0.1): [0.7, 0.7, 0.7, 0.5, 0.5], ("mine", 0.2): [0.6, 0.6, 0.6, 0.9, 0.9],
-        ("late", 0.1): [0.5] * 3, ("late", 0.2): [0.5] * 2,
-    }  # fmt: skip
-    entry = {"question": "?", "rates": [0.1, 0.2], "arms": {"plain": {}, "mine": {}, "late": {}}}
-    experiment = experiment_of(entry)
-    assert list(experiment.arms) == [f"{arm}, lr {rate:g}" for arm, rate in ends]
-    assert experiment.arms["mine, lr 0.2"].changes == {"learning_rate": 0.2}
-    records = [
-        make_record(f"{arm}, lr {rate:g}", seed, end)
-        for (arm, rate), values in ends.items() for seed, end in enumerate(values)
-    ]  # fmt: skip
-    summary = summarise(records, experiment)
-    summary["config"] |= {"eval_prompts": 4, "num_generations_eval": 1}
-    text = best_rates(records, experiment, summary)
-    assert "| plain | 0.500 at 0.1, 0.600 at 0.2 | 0.2 | 0.625 [" in text and "late" not in text
-    assert "| mine | 0.700 at 0.1, 0.600 at 0.2 | 0.1 | 0.5 [0.5, 0.5] | -0.125 [" in text
-    assert best_rates(records[:10], experiment, summary) == "", "with nothing to compare"
 
 
 def test_what_cannot_be_used_is_named_and_the_rest_comes_out(tmp_path, make_record, write_runs):

@@ -130,17 +130,15 @@ def reproduce(
     """Execute every notebook and compare what they measured with the reported results.
 
     The executed copies and the reports go to a folder; exit code 1 if a notebook fails, a number
-    lies outside the band of the reported seeds, or one cannot be compared.
+    lies outside the band around the reported one, or one cannot be compared.
     """
     from grpo_kit.course.runner import execute, find_notebooks
     from grpo_kit.lab import bands
     from grpo_kit.lab.report import write_report
 
-    paths, seconds = find_notebooks(notebooks, names or ()), bands.usual_seconds(profile)
-    # the longest first, or one core waits for the other at the end
-    paths.sort(key=lambda path: seconds.get(path.stem, 0.0), reverse=True)
+    paths = find_notebooks(notebooks, names or ())
     options = {"parameters": None if seed is None else {"SEED": seed}}
-    results = sorted(execute(paths, output, profile, jobs=jobs, **options))
+    results = execute(paths, output, profile, jobs=jobs, **options)
     executed = {r.notebook: r.seconds for r in results if not r.error}
     if store:
         for path in bands.store(output, executed, results_dir()):

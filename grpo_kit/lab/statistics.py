@@ -140,16 +140,3 @@ def power(sd: float, n: int, expects: Expects = "rises", delta=DELTA, claims: in
     sds = sd * np.sqrt(rng.chisquare(n - 1, size=10_000) / (n - 1))
     half = half_width(1.0, n, claims) * sds
     return float(readings(means - half, means + half, expects, delta)[0].mean())
-
-
-def prediction_band(values: Sequence[float], comparisons=1, floor=0.0) -> tuple[float, float]:
-    """Where one more run's value is expected, given those of n runs alike: (low, high).
-
-    mean ± t(1 - ALPHA / (2 · comparisons); n - 1) · max(sd, floor) · sqrt(1 + 1/n): a normally
-    spread run leaves any of `comparisons` bands with a chance of at most `ALPHA` (Bonferroni).
-    """
-    values = np.asarray(values, dtype=float)
-    n = len(values)
-    scale = max(values.std(ddof=1), floor) * math.sqrt(1 + 1 / n)
-    band = t.interval(1 - ALPHA / comparisons, n - 1, loc=values.mean(), scale=scale)
-    return tuple(map(float, band))

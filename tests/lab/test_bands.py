@@ -49,19 +49,14 @@ def test_a_run_is_inside_where_another_seed_could_be(accuracy, inside, reported,
     rows, problems = compare(write(tmp_path / "run", accuracy), [NAME], "tiny", reported)
     assert problems == [] and len(rows) == 4
     row = rows[0]
-    assert row.quantity == "after · eval/pass@1" and row.here == accuracy and row.reported == 0.9
-    assert row.inside == inside and 0.6 < row.low < 0.88 and 0.92 < row.high
+    assert row.quantity == "after · eval/pass@1" and row.here == accuracy
+    assert row.inside == inside and (row.low, row.high) == pytest.approx((0.66, 1.14))
     assert all(other.inside for other in rows[1:])
+    assert rows[3].low == pytest.approx(0.76 * 26), "of a length relative to itself"
     show(rows, problems)
     shown = capsys.readouterr().out
     assert f"{4 if inside else 3} of 4 numbers are inside" in shown
     assert ("outside: 02_diversity_reward, after · eval/pass@1 is 0.4" in shown) != inside
-
-
-def test_another_seed_is_beside_its_own_and_an_unknown_one_beside_the_median(reported, tmp_path):
-    for seed, beside in ((3, 0.92), (77, 0.9)):
-        folder = write(tmp_path / f"run-{seed}", 0.9, seed)
-        assert compare(folder, [NAME], "tiny", reported)[0][0].reported == beside
 
 
 def test_a_missing_number_is_outside_an_unreported_notebook_is_named(reported, tmp_path, capsys):
@@ -69,7 +64,7 @@ def test_a_missing_number_is_outside_an_unreported_notebook_is_named(reported, t
     rows, problems = compare(tmp_path / "run", [NAME, "09_new"], "tiny", reported)
     assert len(rows) == 4 and not any(row.inside for row in rows)
     assert len(problems) == 1 and "notebook 09_new is not reported on profile 'tiny'" in problems[0]
-    assert str(rows[0]).startswith("after · eval/pass@1 is missing, its band is 0.8")
+    assert str(rows[0]).startswith("after · eval/pass@1 is missing, its band is 0.66 to 1.14")
     assert compare(tmp_path / "run", [NAME], "smoke", reported) == ([], [])
     show([], [])
     assert "nothing is reported of this profile" in capsys.readouterr().out
@@ -77,15 +72,6 @@ def test_a_missing_number_is_outside_an_unreported_notebook_is_named(reported, t
     path.write_text(path.read_text().replace("0.89", "0.99"))
     rows, problems = compare(tmp_path / "run", [NAME], "tiny", reported)
     assert len(rows) == 4 and len(problems) == 1 and "was edited" in problems[0]
-
-
-@pytest.mark.parametrize("seeds", [1, 4])
-def test_few_seeds_are_given_a_spread_that_they_cannot_show(seeds, reported, tmp_path):
-    for seed in range(seeds, 5):
-        next(reported.rglob(f"seed-{seed}.json")).unlink()
-    accuracy, _, _, length = compare(write(tmp_path / "run", 0.9), [NAME], "tiny", reported)[0]
-    assert 0.5 < accuracy.low < 0.8 and accuracy.inside
-    assert 20 < length.low < 23 and 29 < length.high < 32
 
 
 def test_a_result_that_is_no_json_is_named(tmp_path):

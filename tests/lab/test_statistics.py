@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from grpo_kit.lab.statistics import DELTA, interval, judge, power, prediction_band, region
+from grpo_kit.lab.statistics import DELTA, interval, judge, power, region
 
 CLAIMS, SEEDS = 10, 5
 
@@ -139,11 +139,3 @@ def test_power_is_the_share_of_true_claims_that_judge_calls_reproduced(expects, 
 def test_power_without_a_spread_or_enough_seeds():
     assert power(0.01, 4) == 0 and math.isnan(power(math.nan, 5))
     assert power(0.0, 5, "stays") == 1
-
-
-def test_band_agrees_with_a_calculation_by_hand_and_widens_with_floor_and_comparisons():
-    half = stats.t.ppf(0.975, 2) * math.sqrt(4 / 3)
-    assert prediction_band([1.0, 2.0, 3.0], floor=0.5) == pytest.approx((2 - half, 2 + half))
-    assert prediction_band([1.0, 2.0, 3.0], floor=2.0)[1] == pytest.approx(2 + 2 * half)
-    _, wider = prediction_band([1.0, 2.0, 3.0], comparisons=10)
-    assert wider == pytest.approx(2 + stats.t.ppf(0.9975, 2) * math.sqrt(4 / 3))

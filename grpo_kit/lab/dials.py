@@ -18,7 +18,7 @@ from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import Experiment, command_of
 from grpo_kit.lab.records import Record, by_arm
 from grpo_kit.lab.statistics import interval, within
-from grpo_kit.lab.summary import cell, circumstances, difference_cell, markdown_table, number
+from grpo_kit.lab.summary import cell, circumstances, markdown_table
 
 PREFIX = "dial-"
 
@@ -130,12 +130,6 @@ def draw(axes, found: dict[str, dict[str, dict]], experiment: Experiment) -> Non
     axes.legend(fontsize=8)
 
 
-def level(found: dict) -> str:
-    """A cell: the mean and its interval, of a lenient metric with the strict mean."""
-    strict = f"; strict {number(found['strict'])}" if "strict" in found else ""
-    return cell(found or None) + strict
-
-
 def dial_text(records: Iterable[Record], experiment: Experiment, summary: dict) -> str:
     """Markdown, a row an arm: its mean in each setting, and its differences from the first arm.
 
@@ -145,8 +139,8 @@ def dial_text(records: Iterable[Record], experiment: Experiment, summary: dict) 
     settings = [name for name in experiment.settings if any(name in of for of in found.values())]
     rows = []
     for arm, of in found.items():
-        minus = [difference_cell(of.get(name, {}).get("minus")) for name in settings]
-        rows.append([arm, *(level(of.get(name, {})) for name in settings), *minus])
+        minus = [cell(of.get(name, {}).get("minus"), "+") for name in settings]
+        rows.append([arm, *(cell(of.get(name)) for name in settings), *minus])
     shown = f"{experiment.of} of {experiment.shown.removeprefix('eval/')}"
     first = next(iter(found))
     head = [f"{shown}, by {experiment.turned}", *settings]

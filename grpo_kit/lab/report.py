@@ -9,7 +9,7 @@ and the rest is shown.
 import io
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -32,13 +32,7 @@ from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import command_of
 from grpo_kit.lab.records import CHECKOUT, Record, fingerprint, gather
 from grpo_kit.lab.statistics import ALPHA, VERDICTS
-from grpo_kit.lab.summary import (
-    markdown_table,
-    plain,
-    reported,
-    summarise,
-    summary_text,
-)
+from grpo_kit.lab.summary import markdown_table, plain, reported, summarise, summary_text
 from grpo_kit.paths import make_output_dir, results_dir, sha256_of, write_atomic
 from grpo_kit.visible import visible
 
@@ -51,11 +45,6 @@ of claims (`data/claims.yaml`). Notebook 07 derives the rule behind the verdicts
 stands where another δ, the other grading or greedy answers would change it. A star marks a
 prediction of ours, or our reading of a paper. Each run names its commit, versions, machine and
 settings.
-
-Of the papers' experiments these were not tried: MATH-500 with a large judge (Trinity-RFT);
-benchmarks and verdicts on the reasoning (self-verification); data with a context (RLME, known to us
-second-hand); web search (AgentFlow); GMPO; a lower bound of importance weights. Of RLOO and
-REINFORCE++ only the baseline was tested.
 """
 SPEED = """\
 `grpo-kit bench` measures one training step of the kit and of TRL in turn, with the same model,
@@ -82,23 +71,17 @@ def write_results(checkout: str | Path = CHECKOUT) -> Path:
 
 def draw_figures(results: Path) -> None:
     """Renew the figures that only pages show: all dials, and a judge that is outwitted."""
-    stored = reported("judge", results=results, x="step")["curves"]
+    stored = reported("judge", results=results)["curves"]
     score = stored["rewards/quality_judge_reward/mean"]["judge only"]
-    accuracy = stored["eval/pass@1"]["judge only"]
     score["values"] = [[reward + 0.5 for reward in of] for of in score["values"]]  # of -0.5..0.5
-    lines = {"the judge's score (1 = full marks)": score, "accuracy on held-out problems": accuracy}
-    draw = partial(_rise_and_fall, lines)
-    picture(results / "figures" / "rise-and-fall.png", draw, lines, "", dpi=150)
+    accuracy = stored["eval/pass@1"]["judge only"]
+    lines = {"the judge's score (1: full marks)": score, "accuracy on held-out problems": accuracy}
+    curves = {"score and accuracy": lines}
+    path = results / "figures" / "rise-and-fall.png"
+    picture(path, partial(arm_bands, curves), curves, "", dpi=150)
     if found := dials.reported_dials(results):
         draw = partial(dials.all_dials, found)
         picture(results / "figures" / "dials.png", draw, [found, sha256_of(dials.__file__)], "")
-
-
-def _rise_and_fall(lines: Mapping[str, dict]) -> Figure:
-    figure = arm_bands({"": lines}, "training step")
-    title = "The judge's score rises and stays, accuracy collapses"
-    figure.axes[0].set(title=title, ylim=(0, 1), ylabel="share, or score from 0 to 1")
-    return figure
 
 
 @style.context(STYLE, after_reset=True)
@@ -154,7 +137,7 @@ def counts_text(judged: list[Judged]) -> str:
 
 
 def arms_of(name: str, records: list[Record], folder: Path) -> list[str]:
-    """Figure, table, hardware and command of an experiment's runs, for each profile."""
+    """Figure, table and command of an experiment's runs, for each profile."""
     by_profile, parts = defaultdict(list), []
     for record in records:
         by_profile[record.profile].append(record)
@@ -168,16 +151,12 @@ def arms_of(name: str, records: list[Record], folder: Path) -> list[str]:
             path = folder / "figures" / f"{profile}-{name}.png"
             parts.append(picture(path, partial(arm_bands, **shown), shown, alt))
         seeds = sorted({record.seed for record in runs})
-        days = sorted({record.finished for record in runs})
-        machines = [(r.machine["accelerator"], r.machine["processor"]) for r in runs]
-        used = {cpu if gpu == "none" else gpu for gpu, cpu in machines}
-        made = f"{len(runs)} runs on {', '.join(sorted(used))}, finished {days[0]} to {days[-1]}"
         if EXPERIMENTS[name].turned:
             parts.append(dials.dial_text(runs, EXPERIMENTS[name], summary))
         else:
             parts.append(summary_text(summary))
         command = command_of(name, profile, seeds)
-        parts += [f"{plain(made)}. Again: `{command}`\n"]
+        parts += [f"{len(runs)} runs, made by `{command}`\n"]
     return parts
 
 

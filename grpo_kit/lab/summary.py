@@ -1,7 +1,7 @@
 """An experiment's records as numbers, curves and Markdown tables, for notebooks and reports."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from html import escape
 from itertools import accumulate
 from pathlib import Path
@@ -12,7 +12,7 @@ import pandas as pd
 from grpo_kit.lab.experiments import EXPERIMENTS, load_current
 from grpo_kit.lab.grid import Experiment, command_of
 from grpo_kit.lab.records import COSTS, Record, by_arm
-from grpo_kit.lab.statistics import MIN_SEEDS, interval, within
+from grpo_kit.lab.statistics import interval, within
 from grpo_kit.runs import value_of
 
 GRID = 17  # points of a curve over tokens or seconds
@@ -70,9 +70,6 @@ def summarise(records: Iterable[Record], experiment: Experiment, x: str | None =
 
 def _end(record: Record) -> dict[str, float]:
     values = {k: v for k, v in record.evaluation.items() if k != "eval/n" and v is not None}
-    for grading in ("", "lenient/"):
-        if len(record.curve(f"eval/{grading}pass@1")) > 2:
-            values[f"{grading}fall"] = record.fall(f"eval/{grading}pass@1")
     return values | dict(zip(COSTS, record.cost, strict=True))
 
 
@@ -110,39 +107,32 @@ def _curve(records: Iterable[Record], metric: str, x: str) -> dict:
 
 
 def circumstances(summary: dict) -> str:
-    """In a sentence: seeds, budget, profile, and how it was tested."""
-    config, counts = summary["config"], [len(of) for of in summary["seeds"].values()]
-    least, most = min(counts), max(counts)
-    seeds = f"{most} seed{'s' * (most != 1)}" if least == most else f"{least} to {most} seeds"
+    """In a sentence: budget, profile, and on how many problems it was tested."""
+    config = summary["config"]
     tokens = config.get("max_generated_tokens")
     length = f"{tokens:,} generated tokens in" if tokens else f"{config['max_steps']}"
-    samples = f", {config['num_generations_eval']} samples each" if config["eval_prompts"] else ""
     return (
-        f"{seeds}, {length} steps of {config['generation_batch_size']} answers, "
-        f"profile {summary['profile']}; tested on {summary['problems']} problems{samples}; "
+        f"{length} steps of {config['generation_batch_size']} answers, profile "
+        f"{summary['profile']}; tested on {summary['problems']} problems; "
         "mean and 95 % interval over seeds (Student's t).\n"
     )
 
 
-def summary_text(summary: dict, metrics: Sequence[str] | None = None) -> str:
+def summary_text(summary: dict) -> str:
     """Markdown: each arm's mean and interval, then the paired differences from the first arm.
 
-    `metrics`: those shown, by default all of the first arm. A difference is marked *may be 0* if
-    its interval holds 0, and *few seeds* below five. Each interval stands alone; `claims` judges
-    many together.
+    Of all metrics of the first arm. Each interval stands alone; `claims` judges many together.
     """
-    counts, text = {arm: len(of) for arm, of in summary["seeds"].items()}, circumstances(summary)
-    first, alike = next(iter(counts)), len({*counts.values()}) == 1
-    heads = {a: a if alike else f"{a} ({n} seed{'s' * (n != 1)})" for a, n in counts.items()}
-    for title, arms, show in (
-        ("at the end", summary["final"], cell),
-        (f"minus {first}, paired by seed", summary["difference"], difference_cell),
+    text, first = circumstances(summary), next(iter(summary["seeds"]))
+    heads = {arm: f"{arm} (n = {len(of)})" for arm, of in summary["seeds"].items()}
+    for title, arms, sign in (
+        ("at the end", summary["final"], ""),
+        (f"minus {first}, paired by seed", summary["difference"], "+"),
     ):
         rows = []
-        for metric in metrics or summary["final"][first]:
-            if any(metric in of for of in summary["final"].values()):
-                cells = (show(values.get(metric)) for values in arms.values())
-                rows.append([metric.removeprefix("eval/"), *cells])
+        for metric in summary["final"][first]:
+            cells = (cell(values.get(metric), sign) for values in arms.values())
+            rows.append([metric.removeprefix("eval/"), *cells])
         if arms:
             text += "\n" + markdown_table([title, *(heads[arm] for arm in arms)], *rows)
     return text
@@ -179,14 +169,6 @@ def cell(values: Mapping | None, sign: str = "") -> str:
         return "–"
     mean, low, high = (number(values[name], sign) for name in ("mean", "low", "high"))
     return mean + (f" [{low}, {high}]" if values["n"] > 1 else "")
-
-
-def difference_cell(values: Mapping | None) -> str:
-    """`cell` with signs; *few seeds*, or *may be 0* of an interval that holds it."""
-    shown = cell(values, "+")
-    if values is None or values["n"] < MIN_SEEDS:
-        return f"{shown} *few seeds*" if values else shown
-    return f"{shown} *may be 0*" if values["low"] <= 0 <= values["high"] else shown
 
 
 def number(value: float | None, sign: str = "") -> str:

@@ -28,15 +28,15 @@ def test_seeds_that_only_one_arm_has_are_not_paired(five):
 @pytest.mark.parametrize(
     ("plain", "other", "text"),
     [
-        ([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.2], "+0.02 [-0.202, +0.242] *may be 0*"),
+        ([0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.2], "+0.02 [-0.202, +0.242]"),
         ([0.1] * 5, [0.2] * 5, "+0.1 [+0.1, +0.1]"),
-        ([0.1, 0.2], [0.3, 0.4], "+0.2 [+0.2, +0.2] *few seeds*"),
-        ([0.1], [0.3], "+0.2 *few seeds*"),
+        ([0.1, 0.2], [0.3, 0.4], "+0.2 [+0.2, +0.2]"),
+        ([0.1], [0.3], "+0.2"),
     ],
 )
-def test_an_interval_that_holds_0_and_few_seeds_may_be_chance(plain, other, text, five):
-    lines = summary_text(summarise(five(plain, other), TWO), ["eval/pass@1"]).splitlines()
-    assert lines[-1] == f"| pass@1 | {text} |"
+def test_a_difference_has_a_sign_and_from_two_seeds_on_an_interval(plain, other, text, five):
+    lines = summary_text(summarise(five(plain, other), TWO)).splitlines()
+    assert f"| pass@1 | {text} |" in lines
 
 
 def test_what_an_arm_does_not_log_is_left_out_of_its_differences_and_dashed(make_record):

@@ -74,7 +74,8 @@ class Claim(BaseModel):
     of: Literal["end", "change", "late", "rise", "fall", "steps"] = "end"
     minus: str | None = None
     against: str | None = None
-    delta: float = DELTA  # the smallest difference that matters, in the metric's unit
+    # the smallest difference that matters, in the metric's unit
+    delta: float = Field(DELTA, gt=0, allow_inf_nan=False)
     n: int | None = Field(
         None, ge=MIN_SEEDS
     )  # that many fresh seeds decide, from `first` on; None: all that ran
@@ -228,8 +229,6 @@ def load_claims(path: str | Path | None = None) -> tuple[list[Claim], list[str]]
 def _check(claim: Claim, others: Mapping[str, Claim]) -> None:
     """ValueError for an unknown name or region, a repeated id or number, an arm beside itself."""
     region(claim.expects)
-    if not 0 < claim.delta < math.inf:
-        raise ValueError(f"delta is {claim.delta}: give the smallest difference that matters.")
     names = [("experiment", claim.experiment, EXPERIMENTS), ("profile", claim.profile, PROFILES)]
     if claim.experiment in EXPERIMENTS:
         known = EXPERIMENTS[claim.experiment].arms

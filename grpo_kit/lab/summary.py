@@ -34,7 +34,7 @@ def summarise(records: Iterable[Record], experiment: Experiment, x: str | None =
     """Values, intervals, paired differences and curves of one experiment on one profile.
 
     `x`: the axis of the curves, "step", "num_generated_tokens" or "seconds", else the experiment's.
-    Returns `question`, `profile`, `config` (of the first arm), `problems` (how many it was tested
+    Returns `profile`, `config` (of the first arm), `problems` (how many it was tested
     on), `seeds` (arm -> its seeds), `x`; `final`: arm -> metric -> `values`, one a seed, and their
     `interval`, without seconds if not all ran on one kind of accelerator; `difference`: the same of
     other arms minus the first, over the seeds of both; `curves`: metric -> arm -> `steps`, points
@@ -59,7 +59,7 @@ def summarise(records: Iterable[Record], experiment: Experiment, x: str | None =
             if curve["steps"]:
                 of[arm] = curve
     return {
-        "question": experiment.question, "profile": runs[0].profile, "config": runs[0].config,
+        "profile": runs[0].profile, "config": runs[0].config,
         "problems": runs[0].evaluation.get("eval/n"),
         "seeds": {arm: sorted(by_seed) for arm, by_seed in arms.items()}, "x": x,
         "final": {arm: _within(_intervals(of)) for arm, of in rows.items()},

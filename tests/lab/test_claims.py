@@ -73,7 +73,7 @@ def test_a_claimed_number_is_the_gain_that_its_source_prints():
         ("profile: moon", "there is no profile 'moon'"),
         ("expects: higher", "a claim expects 'higher'; say rises"),
         ("colour: red", "colour: Extra inputs are not permitted"),
-        ("delta: 0", "delta is 0.0: give the smallest difference that matters"),
+        ("delta: 0", "delta: Input should be greater than 0"),
         ("source:", "source: Input should be a valid string"),
         ("acts: {metric: kl, least: 0.1, arm: waltz}", "no arm 'waltz': choose among plain"),
         ("acts: {metric: kl}", "acts.least: Field required"),

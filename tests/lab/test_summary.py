@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 
 from grpo_kit.course.plots import arm_bands
-from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.grid import Arm, Experiment
 from grpo_kit.lab.summary import reported, summarise, summary_text
 
@@ -96,7 +95,7 @@ def test_over_tokens_or_seconds_each_seed_has_places_of_its_own(make_record):
 
 def test_what_is_stored_is_found_and_what_is_not_or_is_broken_is_said(make_record, tmp_path):
     path = make_record().write(tmp_path)
-    assert reported("diversity", results=tmp_path)["question"] == EXPERIMENTS["diversity"].question
+    assert reported("diversity", results=tmp_path)["profile"] == "tiny"
     command = "grpo-kit run judge --profile tiny --seeds 100-104"
     with pytest.raises(ValueError, match=f"`{command}` makes"):
         reported("judge", results=tmp_path)

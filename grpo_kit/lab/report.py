@@ -9,7 +9,7 @@ and the rest is shown.
 import io
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -52,6 +52,14 @@ prompts and update. The model is the shipped base, or has random weights in one 
 that completions hardly end early and the kit saves less. "MiB" is the most memory of a process with
 one trainer alone, imports included. [The page of GPUs](gpu/README.md) has what `make gpu` measures.
 """
+DRAWN = {  # the arms of an experiment that the page draws; the report draws all
+    "basic": ["plain"],
+    "judge": ["judge added", "judge only", "only correct", "KL"],
+    "verification": ["generate", "self-verify", "mixed"],
+    "meta": ["labels", "P(Yes) alone", "random", "our defaults"],
+    "label-free": ["labels", "majority", "self-certainty", "likelihood", "random"],
+    "flow": ["trajectory", "offline traces"],
+}
 STYLE = ["grpo_kit.course.figures", {"axes.facecolor": "none"}]
 
 
@@ -70,18 +78,30 @@ def write_results(checkout: str | Path = CHECKOUT) -> Path:
 
 
 def draw_figures(results: Path) -> None:
-    """Renew the figures that only pages show: all dials, and a judge that is outwitted."""
+    """Renew the figures that only pages show: chosen arms, all dials, a judge that is outwitted."""
+    figures = results / "figures"
+    for name, arms in DRAWN.items():
+        summary = reported(name, results=results)
+        curves = {m: {a: of[a] for a in arms if a in of} for m, of in summary["curves"].items()}
+        shown = curves, summary["x"]
+        picture(figures / f"page-{name}.png", partial(arm_bands, *shown), shown, "")
     stored = reported("judge", results=results)["curves"]
     score = stored["rewards/quality_judge_reward/mean"]["judge only"]
     score["values"] = [[reward + 0.5 for reward in of] for of in score["values"]]  # of -0.5..0.5
     accuracy = stored["eval/pass@1"]["judge only"]
     lines = {"the judge's score (1: full marks)": score, "accuracy on held-out problems": accuracy}
-    curves = {"score and accuracy": lines}
-    path = results / "figures" / "rise-and-fall.png"
-    picture(path, partial(arm_bands, curves), curves, "", dpi=150)
+    draw = partial(_rise_and_fall, lines)
+    picture(figures / "rise-and-fall.png", draw, lines, "", dpi=150)
     if found := dials.reported_dials(results):
         draw = partial(dials.all_dials, found)
-        picture(results / "figures" / "dials.png", draw, [found, sha256_of(dials.__file__)], "")
+        picture(figures / "dials.png", draw, [found, sha256_of(dials.__file__)], "")
+
+
+def _rise_and_fall(lines: Mapping[str, dict]) -> Figure:
+    figure = arm_bands({"": lines}, "training step")
+    title = "The judge's score rises and stays, accuracy collapses"
+    figure.axes[0].set(title=title, ylim=(0, 1), ylabel="share, or score from 0 to 1")
+    return figure
 
 
 @style.context(STYLE, after_reset=True)

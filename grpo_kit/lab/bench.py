@@ -1,15 +1,13 @@
 """A training step of the kit beside TRL's: `grpo-kit bench`. A command, never a test.
 
-The trainers take turns, step by step, in one process, with the same weights, prompts and update: on
-a shared machine their ratio says more than seconds. A process cannot reset its peak of memory, so
-each trainer's peak is measured in a process of its own.
+Each trainer makes the same steps in a process of its own, so that its peak of memory is its own,
+twice in turn: what else the machine does then meets both.
 """
 
 import json
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -42,14 +40,13 @@ def run(output_dir: Path, policy_dir: Path, *, steps: int = 10) -> dict:
     """Measure `steps` of each trainer with a policy, 3 with each shape; write `bench.json`."""
     path, where = make_output_dir(output_dir) / "bench.json", where_it_ran(DEVICE)
     step = compare_steps(policy_dir, step_config(steps, 128, 64), word_problems())
-    shapes, threads = [], torch.get_num_threads()
+    shapes = []
     for name in SHAPES:
         print(f"shape {name} ...", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            model = make_model(Path(folder), name)
-            torch.set_num_threads(2 if name == SMOLLM2 else threads)
-            shapes.append({"name": name, **compare_steps(model, *setting_of(name, min(steps, 3)))})
-        torch.set_num_threads(threads)
+            model, threads = make_model(Path(folder), name), 2 if name == SMOLLM2 else None
+            measured = compare_steps(model, *setting_of(name, min(steps, 3)), threads=threads)
+        shapes.append({"name": name, **measured})
     result = {"machine": where["machine"] | where["versions"], "step": step, "shapes": shapes}
     write_atomic(path, json.dumps(result, indent=1))
     return result
@@ -134,105 +131,53 @@ def even_share(prompts, completions, completion_ids, **columns) -> list[float]:
     return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
 
 
-def compare_steps(policy_dir: Path, config: GRPOConfig, task: Task, **loading) -> dict:
-    """Median seconds of both trainers in turn, each one's peak MiB; loading: `load_policy`'s."""
-    few = (policy_dir, replace(config, max_steps=3), task, loading)
-    peaks = {trainer: _peak_mib(trainer, *few) for trainer in TRAINERS}  # while there is room
-    policy, other = (load_policy(policy_dir, device=DEVICE, **loading) for _ in range(2))
-    steps, kit, lengths = kit_steps(policy, config, task), [], []
-
-    def kit_step() -> None:
-        *seconds, batch = next(steps)
-        kit.append(seconds)
-        lengths.append(batch.rollouts.lengths.float().mean().item())
-
-    trl = trl_steps(other, config, task, after_step=kit_step)
-    median = {"trl": _medians(trl), "kit": _medians(kit)}
-    ratio = {part: median["trl"][part] / median["kit"][part] for part in median["kit"]}
+def compare_steps(
+    policy_dir: Path, config: GRPOConfig, task: Task, threads: int | None = None, **loading
+) -> dict:
+    """Median seconds and peak MiB of both trainers; `loading`: `load_policy`'s options."""
+    given = policy_dir, config, task, threads or torch.get_num_threads(), loading
+    runs = {trainer: [] for trainer in TRAINERS}
+    for trainer in 2 * TRAINERS:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            runs[trainer].append(pool.submit(train_and_measure, trainer, *given).result())
+    seconds = {name: [s for run in of for s in run["seconds"]] for name, of in runs.items()}
+    median = {name: {"step": float(np.median(of))} for name, of in seconds.items()}
     faster = config.bf16 and (DEVICE == "cuda" or faster_in_bfloat16())
     return {
         "completions": config.generation_batch_size,
         "max_completion_length": config.max_completion_length,
-        "mean_length": float(np.mean(lengths[1:])),
-        "prompt_length": float(np.mean([*map(len, policy.encode(task.train["prompt"]))])),
-        "steps": config.max_steps - 1,
-        "threads": torch.get_num_threads(),
+        "mean_length": float(np.mean([run["mean_length"] for run in runs["kit"]])),
+        "prompt_length": runs["kit"][0]["prompt_length"],
+        "steps": len(seconds["kit"]),
+        "threads": given[3],
         "arithmetic": "bfloat16" if faster else "float32",
         "median_seconds": median,
-        "trl_over_kit": ratio,
-        "peak_mib": peaks,
+        "trl_over_kit": {"step": median["trl"]["step"] / median["kit"]["step"]},
+        "peak_mib": {name: max(run["peak_mib"] for run in of) for name, of in runs.items()},
     }
 
 
-def _medians(pairs: list) -> dict[str, float]:
-    """Medians of (seconds until scored, seconds in all), without the first step: the warm-up."""
-    scored, step = np.array(pairs[1:]).T
-    parts = {"generation": scored, "step": step, "update": step - scored}
-    return {name: float(np.median(seconds)) for name, seconds in parts.items()}
+def train_and_measure(
+    trainer: str, policy_dir: Path, config: GRPOConfig, task: Task, threads: int, loading: dict
+) -> dict:
+    """Seconds and mean length of a trainer's steps but for the first one, which warms up.
 
-
-def kit_steps(policy: Policy, config: GRPOConfig, task: Task) -> Iterator[tuple]:
-    """Train by the kit; yields each step's seconds until it is scored, those in all, its batch."""
-    prompts = training.PromptBatches(policy, task, [even_share], config, seed=0)
-    learner = training.Learner(policy, config)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(config.max_steps):
-        started = now()
-        (batch,) = prompts(generator, None, {})
-        scored = now()
-        learner.update(batch)
-        yield scored - started, now() - started, batch
-
-
-def trl_steps(
-    policy: Policy, config: GRPOConfig, task: Task, after_step: Callable[[], None], **overrides
-) -> list[tuple[float, float]]:
-    """Train by TRL; returns each step's seconds until it is scored, and those in all."""
-    from transformers import TrainerCallback
-
-    from grpo_kit import trl_bridge
-
-    generated, seconds = [], []
-
-    class Timer(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            self.started = now()
-
-        def on_step_end(self, args, state, control, **kwargs):
-            seconds.append((generated[-1], now() - self.started))
-            after_step()
-
-    with tempfile.TemporaryDirectory() as folder:
-        options = {"output_dir": folder, "seed": 0, "save_strategy": "no", **overrides}
-        trainer = trl_bridge.grpo_trainer(policy, task, [even_share], config, **options)
-        generate = trainer._generate_and_score_completions  # private, but nothing else times it
-
-        def timed(inputs):
-            started = now()
-            output = generate(inputs)
-            generated.append(now() - started)
-            return output
-
-        trainer._generate_and_score_completions = timed
-        trainer.add_callback(Timer())
-        trainer.train()
-    return seconds
-
-
-def _peak_mib(*arguments: object) -> float:
-    """`train_and_measure` in a fresh process."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(train_and_measure, *arguments).result()
-
-
-def train_and_measure(trainer: str, policy_dir: Path, config, task: Task, loading: dict) -> float:
-    """The most MiB of the accelerator, or else of this process, after the steps of a trainer."""
+    And the most MiB of the accelerator, or else of this process.
+    """
+    torch.set_num_threads(threads)
     policy = load_policy(policy_dir, device=DEVICE, **loading)
-    if trainer == "trl":
-        trl_steps(policy, config, task, after_step=lambda: None)
-    else:
-        for _ in kit_steps(policy, config, task):  # a list would keep every batch
-            pass
+    prompt_length = float(np.mean([*map(len, policy.encode(task.train["prompt"]))]))
+    steps = (trl_steps if trainer == "trl" else kit_steps)(policy, config, task)
+    seconds, lengths = zip(*steps[1:], strict=True)
+    return {
+        "seconds": seconds,
+        "mean_length": float(np.mean(lengths)),
+        "prompt_length": prompt_length,
+        "peak_mib": peak_mib(),
+    }
+
+
+def peak_mib() -> float:
     if DEVICE == "cuda":
         return torch.cuda.max_memory_allocated() / 2**20
     status = Path("/proc/self/status")
@@ -243,8 +188,27 @@ def train_and_measure(trainer: str, policy_dir: Path, config, task: Task, loadin
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
 
 
-def now() -> float:
-    """Seconds of a clock, once the accelerator has finished its work."""
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
+def kit_steps(policy: Policy, config: GRPOConfig, task: Task) -> list[tuple[float, float]]:
+    """Train by the kit; seconds and mean length of each step."""
+    prompts = training.PromptBatches(policy, task, [even_share], config, seed=0)
+    learner = training.Learner(policy, config)
+    generator, steps = torch.Generator().manual_seed(0), []
+    for _ in range(config.max_steps):
+        started = time.perf_counter()
+        (batch,) = prompts(generator, None, {})
+        learner.update(batch)
+        length = batch.rollouts.lengths.float().mean().item()
+        steps.append((time.perf_counter() - started, length))
+    return steps
+
+
+def trl_steps(policy: Policy, config: GRPOConfig, task: Task) -> list[tuple[float, float]]:
+    """Train by TRL; seconds and mean length of each step."""
+    from grpo_kit import trl_bridge
+
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"output_dir": folder, "seed": 0, "save_strategy": "no"}
+        trainer = trl_bridge.grpo_trainer(policy, task, [even_share], config, **options)
+        trainer.train()
+    history = trainer.watcher.files.run.history
+    return [(row["step_time"], row["completions/mean_length"]) for row in history]

@@ -8,7 +8,7 @@ from grpo_kit.paths import data_dir
 TINY = data_dir() / "tiny-base"
 
 
-def measured(policy_dir, config, task):
+def measured(policy_dir, config, task, **options):
     """In place of a measurement: TRL takes three times the kit's seconds."""
     return {
         "completions": config.generation_batch_size, "steps": config.max_steps - 1, "threads": 1,

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -197,11 +196,6 @@ class Job:
         accuracy = "" if measured is None else f"pass@1 {measured:.3f}, "
         return f"{accuracy}{record.seconds:.0f} s"
 
-    @property
-    def path(self) -> Path:
-        """Where the run is written; `records.gather` moves it."""
-        return path_of(self.results, self.profile.name, self.name, self.arm, self.seed)
-
     def record(self) -> Record | None:
         """The stored run, if there is one; ValueError for one that cannot be trusted."""
         return records.find(self.results, self.profile.name, self.name, self.arm, self.seed)
@@ -297,59 +291,37 @@ def command_of(name: str, profile: str, seeds: Iterable[int] | None = None, arms
     return f"grpo-kit run {name} --profile {profile} --seeds {format_seeds(seeds)}{options}"
 
 
-def jobs_of(
-    name: str, experiment: Experiment, profile: Profile, seeds: Sequence[int], *,
-    results: str | Path | None = None, work: str | Path = "runs/grid",
-    arms: Sequence[str] | None = None,
-) -> list[Job]:  # fmt: skip
-    """The runs of `arms` times `seeds`. Raises ValueError for a wrong arm, before any run."""
-    arms = list(dict.fromkeys(experiment.arms if arms is None else arms))
-    if len({records.slug(arm) for arm in experiment.arms}) < len(experiment.arms):
-        raise ValueError(f"two arms of {name!r} would share a folder: rename one.")
-    for arm in arms:
-        if arm not in experiment.arms:
-            known = ", ".join(experiment.arms)
-            raise ValueError(f"experiment {name!r} has no arm {arm!r}: choose among {known}.")
-        experiment.identity(profile, arm)  # raises where a setting is missing
-    where = make_output_dir(results or results_dir()), Path(work)
-    return [Job(name, experiment, profile, arm, seed, *where) for seed in seeds for arm in arms]
-
-
 def usual_processes(profile: Profile) -> int:
     """How many runs at a time: one for each core that this process may use, one for a GPU."""
     return usable_cores() if profile.device == "cpu" else 1
 
 
 class Progress:
-    """Prints a line for each run that has ended."""
+    """Prints a line for each run that has ended, and keeps what is said of those that failed."""
 
     def __init__(self, runs: int) -> None:
-        self.runs, self.ended, self.started = runs, 0, time.monotonic()
+        self.runs, self.ended, self.failed = runs, 0, []
 
     def line(self, job: Job, why: str = "") -> None:
         """`why`: the reason where the run failed."""
         self.ended += 1
-        passed = time.monotonic() - self.started
-        left = passed / self.ended * (self.runs - self.ended)
+        if why:
+            self.failed.append(f"{job}: {why}")
         text = f"failed, {why}" if why else job.in_words()
-        rest = f"; about {left / 60:.0f} min left" if left > 90 and self.ended > 1 else ""
-        print(f"[{self.ended}/{self.runs}] {job}: {text}{rest}", flush=True)
+        print(f"[{self.ended}/{self.runs}] {job}: {text}", flush=True)
 
 
 def here(jobs: Sequence[Job]) -> list[str]:
-    """Make one run after the other; an only one that fails raises what it raised."""
-    failed, progress = [], Progress(len(jobs))
+    """Make one run after the other, in this process; returns a sentence on each that failed."""
+    progress = Progress(len(jobs))
     for job in jobs:
         why = ""
         try:
             job.run()
         except (RuntimeError, ValueError, OSError) as error:
-            if len(jobs) == 1:
-                raise
             why = str(error)
-            failed.append(f"{job}: {why}")
         progress.line(job, why)
-    return failed
+    return progress.failed
 
 
 def in_processes(jobs: Sequence[Job], processes: int) -> list[str]:
@@ -357,7 +329,7 @@ def in_processes(jobs: Sequence[Job], processes: int) -> list[str]:
 
     A run writes a log beside its checkpoint. What ends this function ends the processes too.
     """
-    waiting, busy, failed, progress = list(jobs), {}, [], Progress(len(jobs))
+    waiting, busy, progress = list(jobs), {}, Progress(len(jobs))
     in_main = threading.current_thread() is threading.main_thread()  # others set no handlers
     if in_main:
         before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -378,7 +350,6 @@ def in_processes(jobs: Sequence[Job], processes: int) -> list[str]:
                     log = job.folder / "log.txt"
                     last = log.read_text(errors="replace").strip().splitlines()[-1:]
                     why = f"{''.join(last) if reply else _end_of(worker)} ({log})"
-                    failed.append(f"{job}: {why}")
                 if not reply and waiting:  # it has ended
                     workers.append(worker := _worker())
                 idle.append(worker)
@@ -390,7 +361,7 @@ def in_processes(jobs: Sequence[Job], processes: int) -> list[str]:
             worker.communicate()  # waits, and closes its pipes
         if in_main:
             signal.signal(signal.SIGTERM, before)
-    return failed
+    return progress.failed
 
 
 def _pickled(job: Job) -> bytes:
@@ -438,14 +409,24 @@ def _work() -> None:
 
 def run_grid(
     name: str, experiment: Experiment, profile: Profile, seeds: Sequence[int], *,
-    processes: int = 0, **options,
+    arms: Sequence[str] | None = None, results: str | Path | None = None,
+    work: str | Path = "runs/grid", processes: int = 0,
 ) -> list[Record]:  # fmt: skip
-    """Make the runs that are missing among those of `jobs_of`; return the records of all.
+    """Make the runs of `arms` times `seeds` that are missing; return the records of all.
 
     So many `processes` at a time; 0: one run after the other, here. A run that fails does not stop
-    the others. RuntimeError names those that failed.
+    the others. RuntimeError names those that failed, ValueError a wrong arm, before any run.
     """
-    jobs = jobs_of(name, experiment, profile, seeds, **options)
+    arms = list(dict.fromkeys(experiment.arms if arms is None else arms))
+    if len({records.slug(arm) for arm in experiment.arms}) < len(experiment.arms):
+        raise ValueError(f"two arms of {name!r} would share a folder: rename one.")
+    for arm in arms:
+        if arm not in experiment.arms:
+            known = ", ".join(experiment.arms)
+            raise ValueError(f"experiment {name!r} has no arm {arm!r}: choose among {known}.")
+        experiment.identity(profile, arm)  # raises where a setting is missing
+    where = make_output_dir(results or results_dir()), Path(work)
+    jobs = [Job(name, experiment, profile, arm, seed, *where) for seed in seeds for arm in arms]
     missing = [job for job in jobs if not job.is_finished()]
     print(f"{name}: {len(jobs) - len(missing)} of {len(jobs)} runs are finished", flush=True)
     failed = in_processes(missing, processes) if processes else here(missing)

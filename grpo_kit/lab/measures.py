@@ -18,9 +18,8 @@ from grpo_kit.generation import reply
 from grpo_kit.lab.evaluation import evaluate_test_set
 from grpo_kit.lab.grid import Trained
 from grpo_kit.models import Policy
-from grpo_kit.rewards import MetaEvaluationReward, QualityJudgeReward
+from grpo_kit.rewards import QualityJudgeReward
 from grpo_kit.rewards.diversity import load_embedder
-from grpo_kit.rewards.meta_evaluation import META_QUESTION, as_turns, read_yes
 from grpo_kit.rewards.rules import accuracy_reward, question_text
 from grpo_kit.rewards.scoring import score_texts
 from grpo_kit.tasks import Task
@@ -116,20 +115,6 @@ def quality_of(t: Trained) -> dict[str, float]:
     }
 
 
-def overrated(t: Trained) -> dict[str, float]:
-    """`p_yes`: the base's mean P("Yes") on sampled answers; `overrated`: minus the share right."""
-    rows, texts, right = _answers(t.policy, t.task, t.config)
-    evaluator = MetaEvaluationReward(t.base, transform="p")
-    p_yes = score_texts(texts, [[]] * len(texts), rows, [evaluator])[:, 0].nanmean().item()
-    return {"p_yes": p_yes, "overrated": p_yes - fmean(right)}
-
-
-def unexplained(t: Trained) -> dict[str, float]:
-    """`no steps`: share of sampled answers in a style of the tiny world that shows no step."""
-    _, texts, _ = _answers(t.policy, t.task, t.config)
-    return {"no steps": fmean(solution_style(text) in ("guess", "assured") for text in texts)}
-
-
 def watch_verdicts(profile, base, task: Task, config: GRPOConfig, seed, ends=False) -> Callable:
     """Measure verdicts on one balanced set of the base's answers to held-out problems."""
     items = verification.held_out_items(base, task.test, config, prompts=_fewer(config))
@@ -163,16 +148,11 @@ def chooses(t: Trained) -> dict[str, float]:
     return verification.best_of_n(t.policy, t.task.test, t.config, prompts=_fewer(t.config))
 
 
-TRIES, TRIED, READ = 64, 32, 8  # answers to each of so many problems; of these P("Yes") is read
+TRIES, TRIED, KS = 64, 32, [2**i for i in range(7)]  # answers to each of so many problems
 
 
 def knows(t: Trained) -> dict[str, float]:
-    """How often a policy is right in many tries, and whether it knows: `before/…`, `after/…`.
-
-    `pass@k`, k to 64, on 32 problems; `auc/likelihood` and `auc/p_yes`: the chance that a right
-    answer has more log-probability, or P("Yes") by the policy's own word, than a wrong one; `mass`:
-    of the next token on Yes or No.
-    """
+    """How often it is right in k tries, k to 64, on 32 problems: `before/pass@k`, `after/…`."""
     policies = {"before": t.base, "after": t.policy}
     return {f"{w}/{k}": v for w, policy in policies.items() for k, v in _knows(policy, t).items()}
 
@@ -186,17 +166,8 @@ def _knows(policy: Policy, t: Trained) -> dict[str, float]:
     )  # fmt: skip
     examples = [row for row in rows for _ in range(TRIES)]
     right = score(policy, rollouts, examples, [accuracy_reward])[:, 0] == 1
-    counts, ks = right.view(-1, TRIES).sum(1).tolist(), [2**i for i in range(7)]
-    known = {f"pass@{k}": fmean(pass_at_k(TRIES, c, k) for c in counts) for k in ks}
-    known["auc/likelihood"] = auc(rollouts.logps.sum(1).tolist(), right.tolist())
-    few = [i for i in range(len(examples)) if i % TRIES < READ]
-    texts = policy.decode(rollouts.completion_lists())
-    questions = [[as_turns(examples[i]["prompt"], texts[i], META_QUESTION)] for i in few]
-    answers = zip(few, read_yes(policy, questions), strict=True)
-    read = {i: row[0] for i, row in answers if row}
-    known["auc/p_yes"] = auc([r.p_yes for r in read.values()], [bool(right[i]) for i in read])
-    known["mass"] = fmean(reading.mass for reading in read.values())
-    return known
+    counts = right.view(-1, TRIES).sum(1).tolist()
+    return {f"pass@{k}": fmean(pass_at_k(TRIES, c, k) for c in counts) for k in KS}
 
 
 def gained(t: Trained, **metrics: str) -> dict[str, float]:

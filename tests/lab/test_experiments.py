@@ -77,10 +77,10 @@ def test_an_entry_that_cannot_be_used_is_named(entry, problem, tmp_path):
 @pytest.mark.parametrize(
     ("name", "arm", "metrics"),
     [
-        ("basic", "more warm-up", ["eval/greedy", "before/pass@64", "after/mass"]),
+        ("basic", "more warm-up", ["eval/greedy", "before/pass@64"]),
         ("verification", "mixed", ["of_n/own_verdicts", "gained/verification"]),
-        ("meta", "truth 10 %", ["p_yes", "overrated", "eval/lenient/pass@1"]),
-        ("brevity", "short x 2", ["no steps"]),
+        ("meta", "truth 10 %", ["eval/lenient/pass@1"]),
+        ("brevity", "short x 2", ["eval/mean_length"]),
         ("engines", "TRL", ["eval/pass@1", "eval/mean_length"]),
         ("label-free", "random and format", ["eval/lenient/greedy", "eval/mean_length/wrong"]),
         ("corrections", "DPPO", ["eval/pass@1"]),
@@ -116,15 +116,13 @@ def test_auc_is_the_share_of_pairs_in_order_and_needs_both_labels(scores, labels
     assert measures.auc(scores, labels) == pytest.approx(expected, nan_ok=True)
 
 
-def test_likelihood_and_own_verdict_tell_right_answers_from_wrong_ones(base, task):
+def test_more_tries_solve_more_problems(base, task):
     t = dataclasses.replace(trained(base, base, task, 6), run=SimpleNamespace(seed=0))
     known = measures.knows(t)
     before = {k.removeprefix("before/"): v for k, v in known.items() if k.startswith("before/")}
     assert known == {f"{when}/{k}": v for when in ("before", "after") for k, v in before.items()}
     rising = [before[f"pass@{k}"] for k in (1, 2, 4, 8, 16, 32, 64)]
     assert rising == sorted(rising) and rising[0] < rising[-1] <= 1
-    # the tiny base was taught to say Yes or No
-    assert before["auc/p_yes"] > 0.6 and before["auc/likelihood"] > 0.6 and before["mass"] > 0.9
 
 
 def test_the_truth_is_read_by_rule_in_the_tiny_world_only(policy):

@@ -1,6 +1,5 @@
 """Does my change help? `compare` trains arms from one start, seed by seed, and judges them."""
 
-import inspect
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -139,10 +138,8 @@ def compare(
     anew if a setting of its arm, the data, the model, or the source of a function has changed.
 
     Args:
-        arms: name -> what `train` takes: `rewards`, by default accuracy and format, or a function
-            that makes them of the policy in training, `lambda policy: [CertaintyReward(policy)]`,
-            called for each run; `advantages`, `surrogate`, `aggregate`, `batch_source`; changes to
-            the config as `config`.
+        arms: name -> what `train` takes: `rewards`, by default accuracy and format; `advantages`,
+            `surrogate`, `aggregate`, `batch_source`; changes to the config as `config`.
         profile: machine, policy, task and config, by name or changed by `with_policy`,
             `with_data`, `with_config`.
         metric: a number of the evaluation at the end, or of the log, where the mean of the last
@@ -212,20 +209,10 @@ def _experiment(arms: Mapping, profile: Profile, metric: str, correct: Callable)
             hooks.advantages_by(given("advantages"), config)
             hooks.adds_up(hooks.aggregate_by(given("aggregate"), config))
             hooks.ignores_zero_advantages(hooks.surrogate_by(given("surrogate"), config))
-            if not makes_rewards(arms[name].get("rewards")):  # else they are checked in the run
-                check_task(task, arm.rewards(), config, correct)
+            check_task(task, arm.rewards(), config, correct)
         except (TypeError, ValueError) as error:
             raise type(error)(f"arm {name!r}: {error}") from None
     return experiment
-
-
-def makes_rewards(given: Any) -> bool:
-    """Whether it is a function of one argument, the policy; rewards take many, as `**columns`."""
-    if not callable(given) or inspect.isclass(given):
-        return False
-    parameters = inspect.signature(given).parameters.values()
-    needed = [one for one in parameters if one.default is one.empty]
-    return len(needed) == 1 and needed[0].kind is needed[0].POSITIONAL_OR_KEYWORD
 
 
 def _arm(name: str, entry: Mapping[str, Any], correct: Callable) -> Arm:
@@ -235,17 +222,13 @@ def _arm(name: str, entry: Mapping[str, Any], correct: Callable) -> Arm:
     if wrong := [key for key in entry if key not in known]:
         raise ValueError(f"arm {name!r} has {wrong[0]!r}: choose among {', '.join(known)}.")
     rewards = entry.get("rewards", [accuracy_reward, format_reward])
-    if makes_rewards(rewards):
-        make, own = (lambda profile, config, policy: rewards(policy)), [rewards]
-    else:
-        check_rewards(rewards)
-        make, own = (lambda *_: list(rewards)), rewards
+    check_rewards(rewards)
     functions = {kind: entry[kind] for kind in FUNCTIONS if entry.get(kind)}
     for kind in functions:
         hooks.check_hook(kind, functions[kind])
     options = {kind: identity_of(function) for kind, function in functions.items()}
-    options["rewards"] = [identity_of(one) for one in own]
+    options["rewards"] = [identity_of(one) for one in rewards]
     if correct is not accuracy_reward:
         functions["correct"], options["correct"] = correct, identity_of(correct)
     changes = entry.get("config", {})
-    return Arm(make, changes, options, train=partial(train, **functions))
+    return Arm(lambda *_: list(rewards), changes, options, train=partial(train, **functions))

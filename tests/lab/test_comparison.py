@@ -16,7 +16,6 @@ from grpo_kit.lab.ideas import load_arms
 from grpo_kit.lab.identity import identity_of
 from grpo_kit.lab.records import load
 from grpo_kit.lab.statistics import judge
-from grpo_kit.models import frozen_copy
 from grpo_kit.paths import results_dir, writing
 from grpo_kit.rewards import (
     CertaintyReward,
@@ -90,26 +89,6 @@ def test_runs_go_to_processes_with_functions_of_no_module(profile, tmp_path):
     arms = {"plain": {"rewards": [even_ids]}, "more": more}
     found = compare(arms, profile=profile, output_dir=tmp_path, seeds=[0], metric="reward")
     assert found.summary["final"]["more"]["reward"]["mean"] == 0.25
-
-
-def test_rewards_may_be_made_of_the_policy_in_training(compared, capsys):
-    """Its certainty is what step 1 has made of it, in each run; that of a copy is the first one's.
-
-    For the first step of both they are the same.
-    """
-    arms = {
-        "live": {"rewards": lambda policy: [CertaintyReward(policy)]},
-        "frozen": {"rewards": lambda policy: [CertaintyReward(frozen_copy(policy))]},
-    }
-    for finished in (0, 4):
-        found = compared(arms, seeds=[0, 1], metric="reward")
-        assert f"compare: {finished} of 4 runs are finished" in capsys.readouterr().out
-    live, frozen = (curve["values"] for curve in found.summary["curves"]["reward"].values())
-    for one, other in zip(live, frozen, strict=True):
-        assert one[0] == other[0] and one[-1] != other[-1]
-    wrong = arms | {"wrong": {"rewards": lambda policy: [CertaintyReward]}}
-    with pytest.raises(TypeError, match="is the class CertaintyReward: give an object"):
-        compared(wrong, seeds=[0])
 
 
 def test_a_verdict_says_better_worse_or_no_difference():

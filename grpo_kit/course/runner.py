@@ -32,7 +32,7 @@ NOISE = (  # what differs from run to run, and what stands in its place
     (r"\x1b\[[0-9;]*[A-Za-ln-z]", ""),  # cursor moves; colours (m) stay
     (TIMES + r"\]", ""),
     (TIMES + r", *([^\]]*)\]", r" [\1]"),  # "reward=0.5", which was added to the bar, stays
-    (r"(?m)^(\[\d+/\d+\] .*), \d+ s(; about \d+ min left)?$", r"\1"),  # of a grid's runs
+    (r"(?m)^(\[\d+/\d+\] .*), \d+ s$", r"\1"),  # of a grid's runs
     (r"[^\s\"'(]*[/\\]ipykernel_\d+[/\\]\d+\.py", "{cell}"),  # Python's name of a cell
     (r"\b0x[0-9a-fA-F]{8,16}\b", "0x…"),
 )

@@ -1,8 +1,7 @@
 """One finished run, one JSON object: a file at first, then a line among those of its experiment.
 
 A run writes `<results>/<profile>/<experiment>/<arm>/seed-<k>.json`; `gather` moves such files into
-`<results>/<profile>/<experiment>.jsonl.gz`. An object tells whether it still is what the code would
-run (`config_hash`) and whether it is what a run wrote (`checksum`).
+`<results>/<profile>/<experiment>.jsonl.gz`. Its `checksum` tells whether it is what a run wrote.
 """
 
 import contextlib
@@ -60,10 +59,6 @@ class Record:
     history: list[dict]  # the rows that `train` logged
     samples: list[dict] = Field(default_factory=list)  # a few held-out answers to read
     evaluator: int = 1  # `Experiment.evaluator` when it was measured
-
-    @property
-    def config_hash(self) -> str:
-        return fingerprint(rounded(self.config))
 
     def logged(self, metric: str) -> list[float]:
         """All values of `metric` in the history, in order."""
@@ -126,7 +121,8 @@ class Record:
         return path_of(results, self.profile, self.experiment, self.arm, self.seed)
 
     def as_stored(self) -> dict:
-        content = rounded(asdict(self) | {"config_hash": self.config_hash})
+        content = rounded(asdict(self))
+        content["config_hash"] = fingerprint(content["config"])
         return content | {"checksum": fingerprint(content)}
 
     def write(self, results: str | Path) -> Path:
@@ -215,7 +211,7 @@ def _parsed(text: str | bytes) -> Record:
     content = json.loads(text)
     record = STORED.validate_python(content)
     checksum = fingerprint({k: v for k, v in content.items() if k != "checksum"})
-    if (checksum, record.config_hash) != (content["checksum"], content["config_hash"]):
+    if checksum != content["checksum"]:
         raise ValueError("it was edited after the run had written it")
     if not record.history and record.experiment != NOTEBOOKS:
         raise ValueError("it has no history")

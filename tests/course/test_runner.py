@@ -155,7 +155,7 @@ def scrubbed_outputs(outputs, checkout="/srv/kit"):
         ("/var/x/ipykernel_41/99.py:3: UserWarning", "{cell}:3: UserWarning"),
         ("<object at 0x7f00deadbeef>", "<object at 0x…>"),
         ("a mask of 0xff", "a mask of 0xff"),
-        ("[2/6] plain, seed 0: 0.8, 27 s; about 3 min left", "[2/6] plain, seed 0: 0.8"),
+        ("[2/6] plain, seed 0: 0.8, 27 s", "[2/6] plain, seed 0: 0.8"),
         ("\r 0%| | 0/3 [00:00<?, ?it/s]\r100%|█| 3/3 [00:01<00:00,  2.9it/s]", "100%|█| 3/3"),
         ("\r100%|█| 3/3 [01:02:03<00:00, 2.1s/it, reward=0.5]", "100%|█| 3/3 [reward=0.5]"),
         ("at [12:30] and [0, 1/2]", "at [12:30] and [0, 1/2]"),

@@ -29,13 +29,13 @@ READINGS = {"strict": accuracy_reward, "lenient": lenient_accuracy_reward}
 def evaluate_test_set(
     policy: Policy, rows: Sequence[dict], correct: Callable = accuracy_reward, *,
     max_new_tokens: int, batch_size: int = 64,
-) -> tuple[dict[str, float], list[str]]:  # fmt: skip
+) -> dict[str, float]:  # fmt: skip
     """Greedy accuracy on `rows`: the share for which the reward `correct` is 1.
 
     Returns the shares `strict` and `lenient`, or one by the name of another `correct`, of the `n`
     rows that are scored; the ends of their intervals (`strict/low`, …); `truncated` (share cut
-    off); `mean_length` (tokens); and the first three answers. Raises ValueError where the rows lack
-    what `correct` needs, or it scores none.
+    off); `mean_length` (tokens). Raises ValueError where the rows lack what `correct` needs, or it
+    scores none.
     """
     rows = list(rows)
     prompts = [row["prompt"] for row in rows]
@@ -43,14 +43,13 @@ def evaluate_test_set(
     check_lengths(policy.model, policy.encode(prompts), max_new_tokens)
     readings = READINGS if correct is accuracy_reward else {reward_name(correct): correct}
     check_columns(correct, list(rows[0]), "the test set")
-    values, lengths, cut, shown = [], [], 0, []
+    values, lengths, cut = [], [], 0
     for start in tqdm(range(0, len(rows), batch_size), "test set"):
         batch = slice(start, start + batch_size)
         rollouts = reply(policy, prompts[batch], max_new_tokens=max_new_tokens, do_sample=False)
         ids = rollouts.completion_lists()
-        texts = policy.decode(ids)
-        shown += texts[: 3 - len(shown)]
-        values.append(score_texts(texts, ids, rows[batch], list(readings.values())))
+        scores = score_texts(policy.decode(ids), ids, rows[batch], list(readings.values()))
+        values.append(scores)
         lengths += map(len, ids)
         cut += sum(completion[-1] not in policy.eos_token_ids for completion in ids)
     scored = torch.cat(values)
@@ -66,7 +65,7 @@ def evaluate_test_set(
         low, high = binomtest(right, n).proportion_ci(method="wilson")
         result |= {name: right / n, f"{name}/low": low, f"{name}/high": high}
     about = {"truncated": cut / len(rows), "mean_length": sum(lengths) / len(rows), "n": n}
-    return result | about, shown
+    return result | about
 
 
 def evaluate_profile(
@@ -90,10 +89,10 @@ def evaluate_profile(
         test_set = test_set.select(range(min(rows, len(test_set))))
     limit = max_new_tokens or profile.config.max_completion_length
     policy = profile.load_policy()
-    accuracy, answers = evaluate_test_set(policy, test_set, correct, max_new_tokens=limit)
+    accuracy = evaluate_test_set(policy, test_set, correct, max_new_tokens=limit)
     about = {"task": profile.data or task, "policy": Path(profile.policy).name}
     about["adapter"] = profile.adapter
-    return about | accuracy | {"answers": answers} | where_it_ran(profile.device)
+    return about | accuracy | where_it_ran(profile.device)
 
 
 def in_words(measured: dict) -> str:

@@ -25,17 +25,18 @@ from grpo_kit.rewards.scoring import score_texts
 from grpo_kit.tasks import Task
 from grpo_kit.tasks.answers import extract_answer, is_correct
 from grpo_kit.tiny.problems import solution_style
-from grpo_kit.training import pass_at_k, score
+from grpo_kit.training import pass_at_k
 
 
 def _answers(
-    policy: Policy, task: Task, config: GRPOConfig, prompts: int = 32, samples: int = 8, seed=0
-) -> tuple[list[dict], list[str], list[bool]]:
+    policy: Policy, task: Task, config: GRPOConfig, prompts: int = 32, samples: int = 8,
+    seed: int = 0, batch_size: int = 128,
+) -> tuple[list[dict], list[str], list[bool]]:  # fmt: skip
     """Rows of the first held-out prompts, `samples` answers to each, in groups; which are right."""
     rows = list(task.test.select(range(min(prompts, len(task.test)))))
     rollouts = reply(
         policy, [row["prompt"] for row in rows], samples, temperature=config.temperature,
-        max_new_tokens=config.max_completion_length, batch_size=16 * samples,
+        max_new_tokens=config.max_completion_length, batch_size=batch_size,
         generator=torch.Generator().manual_seed(seed),
     )  # fmt: skip
     texts = policy.decode(rollouts.completion_lists())
@@ -134,13 +135,9 @@ def _fewer(config: GRPOConfig) -> int:
 
 def self_verified(t: Trained) -> dict[str, float]:
     """Verdicts at the end, what the run gained in them and in answers, and the choice among n."""
-    last = t.run.history[-1]
-    return {
-        **{name: value for name, value in last.items() if name.startswith("verdicts/")},
-        **gained(t, generation="eval/pass@1", verification="verdicts/accuracy"),
-        **chooses(t),
-        "steps": float(last["step"]),
-    }
+    verdicts = {k: v for k, v in t.run.history[-1].items() if k.startswith("verdicts/")}
+    gains = gained(t, generation="eval/pass@1", verification="verdicts/accuracy")
+    return verdicts | gains | chooses(t)
 
 
 def chooses(t: Trained) -> dict[str, float]:
@@ -158,15 +155,9 @@ def knows(t: Trained) -> dict[str, float]:
 
 
 def _knows(policy: Policy, t: Trained) -> dict[str, float]:
-    rows = list(t.task.test.select(range(min(TRIED, len(t.task.test)))))
-    rollouts = reply(
-        policy, [row["prompt"] for row in rows], TRIES, temperature=t.config.temperature,
-        max_new_tokens=t.config.max_completion_length, batch_size=t.config.evaluation_batch_size,
-        generator=torch.Generator().manual_seed(t.run.seed),
-    )  # fmt: skip
-    examples = [row for row in rows for _ in range(TRIES)]
-    right = score(policy, rollouts, examples, [accuracy_reward])[:, 0] == 1
-    counts = right.view(-1, TRIES).sum(1).tolist()
+    given = TRIED, TRIES, t.run.seed, t.config.evaluation_batch_size
+    _, _, right = _answers(policy, t.task, t.config, *given)
+    counts = [sum(right[i : i + TRIES]) for i in range(0, len(right), TRIES)]
     return {f"pass@{k}": fmean(pass_at_k(TRIES, c, k) for c in counts) for k in KS}
 
 
@@ -246,6 +237,6 @@ def on_test_set(t: Trained) -> dict[str, float]:
     if t.profile.name == "smoke":
         rows = rows.select(range(min(t.config.eval_prompts, len(rows))))
     accuracy = partial(evaluate_test_set, rows=rows, max_new_tokens=limit)
-    before, after = (accuracy(policy)[0] for policy in (t.base, t.policy))
+    before, after = (accuracy(policy) for policy in (t.base, t.policy))
     gained = {f"gained/{name}": after[name] - before[name] for name in ("strict", "lenient")}
     return {f"test_set/{name}": value for name, value in after.items()} | gained

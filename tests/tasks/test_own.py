@@ -29,7 +29,7 @@ def hard_csv(tmp_path):
     texts = [f'Öl, "{i}" Fässer,\r\n\nund {i * 7} für Zoë; = wie viele? NA' for i in range(200)]
     with open(tmp_path / "mine.csv", "w", encoding="utf-8-sig", newline="") as file:
         table = csv.writer(file)
-        table.writerow([" question", "level", "answer "])
+        table.writerow([" question", "level", " answer"])
         table.writerows([text, "NA", "" if i == 7 else f"{i:,}"] for i, text in enumerate(texts))
     return tmp_path / "mine.csv", texts
 
@@ -49,13 +49,8 @@ def test_a_csv_is_read_exactly_and_trains_in_both_engines(
         assert asked[text]["prompt"][0] == {"role": "system", "content": "Be brief."}
         assert asked[text]["level"] == "NA" and asked[text]["question"] == text
     read_task(file, system="Be brief.")
-    said = (
-        f"{len(task.train)} rows to learn from, {len(task.test)} held out by a hash of the question"
-    )
-    whole = (
-        f"mine.csv: {said}; 1 without an answer, not scored; system prompt of each: 'Be brief.'."
-    )
-    assert capsys.readouterr().out == f"{whole}\n", "said once"
+    said = f"{len(task.train)} rows to learn from, {len(task.test)} held out by a hash"
+    assert capsys.readouterr().out == f"mine.csv: {said} of the question.\n", "said once"
     given = {"output_dir": tmp_path / "run", "seed": 0}
     config = configure(max_steps=1, per_device_train_batch_size=8)
     run = engine.train(policy, task, [accuracy_reward, even_ids], config, **given)
@@ -114,7 +109,7 @@ def test_a_folder_with_both_splits_and_a_file_for_the_test(tmp_path, gsm8k_folde
     (tmp_path / "b.jsonl").write_text(lines(ROWS[:3]))
     task = read_task(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
     assert (len(task.train), len(task.test)) == (37, 3)
-    assert "37 rows to learn from, 3 held out, 3 left out" in capsys.readouterr().out
+    assert "37 rows to learn from, 3 held out." in capsys.readouterr().out
     both = datasets.DatasetDict(
         train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS[:3])
     )
@@ -148,7 +143,7 @@ def test_the_hub_is_asked_for_a_name_and_a_revision(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load)
     assert questions(read_rows("owner/MATH-500@abc")) == ["1/2?"]
     load.assert_called_once_with("owner/MATH-500", revision="abc")
-    with pytest.raises(ValueError, match="no such file, and datasets says: unknown host.*Hub"):
+    with pytest.raises(ValueError, match="datasets says: unknown host.*Hub"):
         read_task("owner/none")
 
 
@@ -164,14 +159,12 @@ def test_rows_that_are_no_dataset_are_refused_in_a_sentence(rows):
 GOOD = lines(ROWS)
 FILES = {
     "good.jsonl": GOOD, "sums.xlsx": GOOD, "empty.csv": "",
-    "other.csv": "frage,answer\n1 + 1?,2\n", "twice.csv": "question, question\n1?,2\n",
-    "long.csv": "question,answer\n1?,2\n1, 2?,3\n", "short.csv": "question,answer\n1?\n",
+    "other.csv": "frage,answer\n1 + 1?,2\n", "none.jsonl": "",
+    "long.csv": "question,answer\n1?,2\n1, 2?,3\n", "longer.csv": "question,answer\n1, 2?,3\n",
     "open.csv": 'question,answer\n"1?,2\n', "gap.csv": "question,answer\n1?,2\n,3\n",
-    "half.jsonl": GOOD[:60], "list.jsonl": "[1]\n",
+    "half.jsonl": GOOD[:60],
     "number.jsonl": '{"question": 5}\n', "role.jsonl": '{"prompt": [{"role": "user"}]}\n',
     "answers.jsonl": '{"question": "1?", "answer": [1, 2]}\n', "one.jsonl": lines(ROWS[:1]),
-    "mixed.jsonl": '{"question": "1?", "a": 1}\n{"question": "2?", "a": [1]}\n',
-    "huge.jsonl": '{"question": "1?", "a": 99999999999999999999}\n',
     "fake.parquet": GOOD, "half.json": f"[{GOOD}",
 }  # fmt: skip
 
@@ -179,32 +172,25 @@ FILES = {
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (("no.csv",), "there is no file 'no.csv': give the path"),
+        (("no.csv",), "no.csv cannot be read .datasets says: Unable to find"),
         (("sums.xlsx",), "sums.xlsx is of an unknown kind: give .jsonl"),
-        (("empty.csv",), "empty.csv has no rows: give rows with a column `question`"),
-        (("other.csv",), "other.csv has the columns frage, answer: give rows with a column `quest"),
-        (("twice.csv",), "twice.csv .*two columns have one name: question, question"),
-        (
-            ("long.csv",),
-            "long.csv cannot be read after 1 rows .line 3 has not as many cells as the h",
-        ),
-        (("short.csv",), "short.csv .*line 2 has not as many cells"),
-        (("open.csv",), "open.csv cannot be read after 0 rows .unexpected end of data"),
-        (("gap.csv",), "row 2 of gap.csv has as `question` None: give text"),
-        (("latin.csv",), "latin.csv .*can't decode byte 0xfc.*anew as .csv in UTF-8"),
-        (("half.jsonl",), "half.jsonl cannot be read after 1 rows .*Unterminated|Expecting"),
-        (("list.jsonl",), r"row 1 of list.jsonl is \[1\]: give an object with columns"),
-        (("number.jsonl",), "row 1 of number.jsonl has as `question` 5: give text, or messages"),
-        (("role.jsonl",), "row 1 of role.jsonl has as `prompt` .*role and content"),
-        (("answers.jsonl",), r"row 1 of answers.jsonl has as `answer` \[1, 2\]: give text, a numb"),
-        (("mixed.jsonl", "good.jsonl"), "mixed.jsonl cannot be read .*: give a column one kind"),
-        (("huge.jsonl", "good.jsonl"), "huge.jsonl cannot be read .*int too .*: give a column one"),
-        (("fake.parquet",), "fake.parquet cannot be read after 0 rows .*anew as .parquet"),
-        (("half.json",), "half.json cannot be read after 0 rows .Expecting ',' delim"),
+        (("empty.csv",), "empty.csv cannot be read .datasets says: No columns to parse from file"),
+        (("none.jsonl",), "none.jsonl cannot be read .datasets says: it has no rows"),
+        (("other.csv",), "other.csv.* has the columns frage, answer: give rows with a column `que"),
+        (("long.csv",), "long.csv cannot be read .*Expected 2 fields in line 3, saw 3"),
+        (("longer.csv",), "longer.csv cannot be read .*rows have more cells than the header"),
+        (("open.csv",), "open.csv cannot be read .*EOF inside string"),
+        (("gap.csv",), "row 2 of gap.csv, train has as `question` '': give text"),
+        (("latin.csv",), "latin.csv .*can't decode byte 0xfc"),
+        (("half.jsonl",), "half.jsonl cannot be read .*JSON parse error: Missing a closing quot"),
+        (("number.jsonl",), "row 1 of number.jsonl, .* has as `question` 5: give text, or mess"),
+        (("role.jsonl",), "row 1 of role.jsonl, train has as `prompt` .*role and content"),
+        (("answers.jsonl",), r"row 1 of answers.jsonl, .* has as `answer` \[1, 2\]: give text, a"),
+        (("fake.parquet",), "fake.parquet cannot be read .*not a parquet file"),
+        (("half.json",), "half.json cannot be read .*Unexpected character"),
         (("one.jsonl", None, 0.99), "1 held out by a hash of the question: give more rows"),
         (("good.jsonl", "good.jsonl"), "good.jsonl: 0 rows to learn from, 40 held out"),
-        (("good.jsonl", "other.csv"), "other.csv has the columns frage, answer"),
-        (("good.jsonl", None, 0), "test_share is 0; give a share between 0 and 1, such as 0.2"),
+        (("good.jsonl", "other.csv"), "other.csv.* has the columns frage, answer"),
         (("good.jsonl", None, 1e-9), "0 held out by a hash.*another test_share"),
         ((".",), "cannot be read .datasets says: .*give a file, a folder, or a name on the Hub"),
     ],

@@ -208,12 +208,12 @@ def test_a_wrong_answer_gets_the_least_unasked_where_only_right_ones_are_paid():
     assert rewards_of(by_own, [right, wrong]) == [0.5, 0.5]
 
 
-def failing(*bad: str, kind: str = "timeout", **options):
+def failing(*bad: str):
     """`by_length`, but a failure for the responses `bad`."""
 
     def answer(message):
         if response_in(message) in bad:
-            return Failure(kind, f"{kind}: do something.", **options)
+            return Failure("timeout", "timeout: do something.")
         return by_length(message)
 
     return answer
@@ -252,13 +252,6 @@ def test_half_a_window_of_the_latest_batches_may_fail_and_more_ends_the_run_with
     assert rewards_of(reward, ["b0", "x", "b1"]) == [None, -0.5, None]  # 3 of the last 8
     with pytest.raises(RuntimeError, match=r"the last 11 judgements failed \(6\): timeout: "):
         rewards_of(reward, ["b2", "b3", "b4"])  # 6 of the last 11
-
-
-def test_a_run_ends_where_every_judgement_of_a_batch_is_hopeless():
-    judge = FakeJudge(failing("b", "c", kind="unreachable", hopeless=True))
-    assert rewards_of(QualityJudgeReward(judge), ["a", "b"]) == [-0.5, None]
-    with pytest.raises(RuntimeError, match="there is no judge: unreachable: do something."):
-        rewards_of(QualityJudgeReward(judge), ["b", "c"])
 
 
 def test_a_judgement_is_paid_for_once_also_where_the_run_ends(tmp_path):

@@ -1,11 +1,9 @@
 """The judge behind HTTP: a server on loopback that fails in every way, and `transformers serve`."""
 
-import asyncio
 import contextlib
 import hashlib
 import json
 import logging
-import pickle
 import re
 import shutil
 import socket
@@ -158,37 +156,27 @@ def test_the_endpoint_gets_the_whole_prompt_and_its_reply_is_scored(server):
     assert {headers["authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
 
 
-def test_replies_belong_to_their_conversations_and_parts_of_a_batch_share_the_limit(server):
-    """Of calls at a time; in event loops that follow each other, too."""
+def test_replies_belong_to_their_conversations_and_share_the_limit_of_calls_at_a_time(server):
     reward = QualityJudgeReward(judge_at(server.url, concurrency=2))
-
-    async def judged(texts):
-        return await asyncio.gather(*(reward(["?"] * 3, part, [[1]] * 3) for part in texts))
-
     server.delay = 0.05
-    for loop in range(2):
-        texts = [[f"{loop}-{part}-{i}" for i in range(3)] for part in range(3)]
-        for part, rewards in zip(texts, asyncio.run(judged(texts)), strict=True):
-            assert rewards == [expected(quality_prompt("?", text)[0]["content"]) for text in part]
+    for loop in range(2):  # event loops that follow each other
+        texts = [f"{loop}-{i}" for i in range(9)]
+        wanted = [expected(quality_prompt("How many?", text)[0]["content"]) for text in texts]
+        assert rewards_of(reward, texts) == wanted
     assert 1 < server.most_at_once <= 2
-
-
-def test_a_judge_that_has_been_asked_can_go_to_another_process(server):
-    judge = judge_at(server.url, concurrency=1)
-    said = outcome_of(judge)
-    sent = pickle.loads(pickle.dumps(QualityJudgeReward(judge))).judge
-    assert (sent.name, sent.concurrency, outcome_of(sent)) == (judge.name, 1, said)
 
 
 @pytest.mark.parametrize(
     ("fault", "kind", "message"),
     [
-        ("timeout", "timeout", "did not answer within timeout=0.5 s: raise it"),
-        ("drip", "timeout", "raise it or lower"),  # each byte comes in time, the whole does not
+        ("timeout", "timeout", "raise timeout=0.5 or lower"),
+        ("drip", "timeout", "raise timeout"),  # each byte comes in time, the whole does not
         ("429", "rate limit", "lower concurrency"),
-        ("500", "HTTP 500", "answered HTTP 500: .*500 for Bearer"),
+        ("500", "HTTP 500", "500 for Bearer .*: look at"),
         ("403", "key refused", "set a valid one as JUDGE_KEY"),
-        ("cut", "HTTP error", "broke off"),
+        ("404", "HTTP 404", "Error code: 404 .*: look at the server.s log"),
+        ("401", "key refused", "Error code: 401 .*: set a valid one as JUDGE_KEY"),
+        ("cut", "unreachable", "start the server or correct base_url"),
         *((fault, "no completion", "/v1") for fault in ("a web page", "no choices")),
         ("empty", "empty", "ended by 'stop' without text"),
         ("cut off", "cut off", "limit of tokens: raise it"),
@@ -205,8 +193,7 @@ def test_every_fault_is_a_failure_that_says_what_to_do(fault, kind, message, ser
 def test_an_endpoint_that_leads_elsewhere_is_not_followed(server):
     with contextlib.closing(Server()) as other:
         url, server.elsewhere = server.failing("308"), other.url
-        with pytest.raises(RuntimeError, match="there is no judge: .* answered HTTP 308"):
-            rewards_of(QualityJudgeReward(judge_at(url)), ["15"])
+        assert outcome_of(judge_at(url)).kind == "HTTP 308"
         assert not other.requests and len(server.requests) == 1
 
 
@@ -216,22 +203,6 @@ def test_what_may_pass_is_tried_again(fault, server):
     judge = judge_at(url, max_retries=1)
     assert isinstance(outcome_of(judge), str)
     assert outcome_of(judge).kind == "HTTP 500" and len(server.requests) == 4, "bounded"
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (None, "there is no judge: no server can be reached at http"),
-        ("404", "there is no judge: .* answered HTTP 404"),
-        ("401", "there is no judge: .* valid one as JUDGE_KEY"),
-    ],
-)
-def test_what_will_not_pass_ends_the_run_and_is_not_tried_again(fault, message, server, free_port):
-    url = server.failing(fault) if fault else f"http://127.0.0.1:{free_port}/v1"
-    retries = 3 if fault else 0
-    with pytest.raises(RuntimeError, match=message):
-        rewards_of(QualityJudgeReward(judge_at(url, max_retries=retries)), ["1", "2"])
-    assert len(server.requests) == (2 if fault else 0)
 
 
 def test_a_missing_key_is_named_before_any_call(monkeypatch):

@@ -10,13 +10,10 @@ import asyncio
 import hashlib
 import json
 import os
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
-
-from pydantic import AliasPath, BaseModel, Field, ValidationError
 
 from grpo_kit.rewards.judge.texts import quality_prompt, tiny_prompt
 
@@ -29,7 +26,6 @@ class Failure(NamedTuple):
 
     kind: str
     reason: str
-    hopeless: bool = False  # every further call would fail in the same way
 
 
 _CUT_OFF = Failure("cut off", "the reply reached its limit of tokens: raise it, or think less.")
@@ -76,14 +72,6 @@ class LocalJudge:
 REQUEST = {"temperature": 0.0, "max_tokens": 1024}
 
 
-class _Completion(BaseModel):
-    """What is read of an answer; endpoints differ in the rest, and the client checks nothing."""
-
-    message: dict = Field(validation_alias=AliasPath("choices", 0, "message"))  # is there one?
-    text: str | None = Field(None, validation_alias=AliasPath("choices", 0, "message", "content"))
-    ended_by: str | None = Field(None, validation_alias=AliasPath("choices", 0, "finish_reason"))
-
-
 @dataclass(eq=False, repr=False)
 class EndpointJudge:
     """A model behind an OpenAI-compatible endpoint: vLLM, `transformers serve`, Ollama, a host's.
@@ -112,19 +100,10 @@ class EndpointJudge:
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)}: give {least} or more.")
         self._key()
-        # one of each event loop: parts of a batch may be judged at the same time
-        self._gates: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self.request = dict(REQUEST if self.request is None else self.request)
         # the request changes replies; hashed, as somebody may put a header with a key there
         digest = hashlib.sha256(json.dumps(self.request, sort_keys=True).encode()).hexdigest()
         self.name = f"{self.model}-{digest[:8]}"
-
-    def __getstate__(self) -> dict:
-        """Without what belongs to event loops, which no other process has."""
-        return {name: value for name, value in vars(self).items() if name != "_gates"}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__ = state | {"_gates": weakref.WeakKeyDictionary()}
 
     def _key(self) -> str:
         if self.api_key_env is None:
@@ -141,8 +120,7 @@ class EndpointJudge:
         except ImportError as error:
             raise RuntimeError("the judge needs openai: pip install 'grpo-kit[judge]'.") from error
         key = self._key()
-        loop = asyncio.get_running_loop()
-        gate = self._gates.setdefault(loop, asyncio.Semaphore(self.concurrency))
+        gate = asyncio.Semaphore(self.concurrency)
         options = {"timeout": self.timeout, "max_retries": self.max_retries}
         # A client belongs to one event loop, and the kit's training has one a step.
         # It follows nobody elsewhere: prompts are for this address.
@@ -155,18 +133,16 @@ class EndpointJudge:
         import openai
 
         limit = self.timeout * (self.max_retries + 1) + 8 * self.max_retries
-        create = client.chat.completions.with_raw_response.create
+        call = client.chat.completions.create(model=self.model, messages=messages, **self.request)
         try:
             async with gate:
-                call = create(model=self.model, messages=messages, **self.request)
-                answer = await asyncio.wait_for(call, limit)
-            completion = _Completion.model_validate_json(answer.content)
-        except ValidationError:
-            reason = f"{self.base_url} answered with no chat completion: does it end in /v1?"
-            return Failure("no completion", reason)
+                choice = (await asyncio.wait_for(call, limit)).choices[0]
+            text, ended_by = choice.message.content or "", choice.finish_reason
         except (TimeoutError, openai.OpenAIError) as error:
             return self._failure(error, key)
-        text, ended_by = completion.text or "", completion.ended_by
+        except (AttributeError, IndexError, TypeError, ValueError):  # the client checks nothing
+            reason = f"{self.base_url} answered with no chat completion: does it end in /v1?"
+            return Failure("no completion", reason)
         if ended_by == "length":
             return _CUT_OFF
         if not text.strip():
@@ -175,24 +151,18 @@ class EndpointJudge:
         return text.replace(key, "[key]")
 
     def _failure(self, error: Exception, key: str) -> Failure:
-        """The error's kind, a remedy, and the server's own message without the key."""
+        """The error's kind, the message without the key, and a remedy."""
         import openai
 
-        url, status = self.base_url, getattr(error, "status_code", None)
+        kind = f"HTTP {getattr(error, 'status_code', 'error')}"
+        remedy = "look at the server's log, base_url and model"
         if isinstance(error, TimeoutError | openai.APITimeoutError):
-            problem = f"{url} did not answer within timeout={self.timeout} s"
-            return Failure("timeout", f"{problem}: raise it or lower concurrency.")
-        # by name, since the openai client changed its HTTP library between versions
-        if type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout"):
-            reason = f"no server can be reached at {url}: start it or correct base_url."
-            return Failure("unreachable", reason, hopeless=True)
-        message = " ".join(str(error).replace(key, "[key]").split())[:200]
-        if status in (401, 403):
-            reason = f"{url} refused the key: set a valid one as {self.api_key_env}"
-            return Failure("key refused", f"{reason}. {message}", hopeless=True)
-        if status == 429:
-            reason = f"{url} has a rate limit: lower concurrency or raise max_retries. {message}"
-            return Failure("rate limit", reason)
-        answer = f"answered HTTP {status}" if status else "broke off the connection"
-        hopeless = status == 404 or 300 <= (status or 0) < 400  # another model or address
-        return Failure(f"HTTP {status or 'error'}", f"{url} {answer}: {message}", hopeless)
+            kind, remedy = "timeout", f"raise timeout={self.timeout} or lower concurrency"
+        elif isinstance(error, openai.APIConnectionError):
+            kind, remedy = "unreachable", "start the server or correct base_url"
+        elif isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
+            kind, remedy = "key refused", f"set a valid one as {self.api_key_env}"
+        elif isinstance(error, openai.RateLimitError):
+            kind, remedy = "rate limit", "lower concurrency or raise max_retries"
+        message = " ".join(str(error).replace(key, "[key]").split())[:200] or "no answer in time"
+        return Failure(kind, f"{self.base_url}: {message.rstrip('.')}: {remedy}.")

@@ -81,7 +81,7 @@ class QualityJudgeReward:
         self, prompts: list, completions: list, completion_ids: list, *,
         log_metric: Callable | None = None, **columns,
     ) -> list[float | None]:  # fmt: skip
-        """Raises RuntimeError when most of a window of judgements failed or there is no judge."""
+        """Raises RuntimeError when most of a window of judgements failed."""
         correct = [1.0] * len(completions)
         if self.only_correct:
             correct = right_ones(self, prompts, completions, completion_ids, columns)
@@ -138,8 +138,6 @@ class QualityJudgeReward:
         problem = f"{len(failures)} judgements failed"
         ((reason, _),) = Counter(failure.reason for failure in failures).most_common(1)
         logger.warning("%s (%s): %s", problem, counts, visible(reason, newline=" "))
-        if len(failures) == self._latest[-1][0] and all(failure.hopeless for failure in failures):
-            raise RuntimeError(f"there is no judge: {reason}")
         total = failed = 0
         for replies, losses in reversed(self._latest):
             total, failed = total + replies, failed + losses

@@ -7,13 +7,12 @@ form `weight * (1 - similarity)`, and that the weight falls linearly.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_kit.paths import sha256_of
-from grpo_kit.rewards.rules import accuracy_reward, completion_text, right_ones
+from grpo_kit.rewards.rules import accuracy_reward, column, completion_text
 
 if TYPE_CHECKING:  # imported where it is used: `import grpo_kit.rewards` takes no seconds
     from torch import Tensor
@@ -36,8 +35,6 @@ class DiversityReward:
     weight_end: float = 0.3
     _: KW_ONLY
     only_correct: bool = False  # a wrong answer earns 0
-    correct: Callable = accuracy_reward  # what is right, by 1
-    leave_one_out: bool = False  # compare with the average of the others
 
     __name__ = "diversity_reward"
 
@@ -61,9 +58,10 @@ class DiversityReward:
                 raise ValueError(f"{problem}: give the trainer's num_generations")
         correct = [1.0] * len(completions)
         if self.only_correct:
-            correct = right_ones(self, prompts, completions, completion_ids, columns)
+            answers = column(columns, "answer", "diversity_reward with only_correct")
+            correct = accuracy_reward(prompts, completions, completion_ids, answer=answers)
         texts = [completion_text(completion).strip() for completion in completions]
-        similarities = group_similarities(self._embed(texts), size, self.leave_one_out).tolist()
+        similarities = group_similarities(self._embed(texts), size).tolist()
         progress = 0.0
         if trainer_state is not None and trainer_state.max_steps > 0:  # TRL's is 0 before training
             steps = trainer_state.global_step / trainer_state.max_steps

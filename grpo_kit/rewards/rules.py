@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import fmean
-from typing import Any
 
 from grpo_kit.tasks.answers import extract_answer, is_correct
 
@@ -72,18 +71,6 @@ def _gold_text(gold: object) -> str | None:
     if not isinstance(gold, str | numbers.Number):
         raise TypeError(f"the column `answer` holds {gold!r}; give text, a number or None")
     return str(gold).strip() or None
-
-
-def right_ones(
-    gated: Any, prompts: list, completions: list, completion_ids: list, columns: dict
-) -> list[float | None]:
-    """1.0 where the reward `gated.correct` says that a completion is right, else 0.0, or None."""
-    if gated.correct is accuracy_reward:
-        column(columns, "answer", f"{gated.__name__} with only_correct")
-    values = gated.correct(
-        prompts=prompts, completions=completions, completion_ids=completion_ids, **columns
-    )
-    return [None if value is None else float(value == 1) for value in values]
 
 
 def format_reward(prompts: list, completions: list, completion_ids: list, **columns) -> list[float]:

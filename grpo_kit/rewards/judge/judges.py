@@ -133,14 +133,16 @@ class EndpointJudge:
         import openai
 
         limit = self.timeout * (self.max_retries + 1) + 8 * self.max_retries
-        call = client.chat.completions.create(model=self.model, messages=messages, **self.request)
+        create = client.chat.completions.with_raw_response.create
+        call = create(model=self.model, messages=messages, **self.request)
         try:
             async with gate:
-                choice = (await asyncio.wait_for(call, limit)).choices[0]
-            text, ended_by = choice.message.content or "", choice.finish_reason
+                answer = await asyncio.wait_for(call, limit)
+            choice = json.loads(answer.content)["choices"][0]  # whatever content type it has
+            text, ended_by = str(choice["message"]["content"] or ""), choice.get("finish_reason")
         except (TimeoutError, openai.OpenAIError) as error:
             return self._failure(error, key)
-        except (AttributeError, IndexError, TypeError, ValueError):  # the client checks nothing
+        except (AttributeError, LookupError, TypeError, ValueError):
             reason = f"{self.base_url} answered with no chat completion: does it end in /v1?"
             return Failure("no completion", reason)
         if ended_by == "length":

@@ -15,7 +15,7 @@ from grpo_kit.paths import make_output_dir
 from grpo_kit.rewards.judge import texts
 from grpo_kit.rewards.judge.judges import Failure
 from grpo_kit.rewards.judge.texts import parse_judgement
-from grpo_kit.rewards.rules import accuracy_reward, completion_text, question_text, right_ones
+from grpo_kit.rewards.rules import accuracy_reward, column, completion_text, question_text
 from grpo_kit.visible import visible
 
 FAILURE_WINDOW = 64  # judgements; the run ends when more than half of so many fail
@@ -67,13 +67,11 @@ class QualityJudgeReward:
     _: KW_ONLY
     cache_dir: str | Path | None = None  # runs and processes may share it; None = no cache
     only_correct: bool = False  # the least for a wrong answer, without asking
-    correct: Callable = accuracy_reward  # what is right, by 1
 
     __name__ = "quality_judge_reward"
 
     def __post_init__(self):
-        # whole batches, as failures come last in one: retries take time
-        self._latest: deque[tuple[int, int]] = deque(maxlen=FAILURE_WINDOW)  # (replies, failures)
+        self._failed: deque[bool] = deque(maxlen=FAILURE_WINDOW)  # of the latest judgements
         self.cache = None if self.cache_dir is None else JudgementCache(self.cache_dir)
         self.totals: Counter[str] = Counter()
 
@@ -84,7 +82,8 @@ class QualityJudgeReward:
         """Raises RuntimeError when most of a window of judgements failed."""
         correct = [1.0] * len(completions)
         if self.only_correct:
-            correct = right_ones(self, prompts, completions, completion_ids, columns)
+            answers = column(columns, "answer", "quality_judge_reward with only_correct")
+            correct = accuracy_reward(prompts, completions, completion_ids, answer=answers)
         keys, distinct, judgements = [], {}, {}
         pairs = zip(map(question_text, prompts), map(completion_text, completions), strict=True)
         for (question, response), right in zip(pairs, correct, strict=True):
@@ -120,30 +119,27 @@ class QualityJudgeReward:
                     judgements[key] = parse_judgement(outcome)
                     if self.cache is not None:
                         self.cache.write(key, outcome)
-                    continue
                 except ValueError as error:
                     outcome = Failure("unreadable", f"{self.judge.name} wrote: {error}.")
-            failures.append(outcome)
+            if key not in judgements:
+                failures.append(outcome)
+            self._failed.append(key not in judgements)
         stats.update(f"failed/{failure.kind}" for failure in failures)
         stats["failed"] = len(failures)
-        self._latest.append((len(outcomes), len(failures)))
         if failures:
             self._warn_or_end(failures)
         return judgements
 
     def _warn_or_end(self, failures: Sequence[Failure]) -> None:
-        """Warn of a batch's failures; RuntimeError where most of the latest replies failed."""
+        """Warn of a batch's failures; RuntimeError where most of the latest judgements failed."""
         kinds = Counter(failure.kind for failure in failures).most_common()
         counts = ", ".join(f"{count} {kind}" for kind, count in kinds)
         problem = f"{len(failures)} judgements failed"
         ((reason, _),) = Counter(failure.reason for failure in failures).most_common(1)
         logger.warning("%s (%s): %s", problem, counts, visible(reason, newline=" "))
-        total = failed = 0
-        for replies, losses in reversed(self._latest):
-            total, failed = total + replies, failed + losses
-            if total >= FAILURE_WINDOW:
-                break
-        if total >= FAILURE_WINDOW and 2 * failed > total:
-            problem = f"more than half of the last {total} judgements failed ({failed})"
+        failed = sum(self._failed)
+        if 2 * failed > FAILURE_WINDOW:
+            latest = len(self._failed)
+            problem = f"more than half of the last {latest} judgements failed ({failed})"
             remedy = "None was scored 0; correct that and resume the run."
             raise RuntimeError(f"{problem}: {reason} {remedy}")

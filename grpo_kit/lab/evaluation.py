@@ -13,14 +13,12 @@ import torch
 from scipy.stats import binomtest
 from tqdm import tqdm
 
-from grpo_kit import tasks
 from grpo_kit.generation import check_lengths, reply
 from grpo_kit.lab.records import where_it_ran
 from grpo_kit.models import Policy
 from grpo_kit.profiles import Profile
 from grpo_kit.rewards.rules import accuracy_reward, lenient_accuracy_reward
 from grpo_kit.rewards.scoring import check_columns, reward_name, score_texts
-from grpo_kit.tasks.own import read_rows
 from grpo_kit.training import warn_if_graded
 
 READINGS = {"strict": accuracy_reward, "lenient": lenient_accuracy_reward}
@@ -80,11 +78,8 @@ def evaluate_profile(
     task = task or profile.task
     if task in profile.adapters:  # the warm-up for that task
         profile = replace(profile, task=task)
-    if profile.data:  # before the model: the file may be missing
-        given = profile.data, profile.test, profile.test_share
-        test_set = read_rows(*given, tasks.system_prompt(task))
-    else:
-        test_set = tasks.load(task).test
+    # before the model: a file may be missing
+    test_set = replace(profile, task=task).load_task().test
     if rows is not None:
         test_set = test_set.select(range(min(rows, len(test_set))))
     limit = max_new_tokens or profile.config.max_completion_length

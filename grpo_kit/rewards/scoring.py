@@ -82,8 +82,7 @@ def check_rewards(rewards: Sequence[Callable]) -> None:
             problem = f"rewards[{i}] is the class {reward.__name__}"
             raise TypeError(f"{problem}: give an object of it, {reward.__name__}(...).")
         if not callable(reward):
-            name = ", a name" if isinstance(reward, str) else ""
-            problem = f"rewards[{i}] is {reward!r:.80}{name}, not a function"
+            problem = f"rewards[{i}] is {reward!r:.80}, not a function"
             raise TypeError(f"{problem}: import the function and give it itself, without quotes.")
 
 
@@ -142,8 +141,6 @@ def score_texts(
             with naming("reward", reward, RewardError, remedy):
                 if running[i]:
                     values[i] = running[i].result()
-                elif inspect.isawaitable(values[i]):  # of a lambda around a coroutine function
-                    values[i] = portal.call(lambda i=i: values[i])
             values[i] = finite_values(reward_name(reward), values[i], len(texts))
     return torch.tensor(values, dtype=torch.float32).T
 
@@ -157,8 +154,7 @@ def finite_values(name: str, values: Any, n: int) -> list[float]:
     if hasattr(values, "tolist") and getattr(values, "ndim", None) == 1:
         values = values.tolist()
     if not isinstance(values, (list, tuple)):
-        shape = f" of shape {tuple(values.shape)}" if hasattr(values, "shape") else ""
-        found = f"the reward {name} returned a {type(values).__name__}{shape}"
+        found = f"the reward {name} returned a {type(values).__name__}"
         raise TypeError(f"{found}; return a list with a number or None for each completion.")
     if len(values) != n:
         found = f"the reward {name} returned {len(values)} values for {n} completions"

@@ -37,42 +37,25 @@ def read_task(
     learnt from. Text is asked after the prompt `system`. A line on stdout says what was read.
     Raises ValueError, by source and row, for what cannot be used.
     """
-    name, splits = Path(data).name, _splits(data, system)
-    held_out, how = _held_out(splits, name, test, test_share, system)
+    name, splits, how = Path(data).name, _splits(data, system), ""
+    if test is not None:
+        held_out = _split(_splits(test, system), "test", Path(test).name)
+    elif "test" in splits or len(splits) > 1:
+        held_out = _split(splits, "test", name)
+    else:
+        how = " by a hash of the question"
+        (rows,) = splits.values()
+        held_out = _where(rows, lambda question: _place(question) < test_share)
     tested = {_question(prompt) for prompt in held_out["prompt"]}
     learnt = _where(_split(splits, "train", name), lambda question: question not in tested)
     said = f"{name}: {len(learnt)} rows to learn from, {len(held_out)} held out{how}"
-    if not len(learnt) or not len(held_out):
+    if not len(held_out):
         raise ValueError(f"{said}: give more rows, another test_share, or other test rows.")
     _print_once(f"{said}.")
     return Task(name, learnt, held_out)
 
 
-def read_rows(
-    data: str | os.PathLike, test: str | os.PathLike | None = None, test_share: float = 0.2,
-    system: str | None = None,
-) -> Dataset:  # fmt: skip
-    """The test rows alone, those that `read_task` holds out; prints and raises as it does."""
-    name = Path(data).name
-    rows, how = _held_out(_splits(data, system), name, test, test_share, system)
-    _print_once(f"{name}: {len(rows)} test rows{how}.")
-    return rows
-
-
 _print_once = cache(print)  # however often a process reads it
-
-
-def _held_out(
-    splits: dict[str, Dataset], name: str, test: str | os.PathLike | None, test_share: float,
-    system: str | None,
-) -> tuple[Dataset, str]:  # fmt: skip
-    """The test rows, and how they were chosen where that was by a share."""
-    if test is not None:
-        return _split(_splits(test, system), "test", Path(test).name), ""
-    if "test" in splits or len(splits) > 1:
-        return _split(splits, "test", name), ""
-    chosen = _where(_split(splits, "train", name), lambda question: _place(question) < test_share)
-    return chosen, " by a hash of the question"
 
 
 def _split(splits: dict[str, Dataset], wanted: str, name: str) -> Dataset:

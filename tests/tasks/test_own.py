@@ -13,7 +13,7 @@ from grpo_kit import training, trl_bridge
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward
 from grpo_kit.tasks import Task, own
-from grpo_kit.tasks.own import read_rows, read_task
+from grpo_kit.tasks.own import read_task
 from grpo_kit.tasks.published import gsm8k
 
 ROWS = [{"question": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(40)]
@@ -83,7 +83,6 @@ def test_every_kind_of_source_gives_the_same_split(name, tmp_path):
     rows = [*task.train, *task.test]
     assert [(row["question"], row["answer"]) for row in rows] == [(*row.values(),) for row in order]
     assert task.name == name and task.test[0]["prompt"][0]["role"] == "user"
-    assert questions(read_rows(tmp_path / name)) == questions(task.test), "as training left out"
 
 
 def test_a_row_that_is_added_moves_no_other_and_equal_questions_stay_together(tmp_path):
@@ -104,7 +103,6 @@ def test_a_folder_with_both_splits_and_a_file_for_the_test(tmp_path, gsm8k_folde
     assert own.train["question"] == shipped.train["question"]
     assert own.test["question"] == shipped.test["question"]
     assert [a.replace(",", "") for a in own.test["answer"]] == shipped.test["answer"]
-    assert len(read_rows(gsm8k_folder)) == 1319
     (tmp_path / "a.jsonl").write_text(lines(ROWS))
     (tmp_path / "b.jsonl").write_text(lines(ROWS[:3]))
     task = read_task(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
@@ -114,7 +112,7 @@ def test_a_folder_with_both_splits_and_a_file_for_the_test(tmp_path, gsm8k_folde
         train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS[:3])
     )
     both.save_to_disk(tmp_path / "both")
-    assert len(read_rows(tmp_path / "both")) == 3
+    assert len(read_task(tmp_path / "both").test) == 3
     (tmp_path / "loose").mkdir()
     (tmp_path / "loose" / "part-0.jsonl").write_text(lines(ROWS))
     loose = read_task(tmp_path / "loose")
@@ -129,7 +127,7 @@ def test_messages_numbers_and_other_columns(tmp_path):
         {"prompt": "5?", "answer": "first 1 then\n#### 5 "}, {"prompt": "6?", "answer": " "},
     ]  # fmt: skip
     (tmp_path / "a.jsonl").write_text(lines(rows))
-    read = read_rows(tmp_path / "a.jsonl", tmp_path / "a.jsonl", system="Be brief.")
+    read = read_task(tmp_path / "a.jsonl", tmp_path / "a.jsonl", system="Be brief.").test
     assert read["answer"] == ["4", "6.5", None, "5", None]
     assert read[0]["prompt"] == chat and read[1]["prompt"][0]["content"] == "Be brief."
     assert read["tests"][0] == ["a", "b"] and read["level"][2] == 1
@@ -141,7 +139,7 @@ def test_the_hub_is_asked_for_a_name_and_a_revision(monkeypatch):
     )
     load = Mock(side_effect=[rows, ConnectionError("unknown host\nlong")])
     monkeypatch.setattr(datasets, "load_dataset", load)
-    assert questions(read_rows("owner/MATH-500@abc")) == ["1/2?"]
+    assert questions(read_task("owner/MATH-500@abc").test) == ["1/2?"]
     load.assert_called_once_with("owner/MATH-500", revision="abc")
     with pytest.raises(ValueError, match="datasets says: unknown host.*Hub"):
         read_task("owner/none")
@@ -188,8 +186,7 @@ FILES = {
         (("answers.jsonl",), r"row 1 of answers.jsonl, .* has as `answer` \[1, 2\]: give text, a"),
         (("fake.parquet",), "fake.parquet cannot be read .*not a parquet file"),
         (("half.json",), "half.json cannot be read .*Unexpected character"),
-        (("one.jsonl", None, 0.99), "1 held out by a hash of the question: give more rows"),
-        (("good.jsonl", "good.jsonl"), "good.jsonl: 0 rows to learn from, 40 held out"),
+        (("one.jsonl", None, 0.1), "0 held out by a hash of the question: give more rows"),
         (("good.jsonl", "other.csv"), "other.csv.* has the columns frage, answer"),
         (("good.jsonl", None, 1e-9), "0 held out by a hash.*another test_share"),
         ((".",), "cannot be read .datasets says: .*give a file, a folder, or a name on the Hub"),
@@ -205,7 +202,7 @@ def test_what_cannot_be_used_ends_in_a_sentence(given, words, tmp_path, monkeypa
     assert "\n" not in str(raised.value)
 
 
-def test_a_profile_asks_own_rows_by_the_system_prompt_of_its_task(tmp_path):
+def test_a_profile_asks_own_rows_by_the_system_prompt_of_its_task(policy, tmp_path):
     (tmp_path / "a.jsonl").write_text(lines(ROWS))
     own = (
         PROFILES["smol"]
@@ -215,5 +212,5 @@ def test_a_profile_asks_own_rows_by_the_system_prompt_of_its_task(tmp_path):
     assert own.config.max_steps == 3 and 10 < len(own.load_task().test) < 30
     assert "<think>steps</think>" in own.load_task().train[0]["prompt"][0]["content"]
     words = PROFILES["tiny"].with_data(str(tmp_path / "a.jsonl"), str(tmp_path / "a.jsonl"))
-    with pytest.raises(ValueError, match="0 rows to learn from"):
-        words.load_task()
+    with pytest.raises(ValueError, match="the train rows of task 'a.jsonl' are empty"):
+        training.PromptBatches(policy, words.load_task(), [even_ids], configure(), seed=0)

@@ -17,7 +17,7 @@ from grpo_kit.rewards.scoring import INSTALLED, reward_name
 
 PLAIN = (str, int, float, bool, bytes, type(None))
 # What the kit's objects remember or count, as do attributes whose names begin with an underscore
-REMEMBERED = ("cache", "cache_dir", "totals")
+REMEMBERED = ("cache", "cache_dir")
 
 
 def identity_of(function: Callable) -> str:

@@ -39,8 +39,6 @@ class DiversityReward:
     __name__ = "diversity_reward"
 
     def __post_init__(self):
-        if not isinstance(self.num_generations, int) or self.num_generations < 2:
-            raise ValueError(f"num_generations={self.num_generations!r} must be 2 or more, an int")
         if not all(0 <= weight < math.inf for weight in (self.weight_start, self.weight_end)):
             raise ValueError("weight_start and weight_end must be 0 or more: less pays likeness")
         if isinstance(self.embedder, (str, Path)):

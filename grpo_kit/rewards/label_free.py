@@ -34,10 +34,6 @@ class MajorityReward:
 
     __name__ = "majority_reward"
 
-    def __post_init__(self):
-        if self.num_generations < 2:
-            raise ValueError(f"num_generations={self.num_generations}: a vote takes 2 or more.")
-
     def __call__(
         self, prompts: list, completions: list, completion_ids: list, **columns
     ) -> list[float]:

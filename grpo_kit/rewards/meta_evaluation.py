@@ -7,7 +7,6 @@ please its evaluator: show the evaluator the truth on a small share of the sampl
 from __future__ import annotations
 
 import json
-import logging
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -25,9 +24,6 @@ META_QUESTION = "Is the answer correct?"
 STEPS_QUESTION = "Are all steps right?"
 BREVITY_QUESTION = "Is the answer short?"
 LEAST_P = 1e-4  # log P is bounded, or one sure "No" would outweigh the rest of its group
-LEAST_MASS = 0.5  # of the next token on Yes and No together, below which a warning is due
-
-logger = logging.getLogger(__name__)
 
 
 def reference_question(answer: str, question: str = META_QUESTION) -> str:
@@ -106,7 +102,6 @@ class MetaEvaluationReward:
     _: KW_ONLY
     # P("Yes") from text and answer on these samples, where the evaluator cannot compare the two
     truth_reader: Callable[[str, str], float] | None = None
-    seed: int = 0  # with the texts, it decides which samples are shown the truth
 
     __name__ = "meta_evaluation_reward"
 
@@ -124,7 +119,6 @@ class MetaEvaluationReward:
         if self.transform not in ("log", "p") or not 0 <= self.truth_fraction <= 1:
             found = f"transform={self.transform!r}, truth_fraction={self.truth_fraction}"
             raise ValueError(f"{found}: choose 'log' or 'p', and a share from 0 to 1.")
-        self._warned = False
         answer = "<think>one and one</think><answer>two</answer>"  # templates may drop reasoning
         for evaluator in self.evaluators:
             yes_no_tokens(evaluator.tokenizer)
@@ -139,17 +133,12 @@ class MetaEvaluationReward:
         truths = [None] * len(texts)
         if self.truth_fraction:
             answers = column(columns, "answer", "truth_fraction")
-            rng = random.Random(json.dumps([self.seed, prompts, texts]))
+            rng = random.Random(json.dumps([0, prompts, texts]))  # a resumed run shows the same
             truths = [a if rng.random() < self.truth_fraction else None for a in answers]
         readings = self._read(prompts, texts, truths)
         value = math.log if self.transform == "log" else float
         probabilities = [fmean(p_yes) for p_yes, _ in readings if p_yes]
         masses = [mass for _, mass in readings if mass is not None]
-        if masses and fmean(masses) < LEAST_MASS and not self._warned:
-            self._warned = True
-            share = f"{100 * fmean(masses):.0f} % of its next token is Yes or No"
-            remedy = "word the question otherwise, or take another evaluator."
-            logger.warning("the evaluator does not answer the question: %s; %s", share, remedy)
         for name, values in (("meta/p_yes", probabilities), ("meta/mass", masses)):
             if values and log_metric is not None:
                 log_metric(name, fmean(values))

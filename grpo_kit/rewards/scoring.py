@@ -30,13 +30,9 @@ def reward_name(reward: Callable) -> str:
 
 def reward_names(rewards: Sequence[Callable]) -> list[str]:
     """Of the metrics `rewards/<name>/mean`: a second one called `brief` is `brief_2`."""
-    names: list[str] = []
-    for name in map(reward_name, rewards):
-        own, count = name, 1
-        while own in names:
-            own, count = f"{name}_{count + 1}", count + 1
-        names.append(own)
-    return names
+    names = list(map(reward_name, rewards))
+    earlier = (names[:i].count(name) for i, name in enumerate(names))
+    return [f"{name}_{n + 1}" if n else name for name, n in zip(names, earlier, strict=True)]
 
 
 def is_coroutine(reward: Callable) -> bool:

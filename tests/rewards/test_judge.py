@@ -226,7 +226,6 @@ def test_a_failed_judgement_is_none_and_counted_with_its_reason(caplog):
         got = rewards_of(reward, ["a", "b", "ccc", "ddd", "ddd"], log_metric=logged.__setitem__)
     assert got == [-0.5, None, None, 0.0, 0.0]
     wanted = {"calls": 4, "cached": 0, "failed": 2, "failed/timeout": 1, "failed/unreadable": 1}
-    assert reward.totals == wanted
     wanted["mean_score"] = 2.0
     assert logged == {f"judge/{name}": value for name, value in wanted.items()}
     assert "2 judgements failed (1 unreadable, 1 timeout)" in caplog.text
@@ -259,7 +258,6 @@ def test_a_judgement_is_paid_for_once_also_where_the_run_ends(tmp_path):
     reward = QualityJudgeReward(again, cache_dir=tmp_path)
     assert rewards_of(reward, ["bbb", "a", "ccccc"]) == [0.0, -0.5, 0.5]
     assert [response_in(message) for message in again.asked] == ["ccccc"]
-    assert reward.totals["cached"] == 2 and reward.totals["calls"] == 1
 
 
 def asked_anew(tmp_path, judge=None, question="How many?", response="a") -> bool:

@@ -156,7 +156,6 @@ def test_the_truth_is_shown_on_its_share_of_samples(policy, monkeypatch):
     assert 20 <= shown <= 62
     assert asked.count(META_QUESTION) == 400 - shown
     assert asked_by(truth_fraction=0.1) == asked, "a resumed run shows the same samples"
-    assert asked_by(truth_fraction=0.1, seed=1) != asked
 
 
 def test_a_rule_can_read_the_truth_where_the_evaluator_cannot(policy):
@@ -185,12 +184,10 @@ def test_a_template_that_hides_the_answer_is_refused(policy, monkeypatch):
         MetaEvaluationReward(policy)
 
 
-def test_an_evaluator_that_does_not_answer_is_reported_once(policy, caplog):
+def test_an_evaluator_that_does_not_answer_is_logged(policy):
     """An untrained model puts next to nothing on Yes and No."""
-    reward, logged = MetaEvaluationReward(policy), {}
-    for _ in range(2):
-        call(reward, log_metric=logged.__setitem__)
-    assert caplog.text.count("does not answer the question") == 1
+    logged = {}
+    call(MetaEvaluationReward(policy), log_metric=logged.__setitem__)
     assert logged["meta/mass"] < 0.5 and 0 < logged["meta/p_yes"] < 1
 
 

@@ -59,8 +59,8 @@ class QualityJudgeReward:
     """The quality of each completion as a judge sees it, in [-0.5, 0.5]; None if it was not judged.
 
     The judge sees the question (the last user message) and the response, equal ones once. TRL 1.16
-    counts a None as 0, the middle of this scale. `totals` counts calls, cached, failed and
-    `failed/<kind>`; `log_metric` gets those of each call as `judge/…`.
+    counts a None as 0, the middle of this scale. `log_metric` gets, as `judge/…`, the counts calls,
+    cached, failed and `failed/<kind>`, and the mean score.
     """
 
     judge: Any  # a `LocalJudge`, an `EndpointJudge`, or anything like them (see `judges`)
@@ -73,7 +73,6 @@ class QualityJudgeReward:
     def __post_init__(self):
         self._failed: deque[bool] = deque(maxlen=FAILURE_WINDOW)  # of the latest judgements
         self.cache = None if self.cache_dir is None else JudgementCache(self.cache_dir)
-        self.totals: Counter[str] = Counter()
 
     async def __call__(
         self, prompts: list, completions: list, completion_ids: list, *,
@@ -99,7 +98,6 @@ class QualityJudgeReward:
         stats = Counter(calls=len(missing), cached=len(judgements), failed=0)
         if missing:
             judgements |= await self._judge(missing, stats)
-        self.totals.update(stats)
         if judgements:
             stats["mean_score"] = fmean(judgement.mean for judgement in judgements.values())
         for name, value in stats.items() if log_metric else ():

@@ -228,7 +228,7 @@ def test_a_failed_judgement_is_none_and_counted_with_its_reason(caplog):
     wanted = {"calls": 4, "cached": 0, "failed": 2, "failed/timeout": 1, "failed/unreadable": 1}
     wanted["mean_score"] = 2.0
     assert logged == {f"judge/{name}": value for name, value in wanted.items()}
-    assert "2 judgements failed (1 unreadable, 1 timeout)" in caplog.text
+    assert "2 judgements failed: fake wrote: the reply begins with" in caplog.text
 
 
 @pytest.fixture(autouse=True)

@@ -130,11 +130,9 @@ class QualityJudgeReward:
 
     def _warn_or_end(self, failures: Sequence[Failure]) -> None:
         """Warn of a batch's failures; RuntimeError where most of the latest judgements failed."""
-        kinds = Counter(failure.kind for failure in failures).most_common()
-        counts = ", ".join(f"{count} {kind}" for kind, count in kinds)
-        problem = f"{len(failures)} judgements failed"
         ((reason, _),) = Counter(failure.reason for failure in failures).most_common(1)
-        logger.warning("%s (%s): %s", problem, counts, visible(reason, newline=" "))
+        problem = f"{len(failures)} judgements failed"
+        logger.warning("%s: %s", problem, visible(reason, newline=" "))
         failed = sum(self._failed)
         if 2 * failed > FAILURE_WINDOW:
             latest = len(self._failed)

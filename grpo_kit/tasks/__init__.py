@@ -37,8 +37,7 @@ class Task:
 
 def load(name: str) -> Task:
     """A task by name: word_problems, svamp or gsm8k. Raises ValueError for other names."""
-    from grpo_kit.tasks.published import gsm8k
-    from grpo_kit.tasks.svamp import svamp
+    from grpo_kit.tasks.published import gsm8k, svamp
     from grpo_kit.tasks.word_problems import word_problems
 
     tasks = {"word_problems": word_problems, "svamp": svamp, "gsm8k": gsm8k}
@@ -52,9 +51,9 @@ def system_prompt(name: str) -> str | None:
 
     That of GSM8K asks for "a single number": for others give rows whose prompts are messages.
     """
-    from grpo_kit.tasks import published, svamp
+    from grpo_kit.tasks.published import SVAMP_PROMPT, SYSTEM_PROMPT
 
-    return {"gsm8k": published.SYSTEM_PROMPT, "svamp": svamp.SYSTEM_PROMPT}.get(name)
+    return {"gsm8k": SYSTEM_PROMPT, "svamp": SVAMP_PROMPT}.get(name)
 
 
 def split_of(key: str) -> str:

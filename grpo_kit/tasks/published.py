@@ -26,7 +26,7 @@ SVAMP_PROMPT = (
 
 def gsm8k() -> Task:
     """Columns: `prompt`, `answer` (the gold number), `question`, `solution` (up to `####`)."""
-    return _task("gsm8k", _gsm8k_row)
+    return _task("gsm8k", "gsm8k", _gsm8k_row)
 
 
 def svamp() -> Task:
@@ -35,16 +35,17 @@ def svamp() -> Task:
     Columns: `prompt`, `answer` (the number as published, which is wrong for `chal-680`),
     `question`, `solution` (the equation worked out, `3 + 4 = 7, 7 * 2 = 14`), `id` and `kind`.
     """
-    return _task("svamp", _svamp_row)
+    # the rows lie a folder deeper: stored runs are known by the published file alone
+    return _task("svamp", "svamp/rows", _svamp_row)
 
 
-def _task(name: str, row_of: Callable[..., dict]) -> Task:
-    """The rows of `data/<name>`, made of the lines of a file for each split."""
+def _task(name: str, folder: str, row_of: Callable[..., dict]) -> Task:
+    """The rows of `folder` in the data, made of the lines of a file for each split."""
     from datasets import Dataset
 
     splits = {}
     for split in ("train", "test"):
-        packed = (data_dir() / name / f"{split}.jsonl.gz").read_bytes()
+        packed = (data_dir() / folder / f"{split}.jsonl.gz").read_bytes()
         lines = gzip.decompress(packed).decode().strip().split("\n")
         splits[split] = Dataset.from_list([row_of(**json.loads(line)) for line in lines])
     return Task(name, **splits)

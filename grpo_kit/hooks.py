@@ -63,10 +63,10 @@ def _result(
     return value
 
 
-def _check_finite(kind: str, hook: Callable, values: Tensor) -> None:
+def _check_finite(kind: str, hook: Callable, values: Tensor, hint: str = "") -> None:
     if not values.isfinite().all():
         value = values[~values.isfinite()].flatten()[0]
-        raise FloatingPointError(f"the {kind} hook {hook_name(hook)} returned {value:g}")
+        raise FloatingPointError(f"the {kind} hook {hook_name(hook)} returned {value:g}{hint}")
 
 
 def advantages_by(hook: Callable | None, config: GRPOConfig) -> Callable:
@@ -87,7 +87,8 @@ def advantages_by(hook: Callable | None, config: GRPOConfig) -> Callable:
         given, shape = (rewards.clone(), num_generations), tuple(rewards.shape)
         values = _result("advantages", hook, given, shape, "one value a completion")
         values = torch.where(rewards.isnan(), 0.0, values.detach().float())
-        _check_finite("advantages", hook, values)
+        hint = " (a NaN reward means 'not scored', and a group's std may be 0)"
+        _check_finite("advantages", hook, values, hint)
         return values
 
     return checked

@@ -244,11 +244,13 @@ class Batch:
 
     @staticmethod
     def concatenate(parts: Sequence[Batch]) -> Batch:
-        """Several batches, of one group size, as one to update on; give that its `token_weights`.
+        """Several batches, of one group size, as one to update on.
 
         Their groups are interleaved, so that each optimiser step has something of all. A reward
-        that a batch lacks is NaN in `rewards_per_func`.
+        that a batch lacks is NaN in `rewards_per_func`. ValueError for batches of weighted tokens.
         """
+        if any(part.token_weights is not None for part in parts):
+            raise ValueError("weighted batches are not joined: give the joined one token_weights.")
         size = parts[0].num_generations
         names = list(dict.fromkeys(name for part in parts for name in part.names))
         scored = []

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from grpo_kit.cli import app
 from grpo_kit.course import doctor
-from grpo_kit.course.viewer import episodes_html, group_html
+from grpo_kit.course.viewer import group_html
 from grpo_kit.lab.claims import load_claims
 from grpo_kit.lab.experiments import EXPERIMENTS
 from grpo_kit.lab.records import Record
@@ -124,10 +124,8 @@ def hostile_pages(tmp_path, answer: str = HOSTILE) -> dict[str, str]:
     (tmp_path / "claims.yaml").write_text(yaml.safe_dump(claims))
     report = write_report(tmp_path / "report", tmp_path / "results", tmp_path / "claims.yaml")
     as_html = MarkdownIt("commonmark").enable("table").render(report.read_text())  # as GitHub does
-    turns = [[{HOSTILE: answer}], [{HOSTILE: answer}]]
     return {
         "group": group_html(answer, [[answer], ["b"]], [1.0, 0.0], [1.0, -1.0]),
-        "episodes": episodes_html(answer, turns, [answer] * 2, [1.0, 0.0], [1.0, -1.0]),
         "report": as_html,
     }
 

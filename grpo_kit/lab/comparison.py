@@ -16,7 +16,7 @@ from grpo_kit.lab import grid
 from grpo_kit.lab.grid import Arm, Experiment
 from grpo_kit.lab.identity import identity_of
 from grpo_kit.lab.records import Record
-from grpo_kit.lab.statistics import DELTA, MIN_SEEDS, Judgement, judge
+from grpo_kit.lab.statistics import DELTA, MIN_SEEDS, Judgement, half_width, judge
 from grpo_kit.lab.summary import cell, markdown_table, number, summarise
 from grpo_kit.paths import writing
 from grpo_kit.profiles import PROFILES, Profile
@@ -32,6 +32,13 @@ RULE = (
     f"{MIN_SEEDS} seeds. Together, all intervals hold with a chance of 95 %."
 )
 LENIENT = "eval/lenient/pass@1"  # the last number counts, tagged or not
+EVALUATED = (
+    "pass@",
+    "greedy",
+    "lenient/",
+    "mean_length",
+)  # as tables show them
+MOST_SEEDS = 200  # that are worth naming
 UNEVEN = {"tokens": 1.1, "seconds": 1.25}  # ratios of costs from which a comparison is unfair
 
 
@@ -60,13 +67,21 @@ class Comparison:
             difference = cell(vars(judged), "+") if judged else "–"
             costs = [number(ends[cost]["mean"]) if cost in ends else "–" for cost in UNEVEN]
             values = [cell(ends[name]) for name in (self.metric, lenient) if name in ends]
-            verdict = f"**{self.verdict[arm]}**" if judged else "the baseline"
-            rows.append([arm, *values, difference, verdict, *costs])
+            rows.append([arm, *values, difference, self._words(arm), *costs])
         seeds = ", ".join(map(str, next(iter(self.summary["seeds"].values()))))
         lines = [f"Seeds {seeds}. {RULE.format(delta=self.delta)}", *self.warnings()]
         if any(" used " in line for line in lines[1:]):
             lines.append("With `max_generated_tokens` in the config all arms end at equal tokens.")
         return markdown_table(head, *rows) + "".join(f"\n{line}\n" for line in lines)
+
+    def _words(self, arm: str) -> str:
+        if arm not in self.judged:
+            return "the baseline"
+        verdict = self.verdict[arm]
+        if verdict != "inconclusive":
+            return f"**{verdict}**"
+        wanted = seeds_to_decide(self.judged[arm], self.delta)
+        return f"**{verdict}**, {wanted} fresh seeds of this spread would decide"
 
     def warnings(self) -> list[str]:
         """Sentences: no arm has learnt; an arm changed nothing; an arm cost much more."""
@@ -100,6 +115,17 @@ class Comparison:
         return arm_bands(self.summary["curves"], self.summary["x"])
 
 
+def seeds_to_decide(judged: Judgement, delta: float) -> str:
+    """How many seeds would give a verdict if mean and spread stayed as they are."""
+    if judged.n < 2:
+        return f"at least {MIN_SEEDS}"
+    reach = max(abs(judged.mean), delta - abs(judged.mean))
+    for n in range(MIN_SEEDS, MOST_SEEDS + 1):
+        if half_width(judged.sd, n, judged.claims) < reach:
+            return f"about {n}"
+    return f"more than {MOST_SEEDS}"
+
+
 def compare(
     arms: Mapping[str, Mapping[str, Any]], *, profile: str | Profile = "tiny",
     seeds: Iterable[int] = range(5), metric: str = "eval/pass@1", delta: float = DELTA,
@@ -126,6 +152,7 @@ def compare(
     where runs failed.
     """
     chosen = profile if isinstance(profile, Profile) else _known(profile)
+    metric = f"eval/{metric}" if metric.startswith(EVALUATED) else metric
     experiment = _experiment(arms, chosen, metric, correct)
     folders = {name: Path(output_dir).resolve() / name for name in ("results", "work")}
     try:

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from toy import Letters, even_ids
 
-from grpo_kit.lab import grid
-from grpo_kit.lab.comparison import Comparison, compare
+from grpo_kit.lab import comparison, grid
+from grpo_kit.lab.comparison import Comparison, compare, seeds_to_decide
 from grpo_kit.lab.ideas import load_arms
 from grpo_kit.lab.identity import identity_of
 from grpo_kit.lab.records import load
@@ -53,7 +53,7 @@ def test_arms_start_alike_and_are_judged_beside_the_first(compared, capsys):
     assert [values[0] for values in start[0]] == [values[0] for values in start[1]], "one start"
     text = found.table()
     assert "| arm | reward | minus the first | verdict | tokens | seconds |" in text
-    assert "| **inconclusive** |" in text and "fewer than 5 seeds" in text
+    assert "fresh seeds of this spread would decide" in text and "fewer than 5 seeds" in text
     assert found.plot().axes
     assert "2 seeds give no verdict, 5 are needed." in (said := capsys.readouterr().out)
     assert said.count("/4] ") == 4, "a line for each run"
@@ -100,6 +100,17 @@ def test_a_verdict_says_better_worse_or_no_difference():
     assert found.verdict == {name: name for name in table}
 
 
+def test_the_seeds_that_would_decide_are_those_whose_interval_is_narrow_enough():
+    (judged,) = judge([([0.05, -0.01, 0.04, 0.0, 0.02], "rises", 0.03)])
+    assert judged.verdict == "inconclusive"
+    wanted = int(seeds_to_decide(judged, 0.03).removeprefix("about "))
+    needed = max(judged.mean, 0.03 - judged.mean)
+    assert comparison.half_width(judged.sd, wanted, 1) < needed
+    assert comparison.half_width(judged.sd, wanted - 1, 1) >= needed
+    (wide,) = judge([([1.0, -1.0, 0.9, -0.9, 0.0], "rises", 0.03)])
+    assert seeds_to_decide(wide, 0.03) == "more than 200"
+
+
 def test_an_arm_that_uses_more_is_named():
     ends = {"tokens": {"mean": 1000.0}, "seconds": {"mean": 10.0}, "eval/pass@1": {"mean": 0.5}}
     more = ends | {"tokens": {"mean": 1300.0}, "seconds": {"mean": 10.5}}
@@ -136,7 +147,7 @@ def test_an_arm_that_uses_more_is_named():
         ({"a": {}, "b": {"batch_source": 5}}, {}, "batch_source is 5; give a function"),
         (
             {"a": {}, "b": {"config": {"eval_prompts": 0}}},
-            {"metric": "eval/pass@1"},
+            {"metric": "pass@1"},
             "arm 'b': eval/pass@1 is never measured: give test rows",
         ),
         (ARMS, {"seeds": "0-4"}, "seeds are '0-4': give whole numbers"),

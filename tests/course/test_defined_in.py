@@ -16,6 +16,8 @@ from toy import items_of
 from grpo_kit import flow, hooks, objective
 from grpo_kit import self_verification as sv
 from grpo_kit.lab import planner, surrogates
+from grpo_kit.lab.ideas import load_file
+from grpo_kit.lab.records import CHECKOUT
 from grpo_kit.models import frozen_copy
 from grpo_kit.profiles import PROFILES
 from grpo_kit.rewards import accuracy_reward, format_reward
@@ -231,6 +233,23 @@ def test_the_bytes_of_08_are_those_that_the_planner_counts():
     assert defined_in("08").training_bytes(model.num_parameters()) / planner.GIB == pytest.approx(
         counted
     )
+
+
+def test_the_stale_sampler_of_08_is_the_one_of_the_stored_runs(tmp_path, monkeypatch):
+    own, profile = defined_in("08"), PROFILES["tiny"]
+    small = {"max_steps": 3, "generation_batch_size": 32, "eval_prompts": 0, "learning_rate": 1e-3}
+    config, task = profile.with_config(**small).config, profile.load_task()
+    variables = own.StaleSampler.__call__.__globals__
+    monkeypatch.setitem(variables, "config", config)
+    stored = load_file(str(CHECKOUT / "data/results/stale/stale.py"))["StaleSampler"]
+    histories = []
+    for where, sampler in (("own", own.StaleSampler), ("stored", stored)):
+        source = partial(sampler, every=2, cap=2.0)
+        options = {"output_dir": tmp_path / where, "seed": 0, "batch_source": source}
+        run = train(profile.load_policy(), task, [accuracy_reward], config, **options)
+        assert run.series("off")[1][-1] > 0, "the sampler lags behind"
+        histories.append([row | {"step_time": 0} for row in run.history])
+    assert histories[0] == histories[1]
 
 
 shown = st.lists(

@@ -26,6 +26,7 @@ from grpo_kit.lab.claims import reported_claims
 from grpo_kit.lab.dials import reported_dials
 from grpo_kit.lab.experiments import load_current
 from grpo_kit.lab.records import by_arm, load
+from grpo_kit.lab.statistics import interval
 from grpo_kit.lab.summary import reported
 
 CHECKOUT = Path(__file__).parents[2]
@@ -340,13 +341,22 @@ def test_numbers_of_stored_runs_in_the_prose_are_those_of_today():
     }  # fmt: skip
     easy, hard = defined_in("08").dealt(torch.tensor([1.0] * 9 + [0.0] * 7), 8).abs().view(2, 8)
     runs = [r for r in load(CHECKOUT / "data/results/stale/results")[0] if r.seed > 104]
-    stale = {a: np.mean([r.end("eval/pass@1") for r in runs if r.arm == a]) for a in by_arm(runs)}
-    eight, never = stale["every 8 steps"], stale["never renewed"]
+    pass_1 = {
+        arm: np.array([run.end("eval/pass@1") for run in of.values()])
+        for arm, of in by_arm(runs).items()
+    }
+    stale = {arm: of.mean() for arm, of in pass_1.items()}
+    weight = {
+        name: interval(pass_1[f"{name}, weight up to 2"] - pass_1[base])
+        for name, base in (("never", "never renewed"), ("every 8", "every 8 steps"))
+    }
     said["08"] = [f"{easy.sum() / (easy.sum() + hard.sum()):.0%} of it now".replace("%", " %"),
-                  f"four steps at {stale['every 4 steps']:.2f}, every eight at {eight:.2f}, never "
-                  f"at {never:.2f}.", f"end at {stale['each step']:.2f},",
-                  f"adds {stale['never, weight up to 2'] - never:.2f} [0.08,",
-                  f"steps {stale['every 8, weight up to 2'] - eight:.2f} [−0.11,"]  # fmt: skip
+                  f"four steps at {stale['every 4 steps']:.2f}, every eight at "
+                  f"{stale['every 8 steps']:.2f}, never at {stale['never renewed']:.2f}.",
+                  f"end at {stale['each step']:.2f},",
+                  "adds {mean:.2f} [{low:.2f}, {high:.2f}] wh".format(**weight["never"]),
+                  "steps {mean:.2f} [{low:.2f}, {high:.2f}].".format(**weight["every 8"])
+                  .replace("-", "−")]  # fmt: skip
     for number, phrases in said.items():
         (text,) = (markdown(name) for name in NOTEBOOKS if name.startswith(f"{number}_"))
         for phrase in phrases:

@@ -21,8 +21,7 @@ from grpo_kit.tasks import Task, chat
 if TYPE_CHECKING:
     from datasets import Dataset
 
-READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-CSV_OPTIONS = {"keep_default_na": False, "skipinitialspace": True}  # NA is text
+KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 QUESTIONS = ("prompt", "question", "problem")
 
 
@@ -30,7 +29,7 @@ def read_task(
     data: str | os.PathLike, test: str | os.PathLike | None = None, test_share: float = 0.2,
     system: str | None = None,
 ) -> Task:  # fmt: skip
-    """The task of a file of `READERS`, or of a folder or a Hub name that `datasets` reads.
+    """The task of a file of `KINDS`, or of a folder or a Hub name that `datasets` reads.
 
     A Hub name may end in @REVISION. The test rows are those of `test`, else the test split of
     `data`, else about `test_share` of its rows, by a hash of the question. A tested question is not
@@ -88,15 +87,14 @@ def _splits(data: str | os.PathLike, system: str | None) -> dict[str, Dataset]:
     import datasets
 
     path = Path(data).expanduser()
-    reader = READERS.get(path.suffix.lower())
-    if path.is_file() and reader is None:
-        raise ValueError(f"{path.name} is of an unknown kind: give {', '.join(READERS)}.")
+    kind = KINDS.get(path.suffix.lower())
+    if path.is_file() and kind is None:
+        raise ValueError(f"{path.name} is of an unknown kind: give {', '.join(KINDS)}.")
     try:
-        if reader is not None and not path.is_dir():
-            options = CSV_OPTIONS if reader == "csv" else {}
-            found = datasets.load_dataset(reader, data_files=str(path), **options)
-            if reader == "csv" and "__index_level_0__" in found["train"].column_names:
-                raise ValueError("rows have more cells than the header")
+        if kind == "csv" and not path.is_dir():
+            found = _table(path)
+        elif kind and not path.is_dir():
+            found = datasets.load_dataset(kind, data_files=str(path))
         elif any((path / file).is_file() for file in ("state.json", "dataset_dict.json")):
             found = datasets.load_from_disk(str(path))
         else:
@@ -104,10 +102,22 @@ def _splits(data: str | os.PathLike, system: str | None) -> dict[str, Dataset]:
             found = datasets.load_dataset(str(source), revision=revision or None)
     except Exception as error:  # whatever the network, the Hub, the cache or a reader raises
         reason = str(error.__cause__ or error).partition("\n")[0].rstrip(".") or "it has no rows"
-        problem = f"{data} cannot be read (datasets says: {reason})"
-        raise ValueError(f"{problem}: give a file, a folder, or a name on the Hub.") from error
+        remedy = "give a file in UTF-8, a folder, or a name on the Hub."
+        raise ValueError(f"{data} cannot be read ({reason}): {remedy}") from error
     found = found if isinstance(found, dict) else {"train": found}
     return {split: _prepared(rows, f"{data}, {split}", system) for split, rows in found.items()}
+
+
+def _table(file: Path) -> Dataset:
+    """The rows of a CSV file, each cell as text: 007 and NA stay what they are."""
+    import pandas as pd
+    from datasets import Dataset
+
+    options = {"dtype": str, "keep_default_na": False, "skipinitialspace": True}
+    table = pd.read_csv(file, encoding="utf-8-sig", **options)
+    if not isinstance(table.index, pd.RangeIndex):
+        raise ValueError("rows have more cells than the header")
+    return Dataset.from_pandas(table)
 
 
 def _prepared(rows: Dataset, source: str, system: str | None) -> Dataset:

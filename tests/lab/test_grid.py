@@ -205,7 +205,7 @@ def test_what_ends_the_grid_ends_its_processes_and_the_same_command_goes_on(tmp_
             pass
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 seeds, 3 steps of 16 answers, profile smoke" in done.stdout
+    assert "3 steps of 16 answers, profile smoke" in done.stdout
     records = [read(path) for path in sorted((tmp_path / "results").rglob("seed-*.json"))]
     assert [record.seed for record in records] == [0, 1]
     assert all(record.history[-1]["step"] == 3 and len(record.samples) == 3 for record in records)

@@ -19,7 +19,7 @@ COLLAPSE = {  # arms whose reward rose as held-out accuracy fell: notebooks 03, 
     "judge only", "judge x 8", "two judges", "our defaults", "paper", "P(Yes) and format",
     "P(Yes) alone", "ensemble", "live evaluator", "random", "random and format",
     "random, our defaults", "random and format, our defaults", "format alone", "truth 1 %",
-    "truth 10 %", "P(Yes), no labels", "P(Yes)", "majority", "self-certainty",
+    "truth 10 %", "truth 10 %, without the std", "P(Yes), no labels", "P(Yes)", "majority", "self-certainty",
     "likelihood", "judged outcome", "correct alone",
     "short x 0.5", "short x 1", "short x 1.5", "short x 2", "neighbour and format",
     "plain, 0.2", "plain, 0.35", "plain, 0.5", "plain, 0.7", "neighbour, 0.5",  # of the dials

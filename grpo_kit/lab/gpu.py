@@ -22,7 +22,7 @@ import torch
 from grpo_kit.lab import bench
 from grpo_kit.lab.records import CHECKOUT, load, slug, where_it_ran
 from grpo_kit.lab.report import arms_of
-from grpo_kit.lab.summary import markdown_table, with_parts
+from grpo_kit.lab.summary import markdown_table
 from grpo_kit.paths import data_dir, make_output_dir, results_dir, write_atomic
 
 ON_GPU = bench.DEVICE == "cuda"
@@ -141,7 +141,11 @@ def write_page(output: Path) -> Path:
             parts.append(own.replace("](figures", f"]({folder.name}/figures"))
     text = (results_dir() / "gpu" / "README.md").read_text(encoding="utf-8")
     tables = {"jobs": markdown_table(*rows), "runs": "\n".join(parts).strip() or "Not run."}
-    write_atomic(output / "README.md", with_parts(text, tables))
+    for name, part in tables.items():
+        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        before, after = text.split(begin)[0], text.split(end)[1]
+        text = f"{before}{begin}\n\n{part}\n{end}{after}"
+    write_atomic(output / "README.md", text)
     return output / "README.md"
 
 

@@ -144,15 +144,6 @@ def markdown_table(*rows: Iterable[object]) -> str:
     return "\n".join([head, "|" + "---|" * len(list(rows[0])), *lines]) + "\n"
 
 
-def with_parts(text: str, parts: Mapping[str, str]) -> str:
-    """`text` with each part between its marks, `<!-- name -->` and `<!-- /name -->`."""
-    for name, part in parts.items():
-        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-        before, after = text.split(begin)[0], text.split(end)[1]
-        text = f"{before}{begin}\n\n{part}\n{end}{after}"
-    return text
-
-
 def plain(text: object) -> str:
     """Text that neither ends a cell of a Markdown table nor is markup."""
     return " ".join(escape(str(text), quote=False).replace("|", "\\|").split())
